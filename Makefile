@@ -1,0 +1,46 @@
+# Everything from a fresh clone: `make serve` serves the demo model, `make test` runs the tests.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+MODEL ?= demo
+
+.PHONY: setup serve chat test test-full lint format bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tandem needs Python 3.11 or newer; say PYTHON=... ")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.setup-*
+	@touch $@
+
+serve: setup
+	$(BIN)/tandem serve $(MODEL)
+
+chat: setup
+	$(BIN)/tandem chat
+
+test: setup
+	$(BIN)/python -m pytest -m "not full and not gpu"
+
+test-full: setup
+	TANDEM_TEST_FULL=1 $(BIN)/python -m pytest -m "not gpu"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python benchmarks/peers.py
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,176 @@
+"""Configuration: frozen, resolved once, handed out in pieces.
+
+Sources in rising precedence: defaults, a TOML file, environment variables, command-line flags.
+Every setting is a field below; `docs/settings.md` lists them and a test compares the two. A part
+of the system receives its own section, never the whole.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tandem.core.errors import InvalidRequest
+
+ENV_PREFIX = "TANDEM_"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model is served and how it is computed.
+
+    `device` is auto, cpu or cuda; `dtype` auto (the checkpoint's), float32, bfloat16 or float16.
+    `served_name` is the id clients use (default: the last part of the path). `max_model_len` in
+    tokens, 0 for the model's own. `threads` for CPU compute, 0 for all cores.
+    """
+
+    model: str = "demo"
+    served_name: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int = 0
+    threads: int = 0
+    kernels: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """KV cache: tokens a block and memory in bytes (0: a share of what is free)."""
+
+    block_size: int = 16
+    memory_bytes: int = 0
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingConfig:
+    """Budgets of an iteration and the policy that fills it."""
+
+    policy: str = "fcfs"
+    max_sequences: int = 128
+    max_batch_tokens: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Adapters loaded at start (name -> PEFT directory) and where others may be loaded from.
+
+    `roots` is the whitelist of directories for loads over HTTP; empty forbids them.
+    """
+
+    preload: dict[str, str] = field(default_factory=dict)
+    roots: tuple[str, ...] = ()
+    max_loaded: int = 32
+    max_rank: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP server: address, keys, and when it sheds load.
+
+    `max_waiting_requests` and `max_waiting_tokens` bound the queue before 429 is answered;
+    `drain_s` is how long SIGTERM waits for running requests.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    api_key_file: str = ""
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 1_000_000
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_n: int = 64
+    drain_s: float = 30.0
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All sections. Only `build.py` and the CLI see this object."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+Sections = dict[str, dict[str, Any]]
+
+
+def resolve(
+    flags: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    toml_path: Path | None = None,
+) -> Settings:
+    """Merge the sources into one `Settings`.
+
+    `flags` maps section -> field -> value; a value of None means "not given". Environment
+    variables are `TANDEM_<SECTION>_<FIELD>`, e.g. `TANDEM_CACHE_BLOCK_SIZE=32`; tuples are
+    comma-separated. Raises `InvalidRequest` that names the setting.
+    """
+    merged: Sections = {section.name: {} for section in fields(Settings)}
+    if toml_path is not None:
+        _merge(merged, _read_toml(toml_path), str(toml_path))
+    _merge(merged, _from_environment(environ or {}), "environment")
+    for section, values in (flags or {}).items():
+        given = {name: value for name, value in values.items() if value is not None}
+        _merge(merged, {section: given}, "flags")
+    try:
+        return msgspec.convert(merged, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"configuration: {error}") from error
+
+
+def _read_toml(path: Path) -> Sections:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InvalidRequest(f"cannot read the configuration file {path}: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> Sections:
+    found: Sections = {}
+    for section in fields(Settings):
+        for name, default in _field_defaults(section.name).items():
+            text = environ.get(f"{ENV_PREFIX}{section.name}_{name}".upper())
+            if text is None:
+                continue
+            value: Any = text
+            if isinstance(default, tuple):
+                value = [part.strip() for part in text.split(",") if part.strip()]
+            elif isinstance(default, dict):
+                value = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+            elif isinstance(default, bool):
+                value = text.strip().lower() in ("1", "true", "yes", "on")
+            found.setdefault(section.name, {})[name] = value
+    return found
+
+
+def _field_defaults(section: str) -> dict[str, Any]:
+    instance = getattr(Settings(), section)
+    return {item.name: getattr(instance, item.name) for item in fields(instance)}
+
+
+def _merge(into: Sections, new: Mapping[str, Mapping[str, Any]], source: str) -> None:
+    for section, values in new.items():
+        if section not in into:
+            raise InvalidRequest(
+                f"{source}: unknown section [{section}]; known: {', '.join(sorted(into))}"
+            )
+        if not isinstance(values, Mapping):
+            raise InvalidRequest(f"{source}: [{section}] must be a table of settings")
+        known = _field_defaults(section)
+        for name, value in values.items():
+            if name not in known:
+                raise InvalidRequest(
+                    f"{source}: unknown setting {section}.{name}; known: {', '.join(known)}"
+                )
+            into[section][name] = value

@@ -1,0 +1,38 @@
+"""Time is passed in, never looked up, so that the simulator can replace it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A monotonic clock."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary, fixed origin; never decreases."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's monotonic clock; comparable between processes of one machine."""
+
+    def now(self) -> float:
+        """Seconds since boot."""
+        return time.monotonic()
+
+
+class VirtualClock:
+    """A clock that stands still until it is told to move; for tests and the simulator."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        """The time that was set last."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move forward by `seconds` (never backward)."""
+        assert seconds >= 0.0
+        self._now_s += seconds

@@ -1,0 +1,60 @@
+"""What a policy decides for one iteration.
+
+A decision is a wish list in order; `scheduling/admission` grants it as far as tokens, blocks and
+sequence slots go, so no policy can break a budget (DESIGN section 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.core.plan import DEVICE_LANE
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Run up to `max_tokens` tokens of one sequence (`None`: as many as fit).
+
+    `may_preempt` lets this candidate take blocks or a sequence slot from the decision's victims.
+    """
+
+    seq_id: int
+    max_tokens: int | None = None
+    may_preempt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDecision:
+    """Candidates of one lane in the order in which they get resources; `share` of its device."""
+
+    candidates: tuple[Candidate, ...]
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A policy's answer to one view.
+
+    `preempt` is done in any case, before anything is admitted. `victims` lists running sequences
+    in the order in which they may be preempted when a candidate needs their resources; a
+    candidate never preempts one that was granted before it. `evict` orders cached blocks that go
+    first when blocks are needed (before the cache's own order). `wake_at` asks for a new decision
+    at that time even if nothing arrives.
+    """
+
+    lanes: dict[str, LaneDecision] = field(default_factory=dict)
+    preempt: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    evict: tuple[int, ...] = ()
+    wake_at: float | None = None
+
+    @staticmethod
+    def on_device(
+        candidates: tuple[Candidate, ...],
+        *,
+        victims: tuple[int, ...] = (),
+        preempt: tuple[int, ...] = (),
+    ) -> Decision:
+        """The common case: everything on the one device lane."""
+        lanes = {DEVICE_LANE: LaneDecision(candidates)}
+        return Decision(lanes=lanes, preempt=preempt, victims=victims)

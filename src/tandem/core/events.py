@@ -1,0 +1,86 @@
+"""What the engine tells its clients about requests, adapters and itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.core.plan import TokenLogprob
+from tandem.core.sequence import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds on the engine's clock, known when a choice ends (metrics are made from them)."""
+
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New tokens of one choice; the last event of a choice has a `finish_reason`.
+
+    `prompt_logprobs` comes once, with the first event of choice 0, when it was asked for.
+    `cached_tokens` counts prompt tokens whose KV was found in the cache. `stop_token` is the id
+    that ended the choice when `finish_reason` is `stop` (it is also the last of `tokens`).
+    `error` explains `FinishReason.ERROR`.
+    """
+
+    request_id: str
+    index: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    adapter: str | None = None
+    cached_tokens: int = 0
+    times: RequestTimes | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine serves; constant during one incarnation.
+
+    `eos_token_ids` end a choice unless `ignore_eos`. `num_blocks` of `block_size` tokens each
+    bound the KV cache; `max_model_len` bounds prompt + output of one choice, in tokens.
+    """
+
+    model: str
+    architecture: str
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    num_parameters: int
+    weight_bytes: int
+    kernels: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine started and gauges of now (names follow vLLM's meanings)."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
+    kv_blocks_total: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    iterations: int = 0
+    iteration_tokens_hist: dict[int, int] = field(default_factory=dict)
+    iteration_tokens_sum: int = 0
+    schedule_s: float = 0.0
+    execute_s: float = 0.0
+    check_failures: int = 0

@@ -1,0 +1,143 @@
+"""Plans go down to compute, results come back; both are plain, serialisable data.
+
+A plan is complete: replaying the same plans on the same weights gives the same KV and tokens.
+No phases: a span is a range of tokens of one sequence, whether prompt, decode or score
+(DESIGN section 2). Positions and block numbers are absolute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.sampling import SamplingParams
+
+DEVICE_LANE = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to sample from the last row of a span, for sequence `seq_id`.
+
+    `position` counts the output tokens before it (0 for the first); with `seed` it fixes the
+    random number. `history` is the sequence's tokens so far, needed only with penalties.
+    """
+
+    seq_id: int
+    index: int
+    position: int
+    sampling: SamplingParams
+    prompt_tokens: int = 0
+    history: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `[start, start + len(tokens))` of one sequence, forwarded in this iteration.
+
+    `block_tables[g]` lists the blocks of KV group `g` that cover positions `0 .. start+n-1`.
+    `adapter` is the content hash of the LoRA weights to apply (`None`: base). `draws` are sampled
+    from the last row; more than one when `n > 1` choices start from one prompt. `score_targets`,
+    when not empty, has one entry a row, except that the last row of the last chunk may lack it:
+    the log-probability of `score_targets[i]` under row `i` is returned, with `score_top`
+    alternatives.
+    """
+
+    seq_id: int
+    start: int
+    tokens: tuple[int, ...]
+    block_tables: tuple[tuple[int, ...], ...]
+    adapter: str | None = None
+    draws: tuple[Draw, ...] = ()
+    score_targets: tuple[int, ...] = ()
+    score_top: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position after the last token: the context length its last row attends over."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy-on-write: before the forward, block `source` of `group` is copied to `target`."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """Work of one lane (a place where work runs) in one iteration."""
+
+    step: int
+    lane: str
+    spans: tuple[Span, ...]
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the flattened forward pass."""
+        return sum(len(span.tokens) for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything one iteration does, per lane."""
+
+    step: int
+    lanes: tuple[LanePlan, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows over all lanes."""
+        return sum(lane.num_tokens for lane in self.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of `token` and of the most likely alternatives, best first.
+
+    Natural logarithms of the model's distribution before temperature, filters and penalties, as
+    OpenAI and vLLM report them. `rank` is 1 for the most likely token.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrawResult:
+    """The token drawn for one `Draw`; `logprob` only when it was asked for."""
+
+    seq_id: int
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """Scores of a span's `score_targets`, in order; the first belongs to position `start + 1`."""
+
+    seq_id: int
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one `LanePlan` produced.
+
+    `draws` follow the order of the plan's spans and their draws. `failed` maps a sequence to the
+    reason why it alone could not be computed (e.g. non-finite logits); the others are valid.
+    """
+
+    step: int
+    lane: str
+    elapsed_s: float
+    draws: tuple[DrawResult, ...] = ()
+    scores: tuple[ScoreResult, ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()

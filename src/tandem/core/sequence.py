@@ -1,0 +1,75 @@
+"""A sequence: one choice of one request while it is being generated.
+
+The scheduler owns and changes it; policies and everyone else only read. Invariant:
+`0 <= computed <= len(tokens)`, and only the last token may still lack KV once decoding began.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tandem.core.request import Request
+from tandem.core.version import AdapterVersion
+
+
+class SequenceStatus(StrEnum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. `ERROR` reaches the client as an error, the others as OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable state of one choice.
+
+    `tokens` is prompt + output; the first `computed` of them have KV in the cache. `awaiting_fork`
+    marks the later choices of an `n > 1` request, which start when choice 0 has done the prompt.
+    Times are seconds on the engine's clock.
+    """
+
+    seq_id: int
+    request: Request
+    index: int
+    adapter: AdapterVersion | None
+    tokens: list[int]
+    computed: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    awaiting_fork: bool = False
+    cached_tokens: int = 0
+    preemptions: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.request.prompt)
+
+    @property
+    def output_tokens(self) -> int:
+        """Number of tokens generated so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still without KV: 1 while decoding, more while (re)computing a prefix."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """True if one forwarded token yields the next one."""
+        return self.remaining == 1 and self.computed > 0
