@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from enum import StrEnum
 from typing import Protocol
 
@@ -72,10 +72,10 @@ class EngineClient(Protocol):
         """Adapters by name, at their current version."""
         ...
 
-    def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
+    def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """Events of all choices until each has a `finish_reason`.
 
-        Closing the iterator aborts what still runs. Raises `EngineDead` if the engine ends
+        Closing the generator aborts what still runs. Raises `EngineDead` if the engine ends
         meanwhile, `NotFound` for an unknown adapter, `InvalidRequest` if it can never fit.
         """
         ...

@@ -34,9 +34,9 @@ class FinishReason(StrEnum):
 class Sequence:
     """Mutable state of one choice.
 
-    `tokens` is prompt + output; the first `computed` of them have KV in the cache. `awaiting_fork`
-    marks the later choices of an `n > 1` request, which start when choice 0 has done the prompt.
-    Times are seconds on the engine's clock.
+    `tokens` is prompt + output; the first `computed` of them have KV in the cache. `scored`
+    prompt tokens have their log-probability (the first has none by definition). `cached_tokens`
+    were found in the cache when it first ran. Times are seconds on the engine's clock.
     """
 
     seq_id: int
@@ -47,7 +47,7 @@ class Sequence:
     computed: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
-    awaiting_fork: bool = False
+    scored: int = 1
     cached_tokens: int = 0
     preemptions: int = 0
     first_scheduled_s: float | None = None

@@ -1,0 +1,55 @@
+"""Finds out what a PEFT adapter directory holds, without reading tensors into memory.
+
+The content hash over configuration and weights identifies a version: equal files share KV blocks,
+any change of them does not (DESIGN section 5). Invariant: nothing here trusts the directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.core.errors import AdapterError
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """A readable PEFT directory; `content_hash` is 32 hex digits of SHA-256."""
+
+    path: Path
+    content_hash: str
+
+
+def inspect_adapter(path: str | Path) -> AdapterFiles:
+    """Check that `path` looks like a LoRA adapter and hash it. Raises `AdapterError`."""
+    directory = Path(path)
+    config, weights = directory / CONFIG_NAME, directory / WEIGHTS_NAME
+    if not directory.is_dir():
+        raise AdapterError(f"there is no adapter directory at {directory}", param="path")
+    if not weights.is_file() and (directory / "adapter_model.bin").is_file():
+        raise AdapterError(
+            f"{directory} holds a pickled adapter_model.bin, which is never loaded; save it again "
+            "with safe_serialization=True",
+            param="path",
+        )
+    for file in (config, weights):
+        if not file.is_file():
+            raise AdapterError(f"{directory} has no {file.name}", param="path")
+    digest = hashlib.sha256()
+    try:
+        content = json.loads(config.read_text(encoding="utf-8"))
+        # Only what changes the arithmetic: a note in the configuration is no new version.
+        for key in ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "use_dora"):
+            digest.update(json.dumps([key, content.get(key)], sort_keys=True).encode())
+        with weights.open("rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except (OSError, ValueError, AttributeError) as error:
+        raise AdapterError(f"cannot read the adapter at {directory}: {error}") from error
+    return AdapterFiles(directory.resolve(), digest.hexdigest()[:32])

@@ -1,0 +1,116 @@
+"""Which adapter versions exist, which one a name means now, and who still uses the old ones.
+
+A request pins the version that was current when it came; publishing or loading in place never
+changes a running answer. Invariant: a version is dropped exactly when it is neither current
+under any name nor pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.core.errors import AdapterError, NotFound
+from tandem.core.version import AdapterVersion
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """One set of weights; several names or version numbers may share it."""
+
+    pins: int = 0
+    names: int = 0
+
+
+class AdapterRegistry:
+    """Names -> current version, with pins by content. Called from the engine loop only.
+
+    `load` and `drop` are the executor's; `retire` tells the cache that blocks of a content may go
+    first, `forget` that they must go now.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[AdapterVersion], None],
+        drop: Callable[[str], None],
+        *,
+        retire: Callable[[str], None],
+        forget: Callable[[str], None],
+        max_loaded: int,
+    ) -> None:
+        self._load = load
+        self._drop = drop
+        self._retire = retire
+        self._forget = forget
+        self._max_loaded = max_loaded
+        self._current: dict[str, AdapterVersion] = {}
+        self._numbers: dict[str, int] = {}
+        self._loaded: dict[str, _Loaded] = {}
+
+    @property
+    def current(self) -> dict[str, AdapterVersion]:
+        """Name -> current version."""
+        return dict(self._current)
+
+    def publish(self, name: str, path: str, content_hash: str, number: int = 0) -> AdapterVersion:
+        """Load files as the current version of `name`; `number` 0 means the next one.
+
+        Raises `AdapterError`; then nothing has changed.
+        """
+        number = number or self._numbers.get(name, 0) + 1
+        version = AdapterVersion(name, number, content_hash, path)
+        if content_hash not in self._loaded:
+            if len(self._loaded) >= self._max_loaded:
+                raise AdapterError(
+                    f"{self._max_loaded} adapters are loaded already; unload one first"
+                )
+            self._load(version)
+            self._loaded[content_hash] = _Loaded()
+        self._loaded[content_hash].names += 1
+        self._numbers[name] = number
+        previous = self._current.get(name)
+        self._current[name] = version
+        if previous is not None:
+            self._unname(previous)
+        return version
+
+    def unload(self, name: str) -> None:
+        """Remove a name. Raises `NotFound`."""
+        self._unname(self._take(name))
+
+    def pin(self, name: str | None) -> AdapterVersion | None:
+        """The current version of `name`, kept until `unpin`. Raises `NotFound`."""
+        if name is None:
+            return None
+        version = self._current.get(name)
+        if version is None:
+            raise NotFound(f"there is no adapter {name!r}", param="model", code="model_not_found")
+        self._loaded[version.content_hash].pins += 1
+        return version
+
+    def unpin(self, version: AdapterVersion | None) -> None:
+        """End one `pin`."""
+        if version is not None:
+            self._loaded[version.content_hash].pins -= 1
+            self._drop_if_unused(version.content_hash)
+
+    def _take(self, name: str) -> AdapterVersion:
+        version = self._current.pop(name, None)
+        if version is None:
+            raise NotFound(f"there is no adapter {name!r}", param="name")
+        return version
+
+    def _unname(self, version: AdapterVersion) -> None:
+        loaded = self._loaded[version.content_hash]
+        loaded.names -= 1
+        if loaded.names == 0:
+            self._retire(version.content_hash)
+        self._drop_if_unused(version.content_hash)
+
+    def _drop_if_unused(self, content_hash: str) -> None:
+        loaded = self._loaded[content_hash]
+        assert loaded.pins >= 0 and loaded.names >= 0
+        if loaded.pins == 0 and loaded.names == 0:
+            del self._loaded[content_hash]
+            self._forget(content_hash)
+            self._drop(content_hash)

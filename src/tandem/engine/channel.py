@@ -1,0 +1,149 @@
+"""How a host and its client reach each other: queues within a process, ZeroMQ between two.
+
+A channel moves whole commands and messages in order and loses none while both ends live. It knows
+nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from tandem.engine.messages import Command, Message
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+class HostChannel(Protocol):
+    """The host's end; used by one thread."""
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        """Commands that arrived, waiting up to `timeout_s` for the first."""
+        ...
+
+    def send(self, message: Message) -> None:
+        """Pass a message to the client; never blocks for long."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the transport."""
+        ...
+
+
+class QueueChannel:
+    """Both ends in one process; `deliver` is called in the host's thread for each message."""
+
+    def __init__(self, deliver: Callable[[Message], None]) -> None:
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._deliver = deliver
+
+    def put(self, command: Command) -> None:
+        """The client's side: queue a command."""
+        self._commands.put(command)
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        """See `HostChannel`."""
+        received: list[Command] = []
+        try:
+            if timeout_s > 0:
+                received.append(self._commands.get(timeout=timeout_s))
+            while True:
+                received.append(self._commands.get_nowait())
+        except queue.Empty:
+            return received
+
+    def send(self, message: Message) -> None:
+        """See `HostChannel`."""
+        self._deliver(message)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class ZmqHostChannel:
+    """The host's end between processes: PULL for commands, PUSH for messages.
+
+    The client binds both endpoints. `listen=False` makes an end that only sends, as the heartbeat
+    needs: ZeroMQ sockets belong to one thread each.
+    """
+
+    def __init__(self, context: Context, endpoint: str, *, listen: bool = True) -> None:
+        self._messages = context.socket(zmq.PUSH)
+        self._messages.setsockopt(zmq.LINGER, 500)
+        self._messages.setsockopt(zmq.SNDHWM, 0)
+        self._messages.connect(messages_endpoint(endpoint))
+        self._commands: zmq.Socket[bytes] | None = None
+        if listen:
+            self._commands = context.socket(zmq.PULL)
+            self._commands.setsockopt(zmq.RCVHWM, 0)
+            self._commands.connect(commands_endpoint(endpoint))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Command)
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        """See `HostChannel`."""
+        assert self._commands is not None, "this end only sends"
+        received: list[Command] = []
+        if timeout_s > 0 and not self._commands.poll(int(timeout_s * 1000)):
+            return received
+        try:
+            while True:
+                received.append(self._decoder.decode(self._commands.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            return received
+
+    def send(self, message: Message) -> None:
+        """See `HostChannel`."""
+        self._messages.send(self._encoder.encode(message))
+
+    def close(self) -> None:
+        """Send what is queued (for half a second at most), then close."""
+        self._messages.close()
+        if self._commands is not None:
+            self._commands.close()
+
+
+class ZmqClientChannel:
+    """The client's end between processes; lives in one asyncio event loop."""
+
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str) -> None:
+        self._sync: Context = zmq.Context.shadow(context.underlying)
+        self._commands = self._sync.socket(zmq.PUSH)
+        self._commands.setsockopt(zmq.LINGER, 0)
+        self._commands.setsockopt(zmq.SNDHWM, 0)
+        self._commands.bind(commands_endpoint(endpoint))
+        self._messages = context.socket(zmq.PULL)
+        self._messages.setsockopt(zmq.RCVHWM, 0)
+        self._messages.bind(messages_endpoint(endpoint))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+    def send(self, command: Command) -> None:
+        """Queue a command. If the host is gone it is dropped: its death is told elsewhere."""
+        with contextlib.suppress(zmq.Again):
+            self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    async def receive(self) -> Message:
+        """The next message."""
+        return self._decoder.decode(await self._messages.recv())
+
+    def close(self) -> None:
+        """Drop what is queued and close."""
+        self._commands.close()
+        self._messages.close()
+
+
+def commands_endpoint(endpoint: str) -> str:
+    """Where the host reads commands."""
+    return f"{endpoint}.commands"
+
+
+def messages_endpoint(endpoint: str) -> str:
+    """Where the host sends messages."""
+    return f"{endpoint}.messages"

@@ -1,0 +1,295 @@
+"""The async handle on an engine: `EngineClient` over any transport.
+
+The one bridge between the engine and asyncio. Follows the engine's life through its messages,
+hands tokens to the requests that wait for them, and restores adapters after a restart. Invariant:
+every request that was begun ends with its last event or an exception, whatever happens below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from itertools import count
+from typing import Protocol
+
+from tandem.core.errors import EngineDead, InvalidRequest, NotFound, TandemError
+from tandem.core.events import EngineStats, ModelInfo, TokenEvent
+from tandem.core.ports import EngineState
+from tandem.core.request import Request
+from tandem.core.version import AdapterVersion
+from tandem.engine.messages import (
+    Abort,
+    AddRequest,
+    Answer,
+    Broken,
+    Command,
+    Failure,
+    GetStats,
+    LoadAdapter,
+    Loading,
+    Lost,
+    Message,
+    Ready,
+    Refused,
+    Tokens,
+    UnloadAdapter,
+    to_exception,
+)
+
+logger = logging.getLogger(__name__)
+
+_STATS_TIMEOUT_S = 30.0
+Progress = Callable[[str, float], None]
+
+
+class Transport(Protocol):
+    """Starts a host somewhere and carries commands to it and messages back.
+
+    `deliver` is called in the event loop that called `start`. A transport that restarts its host
+    delivers `Lost`, then `Ready` with a higher incarnation.
+    """
+
+    async def start(self, deliver: Callable[[Message], None]) -> None:
+        """Start the host; returns at once, `Ready` or `Broken` follow."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Pass a command on, in order. Dropped if the host is gone."""
+        ...
+
+    async def close(self) -> None:
+        """End the host."""
+        ...
+
+
+class _Stream:
+    """A request in flight: its events and the choices that have not ended."""
+
+    def __init__(self, choices: int) -> None:
+        self.events: asyncio.Queue[TokenEvent | TandemError | None] = asyncio.Queue()
+        self.open = set(range(choices))
+
+
+class AsyncEngineClient:
+    """See `tandem.core.ports.EngineClient`. All methods run in one event loop."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        preload: Mapping[str, str] | None = None,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """`preload` (name -> PEFT directory) is loaded by `start`, which raises if that fails."""
+        self._transport = transport
+        self._preload = dict(preload or {})
+        self._on_progress = on_progress
+        self._state = EngineState.STARTING
+        self._draining = False
+        self._incarnation = 0
+        self._info: ModelInfo | None = None
+        self._adapters: dict[str, AdapterVersion] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._call_ids = count(1)
+        self._started: asyncio.Future[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def state(self) -> EngineState:
+        """See `EngineClient`."""
+        if self._draining and self._state is EngineState.READY:
+            return EngineState.DRAINING
+        return self._state
+
+    @property
+    def info(self) -> ModelInfo:
+        """See `EngineClient`."""
+        if self._info is None:
+            raise EngineDead("the model is still being loaded; try again in a few seconds")
+        return self._info
+
+    @property
+    def adapters(self) -> dict[str, AdapterVersion]:
+        """See `EngineClient`."""
+        return dict(self._adapters)
+
+    async def start(self) -> None:
+        """See `EngineClient`."""
+        self._started = asyncio.get_running_loop().create_future()
+        await self._transport.start(self._receive)
+        await self._started
+        for name, path in self._preload.items():
+            await self.load_adapter(name, path)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """See `EngineClient`."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """See `EngineClient`."""
+        await self._transport.close()
+        self._lose("the engine was closed")
+
+    # ------------------------------------------------------------------ requests
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """See `EngineClient`."""
+        self._require_ready()
+        if request.request_id in self._streams:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use")
+        stream = _Stream(request.n)
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._transport.send(AddRequest(request))
+        try:
+            while stream.open:
+                item = await stream.events.get()
+                if isinstance(item, TandemError):
+                    stream.open.clear()
+                    raise item
+                if item is None or item.index not in stream.open:
+                    continue
+                if item.finish_reason is not None:
+                    stream.open.discard(item.index)
+                yield item
+        finally:
+            del self._streams[request.request_id]
+            if not self._streams:
+                self._idle.set()
+            if stream.open:
+                self._transport.send(Abort(request.request_id))
+
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        """See `EngineClient`."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        self._transport.send(Abort(request_id, index))
+        stream.open -= {index} if index is not None else set(stream.open)
+        stream.events.put_nowait(None)  # wakes a reader that waits for what will not come
+
+    # ------------------------------------------------------------------ calls
+
+    async def load_adapter(self, name: str, path: str) -> AdapterVersion:
+        """See `EngineClient`."""
+        answer = await self._call(lambda call: LoadAdapter(call, name, path))
+        assert answer.version is not None
+        return answer.version
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `EngineClient`."""
+        if name not in self._adapters:
+            raise NotFound(f"there is no adapter {name!r}", param="name")
+        await self._call(lambda call: UnloadAdapter(call, name))
+
+    async def stats(self) -> EngineStats:
+        """See `EngineClient`."""
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                answer = await self._call(GetStats)
+        except TimeoutError as error:
+            raise EngineDead("the engine does not answer") from error
+        assert answer.stats is not None
+        return answer.stats
+
+    async def _call(self, make: Callable[[int], Command]) -> Answer:
+        if self._state is not EngineState.READY:
+            self._refuse()
+        call = next(self._call_ids)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        self._transport.send(make(call))
+        try:
+            answer = await future
+        finally:
+            self._calls.pop(call, None)
+        if answer.failure is not None:
+            raise to_exception(answer.failure)
+        return answer
+
+    def _require_ready(self) -> None:
+        if self.state is not EngineState.READY:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        if self.state is EngineState.DRAINING:
+            raise EngineDead("the server is shutting down and takes no new requests")
+        raise EngineDead(f"the engine is {self._state.value}; try again in a few seconds")
+
+    # ------------------------------------------------------------------ messages
+
+    def _receive(self, message: Message) -> None:
+        if message.incarnation < self._incarnation:
+            return  # the words of an engine that has died
+        match message:
+            case Tokens():
+                self._deliver(message.events)
+            case Refused():
+                self._end(message.request_id, to_exception(message.failure))
+            case Answer():
+                self._adapters = message.adapters
+                future = self._calls.get(message.call)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case Loading():
+                self._state = EngineState.STARTING
+                if self._on_progress is not None:
+                    self._on_progress(message.stage, message.fraction)
+            case Ready():
+                self._incarnation = message.incarnation
+                self._become_ready(message.info)
+            case Broken():
+                self._fail_start(message.failure)
+            case Lost():
+                self._incarnation = message.incarnation + 1
+                self._lose(message.reason)
+            case _:
+                pass  # heartbeats concern the transport
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.events.put_nowait(event)
+
+    def _end(self, request_id: str, error: TandemError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.events.put_nowait(error)
+
+    def _become_ready(self, info: ModelInfo) -> None:
+        self._info = info
+        self._state = EngineState.READY
+        for version in self._adapters.values():  # before any new request, in order
+            call = next(self._call_ids)
+            load = LoadAdapter(call, version.name, version.path, version.number)
+            self._transport.send(load)
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)
+
+    def _fail_start(self, failure: Failure) -> None:
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(to_exception(failure))
+        else:
+            logger.error("the engine cannot start: %s", failure.message)
+
+    def _lose(self, reason: str) -> None:
+        self._state = EngineState.DEAD
+        message = f"{reason}; the request was lost, send it again"
+        for request_id in list(self._streams):
+            self._end(request_id, EngineDead(message))
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDead(reason))
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(EngineDead(reason))

@@ -1,0 +1,194 @@
+"""The engine loop: take commands, decide, plan, execute, apply, deliver.
+
+Joins a scheduler, an executor and the adapter registry; knows no process, socket, tensor or text.
+Invariant: an error of one request or one step ends the sequences concerned, never the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from tandem.adapters.files import inspect_adapter
+from tandem.adapters.registry import AdapterRegistry
+from tandem.core.clock import Clock
+from tandem.core.errors import AccountingError, NotFound
+from tandem.core.events import EngineStats, ModelInfo, TokenEvent
+from tandem.core.plan import StepPlan, StepResult
+from tandem.core.ports import Executor
+from tandem.core.request import Request
+from tandem.core.version import AdapterVersion
+from tandem.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1 << 30)
+
+
+@dataclass(slots=True)
+class _Counters:
+    """Running totals since the loop started."""
+
+    iterations: int = 0
+    iteration_tokens_sum: int = 0
+    iteration_tokens_hist: dict[int, int] = field(default_factory=dict)
+    schedule_s: float = 0.0
+    execute_s: float = 0.0
+    check_failures: int = 0
+
+
+class EngineLoop:
+    """One engine. All methods are called from one thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        *,
+        max_loaded_adapters: int = 32,
+        check_every_step: bool = False,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._check_every_step = check_every_step
+        self._pins: dict[str, AdapterVersion | None] = {}
+        self._counters = _Counters()
+        cache = scheduler.cache
+        self._registry = AdapterRegistry(
+            executor.load_adapter,
+            executor.drop_adapter,
+            retire=cache.retire,
+            forget=cache.drop_adapter,
+            max_loaded=max_loaded_adapters,
+        )
+
+    # ------------------------------------------------------------------ commands
+
+    @property
+    def info(self) -> ModelInfo:
+        """The served model."""
+        return self._executor.info
+
+    @property
+    def adapters(self) -> dict[str, AdapterVersion]:
+        """Current adapter versions by name."""
+        return self._registry.current
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request has not ended."""
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Take a request; its adapter version is pinned now. Raises `InvalidRequest`."""
+        version = self._registry.pin(request.adapter)
+        try:
+            arrived = replace(request, arrival_s=self._clock.now())
+            self._scheduler.add(arrived, version)
+        except BaseException:
+            self._registry.unpin(version)
+            raise
+        self._pins[request.request_id] = version
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End one choice or all; idempotent."""
+        self._scheduler.abort(request_id, index)
+        self._unpin_ended([request_id])
+
+    def load_adapter(self, name: str, path: str, number: int = 0) -> AdapterVersion:
+        """Make the files at `path` the current version of `name`. Raises `AdapterError`."""
+        files = inspect_adapter(path)
+        return self._registry.publish(name, str(files.path), files.content_hash, number)
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove a name. Raises `NotFound`."""
+        if name not in self._registry.current:
+            raise NotFound(f"there is no adapter {name!r}", param="name")
+        self._registry.unload(name)
+
+    def stats(self) -> EngineStats:
+        """Counters since the start and gauges of now."""
+        scheduler, cache, counters = self._scheduler, self._scheduler.cache, self._counters
+        return EngineStats(
+            running=len(scheduler.state.running),
+            waiting=scheduler.state.num_waiting,
+            waiting_tokens=scheduler.state.waiting_tokens,
+            kv_blocks_used=cache.held_blocks,
+            kv_blocks_cached=cache.cached_blocks,
+            kv_blocks_total=cache.num_blocks,
+            prefix_queries_tokens=cache.counters.queries_tokens,
+            prefix_hits_tokens=cache.counters.hits_tokens,
+            preemptions=scheduler.preemptions,
+            prompt_tokens=scheduler.prompt_tokens,
+            generation_tokens=scheduler.generation_tokens,
+            iterations=counters.iterations,
+            iteration_tokens_hist=dict(counters.iteration_tokens_hist),
+            iteration_tokens_sum=counters.iteration_tokens_sum,
+            schedule_s=counters.schedule_s,
+            execute_s=counters.execute_s,
+            check_failures=counters.check_failures,
+        )
+
+    # ------------------------------------------------------------------ iteration
+
+    def step(self) -> list[TokenEvent]:
+        """One iteration; returns what to deliver (empty if nothing could run)."""
+        started = self._clock.now()
+        plan = self._scheduler.schedule(started)
+        if plan is None:
+            return []
+        submitted = self._clock.now()
+        try:
+            results = self._execute(plan)
+        except Exception as error:
+            logger.exception("step %d failed", plan.step)
+            events = self._scheduler.fail_step(f"the iteration failed: {error}", self._clock.now())
+        else:
+            finished = self._clock.now()
+            events = self._scheduler.apply(results, finished)
+            applied = self._clock.now()
+            self._count(plan, submitted - started + applied - finished, finished - submitted)
+        self._unpin_ended(event.request_id for event in events if event.finish_reason)
+        if self._check_every_step:
+            self._scheduler.cache.check()
+        return events
+
+    def check(self) -> bool:
+        """Account for every block; False (and a log line) if something is wrong.
+
+        Called when idle in production, where a leak is to be reported, not to stop the server.
+        """
+        try:
+            self._scheduler.cache.check()
+        except AccountingError as error:
+            logger.error("block accounting: %s", error)
+            self._counters.check_failures += 1
+            return False
+        return True
+
+    def _execute(self, plan: StepPlan) -> list[StepResult]:
+        for lane in plan.lanes:
+            self._executor.submit(lane)
+        results: list[StepResult] = []
+        while len(results) < len(plan.lanes):
+            results.extend(self._executor.poll())
+        return results
+
+    def _unpin_ended(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self._pins and not self._scheduler.is_active(request_id):
+                self._registry.unpin(self._pins.pop(request_id))
+
+    def _count(self, plan: StepPlan, schedule_s: float, execute_s: float) -> None:
+        counters, tokens = self._counters, plan.num_tokens
+        bucket = _TOKEN_BUCKETS[bisect_left(_TOKEN_BUCKETS, tokens)]
+        counters.iterations += 1
+        counters.iteration_tokens_sum += tokens
+        histogram = counters.iteration_tokens_hist
+        histogram[bucket] = histogram.get(bucket, 0) + 1
+        counters.schedule_s += schedule_s
+        counters.execute_s += execute_s

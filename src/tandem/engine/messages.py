@@ -1,0 +1,163 @@
+"""What passes between an engine host and its client: commands down, messages up.
+
+msgspec unions with tags, encoded as MessagePack between processes and passed as they are within
+one. Every message of a host carries its incarnation, so that a client never takes the words of an
+engine that has died for those of its successor.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tandem.core.errors import (
+    AdapterError,
+    EngineDead,
+    InvalidRequest,
+    NotFound,
+    TandemError,
+    UnsupportedModel,
+)
+from tandem.core.events import EngineStats, ModelInfo, TokenEvent
+from tandem.core.request import Request
+from tandem.core.version import AdapterVersion
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """Take a request; answered by `Tokens`, or by `Refused`."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End a choice (or all); not answered."""
+
+    request_id: str
+    index: int | None = None
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Publish the files at `path` as `name`; answered by `Answer`.
+
+    `number` restores the version number that the name had before a restart (0: the next one).
+    """
+
+    call: int
+    name: str
+    path: str
+    number: int = 0
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Remove a name; answered by `Answer`."""
+
+    call: int
+    name: str
+
+
+class GetStats(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Answer` with `stats`."""
+
+    call: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the host after this iteration."""
+
+
+Command = AddRequest | Abort | LoadAdapter | UnloadAdapter | GetStats | Stop
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error of ours as data; `to_exception` turns it back into the exception."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Progress of start-up: what is being done, and the share done (0 to 1)."""
+
+    incarnation: int
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded."""
+
+    incarnation: int
+    info: ModelInfo
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """The host could not start and ends now."""
+
+    incarnation: int
+    failure: Failure
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    """Events of one iteration."""
+
+    incarnation: int
+    events: list[TokenEvent]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A request was not taken."""
+
+    incarnation: int
+    request_id: str
+    failure: Failure
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """The outcome of a call; `adapters` is the state after it."""
+
+    incarnation: int
+    call: int
+    adapters: dict[str, AdapterVersion]
+    failure: Failure | None = None
+    version: AdapterVersion | None = None
+    stats: EngineStats | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """The process lives. `busy_s` is how long the present iteration has been running."""
+
+    incarnation: int
+    busy_s: float
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """The host of this incarnation is gone; said by whoever watches it, never by the host."""
+
+    incarnation: int
+    reason: str
+
+
+Message = Loading | Ready | Broken | Tokens | Refused | Answer | Heartbeat | Lost
+
+_ERRORS: dict[str, type[TandemError]] = {
+    cls.__name__: cls
+    for cls in (TandemError, InvalidRequest, NotFound, AdapterError, UnsupportedModel, EngineDead)
+}
+
+
+def failure_of(error: Exception) -> Failure:
+    """An exception as data. Foreign ones become plain `TandemError`s with their text."""
+    if isinstance(error, InvalidRequest):
+        return Failure(type(error).__name__, str(error), error.param, error.code)
+    if isinstance(error, TandemError):
+        return Failure(type(error).__name__, str(error))
+    return Failure("TandemError", f"{type(error).__name__}: {error}")
+
+
+def to_exception(failure: Failure) -> TandemError:
+    """The exception that `failure_of` was given, or its nearest relative."""
+    cls = _ERRORS.get(failure.kind, TandemError)
+    if issubclass(cls, InvalidRequest):
+        return cls(failure.message, param=failure.param, code=failure.code)
+    return cls(failure.message)

@@ -1,0 +1,149 @@
+"""Runs a host in a process of its own, watches it, and starts another when it dies.
+
+The child is a fresh interpreter (never a fork), gets its settings on standard input and ends with
+this process. It is taken for dead when it exits or when its heartbeat stops. Invariant: at most one
+child lives, and a `Lost` is delivered for each that dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq.asyncio
+
+from tandem.core.clock import Clock
+from tandem.engine.channel import ZmqClientChannel
+from tandem.engine.messages import Broken, Command, Heartbeat, Loading, Lost, Message, Ready
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 10.0
+_POLL_S = 0.1
+_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """What the child reads from standard input: where to connect, and its settings, encoded."""
+
+    endpoint: str
+    incarnation: int
+    settings: bytes
+
+
+class ProcessTransport:
+    """See `tandem.engine.client.Transport`. `command` starts a child that calls `host.serve`."""
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], settings: bytes, clock: Clock
+    ) -> None:
+        self._command = list(command)
+        self._environ = dict(environ)
+        self._settings = settings
+        self._clock = clock
+        self._deliver: Callable[[Message], None] | None = None
+        self._incarnation = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._channel: ZmqClientChannel | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._heard_s = 0.0
+        self._ready = False
+        self._broken = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, for those who watch it from outside."""
+        return self._child.pid if self._child is not None else None
+
+    async def start(self, deliver: Callable[[Message], None]) -> None:
+        """See `Transport`."""
+        self._deliver = deliver
+        self._tasks = [asyncio.create_task(self._supervise(), name="engine-supervisor")]
+
+    def send(self, command: Command) -> None:
+        """See `Transport`."""
+        if self._channel is not None:
+            self._channel.send(command)
+
+    async def close(self) -> None:
+        """See `Transport`."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _supervise(self) -> None:
+        failures = 0
+        with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+            while True:
+                await self._live_once(Path(folder))
+                if self._broken and self._incarnation == 0:
+                    return  # it never ran: whoever started us has the reason
+                failures = 0 if self._ready else failures + 1
+                self._incarnation += 1
+                await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+
+    async def _live_once(self, folder: Path) -> None:
+        """Start a child and stay until it is dead."""
+        assert self._deliver is not None
+        endpoint = f"ipc://{folder}/engine-{self._incarnation}"
+        context = zmq.asyncio.Context()
+        self._channel = ZmqClientChannel(context, endpoint)
+        self._ready = self._broken = False
+        reader = asyncio.create_task(self._read(self._channel))
+        try:
+            self._child = self._spawn(endpoint)
+            reason = await self._watch(self._child)
+            logger.error("%s", reason)
+            if not self._broken:
+                self._deliver(Lost(self._incarnation, reason))
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._channel.close()
+            self._channel = None
+            context.term()
+            if self._child is not None:
+                self._child.kill()
+                await asyncio.to_thread(self._child.wait)
+
+    def _spawn(self, endpoint: str) -> subprocess.Popen[bytes]:
+        launch = Launch(endpoint, self._incarnation, self._settings)
+        child = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, env={**os.environ, **self._environ}
+        )
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+            pipe.write(msgspec.msgpack.encode(launch))
+        self._heard_s = self._clock.now()
+        return child
+
+    async def _watch(self, child: subprocess.Popen[bytes]) -> str:
+        """Why the child is to be taken for dead."""
+        while True:
+            code = child.poll()
+            if code is not None:
+                await asyncio.sleep(0)  # its last words may still be in the socket
+                return f"the engine process ended unexpectedly (exit status {code})"
+            if self._ready and self._clock.now() - self._heard_s > SILENCE_S:
+                return f"the engine process gave no sign of life for {SILENCE_S:.0f} s"
+            await asyncio.sleep(_POLL_S)
+
+    async def _read(self, channel: ZmqClientChannel) -> None:
+        assert self._deliver is not None
+        while True:
+            message = await channel.receive()
+            self._heard_s = self._clock.now()
+            self._ready = self._ready or isinstance(message, Ready)
+            self._broken = self._broken or isinstance(message, Broken)
+            if not isinstance(message, Heartbeat):
+                self._deliver(message)
+            if isinstance(message, Loading):
+                logger.debug("%s: %.0f%%", message.stage, 100 * message.fraction)

@@ -1,0 +1,342 @@
+"""The KV cache as scheduling sees it: attach, extend, commit, fork, release, check.
+
+Bookkeeping only; the executor moves the data. A released sequence's full blocks stay in the
+prefix tree until somebody needs the room, so preempted or finished work is found again. Invariant:
+a held node's ancestors are held, so idle nodes can always be evicted leaf first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.core.errors import AccountingError
+from tandem.core.plan import BlockCopy
+from tandem.core.sequence import Sequence
+from tandem.kv.eviction import Eviction, LeastRecentlyUsed
+from tandem.kv.pool import BlockPool
+from tandem.kv.prefix_tree import Node, PrefixTree, Reader
+from tandem.kv.tables import BlockTable
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Running totals, in tokens: prefixes looked up and found at `attach`; evicted blocks."""
+
+    queries_tokens: int = 0
+    hits_tokens: int = 0
+    evictions_blocks: int = 0
+
+
+class KVCache:
+    """Blocks, tables and the prefix tree of one engine.
+
+    Sequences are identified by `seq_id`; the cache reads `tokens`, `computed` and `adapter` but
+    changes no sequence. Called by the scheduler only, from one thread.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        groups: int = 1,
+        prefix_caching: bool = True,
+        eviction: Eviction | None = None,
+    ) -> None:
+        assert num_blocks > 0 and block_size > 0 and groups > 0
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.counters = CacheCounters()
+        self._prefix_caching = prefix_caching
+        self._eviction = eviction or LeastRecentlyUsed()
+        self._pools = [BlockPool(num_blocks) for _ in range(groups)]
+        self._tree = PrefixTree(block_size)
+        self._tables: dict[int, BlockTable] = {}
+        self._readers: dict[int, Reader] = {}
+        self._heap: list[tuple[tuple[float, ...], int, Node]] = []
+        self._pushes = 0
+
+    # ------------------------------------------------------------------ queries
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that can be had without preempting anybody: free and evictable."""
+        pool = self._pools[0]
+        return pool.free + pool.idle
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that running sequences hold."""
+        return self._pools[0].held
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks whose content is kept although nobody holds them."""
+        return self._pools[0].idle
+
+    def holds(self, seq: Sequence) -> bool:
+        """True if the sequence has a block table."""
+        return seq.seq_id in self._tables
+
+    def match(self, seq: Sequence) -> int:
+        """Tokens of the sequence that are in the cache now. Pins nothing."""
+        return len(self._match(seq)) * self.block_size
+
+    def missing_blocks(self, seq: Sequence, num_tokens: int) -> int:
+        """New blocks needed to forward `num_tokens` more tokens of an attached sequence."""
+        table = self._tables[seq.seq_id]
+        copy = 1 if self._shares_tail(seq, table) else 0
+        return max(0, self._blocks_for(seq.computed + num_tokens) - len(table)) + copy
+
+    def fitting_tokens(self, seq: Sequence) -> int:
+        """How many more tokens of an attached sequence fit without preempting anybody."""
+        table = self._tables[seq.seq_id]
+        blocks = self.available_blocks - (1 if self._shares_tail(seq, table) else 0)
+        if blocks < 0:
+            return 0
+        return (len(table) + blocks) * self.block_size - seq.computed
+
+    def table(self, seq: Sequence, end: int) -> tuple[tuple[int, ...], ...]:
+        """Blocks that cover positions `[0, end)`, per group."""
+        return self._tables[seq.seq_id].prefix(self._blocks_for(end))
+
+    # ------------------------------------------------------------------ changes
+
+    def attach(self, seq: Sequence) -> int:
+        """Give a sequence its table, pinning the cached prefix; returns that prefix in tokens.
+
+        The last token is never taken from the cache: its logits are needed.
+        """
+        assert seq.seq_id not in self._tables and seq.computed == 0
+        self.remove_reader(seq)
+        found = self._match(seq)
+        root = self._tree.root(_adapter_hash(seq), seq.request.tenant)
+        table = BlockTable(len(self._pools), root)
+        for node in found:
+            self._hold(node)
+            table.nodes.append(node)
+            table.append(node.blocks)
+        self._tables[seq.seq_id] = table
+        self.counters.queries_tokens += len(seq.tokens)
+        self.counters.hits_tokens += len(found) * self.block_size
+        return len(found) * self.block_size
+
+    def try_extend(self, seq: Sequence, num_tokens: int) -> tuple[BlockCopy, ...] | None:
+        """Make room for `num_tokens` after `seq.computed`; None (and no change) if there is none.
+
+        Evicts cached blocks as needed. Returns the copies (copy-on-write of a tail that is shared
+        with a forked sequence) which must run before the forward.
+        """
+        if self.missing_blocks(seq, num_tokens) > self.available_blocks:
+            return None
+        table = self._tables[seq.seq_id]
+        copies = self._unshare_tail(seq, table)
+        while len(table) < self._blocks_for(seq.computed + num_tokens):
+            table.append(self._allocate())
+        return copies
+
+    def commit(self, seq: Sequence) -> None:
+        """Register blocks that `seq.computed` has filled, so that others can find them."""
+        if not self._prefix_caching:
+            return
+        table, size = self._tables[seq.seq_id], self.block_size
+        while (len(table.nodes) + 1) * size <= seq.computed:
+            index, parent = len(table.nodes), table.last_node
+            tokens = tuple(seq.tokens[index * size : (index + 1) * size])
+            mine, node = table.logical(index), parent.children.get(tokens)
+            if node is None:
+                node = self._tree.insert(parent, tokens, mine)
+            elif node.blocks != mine:  # computed twice at the same time: keep one copy
+                self._hold(node)
+                table.replace(index, node.blocks)
+                self._drop(mine)
+            table.nodes.append(node)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Give `child` the parent's blocks, all shared; the first to write copies the tail."""
+        assert child.seq_id not in self._tables
+        source = self._tables[parent.seq_id]
+        table = BlockTable(len(self._pools), source.root)
+        for index in range(len(source)):
+            blocks = source.logical(index)
+            for pool, block in zip(self._pools, blocks, strict=True):
+                pool.retain(block)
+            table.append(blocks)
+        table.nodes.extend(source.nodes)
+        self._tables[child.seq_id] = table
+
+    def release(self, seq: Sequence) -> None:
+        """Take a sequence's table away; what is in the tree stays there, idle."""
+        table = self._tables.pop(seq.seq_id)
+        for index in range(len(table) - 1, -1, -1):
+            blocks = table.logical(index)
+            if index >= len(table.nodes):
+                self._drop(blocks)
+                continue
+            node = table.nodes[index]
+            self._tree.touch(node)
+            last = [p.release(b, keep=True) for p, b in zip(self._pools, blocks, strict=True)]
+            if all(last):
+                self._offer(node)
+
+    def add_reader(self, seq: Sequence) -> None:
+        """A waiting sequence announces what it will read (eviction spares that longer)."""
+        if not self._prefix_caching or seq.seq_id in self._readers:
+            return
+        limit = min(_reusable(seq), len(seq.tokens) - 1)
+        reader = self._tree.add_reader(_adapter_hash(seq), seq.request.tenant, seq.tokens, limit)
+        self._readers[seq.seq_id] = reader
+        self._offer_again(reader.node)
+
+    def remove_reader(self, seq: Sequence) -> None:
+        """The sequence does not wait any more. Idempotent."""
+        reader = self._readers.pop(seq.seq_id, None)
+        if reader is not None:
+            self._tree.remove_reader(reader)
+            self._offer_again(reader.node)
+
+    def retire(self, adapter: str) -> None:
+        """Blocks of this adapter version go first from now on."""
+        for namespace in self._tree.namespaces_of(adapter):
+            namespace.retired = True
+            for node in self._tree.nodes(namespace):
+                self._offer_again(node)
+
+    def drop_adapter(self, adapter: str) -> None:
+        """Free every block of a version that no sequence uses any more."""
+        for namespace in self._tree.namespaces_of(adapter):
+            for node in reversed(list(self._tree.nodes(namespace))):
+                self._evict(node)
+            self._tree.remove_namespace(namespace)
+
+    def evict_first(self, blocks: Iterable[int]) -> None:
+        """Evict these (group 0) blocks now, as far as they are idle leaves; a policy's wish."""
+        wanted = dict.fromkeys(blocks)
+        by_block = {n.blocks[0]: n for n in self._tree.nodes() if n.blocks[0] in wanted}
+        for block in wanted:
+            node = by_block.get(block)
+            if node is not None and self._evictable(node):
+                self._evict(node)
+
+    def check(self) -> None:
+        """Account for every block and reader. Raises `AccountingError`; costs O(blocks)."""
+        self._tree.check()
+        in_tree = list(self._tree.nodes())
+        for group, pool in enumerate(self._pools):
+            holders: dict[int, int] = {}
+            for table in self._tables.values():
+                for block in table.groups[group]:
+                    holders[block] = holders.get(block, 0) + 1
+            pool.check(holders)
+            owned = {node.blocks[group] for node in in_tree}
+            if len(owned) != len(in_tree):
+                raise AccountingError("two nodes share a block")
+            if pool.idle != sum(1 for block in owned if pool.count(block) == 0):
+                raise AccountingError("an idle block is in no node, or a node's block is free")
+        for node in in_tree:
+            parent = node.parent
+            if parent is None or parent.parent is None:
+                continue
+            if self._is_held(node) and not self._is_held(parent):
+                raise AccountingError("a held node has an idle parent")
+
+    # ------------------------------------------------------------------ inside
+
+    def _match(self, seq: Sequence) -> list[Node]:
+        if not self._prefix_caching:
+            return []
+        limit = min(_reusable(seq), len(seq.tokens) - 1)
+        return self._tree.match(_adapter_hash(seq), seq.request.tenant, seq.tokens, limit)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _shares_tail(self, seq: Sequence, table: BlockTable) -> bool:
+        index = seq.computed // self.block_size
+        return index < len(table) and self._pools[0].count(table.groups[0][index]) > 1
+
+    def _unshare_tail(self, seq: Sequence, table: BlockTable) -> tuple[BlockCopy, ...]:
+        if not self._shares_tail(seq, table):
+            return ()
+        index = seq.computed // self.block_size
+        assert index >= len(table.nodes), "blocks of the tree are full and never written"
+        old, new = table.logical(index), self._allocate()
+        table.replace(index, new)
+        self._drop(old)
+        if seq.computed % self.block_size == 0:  # nothing of it is ours yet
+            return ()
+        return tuple(BlockCopy(g, old[g], new[g]) for g in range(len(self._pools)))
+
+    def _allocate(self) -> tuple[int, ...]:
+        if self._pools[0].free == 0:
+            self._evict_one()
+        return tuple(pool.allocate() for pool in self._pools)
+
+    def _drop(self, blocks: tuple[int, ...]) -> None:
+        for pool, block in zip(self._pools, blocks, strict=True):
+            pool.release(block, keep=False)
+
+    def _hold(self, node: Node) -> None:
+        for pool, block in zip(self._pools, node.blocks, strict=True):
+            pool.retain(block)
+        self._tree.touch(node)
+
+    def _is_held(self, node: Node) -> bool:
+        return self._pools[0].count(node.blocks[0]) > 0
+
+    def _evictable(self, node: Node) -> bool:
+        linked = node.parent is not None and node.parent.children.get(node.tokens) is node
+        return linked and not node.children and not self._is_held(node)
+
+    def _offer(self, node: Node) -> None:
+        """Put a node on the eviction heap; entries that became stale are skipped there."""
+        if node.children:
+            return
+        self._pushes += 1
+        heapq.heappush(self._heap, (self._eviction.key(node), self._pushes, node))
+        if len(self._heap) > 64 + 4 * self.num_blocks:
+            self._rebuild_heap()
+
+    def _offer_again(self, node: Node) -> None:
+        if node.parent is not None and self._evictable(node):
+            self._offer(node)
+
+    def _rebuild_heap(self) -> None:
+        self._heap = []
+        for node in self._tree.nodes():
+            if self._evictable(node):
+                self._pushes += 1
+                self._heap.append((self._eviction.key(node), self._pushes, node))
+        heapq.heapify(self._heap)
+
+    def _evict_one(self) -> None:
+        while self._heap:
+            key, _, node = heapq.heappop(self._heap)
+            if self._evictable(node) and self._eviction.key(node) == key:
+                self._evict(node)
+                return
+        self._rebuild_heap()
+        assert self._heap, "the caller has made sure that a block is available"
+        self._evict_one()
+
+    def _evict(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        self._tree.remove(node)
+        for pool, block in zip(self._pools, node.blocks, strict=True):
+            pool.reclaim(block)
+        self.counters.evictions_blocks += 1
+        self._offer_again(parent)
+
+
+def _adapter_hash(seq: Sequence) -> str | None:
+    return seq.adapter.content_hash if seq.adapter is not None else None
+
+
+def _reusable(seq: Sequence) -> int:
+    """Tokens that may come from the cache: positions still to be scored may not."""
+    if seq.request.sampling.prompt_logprobs is None or seq.scored >= seq.prompt_tokens:
+        return len(seq.tokens)
+    return seq.scored - 1

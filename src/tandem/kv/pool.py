@@ -1,0 +1,89 @@
+"""Reference-counted blocks of one KV group.
+
+Knows numbers only: not what a block holds nor who holds it. Invariant: a block is free, held
+(count > 0) or idle (count 0 but kept because its content is cached), never two of these.
+"""
+
+from __future__ import annotations
+
+from tandem.core.errors import AccountingError
+
+
+class BlockPool:
+    """`num_blocks` blocks, numbered from 0.
+
+    | state | count | who may take it |
+    |---|---|---|
+    | free | 0 | `allocate` |
+    | held | > 0 | nobody |
+    | idle | 0 | `retain` (its content is reused) or `reclaim` (it is evicted) |
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._idle: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def idle(self) -> int:
+        """Blocks that nobody holds but whose content is kept."""
+        return len(self._idle)
+
+    @property
+    def held(self) -> int:
+        """Blocks with at least one holder."""
+        return self.num_blocks - len(self._free) - len(self._idle)
+
+    def count(self, block: int) -> int:
+        """Number of holders of `block`."""
+        return self._counts[block]
+
+    def allocate(self) -> int:
+        """Take a free block with one holder. The caller has made sure that one is free."""
+        block = self._free.pop()
+        assert self._counts[block] == 0
+        self._counts[block] = 1
+        return block
+
+    def retain(self, block: int) -> None:
+        """Add a holder to a held or idle block."""
+        self._idle.discard(block)
+        self._counts[block] += 1
+
+    def release(self, block: int, *, keep: bool) -> bool:
+        """Remove a holder; True if it was the last. Then it is idle with `keep`, else free."""
+        assert self._counts[block] > 0
+        self._counts[block] -= 1
+        if self._counts[block]:
+            return False
+        if keep:
+            self._idle.add(block)
+        else:
+            self._free.append(block)
+        return True
+
+    def reclaim(self, block: int) -> None:
+        """Turn an idle block into a free one; its content is gone."""
+        self._idle.remove(block)
+        self._free.append(block)
+
+    def check(self, holders: dict[int, int]) -> None:
+        """Compare with `holders` (block -> number of holders). Raises `AccountingError`."""
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise AccountingError("a block is in the free list twice")
+        if free & self._idle:
+            raise AccountingError(f"blocks both free and idle: {sorted(free & self._idle)[:8]}")
+        for block, count in enumerate(self._counts):
+            if count != holders.get(block, 0):
+                raise AccountingError(
+                    f"block {block} counts {count} holders, tables say {holders.get(block, 0)}"
+                )
+            if (count == 0) != (block in free or block in self._idle):
+                raise AccountingError(f"block {block} with {count} holders is lost or owned twice")

@@ -1,0 +1,205 @@
+"""Radix tree over full blocks: which token prefixes have their KV in the cache.
+
+A node is one full block; its identity is (parent, its tokens), under a root for one namespace
+(adapter content hash, tenant salt), so KV written by one adapter version or tenant is never found
+by another (DESIGN section 5). Waiting sequences register as readers of the nodes that they would
+use; the registration follows the tree as it grows and shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tandem.core.errors import AccountingError
+
+TokenBlock = tuple[int, ...]
+
+
+class Namespace:
+    """The root of one (adapter content hash, tenant) pair; `retired` blocks are evicted first."""
+
+    __slots__ = ("adapter", "retired", "root", "tenant")
+
+    def __init__(self, adapter: str | None, tenant: str) -> None:
+        self.adapter = adapter
+        self.tenant = tenant
+        self.retired = False
+        self.root = Node(None, (), (), self)
+
+
+class Reader:
+    """A waiting sequence's claim: `depth` nodes of its prefix are in the tree right now."""
+
+    __slots__ = ("blocks", "depth", "node")
+
+    def __init__(self, blocks: list[TokenBlock], node: Node) -> None:
+        self.blocks = blocks
+        self.node = node
+        self.depth = 0
+
+
+class Node:
+    """One cached block per KV group. `readers` counts the waiting sequences that would use it."""
+
+    __slots__ = (
+        "blocks",
+        "children",
+        "last_access",
+        "namespace",
+        "parent",
+        "readers",
+        "tokens",
+        "waiting",
+    )
+
+    def __init__(
+        self, parent: Node | None, tokens: TokenBlock, blocks: tuple[int, ...], ns: Namespace
+    ) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.blocks = blocks
+        self.namespace = ns
+        self.children: dict[TokenBlock, Node] = {}
+        self.readers = 0
+        self.last_access = 0
+        self.waiting: set[Reader] = set()
+
+
+class PrefixTree:
+    """Finds, adds and removes nodes; owns no block."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._namespaces: dict[tuple[str | None, str], Namespace] = {}
+        self._tick = 0
+
+    def split(self, tokens: Sequence[int], limit: int) -> list[TokenBlock]:
+        """The full blocks within the first `limit` tokens."""
+        size = self._block_size
+        return [tuple(tokens[at : at + size]) for at in range(0, limit - size + 1, size)]
+
+    def match(
+        self, adapter: str | None, tenant: str, tokens: Sequence[int], limit: int
+    ) -> list[Node]:
+        """Nodes of the longest cached prefix within the first `limit` tokens. Pins nothing."""
+        namespace = self._namespaces.get((adapter, tenant))
+        if namespace is None:
+            return []
+        found: list[Node] = []
+        node, size = namespace.root, self._block_size
+        for at in range(0, limit - size + 1, size):
+            child = node.children.get(tuple(tokens[at : at + size]))
+            if child is None:
+                break
+            found.append(child)
+            node = child
+        return found
+
+    def root(self, adapter: str | None, tenant: str) -> Node:
+        """The root of a namespace, made if it is new."""
+        key = (adapter, tenant)
+        namespace = self._namespaces.get(key)
+        if namespace is None:
+            namespace = self._namespaces[key] = Namespace(adapter, tenant)
+        return namespace.root
+
+    def insert(self, parent: Node, tokens: TokenBlock, blocks: tuple[int, ...]) -> Node:
+        """Add a child that is not there yet; readers that waited for it move onto it."""
+        assert tokens not in parent.children and len(tokens) == self._block_size
+        node = Node(parent, tokens, blocks, parent.namespace)
+        parent.children[tokens] = node
+        self.touch(node)
+        for reader in [r for r in parent.waiting if _next_block(r) == tokens]:
+            self._advance(reader)
+        return node
+
+    def touch(self, node: Node) -> None:
+        """Mark a use; `last_access` is a counter, so that replays give the same order."""
+        self._tick += 1
+        node.last_access = self._tick
+
+    def remove(self, node: Node) -> None:
+        """Take a leaf out; its readers fall back onto the parent."""
+        assert node.parent is not None and not node.children
+        for reader in list(node.waiting):
+            node.waiting.discard(reader)
+            node.readers -= 1
+            reader.depth -= 1
+            reader.node = node.parent
+            node.parent.waiting.add(reader)
+        assert node.readers == 0
+        del node.parent.children[node.tokens]
+
+    def add_reader(
+        self, adapter: str | None, tenant: str, tokens: Sequence[int], limit: int
+    ) -> Reader:
+        """Register a future reader of the first `limit` tokens."""
+        reader = Reader(self.split(tokens, limit), self.root(adapter, tenant))
+        reader.node.waiting.add(reader)
+        self._advance(reader)
+        return reader
+
+    def remove_reader(self, reader: Reader) -> None:
+        """End a registration."""
+        reader.node.waiting.discard(reader)
+        node: Node | None = reader.node
+        while node is not None and node.parent is not None:
+            node.readers -= 1
+            node = node.parent
+
+    def _advance(self, reader: Reader) -> None:
+        while (block := _next_block(reader)) is not None:
+            child = reader.node.children.get(block)
+            if child is None:
+                return
+            reader.node.waiting.discard(reader)
+            child.readers += 1
+            child.waiting.add(reader)
+            reader.node = child
+            reader.depth += 1
+
+    def namespaces_of(self, adapter: str) -> list[Namespace]:
+        """All tenants' namespaces of one adapter version."""
+        return [ns for (name, _), ns in self._namespaces.items() if name == adapter]
+
+    def remove_namespace(self, namespace: Namespace) -> None:
+        """Forget an empty namespace that no table or reader refers to any more."""
+        assert not namespace.root.children and not namespace.root.waiting
+        del self._namespaces[namespace.adapter, namespace.tenant]
+
+    def nodes(self, namespace: Namespace | None = None) -> Iterator[Node]:
+        """Every node (of one namespace), children after parents."""
+        roots = [namespace] if namespace is not None else list(self._namespaces.values())
+        stack = [child for ns in roots for child in ns.root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> None:
+        """Verify links and reader counts. Raises `AccountingError`."""
+        for namespace in self._namespaces.values():
+            counted = _count_readers(namespace.root)
+            for node in self.nodes(namespace):
+                if node.parent is None or node.parent.children.get(node.tokens) is not node:
+                    raise AccountingError("a prefix-tree node is not its parent's child")
+                if node.readers != counted[id(node)]:
+                    raise AccountingError(
+                        f"a node counts {node.readers} readers, there are {counted[id(node)]}"
+                    )
+
+
+def _next_block(reader: Reader) -> TokenBlock | None:
+    return reader.blocks[reader.depth] if reader.depth < len(reader.blocks) else None
+
+
+def _count_readers(root: Node) -> dict[int, int]:
+    """Readers at or below each node, without recursion (trees are as deep as prompts are long)."""
+    order: list[Node] = [root]
+    for node in order:
+        order.extend(node.children.values())
+    counted = {id(node): len(node.waiting) for node in order}
+    for node in reversed(order):
+        if node.parent is not None:
+            counted[id(node.parent)] += counted[id(node)]
+    return counted

@@ -1,0 +1,52 @@
+"""Block tables: which blocks hold a sequence's KV, per KV group.
+
+A KV group is a set of layers x KV heads that shares block numbers (DESIGN section 5); today there
+is one, but every table has the axis. Invariant: all groups of a table are equally long.
+"""
+
+from __future__ import annotations
+
+from tandem.kv.prefix_tree import Node
+
+
+class BlockTable:
+    """Blocks of one sequence in order of position.
+
+    | logical blocks | owner |
+    |---|---|
+    | `[0, len(nodes))` | the prefix tree; this table is one of their holders |
+    | `[len(nodes), len(self))` | this table, and tables forked from it until one writes |
+    """
+
+    __slots__ = ("groups", "nodes", "root")
+
+    def __init__(self, groups: int, root: Node) -> None:
+        self.groups: list[list[int]] = [[] for _ in range(groups)]
+        self.nodes: list[Node] = []
+        self.root = root
+
+    def __len__(self) -> int:
+        return len(self.groups[0])
+
+    @property
+    def last_node(self) -> Node:
+        """The deepest node of the committed prefix (the root if there is none)."""
+        return self.nodes[-1] if self.nodes else self.root
+
+    def logical(self, index: int) -> tuple[int, ...]:
+        """Physical blocks of one logical block, one a group."""
+        return tuple(group[index] for group in self.groups)
+
+    def append(self, blocks: tuple[int, ...]) -> None:
+        """Add one logical block at the end."""
+        for group, block in zip(self.groups, blocks, strict=True):
+            group.append(block)
+
+    def replace(self, index: int, blocks: tuple[int, ...]) -> None:
+        """Exchange one logical block."""
+        for group, block in zip(self.groups, blocks, strict=True):
+            group[index] = block
+
+    def prefix(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
+        """The first `num_blocks` blocks of every group, as a plan carries them."""
+        return tuple(tuple(group[:num_blocks]) for group in self.groups)

@@ -1,0 +1,174 @@
+"""Turns a decision into a plan that exceeds no budget.
+
+The one place where a policy's wish meets blocks, tokens and sequence slots; it attaches, extends
+and preempts, but never chooses: order and victims come from the decision. Invariant: a plan has at
+most `max_batch_tokens` rows and `max_sequences` spans, and every row has a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.core.decision import Candidate, Decision
+from tandem.core.plan import DEVICE_LANE, BlockCopy, Draw, LanePlan, Span, StepPlan
+from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.kv.cache import KVCache
+from tandem.scheduling.state import SchedulerState
+from tandem.scheduling.view import Budgets
+
+
+@dataclass(slots=True)
+class _Grant:
+    """What one iteration has given away so far."""
+
+    tokens_left: int
+    victims: list[int]
+    spans: list[Span] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    granted: set[int] = field(default_factory=set)
+
+
+class Admission:
+    """Grants candidates in order. Changes state and cache; called once an iteration."""
+
+    def __init__(self, state: SchedulerState, cache: KVCache, budgets: Budgets) -> None:
+        self._state = state
+        self._cache = cache
+        self._budgets = budgets
+        self.preemptions = 0
+
+    def plan(self, step: int, decision: Decision, now: float) -> StepPlan | None:
+        """The plan of this iteration, or None if nothing can run."""
+        for seq_id in decision.preempt:
+            seq = self._state.running.get(seq_id)
+            if seq is not None:
+                self._preempt(seq)
+        if decision.evict:
+            self._cache.evict_first(decision.evict)
+        lanes = []
+        for lane, wish in decision.lanes.items():
+            assert lane == DEVICE_LANE, "there is one lane today"
+            grant = _Grant(self._budgets.max_batch_tokens, list(reversed(decision.victims)))
+            for candidate in wish.candidates:
+                if grant.tokens_left <= 0 or len(grant.spans) >= self._budgets.max_sequences:
+                    break
+                if not self._grant(candidate, grant, now):
+                    break
+            if grant.spans:
+                lanes.append(LanePlan(step, lane, tuple(grant.spans), tuple(grant.copies)))
+        return StepPlan(step, tuple(lanes)) if lanes else None
+
+    def _grant(self, candidate: Candidate, grant: _Grant, now: float) -> bool:
+        """Give a candidate what it may have; False if no later one may be served either."""
+        seq = self._state.all.get(candidate.seq_id)
+        if seq is None or seq.seq_id in grant.granted:
+            return True
+        if seq.status is SequenceStatus.WAITING and not self._start(seq, candidate, grant, now):
+            return False
+        limit = candidate.max_tokens if candidate.max_tokens is not None else seq.remaining
+        wanted = min(seq.remaining, limit, grant.tokens_left)
+        if wanted <= 0:
+            return True
+        tokens = self._extend(seq, wanted, candidate, grant)
+        if tokens == 0:  # without room for one token, what it holds is of more use to others
+            self._preempt(seq)
+            return False
+        grant.spans.append(_span(seq, tokens, self._state.forks.get(seq.seq_id, []), self._cache))
+        grant.granted.add(seq.seq_id)
+        grant.tokens_left -= tokens
+        return True
+
+    def _start(self, seq: Sequence, candidate: Candidate, grant: _Grant, now: float) -> bool:
+        """Make a waiting sequence a running one, preempting victims if need be and allowed.
+
+        Beside others it starts only if its whole prefix fits and each of them can still grow by
+        a block: half-computed prompts that wait for each other's blocks help nobody.
+        """
+        while len(self._state.running) >= self._budgets.max_sequences:
+            if not (candidate.may_preempt and self._preempt_for(seq, grant)):
+                return False
+        seq.computed = self._cache.attach(seq)
+        while self._state.running:
+            reserve = len(self._state.running)
+            missing = self._cache.missing_blocks(seq, seq.remaining)
+            if missing + reserve <= self._cache.available_blocks:
+                break
+            if not (candidate.may_preempt and self._preempt_for(seq, grant)):
+                self._cache.release(seq)
+                seq.computed = 0
+                self._cache.add_reader(seq)
+                return False
+        if seq.first_scheduled_s is None:
+            seq.first_scheduled_s = now
+            seq.cached_tokens = seq.computed
+        self._state.run(seq)
+        return True
+
+    def _extend(self, seq: Sequence, wanted: int, candidate: Candidate, grant: _Grant) -> int:
+        """Blocks for up to `wanted` tokens: all, else what victims give, else what there is."""
+        while (copies := self._cache.try_extend(seq, wanted)) is None:
+            if candidate.may_preempt and self._preempt_for(seq, grant):
+                continue
+            wanted = min(wanted, self._cache.fitting_tokens(seq))
+            if wanted <= 0:
+                return 0
+        grant.copies.extend(copies)
+        return wanted
+
+    def _preempt_for(self, seq: Sequence, grant: _Grant) -> bool:
+        """Preempt the next victim that is not `seq` and was not granted in this iteration."""
+        while grant.victims:
+            victim = self._state.running.get(grant.victims.pop())
+            if victim is None or victim.seq_id in grant.granted:
+                continue
+            if victim is seq:
+                grant.victims.clear()  # the rest has precedence over it
+                return False
+            self._preempt(victim)
+            return True
+        return False
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._cache.release(seq)
+        seq.computed = 0
+        seq.preemptions += 1
+        self.preemptions += 1
+        self._state.wait(seq)
+        self._cache.add_reader(seq)
+
+
+def _span(seq: Sequence, num_tokens: int, forks: list[Sequence], cache: KVCache) -> Span:
+    start, end = seq.computed, seq.computed + num_tokens
+    sampling = seq.request.sampling
+    draws: tuple[Draw, ...] = ()
+    if end == len(seq.tokens):
+        draws = tuple(_draw(choice) for choice in [seq, *forks])
+    targets: tuple[int, ...] = ()
+    if sampling.prompt_logprobs is not None and seq.scored < seq.prompt_tokens:
+        targets = tuple(seq.tokens[start + 1 : min(end + 1, seq.prompt_tokens)])
+    return Span(
+        seq_id=seq.seq_id,
+        start=start,
+        tokens=tuple(seq.tokens[start:end]),
+        block_tables=cache.table(seq, end),
+        adapter=seq.adapter.content_hash if seq.adapter is not None else None,
+        draws=draws,
+        score_targets=targets,
+        score_top=sampling.prompt_logprobs or 0,
+    )
+
+
+def _draw(seq: Sequence) -> Draw:
+    sampling = seq.request.sampling
+    banned: tuple[int, ...] = ()
+    if seq.output_tokens < sampling.min_tokens:
+        banned = tuple(sorted(seq.stop_ids))
+    return Draw(
+        seq_id=seq.seq_id,
+        index=seq.index,
+        position=seq.output_tokens,
+        sampling=sampling,
+        prompt_tokens=seq.prompt_tokens,
+        history=tuple(seq.tokens) if sampling.has_penalties else (),
+        banned=banned,
+    )

@@ -1,0 +1,313 @@
+"""Keeps the state of all requests: add, abort, schedule, apply.
+
+Returns plans and never runs anything; takes results and returns events. Knows no policy, no
+tensor and no text. Invariant: between `schedule` and `apply` of a plan no sequence of it is
+released (an abort in that time takes effect in `apply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.events import RequestTimes, TokenEvent
+from tandem.core.plan import DrawResult, ScoreResult, Span, StepPlan, StepResult
+from tandem.core.request import Request
+from tandem.core.sequence import FinishReason, Sequence, SequenceStatus
+from tandem.core.version import AdapterVersion
+from tandem.kv.cache import KVCache
+from tandem.scheduling.admission import Admission
+from tandem.scheduling.state import SchedulerState
+from tandem.scheduling.view import Budgets, Policy, View
+
+
+class Scheduler:
+    """Sequences, blocks and the policy of one engine. Called from one thread.
+
+    `prompt_tokens` and `generation_tokens` are totals since the start.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        cache: KVCache,
+        budgets: Budgets,
+        *,
+        max_model_len: int,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.state = SchedulerState()
+        self.cache = cache
+        self.budgets = budgets
+        self._policy = policy
+        self._admission = Admission(self.state, cache, budgets)
+        self._max_model_len = max_model_len
+        self._eos = frozenset(eos_token_ids)
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self._requests: dict[str, list[Sequence]] = {}
+        self._seq_ids = count()
+        self._steps = count()
+        self._in_flight: StepPlan | None = None
+        self._last_plan: StepPlan | None = None
+        self._last_results: tuple[StepResult, ...] = ()
+        self._aborted: list[Sequence] = []
+
+    # ------------------------------------------------------------------ requests
+
+    @property
+    def has_work(self) -> bool:
+        """True if a call of `schedule` may return a plan."""
+        return bool(self.state.all)
+
+    @property
+    def preemptions(self) -> int:
+        """Running sequences that had to give way, since the start."""
+        return self._admission.preemptions
+
+    def add(self, request: Request, adapter: AdapterVersion | None) -> None:
+        """Take a request. Raises `InvalidRequest` if it could never run to its end here."""
+        self._validate(request)
+        stop_ids = frozenset(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            stop_ids |= self._eos
+        sequences = [
+            Sequence(
+                seq_id=next(self._seq_ids),
+                request=request,
+                index=index,
+                adapter=adapter,
+                tokens=list(request.prompt),
+                stop_ids=stop_ids,
+            )
+            for index in range(request.n)
+        ]
+        self._requests[request.request_id] = list(sequences)
+        self.state.add(sequences[0])
+        self.cache.add_reader(sequences[0])
+        for sibling in sequences[1:]:
+            self.state.add_fork(sequences[0], sibling)
+
+    def is_active(self, request_id: str) -> bool:
+        """True while a choice of this request has not finished."""
+        return request_id in self._requests
+
+    def abort(self, request_id: str, index: int | None = None) -> list[Sequence]:
+        """End one choice of a request or all of them, silently; unknown ones are ignored.
+
+        Returns the sequences that ended. What is in flight ends when its result is applied.
+        """
+        chosen = [
+            seq for seq in self._requests.get(request_id, ()) if index is None or seq.index == index
+        ]
+        if self._in_flight is not None:
+            self._aborted.extend(chosen)
+            return chosen
+        for seq in chosen:
+            self._finish(seq, FinishReason.ABORT)
+        return chosen
+
+    # ------------------------------------------------------------------ iteration
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Ask the policy and grant what fits; None if nothing can run now."""
+        assert self._in_flight is None, "the last plan has not been applied"
+        if not self.has_work:
+            return None
+        view = View(now, self.budgets, self._last_plan, self._last_results, self.state, self.cache)
+        decision = self._policy.decide(view)
+        plan = self._admission.plan(next(self._steps), decision, now)
+        self._in_flight = plan
+        return plan
+
+    def apply(self, results: Iterable[StepResult], now: float) -> list[TokenEvent]:
+        """Advance every sequence of the plan in flight by its result; returns what to deliver."""
+        plan = self._in_flight
+        assert plan is not None, "no plan is in flight"
+        results = tuple(results)
+        self._in_flight, self._last_plan, self._last_results = None, plan, results
+        events: list[TokenEvent] = []
+        spans = [span for lane in plan.lanes for span in lane.spans]
+        failed = {seq_id: reason for result in results for seq_id, reason in result.failed}
+        scores = {score.seq_id: score for result in results for score in result.scores}
+        draws = {draw.seq_id: draw for result in results for draw in result.draws}
+        for span in spans:
+            events.extend(self._advance(span, scores.get(span.seq_id), draws, failed, now))
+        for seq in self._aborted:
+            self._finish(seq, FinishReason.ABORT)
+        self._aborted.clear()
+        return events
+
+    def fail_step(self, reason: str, now: float) -> list[TokenEvent]:
+        """The plan in flight could not be computed: end its sequences with an error."""
+        plan = self._in_flight
+        assert plan is not None
+        everyone = tuple(
+            (seq_id, reason)
+            for lane in plan.lanes
+            for span in lane.spans
+            for seq_id in {span.seq_id, *(draw.seq_id for draw in span.draws)}
+        )
+        lost = [StepResult(plan.step, lane.lane, 0.0, failed=everyone) for lane in plan.lanes]
+        return self.apply(lost, now)
+
+    # ------------------------------------------------------------------ inside
+
+    def _validate(self, request: Request) -> None:
+        prompt, wanted = len(request.prompt), request.sampling.max_tokens
+        if request.request_id in self._requests:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use")
+        if prompt == 0:
+            raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
+        if prompt + 1 > self._max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {prompt} tokens, but the model's context is "
+                f"{self._max_model_len} tokens, at least one of them for the answer; shorten it",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        capacity = self.cache.num_blocks * self.cache.block_size
+        if min(prompt + wanted, self._max_model_len) > capacity:
+            raise InvalidRequest(
+                f"prompt ({prompt} tokens) and max_tokens ({wanted}) need more than the KV cache "
+                f"of {capacity} tokens; lower max_tokens or give the cache more memory",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+
+    def _advance(
+        self,
+        span: Span,
+        score: ScoreResult | None,
+        draws: dict[int, DrawResult],
+        failed: dict[int, str],
+        now: float,
+    ) -> list[TokenEvent]:
+        seq = self.state.all[span.seq_id]
+        if seq.seq_id in failed:
+            return self._fail([seq, *self.state.take_forks(seq)], failed[seq.seq_id], now)
+        seq.computed = span.end
+        self.cache.commit(seq)
+        events: list[TokenEvent] = []
+        if score is not None:
+            events.extend(self._take_scores(seq, span, score))
+        if not span.draws:
+            return events
+        choices = [seq, *self._start_forks(seq)]
+        for choice in choices:
+            if choice.seq_id in failed:
+                events.extend(self._fail([choice], failed[choice.seq_id], now))
+            elif choice.seq_id in draws:
+                events.append(self._take_token(choice, draws[choice.seq_id], now))
+        return events
+
+    def _take_scores(self, seq: Sequence, span: Span, score: ScoreResult) -> list[TokenEvent]:
+        """Deliver the log-probabilities of prompt tokens that were not delivered before."""
+        skip = seq.scored - (span.start + 1)
+        assert skip >= 0, "a position was skipped"
+        fresh = score.logprobs[skip:]
+        seq.scored += len(fresh)
+        if not fresh:
+            return []
+        return [TokenEvent(seq.request.request_id, seq.index, prompt_logprobs=tuple(fresh))]
+
+    def _start_forks(self, seq: Sequence) -> list[Sequence]:
+        forks = self.state.take_forks(seq)
+        for child in forks:
+            child.first_scheduled_s = seq.first_scheduled_s
+            child.cached_tokens = seq.cached_tokens
+            child.scored = seq.scored
+            if len(self.state.running) < self.budgets.max_sequences:
+                child.computed = seq.computed
+                self.cache.fork(seq, child)
+                self.state.run_fork(child)
+            else:
+                self.state.wait_fork(child)
+        return forks
+
+    def _take_token(self, seq: Sequence, draw: DrawResult, now: float) -> TokenEvent:
+        waiting = seq.status is SequenceStatus.WAITING
+        seq.tokens.append(draw.token)
+        self.state.waiting_tokens += waiting
+        self.generation_tokens += 1
+        if seq.first_token_s is None:
+            seq.first_token_s = now
+            self.prompt_tokens += seq.prompt_tokens if seq.index == 0 else 0
+        reason = self._ended(seq)
+        event = TokenEvent(
+            request_id=seq.request.request_id,
+            index=seq.index,
+            tokens=(draw.token,),
+            logprobs=(draw.logprob,) if draw.logprob is not None else (),
+            finish_reason=reason,
+            stop_token=draw.token if reason is FinishReason.STOP else None,
+            adapter=seq.adapter.label if seq.adapter is not None else None,
+            cached_tokens=seq.cached_tokens,
+            times=_times(seq, now) if reason is not None else None,
+        )
+        if reason is not None:
+            self._finish(seq, reason)
+        elif waiting:
+            self.cache.add_reader(seq)
+        return event
+
+    def _ended(self, seq: Sequence) -> FinishReason | None:
+        sampling = seq.request.sampling
+        if seq.tokens[-1] in seq.stop_ids and seq.output_tokens > sampling.min_tokens:
+            return FinishReason.STOP
+        if seq.output_tokens >= sampling.max_tokens or len(seq.tokens) >= self._max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _fail(self, sequences: list[Sequence], reason: str, now: float) -> list[TokenEvent]:
+        events = []
+        for seq in sequences:
+            events.append(
+                TokenEvent(
+                    request_id=seq.request.request_id,
+                    index=seq.index,
+                    finish_reason=FinishReason.ERROR,
+                    adapter=seq.adapter.label if seq.adapter is not None else None,
+                    times=_times(seq, now),
+                    error=reason,
+                )
+            )
+            self._finish(seq, FinishReason.ERROR)
+        return events
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        if seq.status is SequenceStatus.FINISHED:
+            return
+        seq.finish_reason = reason
+        self._promote_fork(seq)
+        self.cache.remove_reader(seq)
+        if self.cache.holds(seq):
+            self.cache.release(seq)
+        if seq.seq_id in self.state.all:
+            self.state.remove(seq)
+        seq.status = SequenceStatus.FINISHED
+        choices = self._requests[seq.request.request_id]
+        choices.remove(seq)
+        if not choices:
+            del self._requests[seq.request.request_id]
+
+    def _promote_fork(self, seq: Sequence) -> None:
+        """If choice 0 ends before its siblings could share the prompt, the next one computes it."""
+        forks = self.state.take_forks(seq)
+        if not forks:
+            return
+        heir, *others = forks
+        self.state.wait_fork(heir)
+        self.cache.add_reader(heir)
+        for sibling in others:
+            self.state.add_fork(heir, sibling)
+
+
+def _times(seq: Sequence, now: float) -> RequestTimes:
+    return RequestTimes(
+        arrival_s=seq.request.arrival_s,
+        first_scheduled_s=seq.first_scheduled_s,
+        first_token_s=seq.first_token_s,
+        finished_s=now,
+    )

@@ -1,0 +1,85 @@
+"""The sequences that the scheduler knows, by status, in the order of their arrival.
+
+Invariant: a sequence is in exactly one of `waiting`, `running` and `forks`; `all` holds them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.core.sequence import Sequence, SequenceStatus
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """Dictionaries keep insertion order: `waiting` and `running` iterate oldest first.
+
+    A preempted sequence goes back to `waiting`; policies order by arrival, not by position.
+    `forks` lists the later choices of an `n > 1` request under the `seq_id` of choice 0, whose
+    prompt they will share once it is computed. `waiting_tokens` counts what waits in tokens.
+    """
+
+    all: dict[int, Sequence] = field(default_factory=dict)
+    waiting: dict[int, Sequence] = field(default_factory=dict)
+    running: dict[int, Sequence] = field(default_factory=dict)
+    forks: dict[int, list[Sequence]] = field(default_factory=dict)
+    waiting_tokens: int = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that do not run yet, later choices of `n > 1` requests included."""
+        return len(self.all) - len(self.running)
+
+    def add(self, seq: Sequence) -> None:
+        """A new sequence starts waiting."""
+        self.all[seq.seq_id] = seq
+        self._wait(seq)
+
+    def add_fork(self, parent: Sequence, child: Sequence) -> None:
+        """A later choice waits until `parent` has computed their prompt."""
+        self.all[child.seq_id] = child
+        self.forks.setdefault(parent.seq_id, []).append(child)
+
+    def take_forks(self, parent: Sequence) -> list[Sequence]:
+        """End the forks' wait; the caller makes each of them run or wait."""
+        return self.forks.pop(parent.seq_id, [])
+
+    def run_fork(self, child: Sequence) -> None:
+        """A fork got its blocks."""
+        child.status = SequenceStatus.RUNNING
+        self.running[child.seq_id] = child
+
+    def wait_fork(self, child: Sequence) -> None:
+        """A fork has to find its own blocks."""
+        self._wait(child)
+
+    def run(self, seq: Sequence) -> None:
+        """From waiting to running."""
+        del self.waiting[seq.seq_id]
+        self.waiting_tokens -= len(seq.tokens)
+        seq.status = SequenceStatus.RUNNING
+        self.running[seq.seq_id] = seq
+
+    def wait(self, seq: Sequence) -> None:
+        """From running back to waiting."""
+        del self.running[seq.seq_id]
+        self._wait(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """The sequence has finished. Its forks, if any, must have been taken before."""
+        assert seq.seq_id not in self.forks
+        siblings = next((f for f in self.forks.values() if seq in f), None)
+        if siblings is not None:
+            siblings.remove(seq)
+        elif seq.seq_id in self.waiting:
+            del self.waiting[seq.seq_id]
+            self.waiting_tokens -= len(seq.tokens)
+        else:  # running, or a fork that was taken and never ran
+            self.running.pop(seq.seq_id, None)
+        del self.all[seq.seq_id]
+        seq.status = SequenceStatus.FINISHED
+
+    def _wait(self, seq: Sequence) -> None:
+        seq.status = SequenceStatus.WAITING
+        self.waiting[seq.seq_id] = seq
+        self.waiting_tokens += len(seq.tokens)

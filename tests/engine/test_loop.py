@@ -1,0 +1,360 @@
+"""The whole loop over an executor that notices every wrong block."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_executor import EOS, FakeExecutor, expected_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.build import build_policy
+from tandem.core.clock import VirtualClock
+from tandem.core.errors import AdapterError, InvalidRequest, NotFound
+from tandem.core.events import TokenEvent
+from tandem.core.plan import Draw, LanePlan
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.sequence import FinishReason
+from tandem.engine.loop import EngineLoop
+from tandem.kv.cache import KVCache
+from tandem.scheduling.scheduler import Scheduler
+from tandem.scheduling.view import Budgets
+
+
+class Bench:
+    """A loop with its fake parts, and everything it ever said."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 32,
+        policy: str = "fcfs",
+        max_sequences: int = 8,
+        max_batch_tokens: int = 16,
+        prefix_caching: bool = True,
+    ) -> None:
+        self.plans: list[LanePlan] = []
+        self.executor = FakeExecutor(num_blocks, on_submit=self.plans.append)
+        self.budgets = Budgets(max_sequences, max_batch_tokens)
+        self.cache = KVCache(num_blocks, 4, prefix_caching=prefix_caching)
+        self.clock = VirtualClock()
+        self.scheduler = Scheduler(
+            build_policy(policy), self.cache, self.budgets, max_model_len=64, eos_token_ids=(EOS,)
+        )
+        self.loop = EngineLoop(
+            self.scheduler, self.executor, self.clock, max_loaded_adapters=4, check_every_step=True
+        )
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.ended: dict[tuple[str, int], TokenEvent] = {}
+        self.scored: dict[str, list[int]] = {}
+
+    def step(self) -> None:
+        self.clock.advance(0.1)
+        for event in self.loop.step():
+            key = (event.request_id, event.index)
+            assert key not in self.ended, "an event after the last one"
+            self.tokens.setdefault(key, []).extend(event.tokens)
+            self.scored.setdefault(event.request_id, []).extend(
+                logprob.token for logprob in event.prompt_logprobs
+            )
+            if event.finish_reason is not None:
+                self.ended[key] = event
+
+    def run(self, limit: int = 3000) -> None:
+        for _ in range(limit):
+            if not self.loop.has_work:
+                break
+            self.step()
+        assert not self.loop.has_work, "requests never end"
+        assert self.cache.held_blocks == 0
+        for plan in self.plans:
+            assert plan.num_tokens <= self.budgets.max_batch_tokens
+            assert len(plan.spans) <= self.budgets.max_sequences
+
+
+def request(name: str, prompt: list[int], *, n: int = 1, priority: int = 0, tenant: str = "",
+            adapter: str | None = None, **sampling: object) -> Request:  # fmt: skip
+    params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
+    return Request(
+        name, tuple(prompt), params, n=n, priority=priority, tenant=tenant, adapter=adapter
+    )
+
+
+def check_answer(bench: Bench, asked: Request, index: int, adapter: str | None = None) -> None:
+    stop = frozenset() if asked.sampling.ignore_eos else frozenset({EOS})
+    draw = Draw(0, index, 0, asked.sampling)
+    wanted = expected_tokens(asked.prompt, draw, adapter, asked.sampling.max_tokens, stop)
+    key = (asked.request_id, index)
+    assert bench.tokens[key] == wanted
+    reason = FinishReason.STOP if wanted[-1] in stop else FinishReason.LENGTH
+    assert bench.ended[key].finish_reason is reason
+
+
+prompts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+actions = st.one_of(
+    st.tuples(st.just("add"), prompts, st.integers(1, 3), st.integers(-2, 2), st.integers(1, 20)),
+    st.tuples(st.just("step"), st.integers(1, 6)),
+    st.tuples(st.just("abort"), st.integers(0, 8), st.one_of(st.none(), st.integers(0, 2))),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    script=st.lists(actions, min_size=1, max_size=25),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    num_blocks=st.integers(13, 40),
+    max_sequences=st.integers(1, 6),
+    max_batch_tokens=st.integers(6, 40),
+    prefix_caching=st.booleans(),
+)
+def test_any_mix_answers_as_if_alone(
+    script, policy, num_blocks, max_sequences, max_batch_tokens, prefix_caching
+):
+    bench = Bench(
+        num_blocks=num_blocks,
+        policy=policy,
+        max_sequences=max_sequences,
+        max_batch_tokens=max_batch_tokens,
+        prefix_caching=prefix_caching,
+    )
+    asked: list[Request] = []
+    aborted: set[tuple[str, int]] = set()
+    for action in script:
+        if action[0] == "add":
+            _, prompt, n, priority, max_tokens = action
+            new = request(f"r{len(asked)}", prompt, n=n, priority=priority, max_tokens=max_tokens)
+            asked.append(new)
+            bench.loop.add(new)
+        elif action[0] == "step":
+            for _ in range(action[1]):
+                bench.step()
+        else:
+            _, which, index = action
+            if which < len(asked):
+                bench.loop.abort(f"r{which}", index)
+                bench.loop._scheduler.cache.check()
+                chosen = range(asked[which].n) if index is None else [index]
+                aborted |= {(f"r{which}", i) for i in chosen} - bench.ended.keys()
+    bench.run()
+    for each in asked:
+        for index in range(each.n):
+            if (each.request_id, index) not in aborted:
+                check_answer(bench, each, index)
+    assert not aborted & bench.ended.keys(), "an aborted choice said something"
+
+
+def test_prefix_hits_are_counted_and_used():
+    bench = Bench()
+    first = request("a", list(range(20)), max_tokens=2, ignore_eos=True)
+    bench.loop.add(first)
+    bench.run()
+    before = sum(plan.num_tokens for plan in bench.plans)
+    bench.loop.add(request("b", list(range(20)), max_tokens=2, ignore_eos=True))
+    bench.run()
+    after = sum(plan.num_tokens for plan in bench.plans) - before
+    assert after == before - 16  # 4 of the prompt's 5 blocks; its last token is always computed
+    assert bench.loop.stats().prefix_hits_tokens == 16
+    assert bench.ended["b", 0].cached_tokens == 16
+
+
+def test_tenants_do_not_share_blocks():
+    bench = Bench()
+    bench.loop.add(request("a", list(range(20)), tenant="one"))
+    bench.run()
+    bench.loop.add(request("b", list(range(20)), tenant="two"))
+    bench.run()
+    assert bench.loop.stats().prefix_hits_tokens == 0
+
+
+def test_priority_preempts_and_the_victim_resumes():
+    bench = Bench(num_blocks=14, policy="priority", max_sequences=2)
+    slow = request("slow", [1] * 20, priority=5, max_tokens=20, ignore_eos=True)
+    bench.loop.add(slow)
+    for _ in range(6):
+        bench.step()
+    urgent = request("urgent", [2] * 20, priority=0, max_tokens=10, ignore_eos=True)
+    bench.loop.add(urgent)
+    bench.run()
+    order = list(bench.ended)
+    assert order == [("urgent", 0), ("slow", 0)]
+    assert bench.loop.stats().preemptions >= 1
+    check_answer(bench, slow, 0)
+    check_answer(bench, urgent, 0)
+
+
+def test_priority_takes_the_only_slot():
+    bench = Bench(policy="priority", max_sequences=1)
+    bench.loop.add(request("slow", [1] * 4, priority=1, max_tokens=20, ignore_eos=True))
+    bench.step()
+    bench.loop.add(request("urgent", [2] * 4, priority=0, max_tokens=2, ignore_eos=True))
+    bench.run()
+    assert list(bench.ended) == [("urgent", 0), ("slow", 0)]
+
+
+def test_preempted_work_keeps_its_blocks_while_nobody_needs_them():
+    bench = Bench(policy="priority", max_sequences=1)
+    bench.loop.add(request("slow", [1] * 16, priority=1, max_tokens=9, ignore_eos=True))
+    for _ in range(4):
+        bench.step()
+    bench.loop.add(request("urgent", [2] * 4, priority=0, max_tokens=2, ignore_eos=True))
+    bench.run()
+    computed = sum(len(s.tokens) for p in bench.plans for s in p.spans if s.start < 16)
+    assert computed < 16 + 4 + 8, "the long prompt was computed again"
+
+
+def test_fcfs_preempts_the_latest_when_blocks_run_out():
+    bench = Bench(num_blocks=16, max_sequences=4)
+    for name in ("a", "b", "c"):
+        bench.loop.add(request(name, [ord(name)] * 4, max_tokens=24, ignore_eos=True))
+    bench.run()
+    assert bench.loop.stats().preemptions > 0
+    assert list(bench.ended)[0] == ("a", 0)
+
+
+def test_prompt_scores_come_whole_and_once():
+    bench = Bench(max_batch_tokens=6)
+    prompt = list(range(21))
+    for name in ("a", "b"):  # the second may not take scored positions from the cache
+        bench.loop.add(request(name, prompt, prompt_logprobs=1, max_tokens=3))
+        bench.run()
+        assert bench.scored[name] == prompt[1:]
+
+
+def test_choices_share_the_prompt():
+    bench = Bench(max_batch_tokens=64)
+    asked = request("a", list(range(22)), n=4, max_tokens=5, ignore_eos=True)
+    bench.loop.add(asked)
+    bench.run()
+    for index in range(4):
+        check_answer(bench, asked, index)
+    assert sum(len(s.tokens) for p in bench.plans for s in p.spans) == 22 + 4 * 4
+    assert sum(len(p.copies) for p in bench.plans) == 3  # the last to write keeps the original
+
+
+def test_min_tokens_bans_the_end():
+    bench = Bench()
+    for seed in range(30):
+        bench.loop.add(request(f"r{seed}", [1], seed=seed, min_tokens=4, max_tokens=6))
+    bench.run()
+    for seed in range(30):
+        assert EOS not in bench.tokens[f"r{seed}", 0][:4]
+
+
+def test_a_failed_sequence_ends_alone():
+    bench = Bench()
+    bench.loop.add(request("bad", [1, 2], n=2))
+    bench.loop.add(good := request("good", [3, 4]))
+    bench.executor.failing = {0}
+    bench.run()
+    assert bench.ended["bad", 0].finish_reason is FinishReason.ERROR
+    assert bench.ended["bad", 1].error == "asked to fail"
+    check_answer(bench, good, 0)
+
+
+def test_a_failed_iteration_ends_its_sequences_only():
+    bench = Bench()
+    boom = [True]
+
+    def explode(plan: LanePlan) -> None:
+        if boom.pop() if boom else False:
+            raise RuntimeError("out of memory")
+
+    bench.executor._on_submit = explode
+    bench.loop.add(request("bad", [1, 2]))
+    bench.step()
+    assert "out of memory" in (bench.ended["bad", 0].error or "")
+    bench.loop.add(good := request("good", [3, 4]))
+    bench.run()
+    check_answer(bench, good, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "needle"),
+    [([], 4, "empty"), ([1] * 64, 4, "context"), ([1] * 40, 60, "KV cache")],
+)
+def test_what_can_never_run_is_refused(prompt, max_tokens, needle):
+    bench = Bench(num_blocks=12)
+    with pytest.raises(InvalidRequest, match=needle):
+        bench.loop.add(request("a", prompt, max_tokens=max_tokens))
+    assert not bench.loop.has_work
+
+
+# ---------------------------------------------------------------- adapters
+
+
+def write_adapter(folder: Path, content: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4}))
+    (folder / "adapter_model.safetensors").write_bytes(content.encode())
+    return str(folder)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    script=st.lists(
+        st.one_of(
+            st.tuples(st.just("load"), st.sampled_from("AB"), st.integers(0, 2)),
+            st.tuples(st.just("unload"), st.sampled_from("AB")),
+            st.tuples(st.just("add"), st.sampled_from(["A", "B", None]), prompts),
+            st.tuples(st.just("step"), st.integers(1, 4)),
+        ),
+        max_size=25,
+    )
+)
+def test_no_answer_reads_blocks_of_another_version(script, tmp_path_factory):
+    """Loads in place, unloads and reloads under running requests (see FakeExecutor._read)."""
+    folder = tmp_path_factory.mktemp("adapters")
+    bench = Bench(num_blocks=30)
+    asked: list[tuple[Request, str | None]] = []
+    for action in script:
+        if action[0] == "load":
+            path = write_adapter(folder / action[1], f"weights {action[2]}")
+            bench.loop.load_adapter(action[1], path)
+        elif action[0] == "unload" and action[1] in bench.loop.adapters:
+            bench.loop.unload_adapter(action[1])
+        elif action[0] == "add":
+            name = action[1]
+            version = bench.loop.adapters.get(name) if name else None
+            if name is None or version is not None:
+                new = request(f"r{len(asked)}", action[2], adapter=name)
+                bench.loop.add(new)
+                asked.append((new, version.content_hash if version else None))
+        elif action[0] == "step":
+            for _ in range(action[1]):
+                bench.step()
+    bench.run()
+    for each, content_hash in asked:
+        check_answer(bench, each, 0, content_hash)
+    current = {version.content_hash for version in bench.loop.adapters.values()}
+    assert bench.executor.adapters == current, "a version nobody uses is still loaded"
+
+
+def test_adapter_errors(tmp_path):
+    bench = Bench()
+    with pytest.raises(NotFound):
+        bench.loop.add(request("a", [1], adapter="none"))
+    with pytest.raises(NotFound):
+        bench.loop.unload_adapter("none")
+    with pytest.raises(AdapterError, match="no adapter directory"):
+        bench.loop.load_adapter("a", str(tmp_path / "missing"))
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(AdapterError, match="pickled"):
+        bench.loop.load_adapter("a", str(tmp_path))
+    for number in range(4):
+        folder = write_adapter(tmp_path / f"{number}", f"{number}")
+        bench.loop.load_adapter(f"n{number}", folder)
+    with pytest.raises(AdapterError, match="4 adapters"):
+        bench.loop.load_adapter("n4", write_adapter(tmp_path / "4", "4"))
+
+
+def test_version_numbers_and_labels(tmp_path):
+    bench = Bench()
+    first = bench.loop.load_adapter("a", write_adapter(tmp_path / "a", "1"))
+    second = bench.loop.load_adapter("a", write_adapter(tmp_path / "a", "2"))
+    assert (first.label, second.label) == ("a@1", "a@2")
+    bench.loop.add(request("r", [1, 2], adapter="a"))
+    bench.run()
+    assert bench.ended["r", 0].adapter == "a@2"
