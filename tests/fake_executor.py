@@ -1,6 +1,6 @@
 """An executor without a model: KV is a chain of hashes, the next token a function of it.
 
-Each cache slot holds (position, token, adapter, hash of the whole prefix under that adapter). A span
+Each cache slot holds (position, token, adapter, hash of the prefix under that adapter). A span
 whose blocks do not hold exactly its own prefix, written under its own adapter, fails at once; and
 since the drawn token depends on the whole prefix, any mix-up also changes the answer.
 """

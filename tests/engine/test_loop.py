@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_executor import EOS, FakeExecutor, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_executor import EOS, FakeExecutor, expected_tokens
 from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import AdapterError, InvalidRequest, NotFound
@@ -211,7 +211,7 @@ def test_fcfs_preempts_the_latest_when_blocks_run_out():
         bench.loop.add(request(name, [ord(name)] * 4, max_tokens=24, ignore_eos=True))
     bench.run()
     assert bench.loop.stats().preemptions > 0
-    assert list(bench.ended)[0] == ("a", 0)
+    assert next(iter(bench.ended)) == ("a", 0)
 
 
 def test_prompt_scores_come_whole_and_once():

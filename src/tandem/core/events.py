@@ -22,7 +22,8 @@ class RequestTimes:
 class TokenEvent:
     """New tokens of one choice; the last event of a choice has a `finish_reason`.
 
-    `prompt_logprobs` comes once, with the first event of choice 0, when it was asked for.
+    `prompt_logprobs`, when asked for, come in order of position before the first token, in as many
+    parts as the prompt had chunks; all of them belong to choice 0.
     `cached_tokens` counts prompt tokens whose KV was found in the cache. `stop_token` is the id
     that ended the choice when `finish_reason` is `stop` (it is also the last of `tokens`).
     `error` explains `FinishReason.ERROR`.

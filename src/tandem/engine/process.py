@@ -42,12 +42,19 @@ class ProcessTransport:
     """See `tandem.engine.client.Transport`. `command` starts a child that calls `host.serve`."""
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], settings: bytes, clock: Clock
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        settings: bytes,
+        clock: Clock,
+        *,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._command = list(command)
         self._environ = dict(environ)
         self._settings = settings
         self._clock = clock
+        self._silence_s = silence_s
         self._deliver: Callable[[Message], None] | None = None
         self._incarnation = 0
         self._child: subprocess.Popen[bytes] | None = None
@@ -132,8 +139,8 @@ class ProcessTransport:
             if code is not None:
                 await asyncio.sleep(0)  # its last words may still be in the socket
                 return f"the engine process ended unexpectedly (exit status {code})"
-            if self._ready and self._clock.now() - self._heard_s > SILENCE_S:
-                return f"the engine process gave no sign of life for {SILENCE_S:.0f} s"
+            if self._ready and self._clock.now() - self._heard_s > self._silence_s:
+                return f"the engine process gave no sign of life for {self._silence_s:.0f} s"
             await asyncio.sleep(_POLL_S)
 
     async def _read(self, channel: ZmqClientChannel) -> None:

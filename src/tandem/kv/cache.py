@@ -129,11 +129,15 @@ class KVCache:
         Evicts cached blocks as needed. Returns the copies (copy-on-write of a tail that is shared
         with a forked sequence) which must run before the forward.
         """
-        if self.missing_blocks(seq, num_tokens) > self.available_blocks:
-            return None
         table = self._tables[seq.seq_id]
-        copies = self._unshare_tail(seq, table)
-        while len(table) < self._blocks_for(seq.computed + num_tokens):
+        shared = self._shares_tail(seq, table)
+        missing = self._blocks_for(seq.computed + num_tokens) - len(table)
+        if missing <= 0 and not shared:  # the usual decode: its block has room
+            return ()
+        if max(0, missing) + shared > self.available_blocks:
+            return None
+        copies = self._unshare_tail(seq, table) if shared else ()
+        for _ in range(missing):
             table.append(self._allocate())
         return copies
 
@@ -258,8 +262,6 @@ class KVCache:
         return index < len(table) and self._pools[0].count(table.groups[0][index]) > 1
 
     def _unshare_tail(self, seq: Sequence, table: BlockTable) -> tuple[BlockCopy, ...]:
-        if not self._shares_tail(seq, table):
-            return ()
         index = seq.computed // self.block_size
         assert index >= len(table.nodes), "blocks of the tree are full and never written"
         old, new = table.logical(index), self._allocate()

@@ -138,37 +138,32 @@ class Admission:
 
 
 def _span(seq: Sequence, num_tokens: int, forks: list[Sequence], cache: KVCache) -> Span:
-    start, end = seq.computed, seq.computed + num_tokens
-    sampling = seq.request.sampling
-    draws: tuple[Draw, ...] = ()
-    if end == len(seq.tokens):
-        draws = tuple(_draw(choice) for choice in [seq, *forks])
+    start, end, tokens = seq.computed, seq.computed + num_tokens, seq.tokens
+    top = seq.request.sampling.prompt_logprobs
     targets: tuple[int, ...] = ()
-    if sampling.prompt_logprobs is not None and seq.scored < seq.prompt_tokens:
-        targets = tuple(seq.tokens[start + 1 : min(end + 1, seq.prompt_tokens)])
+    if top is not None and seq.scored < seq.prompt_tokens:
+        targets = tuple(tokens[start + 1 : min(end + 1, seq.prompt_tokens)])
     return Span(
-        seq_id=seq.seq_id,
-        start=start,
-        tokens=tuple(seq.tokens[start:end]),
-        block_tables=cache.table(seq, end),
-        adapter=seq.adapter.content_hash if seq.adapter is not None else None,
-        draws=draws,
-        score_targets=targets,
-        score_top=sampling.prompt_logprobs or 0,
+        seq.seq_id,
+        start,
+        tuple(tokens[start:end]),
+        cache.table(seq, end),
+        seq.adapter.content_hash if seq.adapter is not None else None,
+        tuple([_draw(choice) for choice in (seq, *forks)]) if end == len(tokens) else (),
+        targets,
+        top or 0,
     )
 
 
 def _draw(seq: Sequence) -> Draw:
-    sampling = seq.request.sampling
-    banned: tuple[int, ...] = ()
-    if seq.output_tokens < sampling.min_tokens:
-        banned = tuple(sorted(seq.stop_ids))
+    sampling, prompt_tokens = seq.request.sampling, len(seq.request.prompt)
+    position = len(seq.tokens) - prompt_tokens
     return Draw(
-        seq_id=seq.seq_id,
-        index=seq.index,
-        position=seq.output_tokens,
-        sampling=sampling,
-        prompt_tokens=seq.prompt_tokens,
-        history=tuple(seq.tokens) if sampling.has_penalties else (),
-        banned=banned,
+        seq.seq_id,
+        seq.index,
+        position,
+        sampling,
+        prompt_tokens,
+        tuple(seq.tokens) if sampling.has_penalties else (),
+        tuple(sorted(seq.stop_ids)) if position < sampling.min_tokens else (),
     )

@@ -1,0 +1,90 @@
+"""Which request fields are accepted without effect, and which are refused by name.
+
+OpenAI's clients send many fields. A field that we do not implement is fine at its default and an
+error otherwise, so that nobody believes it had an effect. Invariant: no field is dropped in
+silence; docs/api.md lists these tables and a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A known field that only its default values pass; `advice` says what to do instead."""
+
+    defaults: tuple[Any, ...]
+    advice: str
+
+
+_NO_TOOLS = "tools are not supported; describe the tool in the prompt and parse the answer"
+_TEXT_ONLY = "only text in and text out is supported"
+
+UNUSED = {
+    "user": "names the end user",
+    "metadata": "labels for the caller's own use",
+    "safety_identifier": "names the end user",
+    "prompt_cache_key": "prompts are cached by content",
+    "prompt_cache_retention": "prompts are cached while memory lasts",
+}
+
+CHAT_REFUSED = {
+    "tools": Refused(([],), _NO_TOOLS),
+    "tool_choice": Refused(("none", "auto"), _NO_TOOLS),
+    "parallel_tool_calls": Refused((True,), _NO_TOOLS),
+    "functions": Refused(([],), _NO_TOOLS),
+    "function_call": Refused(("none", "auto"), _NO_TOOLS),
+    "response_format": Refused(({"type": "text"},), "only {'type': 'text'} is supported"),
+    "modalities": Refused((["text"],), _TEXT_ONLY),
+    "audio": Refused((), _TEXT_ONLY),
+    "prediction": Refused((), "predicted outputs are not supported"),
+    "reasoning_effort": Refused((), "reasoning control is not supported"),
+    "verbosity": Refused(("medium",), "ask for a shorter or longer answer in the prompt"),
+    "web_search_options": Refused((), "web search is not supported"),
+    "store": Refused((False,), "answers are not stored"),
+    "service_tier": Refused(("auto", "default"), "there is one tier: omit it or send 'auto'"),
+}
+
+COMPLETION_REFUSED = {
+    "suffix": Refused(("",), "insertion is not supported"),
+    "store": CHAT_REFUSED["store"],
+    "service_tier": CHAT_REFUSED["service_tier"],
+    "response_format": CHAT_REFUSED["response_format"],
+}
+
+MESSAGE_REFUSED = {
+    "tool_calls": Refused(([],), _NO_TOOLS),
+    "tool_call_id": Refused((), _NO_TOOLS),
+    "function_call": Refused((), _NO_TOOLS),
+    "audio": Refused((), _TEXT_ONLY),
+    "refusal": Refused((), "send a refusal as the message's content"),
+    "annotations": Refused(([],), _TEXT_ONLY),
+}
+
+
+def check_extra(extra: Mapping[str, Any], refused: Mapping[str, Refused], where: str = "") -> None:
+    """Raise `InvalidRequest` for the first field that is unknown or not at its default.
+
+    `where` is the path of the object that holds the fields, e.g. `messages[0].`.
+    """
+    for name, value in extra.items():
+        if value is None or (not where and name in UNUSED):
+            continue
+        path = f"{where}{name}"
+        if name not in refused:
+            raise InvalidRequest(
+                f"unrecognized request argument: '{path[:200]}'; remove it",
+                param=path[:200],
+                code="unknown_parameter",
+            )
+        if value not in refused[name].defaults:
+            raise InvalidRequest(
+                f"'{path}' is not supported: {refused[name].advice}",
+                param=path,
+                code="unsupported_parameter",
+            )

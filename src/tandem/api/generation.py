@@ -1,0 +1,210 @@
+"""Routes that generate: /v1/chat/completions and /v1/completions.
+
+Turns a parsed body into the service's options and the answer into one JSON body or a stream.
+Invariant: an error before the first token has an HTTP status of its own; a later one is an event
+in the stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request, Response
+
+from tandem.api.connection import EventStream, read_body, until_disconnect
+from tandem.api.errors import failure
+from tandem.api.render import (
+    DONE,
+    ChatShape,
+    ChunkEncoder,
+    CompletionShape,
+    Header,
+    Shape,
+    WholeAnswer,
+    event,
+)
+from tandem.api.schemas import ChatRequest, CompletionRequest, SamplingFields, parse
+from tandem.api.surface import Surface
+from tandem.core.errors import InvalidRequest, TandemError
+from tandem.core.sampling import SamplingParams
+from tandem.services.answer import Answer
+from tandem.services.generation import Options
+
+ADAPTER_HEADER = "x-tandem-adapter"
+DEFAULT_COMPLETION_TOKENS = 16
+_log = logging.getLogger(__name__)
+
+
+def add_generation_routes(app: FastAPI, surface: Surface) -> None:
+    """Add the generating routes."""
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        body = parse(ChatRequest, await read_body(request, surface.max_body_bytes))
+        options = chat_options(body, request.state.tenant)
+        wants = _wants(body, logprobs=bool(body.logprobs))
+
+        async def work() -> Response:
+            turns = [message.rendered() for message in body.messages]
+            answer = await surface.generation.chat(turns, options)
+            return await _respond(surface, answer, ChatShape(), wants)
+
+        return await until_disconnect(request, work())
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        """Continue one or several prompts."""
+        body = parse(CompletionRequest, await read_body(request, surface.max_body_bytes))
+        options = completion_options(body, request.state.tenant)
+        wants = _wants(body, logprobs=body.logprobs is not None)
+
+        async def work() -> Response:
+            answer = await surface.generation.complete(body.prompt, options)
+            return await _respond(surface, answer, CompletionShape(), wants)
+
+        return await until_disconnect(request, work())
+
+
+@dataclass(frozen=True, slots=True)
+class _Wants:
+    """How the client wants its answer."""
+
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+
+
+def _wants(body: SamplingFields, *, logprobs: bool) -> _Wants:
+    stream = bool(body.stream)
+    if body.stream_options is not None and not stream:
+        raise InvalidRequest(
+            "'stream_options' is allowed only with stream=true", param="stream_options"
+        )
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    return _Wants(stream, include_usage, logprobs)
+
+
+def chat_options(body: ChatRequest, tenant: str) -> Options:
+    """What a chat asks for. Raises `InvalidRequest` for fields that contradict each other."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("'top_logprobs' is allowed only with logprobs=true", param="logprobs")
+    if body.max_tokens == 0:
+        raise InvalidRequest("'max_tokens' must be at least 1", param="max_tokens")
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise InvalidRequest(
+            "'max_tokens' and 'max_completion_tokens' differ; send one of them",
+            param="max_completion_tokens",
+        )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _options(body, tenant, max_tokens=next(iter(limits), None), logprobs=logprobs)
+
+
+def completion_options(body: CompletionRequest, tenant: str) -> Options:
+    """What a completion asks for. Raises `InvalidRequest` for contradicting fields."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest(
+            "'best_of' must equal 'n': picking the best of more choices is not supported",
+            param="best_of",
+        )
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens=0 makes sense only with echo=true", param="max_tokens")
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _options(
+        body, tenant, max_tokens=max_tokens, logprobs=body.logprobs, echo=bool(body.echo)
+    )
+
+
+def _options(
+    body: SamplingFields,
+    tenant: str,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    echo: bool = False,
+) -> Options:
+    min_tokens = body.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"'min_tokens' ({min_tokens}) exceeds max_tokens ({max_tokens})", param="min_tokens"
+        )
+    sampling = SamplingParams(
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        logit_bias=body.logit_bias or {},
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=min_tokens,
+        logprobs=logprobs,
+    )
+    return Options(
+        model=body.model,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        seed=body.seed,
+        n=body.n or 1,
+        stops=tuple(body.stop or ()),
+        echo=echo,
+        priority=body.priority or 0,
+        tenant=tenant,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+async def _respond(surface: Surface, answer: Answer, shape: Shape, wants: _Wants) -> Response:
+    """Wait for the first token (the adapter's version is known then), or for all of them."""
+    created_s = int(time.time())
+    if wants.stream:
+        chunks = _chunks(surface, answer, shape, wants, created_s)
+        first = await anext(chunks)
+        return EventStream(first, chunks, {ADAPTER_HEADER: answer.adapter})
+    whole = WholeAnswer(shape, logprobs=wants.logprobs)
+    async with aclosing(answer.deltas()) as deltas:
+        async for delta in deltas:
+            whole.add(delta)
+    body = whole.encode(_header(surface, answer, created_s), answer.usage)
+    headers = {ADAPTER_HEADER: answer.adapter}
+    return Response(body, media_type="application/json", headers=headers)
+
+
+async def _chunks(
+    surface: Surface, answer: Answer, shape: Shape, wants: _Wants, created_s: int
+) -> AsyncGenerator[bytes, None]:
+    """The events of a streamed answer; fails only before the first of them."""
+    encoder = ChunkEncoder(shape, logprobs=wants.logprobs, include_usage=wants.include_usage)
+    header: Header | None = None
+    try:
+        async with aclosing(answer.deltas()) as deltas:
+            async for delta in deltas:
+                if header is None:
+                    header = _header(surface, answer, created_s)
+                if chunk := encoder.delta(header, delta):
+                    yield chunk
+        assert header is not None
+        if wants.include_usage:
+            yield encoder.usage(header, answer.usage)
+    except Exception as error:
+        if header is None:
+            raise
+        if not isinstance(error, TandemError):
+            _log.error("a stream failed", exc_info=error)
+        yield event(failure(error).body)
+    yield DONE
+
+
+def _header(surface: Surface, answer: Answer, created_s: int) -> Header:
+    fingerprint = surface.models.fingerprint(answer.adapter)
+    return Header(answer.id, created_s, answer.model.id, fingerprint)

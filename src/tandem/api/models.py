@@ -1,0 +1,110 @@
+"""Routes about models and adapters: list, look up, load, unload, tokenize, detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from tandem.api.connection import read_body
+from tandem.api.schemas import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, parse
+from tandem.api.surface import Surface
+from tandem.core.errors import InvalidRequest
+from tandem.core.version import AdapterVersion
+from tandem.services.models import ServedModel
+
+
+def add_model_routes(app: FastAPI, surface: Surface) -> None:
+    """Add /v1/models, /tokenize and /detokenize."""
+
+    @app.get("/v1/models")
+    async def list_models() -> Response:
+        """The base model and one model for each adapter."""
+        listed = [_model_json(surface, model) for model in surface.models.listed()]
+        return _json({"object": "list", "data": listed})
+
+    @app.get("/v1/models/{model:path}")
+    async def retrieve_model(model: str) -> Response:
+        """One of them."""
+        return _json(_model_json(surface, surface.models.find(model)))
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a prompt or of a rendered conversation."""
+        body = parse(TokenizeRequest, await read_body(request, surface.max_body_bytes))
+        if body.model is not None:
+            surface.models.find(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("send either 'prompt' or 'messages'", param="prompt")
+        if body.messages is not None:
+            turns = [message.rendered() for message in body.messages]
+            tokens = await surface.generation.encode_chat(
+                turns, add_generation_prompt=body.add_generation_prompt
+            )
+        else:
+            tokens = await surface.generation.encode(
+                body.prompt or "", add_special_tokens=body.add_special_tokens
+            )
+        limit = surface.client.info.max_model_len
+        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        """Text of token ids, without special tokens."""
+        body = parse(DetokenizeRequest, await read_body(request, surface.max_body_bytes))
+        if body.model is not None:
+            surface.models.find(body.model)
+        return _json({"prompt": surface.generation.decode(body.tokens)})
+
+
+def add_adapter_routes(app: FastAPI, surface: Surface) -> None:
+    """Add /v1/adapters."""
+
+    @app.get("/v1/adapters")
+    async def list_adapters() -> Response:
+        """Loaded adapters at their current versions."""
+        listed = [_adapter_json(surface, version) for version in surface.adapters.listed()]
+        return _json({"object": "list", "data": listed})
+
+    @app.post("/v1/adapters/{name}/load")
+    async def load_adapter(name: str, request: Request) -> Response:
+        """Load a PEFT directory as the new current version of this name."""
+        raw = await read_body(request, surface.max_body_bytes)
+        body = parse(LoadAdapterRequest, raw or b"{}")
+        return _json(_adapter_json(surface, await surface.adapters.load(name, body.path)))
+
+    @app.delete("/v1/adapters/{name}")
+    async def unload_adapter(name: str) -> Response:
+        """Forget a name; requests that run with it finish."""
+        version = await surface.adapters.unload(name)
+        return _json({"id": version.name, "object": "adapter", "deleted": True})
+
+
+def _model_json(surface: Surface, model: ServedModel) -> dict[str, Any]:
+    version = model.adapter
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": surface.models.created_s,
+        "owned_by": "tandem",
+        "root": model.base,
+        "parent": model.base if version else None,
+        "max_model_len": model.max_model_len,
+        "adapter": version.label if version else None,
+    }
+
+
+def _adapter_json(surface: Surface, version: AdapterVersion) -> dict[str, Any]:
+    return {
+        "id": version.name,
+        "object": "adapter",
+        "model": surface.models.id_of(version.name),
+        "version": version.number,
+        "label": version.label,
+        "content_hash": version.content_hash,
+    }
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

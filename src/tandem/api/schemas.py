@@ -1,0 +1,215 @@
+"""What clients may send, field by field, in OpenAI's terms plus vLLM's extra sampling fields.
+
+Types are strict (no number out of a string) and numbers finite. Knows no model: limits that need
+one (vocabulary, context) are the services'. Invariant: a parsed body holds no field that will be
+ignored without being listed in `fields.UNUSED`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
+from tandem.core.errors import InvalidRequest
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 64
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+_MAX_INT = 2**31 - 1
+
+
+def _stop_list(value: object) -> object:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"has {len(stops)} entries; at most {MAX_STOPS} are allowed")
+    if any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"every entry must have 1 to {MAX_STOP_CHARS} characters")
+    return stops
+
+
+def _logit_bias(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object that maps token ids to numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"has {len(value)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+    bias: dict[int, float] = {}
+    for token, number in value.items():
+        if not (str(token).isascii() and str(token).isdigit()) or len(str(token)) > 9:
+            raise ValueError(f"key {str(token)[:50]!r} is not a token id")
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            raise ValueError(f"the bias of token {token} must be a number")
+        if not -100 <= number <= 100:
+            raise ValueError(f"the bias of token {token} must be between -100 and 100")
+        bias[int(token)] = float(number)
+    return bias
+
+
+def _content(value: object) -> object:
+    """Text, or a list of text parts, which are joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of parts of type 'text'")
+    texts: list[str] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise ValueError(f"parts of type {str(kind)[:50]!r} are not supported; send text only")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("a part of type 'text' needs a string 'text'")
+        if unknown := sorted(part.keys() - {"type", "text"}):
+            raise ValueError(f"a part of type 'text' has no field {unknown[0][:50]!r}")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _prompts(value: object) -> object:
+    """One prompt or several, each a string or a list of token ids."""
+    if isinstance(value, str) or _is_ids(value):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, a list of strings, or one or several lists of ids")
+    if not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in value):
+        raise ValueError("every prompt must be a string or a non-empty list of token ids")
+    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in value]
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(BaseModel):
+    """Options of a streamed answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class SamplingFields(_Body):
+    """Fields that chats and completions share; None means OpenAI's default."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_stop_list)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = None
+
+
+class Message(_Body):
+    """One turn of a conversation; `developer` is OpenAI's newer word for `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = None
+
+    def rendered(self) -> dict[str, str]:
+        """What a chat template sees."""
+        role = "system" if self.role == "developer" else self.role
+        turn = {"role": role, "content": self.content}
+        return turn if self.name is None else {**turn, "name": self.name}
+
+
+class ChatRequest(SamplingFields):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """Body of /v1/completions."""
+
+    prompt: Annotated[list[str | tuple[int, ...]], BeforeValidator(_prompts)]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: int | None = None
+
+
+class TokenizeRequest(_Body):
+    """Body of /tokenize: either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(_Body):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class LoadAdapterRequest(_Body):
+    """Body of /v1/adapters/{name}/load; without `path` the name is looked up."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+
+
+Parsed = TypeVar("Parsed", bound=_Body)
+
+
+def parse(kind: type[Parsed], body: bytes) -> Parsed:
+    """A checked body. Raises `InvalidRequest` that names the first offending field."""
+    try:
+        parsed = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    refused = {ChatRequest: CHAT_REFUSED, CompletionRequest: COMPLETION_REFUSED}.get(kind, {})
+    check_extra(parsed.model_extra or {}, refused)
+    messages = parsed.messages if isinstance(parsed, ChatRequest | TokenizeRequest) else None
+    for place, message in enumerate(messages or []):
+        check_extra(message.model_extra or {}, MESSAGE_REFUSED, f"messages[{place}].")
+    return parsed
+
+
+def _refusal(error: ValidationError) -> InvalidRequest:
+    first: Any = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    path = _path(first["loc"])
+    if not path:
+        return InvalidRequest("the body must be a JSON object", code="invalid_type")
+    if first["type"] == "missing":
+        return InvalidRequest(f"missing required parameter: '{path}'", param=path)
+    return InvalidRequest(f"'{path}': {message[0].lower()}{message[1:]}", param=path)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path

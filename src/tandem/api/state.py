@@ -1,0 +1,48 @@
+"""Routes about the server's own state: /health, /ready and /metrics.
+
+Invariant: /health is 200 only while an engine process lives and answers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import FastAPI, Response
+
+from tandem.api.errors import failure
+from tandem.api.surface import Surface
+from tandem.core.errors import EngineDead
+from tandem.core.ports import EngineState
+from tandem.telemetry.metrics import CONTENT_TYPE
+
+_HEALTHY = (EngineState.READY, EngineState.DRAINING)
+_RETRY_AFTER_S = 5.0
+
+
+def add_state_routes(app: FastAPI, surface: Surface) -> None:
+    """Add the state routes."""
+
+    @app.api_route("/health", methods=["GET", "HEAD"])
+    async def health() -> Response:
+        """200 while the engine lives, 503 while it is dead or restarts."""
+        return _state(surface.client.state, surface.client.state in _HEALTHY)
+
+    @app.api_route("/ready", methods=["GET", "HEAD"])
+    async def ready() -> Response:
+        """200 while requests are taken; 503 also while the server drains."""
+        return _state(surface.client.state, surface.client.state is EngineState.READY)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus' text format."""
+        try:
+            stats = await surface.client.stats()
+        except EngineDead:
+            stats = None
+        return Response(surface.metrics.render(stats), media_type=CONTENT_TYPE)
+
+
+def _state(state: EngineState, good: bool) -> Response:
+    if good:
+        return Response(msgspec.json.encode({"status": state}), media_type="application/json")
+    message = f"the engine is {state.value}; try again later"
+    return failure(EngineDead(message, retry_after_s=_RETRY_AFTER_S)).response()

@@ -1,0 +1,59 @@
+"""When requests arrive: offsets in seconds from the start of the load, never decreasing.
+
+Knows nothing about what the requests are. Every process is an endless iterator that depends on
+its random generator alone, never on how fast a server answers (open loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, repeat
+from random import Random
+
+from tandem.core.errors import InvalidRequest
+
+
+def poisson(rate: float, rng: Random) -> Iterator[float]:
+    """Independent arrivals at `rate` requests a second: exponential gaps."""
+    _check(rate)
+    at_s = 0.0
+    while True:
+        at_s += rng.expovariate(rate)
+        yield at_s
+
+
+def constant(rate: float) -> Iterator[float]:
+    """One arrival every `1 / rate` seconds, the first at once."""
+    _check(rate)
+    return (index / rate for index in count())
+
+
+def burst() -> Iterator[float]:
+    """Everything at once."""
+    return repeat(0.0)
+
+
+def replay(
+    times_s: list[float], *, time_scale: float = 1.0, rate: float | None = None
+) -> list[float]:
+    """Recorded arrivals, from 0, stretched by `time_scale` or to a mean rate of `rate` a second.
+
+    `time_scale` 2 takes twice as long. Raises `InvalidRequest` if a rate cannot be reached because
+    all arrivals fall on one moment.
+    """
+    if not times_s:
+        return []
+    first, span_s = times_s[0], times_s[-1] - times_s[0]
+    if rate is not None:
+        _check(rate)
+        if span_s <= 0.0:
+            raise InvalidRequest("the trace has one moment only and cannot be scaled to a rate")
+        time_scale = (len(times_s) - 1) / span_s / rate
+    if time_scale <= 0.0:
+        raise InvalidRequest("the time scale must be positive", param="time_scale")
+    return [(at_s - first) * time_scale for at_s in times_s]
+
+
+def _check(rate: float) -> None:
+    if rate <= 0.0:
+        raise InvalidRequest("the rate must be positive", param="rate")

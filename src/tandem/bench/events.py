@@ -1,0 +1,101 @@
+"""OpenAI's streamed answers, read for timing: which events carried output, and what usage said.
+
+Takes body bytes in any cut and the time at which they came; knows nothing of HTTP. Invariant: an
+event counts as output if and only if it carries text or stands for a token without any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+
+class Usage(msgspec.Struct):
+    """Token counts as the server reports them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def carries_output(self) -> bool:
+        """Text, or an empty piece that is neither the opening role nor the closing reason.
+
+        A token that ends inside a character has no text of its own yet.
+        """
+        text, opens = self.text, False
+        if self.delta is not None:
+            text = self.delta.reasoning_content or self.delta.content
+            opens = self.delta.role is not None
+        if text:
+            return True
+        return text is not None and not opens and self.finish_reason is None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+@dataclass(slots=True)
+class StreamReader:
+    """Collects one stream's facts.
+
+    `output_s` has the arrival time of every event with output (several a choice if `n > 1`),
+    `finished` counts the choices that gave a reason, `error` is the server's own message.
+    """
+
+    output_s: list[float] = field(default_factory=list)
+    usage: Usage | None = None
+    finished: int = 0
+    ended: bool = False
+    error: str | None = None
+    _buffer: bytes = b""
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """More of the body, received at `now_s`. Raises `msgspec.MsgspecError` on broken JSON."""
+        text = (self._buffer + data).replace(b"\r\n", b"\n")
+        *complete, self._buffer = text.split(b"\n\n")
+        for event in complete:
+            for line in event.split(b"\n"):
+                if line.startswith(b"data:"):
+                    self._payload(line[5:].strip(), now_s)
+
+    def _payload(self, payload: bytes, now_s: float) -> None:
+        if payload == b"[DONE]":
+            self.ended = True
+            return
+        event = _decoder.decode(payload)
+        if event.error is not None:
+            self.error = message_of(event.error)
+        for choice in event.choices:
+            if choice.carries_output:
+                self.output_s.append(now_s)
+            if choice.finish_reason is not None:
+                self.finished += 1
+        if event.usage is not None:
+            self.usage = event.usage
+
+
+def message_of(error: Any) -> str:
+    """The text of OpenAI's error object, or of whatever stands in its place."""
+    if isinstance(error, dict):
+        return str(error.get("message", error))
+    return str(error)

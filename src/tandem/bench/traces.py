@@ -1,0 +1,97 @@
+"""Recorded workloads: Azure LLM inference, Mooncake (FAST'25) and vidur's length tables.
+
+Parses files (plain or .gz) into records; what becomes of them is `workload`'s business. Invariant:
+records of a timed trace are sorted by arrival, and lengths are at least 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain, islice
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from tandem.core.errors import InvalidRequest
+
+MOONCAKE_BLOCK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """One recorded request; lengths in tokens.
+
+    `at_s` is None in tables of lengths. `prefix` names the successive blocks of `block_tokens`
+    tokens of the prompt: two records with equal leading names had equal leading tokens.
+    """
+
+    at_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+    prefix: tuple[int, ...] = ()
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+
+
+class _MooncakeLine(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+def read_trace(path: Path, limit: int | None = None) -> list[TraceRecord]:
+    """The first `limit` records of `path`, whichever of the known formats it has.
+
+    Raises `InvalidRequest` if it cannot be read or no format fits.
+    """
+    try:
+        with _open_text(path) as file:
+            first = file.readline()
+            records = list(islice(_records(first, file), limit))
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidRequest(f"cannot read the trace {path}: {error}") from error
+    if records and records[0].at_s is not None:
+        records.sort(key=lambda record: record.at_s or 0.0)
+    return records
+
+
+def _open_text(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open("rt", encoding="utf-8", newline="")
+
+
+def _records(first: str, rest: Iterable[str]) -> Iterator[TraceRecord]:
+    """Parse by what the first line looks like."""
+    if first.startswith("{"):
+        return map(_mooncake, chain([first], rest))
+    columns = first.strip().split(",")
+    rows = csv.DictReader(rest, fieldnames=columns)
+    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(columns):
+        return map(_azure, rows)
+    if {"num_prefill_tokens", "num_decode_tokens"} <= set(columns):
+        return map(_vidur, rows)
+    raise ValueError("neither Azure CSV, Mooncake JSONL nor vidur lengths (see docs/benchmarks.md)")
+
+
+def _azure(row: dict[str, str]) -> TraceRecord:
+    # Seven decimals of a second, one more than datetime takes.
+    moment = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC)
+    prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+    return TraceRecord(moment.timestamp(), max(1, prompt), max(1, output))
+
+
+def _mooncake(line: str) -> TraceRecord:
+    row = msgspec.json.decode(line, type=_MooncakeLine)
+    prompt, output = max(1, row.input_length), max(1, row.output_length)
+    return TraceRecord(row.timestamp / 1e3, prompt, output, row.hash_ids)
+
+
+def _vidur(row: dict[str, str]) -> TraceRecord:
+    prompt, output = int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])
+    return TraceRecord(None, max(1, prompt), max(1, output))

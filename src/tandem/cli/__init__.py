@@ -1,0 +1,95 @@
+"""The command line: `tandem serve`, `tandem chat`, `tandem doctor`, `tandem bench`.
+
+Commands import what they need when they run, so that help and chat start without torch.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tandem import __version__
+from tandem.cli import bench
+from tandem.cli.flags import settings_from, takes_settings
+from tandem.core.errors import TandemError
+
+app = typer.Typer(
+    help="Serve a language model and keep teaching it on the same accelerator.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Entry point of the `tandem` script."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tandem {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("serve")
+@takes_settings
+def serve_command(
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings (docs/settings.md lists them)")
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Serve a model over an OpenAI-compatible HTTP API."""
+    from tandem.cli.serve import serve_forever
+
+    console = Console(stderr=True)
+    try:
+        code = serve_forever(settings_from(flags, os.environ, config), console)
+    except TandemError as error:
+        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        raise typer.Exit(1) from None
+    raise typer.Exit(code)
+
+
+@app.command("chat")
+def chat_command(
+    url: Annotated[
+        str, typer.Option(help="Base URL of any OpenAI-compatible server")
+    ] = "http://127.0.0.1:8000/v1",
+    model: Annotated[str, typer.Option(help="Model id; empty: the server's first")] = "",
+    api_key: Annotated[
+        str, typer.Option(help="API key", envvar=["TANDEM_API_KEY", "OPENAI_API_KEY"])
+    ] = "",
+    system: Annotated[str, typer.Option(help="System prompt")] = "",
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest")] = None,
+) -> None:
+    """Talk to a model in the terminal."""
+    from tandem.cli.chat import ChatServer, converse
+
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    with ChatServer(url, api_key, model, options) as server:
+        raise typer.Exit(converse(server, Console(), system))
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Check what serving needs and say what to do about what is missing."""
+    from tandem.cli.doctor import examine, report
+
+    findings = examine(os.environ)
+    raise typer.Exit(report(findings, Console()))

@@ -1,0 +1,191 @@
+"""`tandem doctor`: what this machine has, and what to do about what is missing.
+
+Each check looks at one thing and returns a finding; nothing is changed. Invariant: a finding is
+FATAL only if no model could be served at all.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import tandem
+
+_PACKAGES = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "pydantic", "pyzmq")
+_GIB = 2**30
+_LITTLE_MEMORY_BYTES = 4 * _GIB
+_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
+_DEMO_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    GOOD = "ok"
+    ADVICE = "advice"
+    FATAL = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found about one subject, and what to do unless it is good."""
+
+    subject: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def examine(environ: Mapping[str, str]) -> list[Finding]:
+    """Run every check."""
+    flags = _cpu_flags()
+    return [
+        _versions(),
+        *_torch(flags),
+        _cpu(flags),
+        _compiler(environ),
+        _memory(),
+        _malloc(environ),
+        _demo_model(),
+    ]
+
+
+def report(findings: Sequence[Finding], console: Console) -> int:
+    """Show findings as a table; 1 if serving is impossible, else 0."""
+    styles = {Level.GOOD: "green", Level.ADVICE: "yellow", Level.FATAL: "bold red"}
+    table = Table("", "subject")
+    table.add_column("found", overflow="fold")
+    table.add_column("what to do", overflow="fold")
+    for finding in findings:
+        style = styles[finding.level]
+        table.add_row(
+            f"[{style}]{finding.level.value}[/]",
+            finding.subject,
+            escape(finding.found),
+            escape(finding.advice),
+        )
+    console.print(table)
+    fatal = [finding.subject for finding in findings if finding.level is Level.FATAL]
+    if fatal:
+        console.print(f"[bold red]serving is impossible[/]: {', '.join(fatal)}")
+        return 1
+    console.print("ready to serve: tandem serve demo")
+    return 0
+
+
+def _versions() -> Finding:
+    found = [f"tandem {tandem.__version__}", f"Python {platform.python_version()}"]
+    missing: list[str] = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            missing.append(package)
+    if missing:
+        advice = f"install them: {sys.executable} -m pip install {' '.join(missing)}"
+        return Finding("versions", Level.FATAL, f"not installed: {', '.join(missing)}", advice)
+    return Finding("versions", Level.GOOD, ", ".join(found))
+
+
+def _torch(flags: frozenset[str]) -> list[Finding]:
+    """Device and number type that `auto` will choose from."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        advice = "install PyTorch for this platform: https://pytorch.org/get-started/locally"
+        return [Finding("device", Level.FATAL, f"torch cannot be imported: {error}", advice)]
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        size = properties.total_memory / _GIB
+        device = Finding("device", Level.GOOD, f"cuda: {properties.name}, {size:.0f} GiB")
+        bf16 = torch.cuda.is_bf16_supported()
+        return [device, _dtype(bf16, "the GPU has no bfloat16: use --dtype float16")]
+    threads = torch.get_num_threads()
+    device = Finding("device", Level.GOOD, f"cpu: {threads} threads, no CUDA device")
+    fast = bool(flags & {"amx_bf16", "avx512_bf16"}) or platform.machine() in ("arm64", "aarch64")
+    return [device, _dtype(fast, "bfloat16 is slow on this CPU: use --dtype float32")]
+
+
+def _dtype(bf16: bool, advice: str) -> Finding:
+    if bf16:
+        return Finding("dtype", Level.GOOD, "bfloat16 is fast here")
+    return Finding("dtype", Level.ADVICE, "no fast bfloat16", advice)
+
+
+def _cpu_flags() -> frozenset[str]:
+    """Instruction sets that Linux reports; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))
+    return frozenset(next(lines, "").partition(":")[2].split())
+
+
+def _cpu(flags: frozenset[str]) -> Finding:
+    """Which matrix instructions the frozen weights can use."""
+    known = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd")
+    found = ", ".join(flag for flag in known if flag in flags)
+    if flags & {"amx_bf16", "avx512_bf16", "bf16"}:
+        return Finding("matrix kernels", Level.GOOD, found)
+    advice = "CPUs with AMX (Intel Sapphire Rapids and later) are several times faster in bfloat16"
+    return Finding("matrix kernels", Level.ADVICE, found or "unknown", advice)
+
+
+def _compiler(environ: Mapping[str, str]) -> Finding:
+    """The C++ compiler that builds our kernels on first use."""
+    candidates = [environ.get("CXX", ""), "c++", "g++", "clang++"]
+    for name in candidates:
+        if name and (path := shutil.which(name)):
+            return Finding("C++ compiler", Level.GOOD, path)
+    advice = "install one (Debian: apt install g++); without it slower kernels are used"
+    return Finding("C++ compiler", Level.ADVICE, "none", advice)
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free"
+    found += f", {os.cpu_count()} cores"
+    if memory.available < _LITTLE_MEMORY_BYTES:
+        return Finding("memory", Level.ADVICE, found, "use a small model, or set --kv-memory")
+    return Finding("memory", Level.GOOD, found)
+
+
+def _malloc(environ: Mapping[str, str]) -> Finding:
+    """glibc returns large temporaries to the system each time unless it is told not to."""
+    preloaded = environ.get("LD_PRELOAD", "")
+    allocator = next((name for name in _ALLOCATORS if name in preloaded), None)
+    if allocator:
+        return Finding("malloc", Level.GOOD, f"{allocator} is preloaded")
+    if platform.libc_ver()[0] != "glibc":
+        return Finding("malloc", Level.GOOD, "not glibc")
+    if all(name in environ for name in _MALLOC_VARIABLES):
+        return Finding("malloc", Level.GOOD, "glibc with raised thresholds")
+    advice = (
+        "for faster prefill on CPU: export MALLOC_MMAP_THRESHOLD_=1073741824 "
+        "MALLOC_TRIM_THRESHOLD_=4294967296, or preload tcmalloc"
+    )
+    return Finding("malloc", Level.ADVICE, "glibc's default thresholds", advice)
+
+
+def _demo_model() -> Finding:
+    folder = Path(tandem.__file__).parent / "demo_model"
+    missing = [name for name in _DEMO_FILES if not (folder / name).is_file()]
+    if missing:
+        advice = "install the package again, or serve another model by name"
+        return Finding("demo model", Level.ADVICE, f"lacks {', '.join(missing)}", advice)
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
+    return Finding("demo model", Level.GOOD, f"{size:.1f} MiB in the package")

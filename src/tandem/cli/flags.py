@@ -1,0 +1,175 @@
+"""Every setting as a command-line flag, derived from the configuration's own fields.
+
+A new field of `config.Settings` becomes a flag by itself; only its help text is written here.
+Invariant: a flag that is not given has the value None, so that the file and the environment win.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tandem.config import Settings, resolve
+from tandem.core.errors import InvalidRequest
+
+# Fields whose own name would not say enough on a command line.
+_FLAG_NAMES = {
+    "cache.memory_bytes": "kv-memory",
+    "adapters.preload": "adapter",
+    "adapters.roots": "adapter-root",
+    "adapters.max_loaded": "max-adapters",
+    "adapters.max_rank": "max-adapter-rank",
+    "server.api_keys": "api-key",
+    "server.max_body_bytes": "max-body",
+    "server.drain_s": "drain",
+}
+
+HELP = {
+    "model.model": "Model: `demo`, a directory, or a Hugging Face name",
+    "model.served_name": "Model id for clients; empty: the last part of the model's name",
+    "model.device": "Where to compute: auto, cpu or cuda",
+    "model.dtype": "Number type: auto (the checkpoint's), float32, bfloat16 or float16",
+    "model.max_model_len": "Longest prompt + output of one choice in tokens; 0: the model's own",
+    "model.threads": "CPU threads for computing; 0: all cores",
+    "model.kernels": "Kernels for the frozen weights; auto picks the fastest that works",
+    "cache.block_size": "Tokens in one KV block",
+    "cache.memory_bytes": "Memory for the KV cache, e.g. 4GiB; 0: a share of what is free",
+    "cache.prefix_caching": "Reuse the KV of equal beginnings of prompts",
+    "scheduling.policy": "Who runs next: the name of a scheduling policy, e.g. fcfs or priority",
+    "scheduling.max_sequences": "Most choices that run at the same time",
+    "scheduling.max_batch_tokens": "Most tokens computed in one iteration",
+    "adapters.preload": "Adapter to load at the start, as NAME=DIRECTORY; repeatable",
+    "adapters.roots": "Directory below which adapters may be loaded over HTTP; repeatable",
+    "adapters.max_loaded": "Most adapters loaded at the same time",
+    "adapters.max_rank": "Largest rank that an adapter may have",
+    "server.host": "Address to listen on; 0.0.0.0 for all of them",
+    "server.port": "Port to listen on; 0 for any free one",
+    "server.api_keys": "API key that clients must send, plain or sha256:HEX; repeatable",
+    "server.api_key_file": "File with one API key a line, plain or sha256:HEX",
+    "server.max_waiting_requests": "Requests that may wait for their first token before 429",
+    "server.max_waiting_tokens": "Prompt tokens that may wait for their first token before 429",
+    "server.max_body_bytes": "Largest request body, e.g. 8MiB",
+    "server.max_n": "Most choices in one request: n times the number of prompts",
+    "server.drain_s": "Seconds that SIGTERM waits for running requests",
+    "server.log_level": "debug, info, warning or error",
+}
+
+_SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of the configuration; `default` decides the flag's type."""
+
+    section: str
+    name: str
+    default: Any
+
+    @property
+    def path(self) -> str:
+        """As in a TOML file, e.g. `server.port`."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def flag(self) -> str:
+        """As on the command line, e.g. `--port`."""
+        return "--" + _FLAG_NAMES.get(self.path, self.name.replace("_", "-"))
+
+    @property
+    def parameter(self) -> str:
+        """As a keyword of the command's function."""
+        return f"{self.section}_{self.name}"
+
+    @property
+    def default_text(self) -> str:
+        """The default as documentation shows it."""
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        return str(self.default) if self.default or self.default == 0 else "empty"
+
+
+def all_settings() -> Iterator[Setting]:
+    """Every field of every section, in order."""
+    for section, values in asdict(Settings()).items():
+        for name, default in values.items():
+            yield Setting(section, name, default)
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command(**flags)` one flag for each setting; the model becomes its argument."""
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    derived = [
+        inspect.Parameter(
+            setting.parameter,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=_annotation(setting),
+        )
+        for setting in all_settings()
+    ]
+    signature = inspect.Signature([*own, *derived])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    return command
+
+
+def settings_from(
+    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None = None
+) -> Settings:
+    """Resolve flags, environment and file. Raises `InvalidRequest` that names the setting."""
+    given: dict[str, dict[str, Any]] = {}
+    for setting in all_settings():
+        value = flags[setting.parameter]
+        if value is None or value == []:
+            continue
+        if isinstance(setting.default, dict):
+            value = dict(_named(text, setting.flag) for text in value)
+        given.setdefault(setting.section, {})[setting.name] = value
+    return resolve(given, environ=environ, toml_path=config)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `512MiB`, `4g` or `1000`; prefixes are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write for example 512MiB or 4GiB")
+    factor: int = 1024 ** _POWERS[match[2].lower()]
+    return int(match[1]) * factor
+
+
+def _annotation(setting: Setting) -> Any:
+    text = HELP.get(setting.path, "")
+    panel = setting.section.capitalize()
+    if setting.path == "model.model":
+        return Annotated[str | None, typer.Argument(help=text, metavar="MODEL")]
+    shown = f"{text} (default: {setting.default_text})"
+    if setting.name.endswith("_bytes"):
+        option = typer.Option(
+            setting.flag, help=shown, parser=parse_size, metavar="SIZE", rich_help_panel=panel
+        )
+        return Annotated[int | None, option]
+    kind: Any = type(setting.default)
+    names = [setting.flag]
+    if kind is bool:
+        names = [f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"]
+    elif kind in (tuple, dict):
+        kind = list[str]
+    return Annotated[kind | None, typer.Option(*names, help=shown, rich_help_panel=panel)]
+
+
+def _named(text: str, flag: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator and value):
+        raise InvalidRequest(f"{flag} {text!r}: write NAME=DIRECTORY")
+    return name, value

@@ -1,0 +1,200 @@
+"""`tandem serve`: load, listen, answer, drain, end.
+
+Owns the order of a server's life and its signals; what is served is the composition root's.
+Invariant: the first SIGTERM or SIGINT lets running requests finish (up to the drain time) and
+exits 0; the second exits at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from rich.console import Console
+from rich.markup import escape
+
+from tandem.build import build_app, build_engine_client, resolve_model
+from tandem.config import ServerConfig, Settings
+from tandem.core.errors import InvalidRequest
+from tandem.core.events import ModelInfo
+from tandem.core.ports import EngineClient
+from tandem.telemetry.logs import configure
+
+# Longer than clients keep idle connections (openai: 60 s), so that none meets a closing one.
+_KEEP_ALIVE_S = 75
+# After the drain only the last bytes of finished answers are left to send.
+_FLUSH_S = 5
+_REFRESH_S = 0.25
+_STARTED_POLL_S = 0.01
+
+
+def serve_forever(settings: Settings, console: Console) -> int:
+    """Run a server until it is told to stop; the exit code. Raises what makes loading fail."""
+    try:
+        configure(settings.server.log_level)
+    except ValueError as error:
+        raise InvalidRequest(f"server.log_level: {error}") from error
+    with _reserve(settings.server) as listener:
+        return asyncio.run(_serve(settings, listener, console))
+
+
+async def _serve(settings: Settings, listener: socket.socket, console: Console) -> int:
+    stop = _stop_on_signals()
+    progress = _Progress(settings.model.model, console)
+    client = build_engine_client(settings, progress.report)
+    try:
+        app = await _load(settings, client, stop, progress, console)
+        if app is None:
+            return 0
+        server = _Server(
+            uvicorn.Config(
+                app,
+                access_log=False,
+                log_level="warning",
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_FLUSH_S,
+            )
+        )
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not (server.started or serving.done()):
+            await asyncio.sleep(_STARTED_POLL_S)
+        if server.started:
+            _announce(client.info, settings, listener, console)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():  # it never ends by itself; its error is the reason
+            serving.result()
+            return 1
+        console.print("draining: waiting for running requests (once more to stop at once)")
+        if not await client.drain(settings.server.drain_s):
+            console.print("some requests did not finish in time and are cut off")
+        server.should_exit = True
+        await serving
+        return 0
+    except OSError as error:
+        raise _cannot_listen(settings.server, error) from error
+    finally:
+        await client.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: ours drain the engine first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class _Progress:
+    """Shows what the engine does while it loads: one line that changes, or one line a stage."""
+
+    def __init__(self, model: str, console: Console) -> None:
+        self._model = model
+        self._console = console
+        self._stage = ""
+        self.line = f"loading {model}"
+        self._show()
+
+    def report(self, stage: str, done: float) -> None:
+        """Called by the engine client; `done` is the share of the stage, 0 to 1."""
+        self.line = f"loading {self._model}: {stage}, {done:.0%}"
+        if stage != self._stage:
+            self._stage = stage
+            self._show()
+
+    def _show(self) -> None:
+        if not self._console.is_terminal:
+            self._console.print(self.line, markup=False, highlight=False, soft_wrap=True)
+
+
+async def _load(
+    settings: Settings,
+    client: EngineClient,
+    stop: asyncio.Event,
+    progress: _Progress,
+    console: Console,
+) -> FastAPI | None:
+    """Start the engine and make the application beside it; None if a signal came first."""
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    loading = asyncio.gather(asyncio.to_thread(build_app, settings, client), client.start())
+    stopping = asyncio.create_task(stop.wait())
+    with console.status("") as status:
+        while not (loading.done() or stopping.done()):
+            status.update(f"{escape(progress.line)} ({loop.time() - begun_s:.0f} s)")
+            await asyncio.wait(
+                (loading, stopping), timeout=_REFRESH_S, return_when=asyncio.FIRST_COMPLETED
+            )
+    if stopping.done():
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        return None
+    stopping.cancel()
+    app, _ = await loading
+    console.print(f"loaded in {loop.time() - begun_s:.1f} s", highlight=False)
+    return app
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that the first signal sets; the second ends the process (and its engine)."""
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stop
+
+
+def _reserve(server: ServerConfig) -> socket.socket:
+    """Take the port before the model is loaded, so that a taken one is known at once.
+
+    Nobody can connect before uvicorn listens, which is when there is somebody to answer.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise _cannot_listen(server, error) from error
+    return listener
+
+
+def _cannot_listen(server: ServerConfig, error: Exception) -> InvalidRequest:
+    where = f"{server.host} port {server.port}"
+    return InvalidRequest(f"cannot listen on {where}: {error}; choose another --host or --port")
+
+
+def _announce(
+    info: ModelInfo, settings: Settings, listener: socket.socket, console: Console
+) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}"
+    needs_key = settings.server.api_keys or settings.server.api_key_file
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    model = resolve_model(settings).model.served_name
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    lines = (
+        f"{info.architecture}, {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on "
+        f"{info.device}, kernels: {info.kernels}",
+        f"KV cache: {info.num_blocks * info.block_size} tokens; context: {info.max_model_len}",
+        f"ready on {url} - try: tandem chat --url {url}/v1",
+        f"or: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+    )
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""COMPUTE: plans become tensors, tensors become results."""

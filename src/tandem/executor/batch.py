@@ -1,0 +1,121 @@
+"""A lane plan as flattened tensors, built once per iteration with numpy.
+
+Spans are reordered so that rows of one adapter are consecutive (base first) and, within it,
+decode rows come first; results go back to plan order through indices kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.core.plan import Draw, Span
+from tandem.model.attention.base import BatchLayout, SpanArrays
+from tandem.model.lora import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Input of one forward pass.
+
+    `spans` are in row order and span s starts at row `first_rows[s]`; `order[s]` is its place in
+    the plan. `tokens` and `positions` are int64 [rows] on the device.
+    """
+
+    spans: list[Span]
+    order: list[int]
+    first_rows: list[int]
+    tokens: Tensor
+    positions: Tensor
+    layout: BatchLayout
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLimits:
+    """What a span must respect to be computable."""
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+    def problem(self, span: Span, adapters: Container[str]) -> str | None:
+        """Why this span cannot be computed, if so; `adapters` are those that are loaded."""
+        if not span.tokens or span.start < 0:
+            return "the span has no tokens"
+        if span.adapter is not None and span.adapter not in adapters:
+            return f"adapter {span.adapter} is not loaded"
+        if len(span.block_tables) != 1:
+            return f"{len(span.block_tables)} KV groups were planned, the model has 1"
+        if span.end > self.max_model_len:
+            return f"position {span.end - 1} is past the model's {self.max_model_len} tokens"
+        table = span.block_tables[0]
+        if len(table) * self.block_size < span.end:
+            return f"{len(table)} blocks do not hold {span.end} tokens"
+        if min(table) < 0 or max(table) >= self.num_blocks:
+            return "the block table names a block that does not exist"
+        named = chain(span.tokens, span.score_targets, *map(_named_tokens, span.draws))
+        if any(not 0 <= token < self.vocab_size for token in named):
+            return f"a token is outside of the vocabulary of {self.vocab_size}"
+        if span.score_targets and len(span.tokens) - len(span.score_targets) not in (0, 1):
+            return f"{len(span.score_targets)} scores were asked of {len(span.tokens)} tokens"
+        return None
+
+
+def build_batch(
+    spans: Sequence[Span], block_size: int, device: torch.device, dtype: torch.dtype
+) -> Batch:
+    """Flatten `spans`, all of which passed `SpanLimits.problem`."""
+    order = sorted(
+        range(len(spans)), key=lambda i: (spans[i].adapter or "", len(spans[i].tokens) > 1)
+    )
+    ordered = [spans[i] for i in order]
+    starts = np.array([span.start for span in ordered], dtype=np.int64)
+    lengths = np.array([len(span.tokens) for span in ordered], dtype=np.int64)
+    arrays = SpanArrays(starts, lengths, _tables(ordered, starts + lengths, block_size))
+    layout, positions = BatchLayout.build(arrays, block_size, device, dtype)
+    tokens = np.fromiter(chain.from_iterable(span.tokens for span in ordered), dtype=np.int64)
+    first_rows = (np.cumsum(lengths) - lengths).tolist()
+    return Batch(
+        spans=ordered,
+        order=order,
+        first_rows=first_rows,
+        tokens=torch.from_numpy(tokens).to(device),
+        positions=positions,
+        layout=layout,
+        segments=_segments(ordered, first_rows),
+    )
+
+
+def _tables(spans: list[Span], ends: np.ndarray, block_size: int) -> np.ndarray:
+    """int32 [spans, width]; blocks past a span's end are its first one, which is masked."""
+    used = (-(-ends // block_size)).tolist()
+    tables = np.empty((len(spans), max(used)), dtype=np.int32)
+    for row, (span, count) in enumerate(zip(spans, used, strict=True)):
+        table = span.block_tables[0]
+        tables[row, :count] = table[:count]
+        tables[row, count:] = table[0]
+    return tables
+
+
+def _segments(spans: list[Span], first_rows: list[int]) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    for span, first in zip(spans, first_rows, strict=True):
+        if span.adapter is None:
+            continue
+        stop = first + len(span.tokens)
+        if segments and segments[-1].key == span.adapter:
+            segments[-1] = Segment(span.adapter, segments[-1].start, stop)
+        else:
+            segments.append(Segment(span.adapter, first, stop))
+    return tuple(segments)
+
+
+def _named_tokens(draw: Draw) -> Iterable[int]:
+    return chain(draw.banned, draw.sampling.logit_bias)

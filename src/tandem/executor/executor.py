@@ -1,0 +1,167 @@
+"""`Executor` on one device: computes each plan when it is submitted.
+
+Owns the weights and the KV tensors; takes every decision from the plan. Invariant: whatever fails
+is charged to the sequences concerned, and the others of the same plan get their results.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from tandem.config import AdapterConfig, CacheConfig, SchedulingConfig
+from tandem.core.errors import AdapterError
+from tandem.core.events import ModelInfo
+from tandem.core.plan import DrawResult, LanePlan, ScoreResult, Span, StepResult
+from tandem.core.version import AdapterVersion
+from tandem.executor.batch import SpanLimits, build_batch
+from tandem.executor.forward import SpanOutcome, run_batch
+from tandem.executor.kv_storage import KVStorage, choose_num_blocks
+from tandem.model.load import LoadedModel
+from tandem.model.lora_files import read_lora
+
+logger = logging.getLogger(__name__)
+
+_NOT_FINITE = "the model's output was not finite"
+
+
+class DeviceExecutor:
+    """See `tandem.core.ports.Executor`."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: CacheConfig,
+        scheduling: SchedulingConfig,
+        adapters: AdapterConfig,
+    ) -> None:
+        """Allocates the KV cache. Raises `InvalidRequest` if it does not fit."""
+        self._model = model
+        self._max_rank = adapters.max_rank
+        num_blocks = choose_num_blocks(model, cache, scheduling)
+        self._storage = KVStorage(
+            model.layers, num_blocks, cache.block_size, device=model.device, dtype=model.dtype
+        )
+        self._limits = SpanLimits(
+            model.vocab_size, model.max_model_len, num_blocks, cache.block_size
+        )
+        self._info = ModelInfo(
+            model=model.name,
+            architecture=model.architecture,
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            block_size=cache.block_size,
+            num_blocks=num_blocks,
+            num_parameters=model.num_parameters,
+            weight_bytes=model.weight_bytes,
+            kernels=model.kernels,
+        )
+        self._finished: list[StepResult] = []
+        self._tickets = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded."""
+        return self._info
+
+    def submit(self, plan: LanePlan) -> int:
+        """Compute `plan`; its result waits for `poll`."""
+        started = time.perf_counter()
+        failed: dict[int, str] = {}
+        runnable: list[int] = []
+        for place, span in enumerate(plan.spans):
+            problem = self._limits.problem(span, self._model.lora)
+            if problem is None:
+                runnable.append(place)
+            else:
+                _charge(failed, span, problem)
+        self._storage.copy(plan.copies)
+        outcomes = self._compute(plan.spans, runnable, failed)
+        draws, scores = self._collect(plan.spans, outcomes, failed)
+        elapsed = time.perf_counter() - started
+        self._finished.append(
+            StepResult(plan.step, plan.lane, elapsed, draws, scores, tuple(failed.items()))
+        )
+        self._tickets += 1
+        return self._tickets
+
+    def poll(self) -> list[StepResult]:
+        """Results of all plans submitted since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def load_adapter(self, version: AdapterVersion) -> None:
+        """Read the adapter's files. Raises `AdapterError`; then nothing changed."""
+        if version.content_hash in self._model.lora:
+            return
+        try:
+            adapter = read_lora(
+                version.path,
+                self._model.lora.linears,
+                device=self._model.device,
+                dtype=self._model.dtype,
+                max_rank=self._max_rank,
+            )
+        except (MemoryError, RuntimeError) as error:
+            raise AdapterError(f"cannot load adapter {version.label}: {error}") from error
+        self._model.lora.add(version.content_hash, adapter)
+
+    def drop_adapter(self, content_hash: str) -> None:
+        """Forget an adapter; harmless if it is not loaded."""
+        self._model.lora.drop(content_hash)
+
+    def _compute(
+        self, spans: Sequence[Span], runnable: list[int], failed: dict[int, str]
+    ) -> dict[int, SpanOutcome]:
+        """Outcomes by place in the plan. If the pass fails as a whole, spans run one by one."""
+        if not runnable:
+            return {}
+        try:
+            return self._run(spans, runnable)
+        except (RuntimeError, MemoryError, ValueError, IndexError) as error:
+            if len(runnable) == 1:
+                logger.exception("a span cannot be computed")
+                _charge(failed, spans[runnable[0]], f"the forward pass failed: {error}")
+                return {}
+            logger.exception("an iteration failed, running its %d spans alone", len(runnable))
+        outcomes: dict[int, SpanOutcome] = {}
+        for place in runnable:
+            outcomes.update(self._compute(spans, [place], failed))
+        return outcomes
+
+    def _run(self, spans: Sequence[Span], places: list[int]) -> dict[int, SpanOutcome]:
+        storage, model = self._storage, self._model
+        batch = build_batch(
+            [spans[place] for place in places], storage.block_size, model.device, model.dtype
+        )
+        outcomes = run_batch(model, storage, batch)
+        return {places[at]: outcome for at, outcome in zip(batch.order, outcomes, strict=True)}
+
+    def _collect(
+        self, spans: Sequence[Span], outcomes: dict[int, SpanOutcome], failed: dict[int, str]
+    ) -> tuple[tuple[DrawResult, ...], tuple[ScoreResult, ...]]:
+        """Results in plan order; non-finite ones are charged and their KV made harmless."""
+        draws: list[DrawResult] = []
+        scores: list[ScoreResult] = []
+        for place, span in enumerate(spans):
+            outcome = outcomes.get(place)
+            if outcome is None:
+                continue
+            if outcome.score_failed or None in outcome.draws:
+                _charge(failed, span, _NOT_FINITE)
+                self._storage.scrub(span.block_tables[0])
+                continue
+            draws.extend(draw for draw in outcome.draws if draw is not None)
+            if outcome.score is not None:
+                scores.append(outcome.score)
+        return tuple(draws), tuple(scores)
+
+
+def _charge(failed: dict[int, str], span: Span, reason: str) -> None:
+    """A span serves its own sequence and those that draw from its last row."""
+    for seq_id in (span.seq_id, *(draw.seq_id for draw in span.draws)):
+        failed[seq_id] = reason

@@ -1,0 +1,122 @@
+"""The KV tensors of all layers; which block belongs to whom is not known here.
+
+Invariant: the tensors never move or change size, so views of them stay valid.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from tandem.config import CacheConfig, SchedulingConfig
+from tandem.core.errors import InvalidRequest
+from tandem.core.plan import BlockCopy
+from tandem.model.attention.base import LayerKV, LayerShape
+from tandem.model.load import LoadedModel
+
+# Share of free memory that the cache may take; the rest is for activations and other processes.
+_CPU_SHARE = 0.25
+_CUDA_SHARE = 0.85
+
+
+class KVStorage:
+    """Keys and values per layer, each [num_blocks, block_size, kv_heads, head_dim]."""
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layers: list[LayerKV] = []
+        for shape in shapes:
+            size = (num_blocks, block_size, shape.kv_heads, shape.head_dim)
+            self.layers.append(LayerKV(_zeros(size, device, dtype), _zeros(size, device, dtype)))
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, all reads before all writes."""
+        if not copies:
+            return
+        device = self.layers[0].keys.device
+        sources = torch.tensor([copy.source for copy in copies], device=device)
+        targets = torch.tensor([copy.target for copy in copies], device=device)
+        for layer in self.layers:
+            for store in (layer.keys, layer.values):
+                store.index_copy_(0, targets, store.index_select(0, sources))
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Replace what is not finite by zero, so that a later owner of the block is safe."""
+        where = torch.tensor(sorted(set(blocks)), device=self.layers[0].keys.device)
+        for layer in self.layers:
+            for store in (layer.keys, layer.values):
+                clean = store.index_select(0, where).nan_to_num_(0.0, 0.0, 0.0)
+                store.index_copy_(0, where, clean)
+
+
+def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros, since a masked position still multiplies what is stored there by zero.
+
+    On a CPU the pages come from the system when they are first written, in large pages where it
+    has them: a cache that is never filled costs no memory, and gathers miss the TLB less.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, device=device, dtype=dtype)
+    pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    if sys.platform == "linux":
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(size)
+
+
+def block_bytes(model: LoadedModel, block_size: int) -> int:
+    """Bytes of one block over all layers."""
+    numbers = sum(2 * shape.kv_heads * shape.head_dim for shape in model.layers)
+    return numbers * block_size * model.dtype.itemsize
+
+
+def choose_num_blocks(model: LoadedModel, cache: CacheConfig, scheduling: SchedulingConfig) -> int:
+    """How many blocks the cache gets: what is configured, or a share of what is free.
+
+    Never more than all sequences could use at full length. Raises `InvalidRequest` when not even
+    one block fits.
+    """
+    each = block_bytes(model, cache.block_size)
+    useful = scheduling.max_sequences * -(-model.max_model_len // cache.block_size)
+    memory = cache.memory_bytes or _free_share(model.device)
+    count = min(memory // each, useful)
+    if count < 1:
+        raise InvalidRequest(
+            f"{memory} bytes hold no block of the KV cache ({each} bytes each); raise "
+            "cache.memory_bytes",
+            param="memory_bytes",
+        )
+    return int(count)
+
+
+def _free_share(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _CUDA_SHARE)
+    return int(min(psutil.virtual_memory().available, _container_free()) * _CPU_SHARE)
+
+
+def _container_free() -> int:
+    """What the control group of this process still allows, in bytes."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+    except (OSError, ValueError):
+        return 1 << 62
+    return max(int(limit) - used, 0) if limit != "max" else 1 << 62

@@ -1,0 +1,1 @@
+"""COMPUTE: models, their attention, frozen linears, adapters and sampling, as tensors."""

@@ -1,0 +1,135 @@
+"""The seam between a model's attention layers and a kernel that knows where their KV is.
+
+A forward pass carries one `AttentionContext` through the model's keyword arguments; every layer
+calls it with its own queries, keys and values. Kernels turn a `BatchLayout` into an
+`AttentionBatch` once per iteration, so that all layers share masks and indices.
+Invariant: rows are tokens; no kernel loops over tokens in Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """What one layer asks for: score factor, window in tokens (0: none), soft cap (0: none)."""
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Shape of one layer's cached keys and values: [tokens, kv_heads, head_dim] each."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """One layer's cache: `keys` and `values` are [num_blocks, block_size, kv_heads, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SpanArrays:
+    """Spans in row order: first positions and lengths int64 [spans], block tables int32
+    [spans, width] padded with each span's own first block."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    tables: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """Where the rows of a flattened batch come from and where their KV goes.
+
+    Span s owns `lengths[s]` consecutive rows at positions `starts[s]` and on; `tables` int32
+    [spans, width] lists its blocks, padded with its own first block. `slots` int64 [rows] on the
+    device is block * block_size + offset of each row.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    tables: np.ndarray
+    slots: Tensor
+    block_size: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @staticmethod
+    def build(
+        spans: SpanArrays, block_size: int, device: torch.device, dtype: torch.dtype
+    ) -> tuple[BatchLayout, Tensor]:
+        """The layout of `spans` and their positions, int64 [rows] on the device."""
+        first_rows = np.cumsum(spans.lengths) - spans.lengths
+        offsets = np.repeat(spans.starts - first_rows, spans.lengths)
+        positions = np.arange(offsets.size) + offsets
+        owner = np.repeat(np.arange(spans.lengths.size), spans.lengths)
+        blocks = spans.tables[owner, positions // block_size].astype(np.int64)
+        slots = torch.from_numpy(blocks * block_size + positions % block_size).to(device)
+        layout = BatchLayout(
+            spans.starts, spans.lengths, spans.tables, slots, block_size, device, dtype
+        )
+        return layout, torch.from_numpy(positions).to(device)
+
+
+class AttentionContext(Protocol):
+    """What a layer's attention calls during one forward pass."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
+    ) -> Tensor:
+        """Causal attention of `query` [rows, heads, d] over its sequence; returns the same shape.
+
+        `key` and `value` are [rows, kv_heads, d]: those of the same rows, rotated already.
+        """
+        ...
+
+
+class AttentionBatch(Protocol):
+    """One iteration's metadata, prepared for one kernel."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
+    ) -> Tensor:
+        """Store `key` and `value` in `cache`, then attend; shapes as in `AttentionContext`."""
+        ...
+
+
+class AttentionKernel(Protocol):
+    """A way to compute paged attention. Stateless; chosen once at load."""
+
+    @property
+    def name(self) -> str:
+        """Short name for `ModelInfo.kernels`."""
+        ...
+
+    def prepare(self, layout: BatchLayout) -> AttentionBatch:
+        """Build what all layers of this iteration share."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PagedContext:
+    """The context of serving: a prepared batch over the KV of every layer."""
+
+    batch: AttentionBatch
+    layers: list[LayerKV]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
+    ) -> Tensor:
+        """See `AttentionContext`."""
+        return self.batch.attend(query, key, value, self.layers[layer], params)

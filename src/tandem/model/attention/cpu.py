@@ -1,0 +1,54 @@
+"""The CPU kernel: one C++ call per layer for any mix of spans, straight from the blocks.
+
+Only the tables are prepared here; what the kernel computes is in `tandem.model.kernels`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.model import kernels
+from tandem.model.attention.base import AttentionBatch, AttentionParams, BatchLayout, LayerKV
+
+
+class CpuKernel:
+    """Usable where `tandem.model.kernels.status().available`."""
+
+    @property
+    def name(self) -> str:
+        """Short name for `ModelInfo.kernels`."""
+        return "cpu"
+
+    def prepare(self, layout: BatchLayout) -> AttentionBatch:
+        """Tables in the kernel's types."""
+        return CpuBatch(layout)
+
+
+class CpuBatch:
+    """One iteration's tables, shared by all layers."""
+
+    def __init__(self, layout: BatchLayout) -> None:
+        ends = np.cumsum(layout.lengths)
+        self._slots = layout.slots
+        self._tables = torch.from_numpy(layout.tables)
+        self._query_start = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
+        self._context = torch.from_numpy((layout.starts + layout.lengths).astype(np.int32))
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
+    ) -> Tensor:
+        """See `AttentionBatch`."""
+        kernels.write_kv(key, value, cache.keys, cache.values, self._slots)
+        return kernels.paged_attention(
+            query,
+            cache.keys,
+            cache.values,
+            self._tables,
+            self._query_start,
+            self._context,
+            scale=params.scale,
+            window=params.window,
+            softcap=params.softcap,
+        )

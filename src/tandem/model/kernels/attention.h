@@ -1,0 +1,282 @@
+// The AMX path of paged attention, and the problem that both paths solve.
+//
+// Scores are computed transposed (keys x queries): K tiles are then read straight from the cache
+// and the softmax runs with one query per vector lane, without a horizontal sum.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "tiles.h"
+
+namespace tandem {
+
+constexpr int TILE_ROWS = 16;        // query rows of one tile
+constexpr int MAX_TILES = 4;         // tiles of one work item
+constexpr int KEY_BLOCK = 128;       // keys between two rescalings of the softmax
+constexpr float NEVER = -1e30f;      // running maximum before the first key
+constexpr float LOG2_E = 1.4426950408889634f;
+
+struct Item {
+  int32_t span, kv_head, row0, rows, key_begin, key_end;
+  int32_t partition, partitions, slot;  // slot: first of the partitions in the scratch, or -1
+};
+
+template <typename T>
+struct Problem {
+  const T *q, *k, *v;
+  T* out;
+  const int32_t *table, *query_start, *context_len;
+  int64_t q_token, q_head, token_stride, block_stride;  // of q; of both caches
+  int64_t table_width, heads, kv_heads, group, dim, block_size;
+  float scale, softcap;
+  int32_t window;
+
+  int64_t token(const Item& it, int64_t r) const {
+    return query_start[it.span] + (it.row0 + r) / group;
+  }
+  int64_t head(const Item& it, int64_t r) const {
+    return it.kv_head * group + (it.row0 + r) % group;
+  }
+  // Last position that row r may see, itself included.
+  int64_t position(const Item& it, int64_t r) const {
+    return context_len[it.span] - query_start[it.span + 1] + token(it, r);
+  }
+  int64_t offset(const Item& it, int64_t key) const {
+    const int64_t block = table[it.span * table_width + key / block_size];
+    return block * block_stride + (key % block_size) * token_stride + it.kv_head * dim;
+  }
+};
+
+// The unnormalised result of one item: rows x dim, and per row the maximum and the sum (base 2).
+struct Partial {
+  float *sums, *maximum, *total;
+};
+
+#ifdef TANDEM_AMX
+
+
+// Scratch of one thread, in 64-byte lines; `queries` and `values` are in the pair-interleaved
+// order in which AMX wants its right operand.
+struct Workspace {
+  explicit Workspace(int64_t dim)
+      : lines(MAX_TILES * dim / 2 + KEY_BLOCK / 2 * dim / 16 + MAX_TILES * KEY_BLOCK +
+              KEY_BLOCK / 2) {
+    queries = lines.data();
+    values = queries + MAX_TILES * dim / 2;
+    scores = reinterpret_cast<float*>(values + KEY_BLOCK / 2 * dim / 16);
+    weights = values + KEY_BLOCK / 2 * dim / 16 + MAX_TILES * KEY_BLOCK;
+  }
+  std::vector<__m512i> lines;
+  __m512i* queries;  // [tile][pair of dims][query]
+  __m512i* values;   // [pair of keys][dim]
+  float* scores;     // [tile][key][query]
+  __m512i* weights;  // [32 keys][query][pair of keys], of one tile
+};
+
+using Bf16Problem = Problem<at::BFloat16>;
+
+inline void load_queries(const Bf16Problem& p, const Item& it, Workspace& w) {
+  const int64_t lines = p.dim / 2;
+  for (int64_t r0 = 0; r0 < it.rows; r0 += TILE_ROWS) {
+    for (int64_t d = 0; d < p.dim; d += 32) {
+      __m512i block[16];
+      for (int64_t r = 0; r < 16; ++r) {
+        const bool real = r0 + r < it.rows;
+        block[r] = real ? _mm512_loadu_si512(p.q + p.token(it, r0 + r) * p.q_token +
+                                             p.head(it, r0 + r) * p.q_head + d)
+                        : _mm512_setzero_si512();
+      }
+      transpose_16x16(block);
+      std::copy_n(block, 16, w.queries + r0 / 16 * lines + d / 2);
+    }
+  }
+}
+
+// Interleaves the values of two neighbouring keys; keys past the end count as zero, because the
+// cache holds anything there and 0 * NaN is not 0.
+inline void load_values(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys,
+                        Workspace& w) {
+  alignas(64) static constexpr auto order = [] {
+    std::array<int16_t, 64> index{};
+    for (int i = 0; i < 64; ++i) index[i] = static_cast<int16_t>(i / 2 + (i % 2) * 32);
+    return index;
+  }();
+  const __m512i low = _mm512_load_si512(order.data()), high = _mm512_load_si512(order.data() + 32);
+  const int64_t end = std::min<int64_t>(k0 + keys, it.key_end);
+  for (int64_t j = 0; j < keys; j += 2) {
+    const bool first = k0 + j < end, second = k0 + j + 1 < end;
+    const at::BFloat16* a = first ? p.v + p.offset(it, k0 + j) : nullptr;
+    const at::BFloat16* b = second ? a + p.token_stride : nullptr;
+    __m512i* to = w.values + j / 2 * (p.dim / 16);
+    for (int64_t d = 0; d < p.dim; d += 32) {
+      const __m512i x = first ? _mm512_loadu_si512(a + d) : _mm512_setzero_si512();
+      const __m512i y = second ? _mm512_loadu_si512(b + d) : _mm512_setzero_si512();
+      *to++ = _mm512_permutex2var_epi16(x, low, y);
+      *to++ = _mm512_permutex2var_epi16(x, high, y);
+    }
+  }
+}
+
+// scores[tile][key][query] = k . q for `keys` (a multiple of 16) keys from k0.
+template <int TILES>
+void score_keys(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys, Workspace& w) {
+  for (int64_t j = 0; j < keys; j += 16) {
+    const at::BFloat16* k = p.k + p.offset(it, k0 + j);
+    const __m512i* q = w.queries;
+    const int64_t tile_lines = p.dim / 2, stride = p.token_stride * 2;
+    _tile_zero(0);
+    if constexpr (TILES > 1) _tile_zero(1);
+    if constexpr (TILES > 2) _tile_zero(2);
+    if constexpr (TILES > 3) _tile_zero(3);
+    for (int64_t d = 0; d < p.dim; d += 32, q += 16) {
+      _tile_loadd(4, k + d, stride);
+      _tile_loadd(5, q, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      if constexpr (TILES > 1) {
+        _tile_loadd(6, q + tile_lines, 64);
+        _tile_dpbf16ps(1, 4, 6);
+      }
+      if constexpr (TILES > 2) {
+        _tile_loadd(5, q + 2 * tile_lines, 64);
+        _tile_dpbf16ps(2, 4, 5);
+      }
+      if constexpr (TILES > 3) {
+        _tile_loadd(6, q + 3 * tile_lines, 64);
+        _tile_dpbf16ps(3, 4, 6);
+      }
+    }
+    float* s = w.scores + j * 16;
+    _tile_stored(0, s, 64);
+    if constexpr (TILES > 1) _tile_stored(1, s + KEY_BLOCK * 16, 64);
+    if constexpr (TILES > 2) _tile_stored(2, s + 2 * KEY_BLOCK * 16, 64);
+    if constexpr (TILES > 3) _tile_stored(3, s + 3 * KEY_BLOCK * 16, 64);
+  }
+}
+
+// Turns the scores of one tile into weights 2^(s - maximum), packed as AMX's left operand, and
+// rescales what was summed before. `sums`, `maximum`, `total` are this tile's.
+inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, int64_t keys,
+            const Partial& o, Workspace& w) {
+  float* s = w.scores + tile * KEY_BLOCK * 16;
+  alignas(64) int32_t position[16];
+  const int64_t r0 = tile * TILE_ROWS, last_row = std::min<int64_t>(r0 + 15, it.rows - 1);
+  for (int64_t r = 0; r < 16; ++r) {
+    position[r] = static_cast<int32_t>(p.position(it, std::min(r0 + r, last_row)));
+  }
+  const bool cut = k0 + keys - 1 > position[0] || k0 + keys > it.key_end ||
+                   (p.window > 0 && position[15] - p.window >= k0);
+  const __m512 factor = _mm512_set1_ps(p.softcap > 0 ? 1.0f : p.scale * LOG2_E);
+  if (p.softcap > 0) {  // cap * tanh(x / cap), tanh(y) = 1 - 2 / (e^2y + 1)
+    const __m512 inner = _mm512_set1_ps(2.0f * LOG2_E * p.scale / p.softcap);
+    const __m512 cap = _mm512_set1_ps(p.softcap * LOG2_E), one = _mm512_set1_ps(1.0f);
+    for (int64_t j = 0; j < keys; ++j) {
+      const __m512 x = _mm512_min_ps(_mm512_mul_ps(_mm512_loadu_ps(s + j * 16), inner),
+                                     _mm512_set1_ps(60.0f));
+      const __m512 half = _mm512_div_ps(one, _mm512_add_ps(exp2_ps(x), one));
+      const __m512 tanh = _mm512_fnmadd_ps(_mm512_set1_ps(2.0f), half, one);
+      _mm512_storeu_ps(s + j * 16, _mm512_mul_ps(cap, tanh));
+    }
+  }
+  const __m512 nothing = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  __m512 top = nothing;
+  if (cut) {
+    const __m512i at = _mm512_load_si512(position);
+    const __m512i reach = _mm512_set1_epi32(p.window > 0 ? p.window : INT32_MAX);
+    for (int64_t j = 0; j < keys; ++j) {
+      const __m512i behind = _mm512_sub_epi32(at, _mm512_set1_epi32(k0 + j));
+      const __mmask16 seen = _mm512_cmpge_epi32_mask(behind, _mm512_setzero_si512()) &
+                             _mm512_cmplt_epi32_mask(behind, reach) &
+                             (k0 + j < it.key_end ? 0xffff : 0);
+      const __m512 x = _mm512_mask_loadu_ps(nothing, seen, s + j * 16);
+      _mm512_storeu_ps(s + j * 16, x);
+      top = _mm512_max_ps(top, x);
+    }
+  } else {
+    for (int64_t j = 0; j < keys; ++j) top = _mm512_max_ps(top, _mm512_loadu_ps(s + j * 16));
+  }
+  const __m512 before = _mm512_loadu_ps(o.maximum + r0);
+  const __m512 maximum = _mm512_max_ps(before, _mm512_mul_ps(top, factor));
+  const __m512 shrink = exp2_ps(_mm512_sub_ps(before, maximum));
+  __m512 total = _mm512_mul_ps(_mm512_loadu_ps(o.total + r0), shrink);
+  alignas(32) static constexpr int16_t interleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                         21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                         11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i order = _mm512_loadu_si512(interleave);
+  for (int64_t j0 = 0; j0 < keys; j0 += 32) {
+    __m512i pairs[16];
+    for (int64_t i = 0; i < 16; ++i) {
+      const float* from = s + (j0 + 2 * i) * 16;
+      const __m512 a = exp2_ps(_mm512_fmsub_ps(_mm512_loadu_ps(from), factor, maximum));
+      const __m512 b = exp2_ps(_mm512_fmsub_ps(_mm512_loadu_ps(from + 16), factor, maximum));
+      total = _mm512_add_ps(total, _mm512_add_ps(a, b));
+      const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
+      pairs[i] = _mm512_permutexvar_epi16(order, both);
+    }
+    transpose_16x16(pairs);
+    std::copy_n(pairs, 16, w.weights + j0 / 2);
+  }
+  _mm512_storeu_ps(o.maximum + r0, maximum);
+  _mm512_storeu_ps(o.total + r0, total);
+  if (_mm512_cmpneq_ps_mask(before, maximum) != 0) {
+    alignas(64) float by[16];
+    _mm512_store_ps(by, shrink);
+    for (int64_t r = 0; r < 16; ++r) {
+      float* sums = o.sums + (r0 + r) * p.dim;
+      const __m512 b = _mm512_set1_ps(by[r]);
+      for (int64_t d = 0; d < p.dim; d += 16) {
+        _mm512_storeu_ps(sums + d, _mm512_mul_ps(_mm512_loadu_ps(sums + d), b));
+      }
+    }
+  }
+}
+
+// sums[tile] += weights x values, two 16-column tiles of the result at a time.
+inline void add_values(const Bf16Problem& p, int tile, int64_t keys, const Partial& o,
+                       const Workspace& w) {
+  const int64_t stride = p.dim * 4;
+  for (int64_t d = 0; d < p.dim; d += 32) {
+    float* sums = o.sums + tile * TILE_ROWS * p.dim + d;
+    _tile_loadd(0, sums, stride);
+    _tile_loadd(1, sums + 16, stride);
+    for (int64_t j = 0; j < keys; j += 32) {
+      const __m512i* v = w.values + (j / 2 * p.dim + d) / 16;
+      _tile_loadd(4, w.weights + j / 2, 64);
+      _tile_loadd(5, v, stride);
+      _tile_loadd(6, v + 1, stride);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_dpbf16ps(1, 4, 6);
+    }
+    _tile_stored(0, sums, stride);
+    _tile_stored(1, sums + 16, stride);
+  }
+}
+
+// One item on AMX, with tiles configured by the caller. `o` has room for whole tiles of rows.
+inline void attend_tiles(const Bf16Problem& p, const Item& it, const Partial& o, Workspace& w) {
+  const int tiles = (it.rows + TILE_ROWS - 1) / TILE_ROWS;
+  std::fill_n(o.sums, tiles * TILE_ROWS * p.dim, 0.0f);
+  std::fill_n(o.maximum, tiles * TILE_ROWS, NEVER);
+  std::fill_n(o.total, tiles * TILE_ROWS, 0.0f);
+  load_queries(p, it, w);
+  for (int64_t k0 = it.key_begin / 16 * 16; k0 < it.key_end; k0 += KEY_BLOCK) {
+    const int64_t keys = std::min<int64_t>(KEY_BLOCK, (it.key_end - k0 + 15) / 16 * 16);
+    const int64_t padded = (keys + 31) / 32 * 32;
+    if (tiles == 1) score_keys<1>(p, it, k0, keys, w);
+    if (tiles == 2) score_keys<2>(p, it, k0, keys, w);
+    if (tiles == 3) score_keys<3>(p, it, k0, keys, w);
+    if (tiles == 4) score_keys<4>(p, it, k0, keys, w);
+    load_values(p, it, k0, padded, w);
+    for (int tile = 0; tile < tiles; ++tile) {
+      soften(p, it, tile, k0, padded, o, w);
+      add_values(p, tile, padded, o, w);
+    }
+  }
+}
+
+#endif
+
+}  // namespace tandem

@@ -1,0 +1,150 @@
+// What the kernels share: AMX tiles and a few AVX-512 idioms, compiled in only where the processor
+// has them. Every tile is full size (16 rows of 64 bytes), so one configuration serves all kernels.
+#pragma once
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
+#define TANDEM_AMX 1
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+// The body, a lambda without preprocessor lines, for each dtype that the kernels know.
+#define TANDEM_DISPATCH(TYPE, NAME, ...)                                                        \
+  AT_DISPATCH_SWITCH(TYPE, NAME,                                                                \
+                     AT_DISPATCH_CASE(at::kFloat, __VA_ARGS__)                                  \
+                         AT_DISPATCH_CASE(at::kBFloat16, __VA_ARGS__)                           \
+                             AT_DISPATCH_CASE(at::kHalf, __VA_ARGS__))
+
+namespace tandem {
+
+// Runs f(begin, end) over [0, items) on all threads. Threads take `grain` items at a time from a
+// shared counter, so that a core which the system slowed down does not hold back the other.
+template <typename F>
+void for_each_item(int64_t items, int64_t grain, const F& f) {
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), (items + grain - 1) / grain);
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    f([&](int64_t& begin, int64_t& end) {
+      begin = next.fetch_add(grain, std::memory_order_relaxed);
+      end = std::min(begin + grain, items);
+      return begin < items;
+    });
+  });
+}
+
+[[gnu::always_inline]] inline float widen(float x) { return x; }
+[[gnu::always_inline]] inline float widen(at::BFloat16 x) {
+  return std::bit_cast<float>(uint32_t{x.x} << 16);
+}
+[[gnu::always_inline]] inline float widen(at::Half x) { return static_cast<float>(x); }
+
+template <typename T>
+[[gnu::always_inline]] inline T narrow(float x) {
+  if constexpr (std::is_same_v<T, at::BFloat16>) {  // to nearest even, in a form that vectorises
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const uint32_t quiet_nan = 0x7fc0;
+    return at::BFloat16(static_cast<uint16_t>(x == x ? rounded : quiet_nan),
+                        at::BFloat16::from_bits());
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+// e^x within about 2 ulp, in a form that vectorises; saturates where float32 ends.
+[[gnu::always_inline]] inline float exponential(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 88.0f ? 88.0f : x;
+  const float whole = std::rint(x * 1.44269504f);
+  // The remainder is taken from x with log 2 in two parts, so that large x keep their accuracy.
+  const float f = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  float p = 1.9875691e-4f;
+  p = p * f + 1.3981999e-3f;
+  p = p * f + 8.3334519e-3f;
+  p = p * f + 4.1665795e-2f;
+  p = p * f + 1.6666665e-1f;
+  p = p * f + 5.0000001e-1f;
+  p = p * f * f + f + 1.0f;
+  return p * std::bit_cast<float>((static_cast<int32_t>(whole) + 127) << 23);
+}
+
+#ifdef TANDEM_AMX
+
+// Linux saves tile registers only for processes that asked for it.
+inline bool amx_usable() {
+  static const bool granted = [] {
+    constexpr long request_permission = 0x1023, tile_data = 18;
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  }();
+  return granted;
+}
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Tiles configured for the lifetime of this object on this thread.
+struct Tiles {
+  explicit Tiles(const TileConfig& config) { _tile_loadconfig(&config); }
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+// Transposes a 16 x 16 matrix of 32-bit words held in r, in place.
+inline void transpose_16x16(__m512i r[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+  }
+}
+
+// 2^x to float accuracy (about 2 ulp); anything under -200 is 0.
+inline __m512 exp2_ps(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-200.0f));
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, whole);
+  __m512 p = _mm512_set1_ps(1.540353e-4f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, whole);
+}
+
+#endif
+
+}  // namespace tandem

@@ -1,0 +1,262 @@
+"""Frozen linear layers over weights packed once for the CPU's matrix kernels.
+
+A packed layer keeps its weight in one layout only: AMX panels for our own kernel, oneDNN's blocks,
+or the plain matrix (other devices). It is differentiable in its input alone: the backward product
+uses a second packing, of the transposed weight, made when a gradient is first asked for. Nothing
+is saved for backward. Knows nothing of models but their `nn.Linear` layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tandem.model import kernels
+
+# oneDNN blocks a weight for an expected number of rows; this one serves decode and prefill.
+_ONEDNN_ROWS = 256
+_STEP = 32
+
+
+class PackedWeight(Protocol):
+    """A weight [out, in], frozen, in the layout of one matrix kernel, with its bias."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of this packing."""
+        ...
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out], bias added; not differentiable."""
+        ...
+
+    def transposed(self) -> PackedWeight:
+        """The weight of the backward product, [in, out], without a bias, packed anew."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """The matrix as it is, for `F.linear`."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """See `PackedWeight`."""
+        return self.weight.nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See `PackedWeight`."""
+        return functional.linear(x, self.weight, self.bias)
+
+    def transposed(self) -> PackedWeight:
+        """A view: no second copy is needed."""
+        return PlainWeight(self.weight.t(), None)
+
+
+class OneDnnWeight:
+    """Blocks of oneDNN, which torch packs and multiplies by."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ONEDNN_ROWS)
+        self._bias = bias
+        self._nbytes = weight.nbytes
+        self._shape = weight.shape
+
+    @property
+    def nbytes(self) -> int:
+        """See `PackedWeight`."""
+        return self._nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See `PackedWeight`."""
+        return cast(
+            Tensor,
+            torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], ""),
+        )
+
+    def transposed(self) -> PackedWeight:
+        """See `PackedWeight`."""
+        plain = self._packed.to_dense().view(self._shape)
+        return OneDnnWeight(plain.t().contiguous(), None)
+
+
+class AmxWeight:
+    """Panels of our own AMX kernel (`kernels/matmul.cpp`); bfloat16, inputs a multiple of 32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._rows = weight.shape[0]
+        self._packed = kernels.pack_weight(weight.contiguous())
+        self._bias: Tensor | None = None
+        if bias is not None:
+            self._bias = torch.zeros(self._packed.shape[0] * _STEP)
+            self._bias[: self._rows] = bias
+
+    @property
+    def nbytes(self) -> int:
+        """See `PackedWeight`."""
+        return self._packed.nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See `PackedWeight`."""
+        return kernels.packed_linear(x, self._packed, self._bias, self._rows)
+
+    def transposed(self) -> PackedWeight:
+        """See `PackedWeight`."""
+        return pack(kernels.unpack_weight(self._packed, self._rows).t().contiguous(), None)
+
+
+def pack(weight: Tensor, bias: Tensor | None) -> PackedWeight:
+    """The fastest packing of `weight` [out, in] for its device and dtype."""
+    weight = weight.detach()
+    bias = bias.detach() if bias is not None else None
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return PlainWeight(weight, bias)
+    if weight.shape[1] % _STEP == 0 and kernels.amx_linear():
+        return AmxWeight(weight, bias)
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return OneDnnWeight(weight, bias)
+    return PlainWeight(weight, bias)
+
+
+class _Multiply(torch.autograd.Function):
+    """y = x W' + b with a frozen W: saves no tensor, and only x has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: PackedLinear) -> Tensor:
+        ctx.layer = layer
+        return layer.weights.multiply(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.layer.backward_weights().multiply(gradients[0].contiguous()), None
+
+
+class PackedLinear(nn.Module):
+    """A frozen `nn.Linear`: x [..., in_features] -> [..., out_features].
+
+    Several weights over the same input may be joined by rows (`of`). No parameters: the layer is
+    not in `state_dict` and an optimiser cannot reach it.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weights = pack(weight, bias)
+        self._backward_weights: PackedWeight | None = None
+
+    @staticmethod
+    def of(*linears: nn.Linear) -> PackedLinear:
+        """The layers joined, outputs side by side in the order given."""
+        if len(linears) == 1:
+            return PackedLinear(linears[0].weight, linears[0].bias)
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases: list[Tensor | None] = [linear.bias for linear in linears]
+        if all(bias is None for bias in biases):
+            return PackedLinear(weight)
+        parts = [
+            linear.weight.new_zeros(linear.out_features) if bias is None else bias.detach()
+            for linear, bias in zip(linears, biases, strict=True)
+        ]
+        return PackedLinear(weight, torch.cat(parts))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the packings that exist now."""
+        back = self._backward_weights
+        return self.weights.nbytes + (back.nbytes if back is not None else 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        if x.requires_grad and torch.is_grad_enabled():
+            return cast(Tensor, _Multiply.apply(x, self))
+        return self.weights.multiply(x)
+
+    def backward_weights(self) -> PackedWeight:
+        """The packing of the transposed weight, made on the first call."""
+        if self._backward_weights is None:
+            self._backward_weights = self.weights.transposed()
+        return self._backward_weights
+
+    def extra_repr(self) -> str:
+        """Features and packing, for printing a model."""
+        kind = type(self.weights).__name__
+        return f"in_features={self.in_features}, out_features={self.out_features}, {kind}"
+
+
+class LinearGroup:
+    """Linear layers that read the same input, computed by one product.
+
+    The members are modules of their own, so that an adapter may wrap each of them. The first to
+    be called with a tensor computes for all; the output is let go after the last one.
+    """
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        self.joined = PackedLinear.of(*linears)
+        self.members: list[GroupMember] = []
+        start = 0
+        for linear in linears:
+            end = start + linear.out_features
+            self.members.append(GroupMember(self, start, end))
+            start = end
+        self._input: Tensor | None = None
+        self._version = 0
+        self._output: Tensor | None = None
+
+    def part(self, x: Tensor, start: int, end: int) -> Tensor:
+        """Columns start:end of the joined product of `x`, a view."""
+        # Identity alone is not enough: the caller may have written into the tensor meanwhile.
+        if self._input is not x or self._version != x._version or self._output is None:
+            self._output = self.joined(x)
+            self._input, self._version = x, x._version
+        part = self._output[..., start:end]
+        if end == self.joined.out_features:
+            self._input = self._output = None
+        return part
+
+
+class GroupMember(nn.Module):
+    """One layer of a `LinearGroup`: x [..., in_features] -> [..., out_features], a view."""
+
+    def __init__(self, group: LinearGroup, start: int, end: int) -> None:
+        super().__init__()
+        self.group = group
+        self.start, self.end = start, end
+        self.in_features, self.out_features = group.joined.in_features, end - start
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return self.group.part(x, self.start, self.end)
+
+    def extra_repr(self) -> str:
+        """Features, for printing a model."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """Packed products of a model, those of groups included, and the bytes of their packings."""
+
+    layers: int
+    nbytes: int
+
+
+def pack_linears(model: nn.Module) -> PackReport:
+    """Replaces every `nn.Linear` of `model` in place; a weight tied to an embedding is copied.
+
+    The plain weights are freed when nothing else holds them.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, PackedLinear.of(child))
+    packed = {module for module in model.modules() if isinstance(module, PackedLinear)}
+    members = {module for module in model.modules() if isinstance(module, GroupMember)}
+    packed |= {member.group.joined for member in members}
+    return PackReport(len(packed), sum(layer.nbytes for layer in packed))

@@ -1,0 +1,226 @@
+"""Loads a decoder-only transformers model and makes it ready to serve.
+
+Order: refuse by configuration, load, take the reference of the self-test in eager mode, switch to
+our attention, fuse and pack for the processor, test, wrap for LoRA. Knows no plan and no KV pool.
+Invariant: a `LoadedModel` passed its self-test after every change that was made to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from tandem.config import ModelConfig
+from tandem.core.errors import InvalidRequest, NotFound, UnsupportedModel
+from tandem.model import kernels
+from tandem.model.attention.base import AttentionContext, AttentionKernel, LayerShape
+from tandem.model.attention.cpu import CpuKernel
+from tandem.model.attention.interface import IMPLEMENTATION, register
+from tandem.model.attention.sdpa import SdpaKernel
+from tandem.model.capability import exact_model_length, refuse_by_configuration
+from tandem.model.fuse import fuse_modules
+from tandem.model.head import Head
+from tandem.model.linear import pack_linears
+from tandem.model.lora import LoraLayers, adaptable_linears
+from tandem.model.probe import probe_layers
+from tandem.model.self_test import SelfTest
+
+Progress = Callable[[str, float], None]
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model that can be served, with what its callers need to know about it.
+
+    `layers` has the KV shape of each decoder layer in order. `backbone` maps tokens to the hidden
+    states after the final norm; its decoder layers stay callable one at a time.
+    """
+
+    name: str
+    architecture: str
+    backbone: nn.Module
+    head: Head
+    layers: tuple[LayerShape, ...]
+    lora: LoraLayers
+    kernel: AttentionKernel
+    kernels: str
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    weight_bytes: int
+
+    def hidden(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Hidden states [rows, width] of flattened `tokens` and `positions`, int64 [rows]."""
+        output = self.backbone(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            attention_context=context,
+        )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+
+def load_model(config: ModelConfig, progress: Progress = lambda text, share: None) -> LoadedModel:
+    """Load `config.model`, a directory or a name on the hub.
+
+    `progress` is told what happens and which share is done. Raises `NotFound` when there is no
+    such model, `UnsupportedModel` when it cannot be served exactly, `InvalidRequest` for settings.
+    """
+    device, dtype = choose_device(config.device), _choose_dtype(config.dtype)
+    progress(f"reading the configuration of {config.model}", 0.0)
+    try:
+        description = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
+    except OSError as error:
+        raise NotFound(f"cannot load the model {config.model!r}: {error}", param="model") from error
+    except ValueError as error:
+        raise UnsupportedModel(f"cannot serve {config.model}: {error}") from error
+    _refuse(config.model, description)
+    exact_model_length(config.model, description.to_dict(), config.max_model_len)
+    progress("loading weights", 0.1)
+    # Progress is told through `progress` alone.
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            config.model, dtype=dtype, attn_implementation="eager", output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UnsupportedModel(f"cannot load the weights of {config.model}: {error}") from error
+    # transformers would go on with random weights in their place.
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModel(f"the checkpoint of {config.model} lacks weights: {missing[0]}, ...")
+    return prepare_model(model.to(device), config, progress)
+
+
+def prepare_model(
+    model: PreTrainedModel, config: ModelConfig, progress: Progress = lambda text, share: None
+) -> LoadedModel:
+    """Make a transformers model in memory ready to serve; it is changed in place.
+
+    Raises as `load_model` does.
+    """
+    name = config.served_name or Path(config.model).name
+    _refuse(name, model.config)
+    description = model.config.to_dict()
+    limit = exact_model_length(name, description, config.max_model_len)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    model.eval().requires_grad_(False)
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModel(f"{name} has no output embedding, so it cannot generate text")
+    sizes = [(weight.numel(), weight.nbytes) for weight in model.parameters()]
+    device, dtype = model.device, model.dtype
+    progress("testing the model", 0.5)
+    model.set_attn_implementation("eager")
+    test = SelfTest(name, model, model.config.vocab_size, limit)
+    shapes = probe_layers(name, model)
+    register()
+    model.set_attn_implementation(IMPLEMENTATION)
+    backbone: nn.Module = model.base_model
+    linears = adaptable_linears(backbone, f"{model.base_model_prefix}.")
+    progress("packing weights", 0.7)
+    kernel, kernel_names = _accelerate(model, config.kernels)
+    head = Head.of(model.get_output_embeddings(), description)
+    progress("testing what will serve", 0.9)
+    test.check(backbone, head, shapes, kernel)
+    lora = LoraLayers(model, linears)
+    progress("ready", 1.0)
+    return LoadedModel(
+        name=name,
+        architecture=type(model).__name__,
+        backbone=backbone,
+        head=head,
+        layers=shapes,
+        lora=lora,
+        kernel=kernel,
+        kernels=kernel_names,
+        device=device,
+        dtype=dtype,
+        vocab_size=model.get_output_embeddings().out_features,
+        max_model_len=limit,
+        eos_token_ids=_eos_token_ids(model),
+        num_parameters=sum(count for count, _ in sizes),
+        weight_bytes=sum(size for _, size in sizes),
+    )
+
+
+def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str]:
+    """Fuse and pack for the processor where that is known to help; changes `model`.
+
+    Returns the attention kernel and what was done, in words for `ModelInfo.kernels`.
+    """
+    if name not in ("auto", "off"):
+        raise InvalidRequest(f"model.kernels is {name!r}; use auto or off", param="kernels")
+    if name == "off" or model.device.type != "cpu":
+        return SdpaKernel(), "sdpa"
+    done = []
+    # Fusing joins layers that packing would otherwise take apart one by one.
+    if fuse_modules(model).replaced:
+        done.append("fused")
+    pack_linears(model)
+    done.append("packed")
+    kernel: AttentionKernel = CpuKernel() if kernels.status().available else SdpaKernel()
+    return kernel, "+".join([kernel.name, *done])
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes CUDA where there is one. Raises `InvalidRequest`."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise InvalidRequest(f"model.device is {name!r}; use auto, cpu or cuda", param="device")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise InvalidRequest("model.device is cuda, but torch finds no CUDA device", param="device")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def _choose_dtype(name: str) -> torch.dtype | str:
+    if name == "auto":
+        return "auto"
+    if name not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise InvalidRequest(f"model.dtype is {name!r}; use auto or {known}", param="dtype")
+    return _DTYPES[name]
+
+
+def _refuse(name: str, config: PreTrainedConfig) -> None:
+    # Composite configurations describe several models in one; only plain decoders are served.
+    if config.sub_configs:
+        parts = ", ".join(sorted(config.sub_configs))
+        raise UnsupportedModel(f"{name} is made of several models ({parts}); serve a text decoder")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(f"{name} ({config.model_type}) is no causal language model")
+    if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._is_stateful:
+        raise UnsupportedModel(
+            f"{name} ({config.model_type}) keeps a recurrent state; only attention is served"
+        )
+    refuse_by_configuration(name, config.to_dict())
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation: Any = model.generation_config
+    found = model.config.eos_token_id if generation is None else generation.eos_token_id
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)

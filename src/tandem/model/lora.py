@@ -1,0 +1,110 @@
+"""Many LoRA adapters in one flattened batch.
+
+Rows of one adapter are consecutive, so each adapter costs two small products per layer on a view
+of its rows, and a batch without adapters costs nothing. Every adapter keeps tensors of its own:
+an in-place write to one can never touch what another's pending backward will read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from tandem.model.lora_files import LinearShape, Lora, LoraWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows `start:stop` of the batch use adapter `key`."""
+
+    key: str
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class ActiveSegments:
+    """What the wrapped layers of one model apply in the forward pass under way."""
+
+    segments: tuple[Segment, ...] = ()
+
+
+class LoraLinear(nn.Module):
+    """A frozen layer plus, on the rows of each segment, that adapter's update."""
+
+    def __init__(self, base: nn.Module, active: ActiveSegments) -> None:
+        super().__init__()
+        self.base = base
+        self._active = active
+        self._weights: dict[str, LoraWeights] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` [1, rows, in] -> [1, rows, out]."""
+        out: Tensor = self.base(x)
+        for segment in self._active.segments:
+            weights = self._weights.get(segment.key)
+            if weights is not None:
+                length = segment.stop - segment.start
+                low = linear(x.narrow(-2, segment.start, length), weights.a)
+                update = linear(low, weights.b)
+                out.narrow(-2, segment.start, length).add_(update, alpha=weights.scale)
+        return out
+
+    def put(self, key: str, weights: LoraWeights) -> None:
+        """Use `weights` for rows of adapter `key`."""
+        self._weights[key] = weights
+
+    def drop(self, key: str) -> None:
+        """Forget adapter `key`, if this layer has it."""
+        self._weights.pop(key, None)
+
+
+class LoraLayers:
+    """All adaptable layers of one model by their names in it, and the adapters they hold."""
+
+    def __init__(self, model: nn.Module, linears: Mapping[str, LinearShape]) -> None:
+        """Wraps each layer of `linears` in place; the layers may be packed already."""
+        self.linears = dict(linears)
+        self._active = ActiveSegments()
+        self._layers: dict[str, LoraLinear] = {}
+        self._loaded: set[str] = set()
+        for name in self.linears:
+            parent, _, child = name.rpartition(".")
+            owner = model.get_submodule(parent)
+            wrapped = LoraLinear(owner.get_submodule(child), self._active)
+            setattr(owner, child, wrapped)
+            self._layers[name] = wrapped
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._loaded
+
+    def add(self, key: str, adapter: Lora) -> None:
+        """Make `adapter` usable as `key`."""
+        for name, weights in adapter.items():
+            self._layers[name].put(key, weights)
+        self._loaded.add(key)
+
+    def drop(self, key: str) -> None:
+        """Forget `key`; harmless if it is not loaded."""
+        for layer in self._layers.values():
+            layer.drop(key)
+        self._loaded.discard(key)
+
+    def activate(self, segments: tuple[Segment, ...]) -> None:
+        """Say which rows of the next forward pass use which adapter."""
+        self._active.segments = segments
+
+
+def adaptable_linears(backbone: nn.Module, prefix: str) -> dict[str, LinearShape]:
+    """Every plain linear layer of `backbone` by its name in the whole model.
+
+    Not those of single experts: a router sends them some of the rows, in an order of its own.
+    """
+    return {
+        f"{prefix}{name}": LinearShape(module.in_features, module.out_features)
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Linear) and "experts" not in name.split(".")
+    }

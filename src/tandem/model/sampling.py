@@ -1,0 +1,216 @@
+"""Chooses the next tokens of a whole batch from its logits, with vLLM's semantics.
+
+Order: bias and banned tokens, penalties, temperature, min_p, top_k, top_p, inverse CDF at a
+uniform number that depends on the draw alone. Each row takes a path that only its own parameters
+decide, so batch mates never change an answer. An all-greedy batch costs one maximum per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.core.plan import Draw, DrawResult
+from tandem.core.sampling import SamplingParams
+from tandem.model.logprobs import token_logprobs
+from tandem.model.randomness import uniforms
+from tandem.model.selection import best_candidates, invert
+
+# Candidates looked at for top_p alone, before the whole vocabulary is sorted.
+_TOP_P_CANDIDATES = 1024
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[DrawResult | None]:
+    """One result for each draw from its row of `logits` [draws, vocab].
+
+    None where no token can be chosen because the logits are not finite.
+    """
+    best, choice = logits.max(dim=-1)
+    # NaN and +inf anywhere in a row show in its maximum.
+    usable = best.isfinite()
+    changed = [row for row, draw in enumerate(draws) if not _plainly_greedy(draw)]
+    if changed:
+        rows = torch.tensor(changed, device=logits.device)
+        some = [draws[row] for row in changed]
+        picked, possible = _choose(_pick(logits, changed).to(torch.float32, copy=True), some)
+        choice = choice.index_copy(0, rows, picked)
+        usable = usable.index_copy(0, rows, possible & usable.index_select(0, rows))
+    tokens, valid = choice.tolist(), usable.tolist()
+    results: list[DrawResult | None] = [
+        DrawResult(draw.seq_id, token) if ok else None
+        for draw, token, ok in zip(draws, tokens, valid, strict=True)
+    ]
+    _add_logprobs(results, logits, draws)
+    return results
+
+
+def _plainly_greedy(draw: Draw) -> bool:
+    sampling = draw.sampling
+    edited = sampling.has_penalties or sampling.logit_bias or draw.banned
+    return sampling.greedy and not edited
+
+
+def _add_logprobs(results: list[DrawResult | None], logits: Tensor, draws: Sequence[Draw]) -> None:
+    """Fill in the log-probabilities that were asked for, of the distribution before any edit."""
+    asked = [
+        (row, result, draw.sampling.logprobs)
+        for row, (result, draw) in enumerate(zip(results, draws, strict=True))
+        if result is not None and draw.sampling.logprobs is not None
+    ]
+    if not asked:
+        return
+    rows = [row for row, _, _ in asked]
+    tokens = [result.token for _, result, _ in asked]
+    described = token_logprobs(_pick(logits, rows), tokens, [top for _, _, top in asked])
+    for (row, result, _), logprob in zip(asked, described, strict=True):
+        results[row] = DrawResult(result.seq_id, result.token, logprob)
+
+
+def _choose(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+    """Tokens int64 [draws] and whether each row had a possible one; `scores` are overwritten."""
+    _apply_bias(scores, draws)
+    _apply_penalties(scores, draws)
+    best, choice = scores.max(dim=-1)
+    possible = best.isfinite()
+    random = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
+    if random:
+        rows = torch.tensor(random, device=scores.device)
+        # A row without a possible token is reported; here it must only do no harm.
+        ready = scores if bool(possible.all()) else scores.masked_fill(~possible[:, None], 0.0)
+        drawn = _draw(_pick(ready, random), [draws[row] for row in random])
+        choice = choice.index_copy(0, rows, drawn)
+    return choice, possible
+
+
+def _apply_bias(scores: Tensor, draws: Sequence[Draw]) -> None:
+    biased = [
+        (row, token, bias)
+        for row, draw in enumerate(draws)
+        for token, bias in draw.sampling.logit_bias.items()
+    ]
+    biased += [(row, token, -math.inf) for row, draw in enumerate(draws) for token in draw.banned]
+    if biased:
+        rows, tokens, values = zip(*biased, strict=True)
+        where = (_index(scores, rows), _index(scores, tokens))
+        added = torch.tensor(values, dtype=scores.dtype, device=scores.device)
+        scores.index_put_(where, added, accumulate=True)
+
+
+def _apply_penalties(scores: Tensor, draws: Sequence[Draw]) -> None:
+    """Repetition counts prompt and output, presence and frequency the output alone."""
+    parts = [
+        _penalty_of(row, draw) for row, draw in enumerate(draws) if draw.sampling.has_penalties
+    ]
+    if not parts:
+        return
+    rows, tokens = (
+        _index(scores, np.concatenate([part[column] for part in parts])) for column in (0, 1)
+    )
+    factor, minus = (
+        torch.from_numpy(np.concatenate([part[column] for part in parts])).to(scores)
+        for column in (2, 3)
+    )
+    seen = scores[rows, tokens]
+    seen = torch.where(seen > 0, seen / factor, seen * factor) - minus
+    scores[rows, tokens] = seen
+
+
+def _penalty_of(row: int, draw: Draw) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(row, token, repetition factor, amount to subtract) of every token that occurred."""
+    sampling = draw.sampling
+    history = np.array(draw.history, dtype=np.int64)
+    tokens, inverse = np.unique(history, return_inverse=True)
+    counts = np.bincount(inverse[draw.prompt_tokens :], minlength=tokens.size).astype(np.float64)
+    minus = sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    factor = np.full(tokens.size, sampling.repetition_penalty)
+    return np.full(tokens.size, row), tokens, factor, minus
+
+
+def _index(scores: Tensor, values: Sequence[int] | np.ndarray) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.int64).to(scores.device)
+
+
+def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Tokens int64 [draws], each drawn from its row of `scores` [draws, vocab]."""
+    params = [draw.sampling for draw in draws]
+    numbers = uniforms([(d.sampling.seed, d.index, d.position) for d in draws])
+    uniform = torch.from_numpy(numbers).to(scores.device)
+    needs = [_candidates(p, scores.shape[1]) for p in params]
+    choice = torch.empty(len(draws), dtype=torch.int64, device=scores.device)
+    for need in sorted(set(needs)):
+        rows = [row for row, other in enumerate(needs) if other == need]
+        some = [params[row] for row in rows]
+        part, number = _pick(scores, rows), _pick(uniform, rows)
+        if need:
+            drawn = _draw_among_best(part, some, number, need)
+        else:
+            drawn = invert(_filtered(part, some).exp_(), number)
+        choice[torch.tensor(rows, device=scores.device)] = drawn
+    return choice
+
+
+def _candidates(params: SamplingParams, vocab: int) -> int:
+    """How many of the best tokens to look at first; 0: at the vocabulary as it is."""
+    if params.top_k > 0:
+        return min(1 << (params.top_k - 1).bit_length(), vocab)
+    return min(_TOP_P_CANDIDATES, vocab) if params.top_p < 1.0 else 0
+
+
+def _draw_among_best(
+    scores: Tensor, params: Sequence[SamplingParams], uniform: Tensor, count: int
+) -> Tensor:
+    """Tokens drawn after top_k and top_p from the best `count` of each row.
+
+    With top_k the mass is that of the k best, otherwise of the whole row; rows whose nucleus is
+    larger than `count` are drawn again among all tokens.
+    """
+    values, tokens = best_candidates(scores, count)
+    weights = _filtered(values, params).exp_()
+    rank = torch.arange(count, device=scores.device)
+    limits = _column(scores, [p.top_k if p.top_k > 0 else count for p in params])
+    weights.masked_fill_(rank >= limits, 0.0)
+    held = weights.sum(dim=-1)
+    total = held.clone()
+    open_ended = [row for row, p in enumerate(params) if p.top_k <= 0]
+    if open_ended and count < scores.shape[1]:
+        whole = _filtered(_pick(scores, open_ended), [params[row] for row in open_ended])
+        total[torch.tensor(open_ended, device=total.device)] = whole.exp_().sum(dim=-1)
+    before = (weights.cumsum(dim=-1) - weights) / total[:, None]
+    share = _column(scores, [p.top_p for p in params])
+    kept = weights.masked_fill((before >= share) & (rank > 0), 0.0)
+    choice = tokens.gather(1, invert(kept, uniform)[:, None])[:, 0]
+    covered = (held / total >= share[:, 0] + 1e-6).tolist()
+    short = [row for row in open_ended if not covered[row]] if count < scores.shape[1] else []
+    if short:
+        again = _draw_among_best(
+            _pick(scores, short), [params[row] for row in short], _pick(uniform, short),
+            scores.shape[1],
+        )  # fmt: skip
+        choice[torch.tensor(short, device=scores.device)] = again
+    return choice
+
+
+def _filtered(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Scores over temperature with a best of 0, -inf under min_p of the best probability."""
+    scores = scores - scores.amax(dim=-1, keepdim=True)
+    if any(p.temperature != 1.0 for p in params):
+        scores.div_(_column(scores, [p.temperature for p in params]))
+    if any(p.min_p > 0.0 for p in params):
+        floor = _column(scores, [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params])
+        scores.masked_fill_(scores < floor, -torch.inf)
+    return scores
+
+
+def _pick(tensor: Tensor, rows: list[int]) -> Tensor:
+    """The given rows, ascending; `tensor` itself if these are all."""
+    if len(rows) == tensor.shape[0]:
+        return tensor
+    return tensor.index_select(0, torch.tensor(rows, device=tensor.device))
+
+
+def _column(scores: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=scores.dtype, device=scores.device)[:, None]

@@ -1,0 +1,90 @@
+"""Loading and unloading LoRA adapters by name, from directories that the operator allowed.
+
+Paths come from clients, so they are resolved (links followed) before they are compared with the
+whitelist. Invariant: no file outside the whitelist is ever named to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tandem.core.errors import InvalidRequest, NotFound
+from tandem.core.ports import EngineClient
+from tandem.core.version import AdapterVersion
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Adapters:
+    """The adapters of the engine, seen from outside.
+
+    `roots` are directories below which adapters may be loaded; `preload` (name -> directory) are
+    those given at start, which may be loaded again.
+    """
+
+    def __init__(
+        self, client: EngineClient, roots: Sequence[str], preload: Mapping[str, str]
+    ) -> None:
+        self._client = client
+        self._roots = tuple(Path(root).resolve() for root in roots)
+        self._preload = {name: Path(path).resolve() for name, path in preload.items()}
+
+    def listed(self) -> list[AdapterVersion]:
+        """Current versions, by name."""
+        return [version for _, version in sorted(self._client.adapters.items())]
+
+    async def load(self, name: str, path: str | None = None) -> AdapterVersion:
+        """Make the PEFT directory at `path` the current version of `name`.
+
+        A relative path is looked up below each root; without a path the directory is the one
+        given for this name at start, else the one that has this name below a root. Raises
+        `InvalidRequest`, or `AdapterError` if the files do not fit.
+        """
+        check_name(name)
+        directory = await asyncio.to_thread(self._allowed, name, path)
+        return await self._client.load_adapter(name, str(directory))
+
+    async def unload(self, name: str) -> AdapterVersion:
+        """Remove `name`; running requests finish with it. Raises `NotFound`."""
+        check_name(name)
+        version = self._client.adapters.get(name)
+        if version is None:
+            known = ", ".join(sorted(self._client.adapters)) or "none"
+            raise NotFound(f"no adapter is loaded as '{name}'; loaded: {known}", param="name")
+        await self._client.unload_adapter(name)
+        return version
+
+    def _allowed(self, name: str, path: str | None) -> Path:
+        if path is None and name in self._preload:
+            return self._preload[name]
+        asked = Path(name if path is None else path)
+        if "\0" in str(asked):
+            raise InvalidRequest("path must not contain a null character", param="path")
+        for root in self._roots:
+            directory = (root / asked).resolve()  # an absolute path replaces the root
+            if directory.is_relative_to(root) and directory.is_dir():
+                return directory
+        if asked.is_absolute() and asked.resolve() in self._preload.values():
+            return asked.resolve()
+        raise InvalidRequest(self._refusal(asked), param="path", code="path_not_allowed")
+
+    def _refusal(self, asked: Path) -> str:
+        if not self._roots:
+            return (
+                "loading adapters over HTTP is off: start the server with --adapter-root DIR "
+                "to allow directories below DIR"
+            )
+        return f"'{asked}' is not a directory below the allowed adapter roots (--adapter-root)"
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidRequest` unless `name` can be a part of a model id."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            "an adapter name has 1 to 64 characters out of letters, digits, '.', '_' and '-' and "
+            "begins with a letter or digit",
+            param="name",
+        )

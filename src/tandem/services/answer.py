@@ -1,0 +1,227 @@
+"""One answer while it is made: the events of its requests become deltas, usage and metrics.
+
+Knows which choices still run. Invariant: when `deltas` ends in whichever way, the engine has
+been told to stop whatever of this answer did not finish by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.core.events import TokenEvent
+from tandem.core.plan import TokenLogprob
+from tandem.core.ports import EngineClient
+from tandem.core.request import Request
+from tandem.core.sequence import FinishReason
+from tandem.services.admission import Admission
+from tandem.services.choice import Choice, Delta, TokenText, describe_prompt
+from tandem.services.merge import merge
+from tandem.services.models import BASE_LABEL, ServedModel
+from tandem.services.tokenizer import Tokenizer
+from tandem.telemetry.metrics import RequestTiming, ServerMetrics
+
+
+class GenerationFailed(TandemError):
+    """The engine lives but gave this answer up; the message is its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of an answer; `cached_tokens` are prompt tokens found in the KV cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every answer of a server works with."""
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    admission: Admission
+    metrics: ServerMetrics
+    clock: Clock
+
+
+class Answer:
+    """The answer to one client request: all choices of all its prompts.
+
+    `deltas` can be iterated once. `adapter` and `usage` are right from the first delta on and
+    final after the last.
+    """
+
+    def __init__(
+        self,
+        answer_id: str,
+        model: ServedModel,
+        requests: Sequence[Request],
+        tools: Tools,
+        *,
+        stops: Sequence[str],
+        echoes: Sequence[str] | None,
+        prompt_only: bool,
+    ) -> None:
+        self.id = answer_id
+        self.model = model
+        self.adapter = BASE_LABEL
+        self._tools = tools
+        self._parts = [
+            _Part(
+                request,
+                place * request.n,
+                tools,
+                stops,
+                echoes[place] if echoes is not None else None,
+                prompt_only=prompt_only,
+            )
+            for place, request in enumerate(requests)
+        ]
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far, over all prompts and choices."""
+        return Usage(
+            prompt_tokens=sum(len(part.request.prompt) for part in self._parts),
+            completion_tokens=sum(part.output_tokens for part in self._parts),
+            cached_tokens=sum(part.cached_tokens for part in self._parts),
+        )
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """What the choices gain, in order of arrival; at least one delta a choice.
+
+        Raises `Overloaded` before anything is sent to the engine, `EngineDead`,
+        `GenerationFailed`, `NotFound` or `InvalidRequest` as the engine does.
+        """
+        tokens = sum(len(part.request.prompt) for part in self._parts)
+        ticket = self._tools.admission.admit(tokens)
+        try:
+            streams = [self._tools.client.generate(part.request) for part in self._parts]
+            async with aclosing(merge(streams)) as events:
+                async for place, event in events:
+                    ticket.started()
+                    part = self._parts[place]
+                    if event.tokens:
+                        self.adapter = event.adapter or BASE_LABEL
+                    for delta in await part.take(event):
+                        yield delta
+                    await part.end_stopped()
+                    if all(part.finished for part in self._parts):
+                        break
+        finally:
+            ticket.close()
+            for part in self._parts:
+                await part.abort()
+
+
+class _Part:
+    """One prompt of an answer and its `n` choices; choice k has index `first_index + k`."""
+
+    def __init__(
+        self,
+        request: Request,
+        first_index: int,
+        tools: Tools,
+        stops: Sequence[str],
+        echo: str | None,
+        *,
+        prompt_only: bool,
+    ) -> None:
+        self.request = request
+        self.cached_tokens = 0
+        self._tools = tools
+        self._echo = echo
+        self._prompt_only = prompt_only
+        self._prompt_entries: tuple[TokenText, ...] = ()
+        self._early: list[TokenEvent] = []
+        self._scores: list[TokenLogprob] = []
+        scored = request.sampling.prompt_logprobs is not None
+        self._scores_wanted = len(request.prompt) - 1 if scored else 0
+        if scored and not self._scores_wanted:
+            self._prompt_entries = describe_prompt(tools.tokenizer, request.prompt, ())
+        self._timing = RequestTiming(tools.metrics, tools.clock.now())
+        self._choices = [
+            Choice(
+                first_index + k,
+                tools.tokenizer,
+                context=request.prompt,
+                stops=stops,
+                min_tokens=request.sampling.min_tokens,
+                prefix_chars=len(echo or ""),
+            )
+            for k in range(request.n)
+        ]
+        self._begun: set[int] = set()
+
+    @property
+    def finished(self) -> bool:
+        """True when no choice can gain anything any more."""
+        return all(choice.finished for choice in self._choices)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens generated so far, over all choices."""
+        return sum(choice.output_tokens for choice in self._choices)
+
+    async def take(self, event: TokenEvent) -> list[Delta]:
+        """Deltas of one event; tokens wait for the scores of the whole prompt, if asked for.
+
+        The prompt's scores may come in parts, as its chunks are computed.
+        """
+        if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            if self._choices[event.index].finished:
+                return []  # we stopped it ourselves
+            raise GenerationFailed(event.error or "the server stopped this request; send it again")
+        self._scores.extend(event.prompt_logprobs)
+        if event.tokens or event.finish_reason is not None:
+            self._early.append(event)
+        if len(self._scores) < self._scores_wanted:
+            return []
+        if self._scores_wanted and not self._prompt_entries:
+            self._prompt_entries = await asyncio.to_thread(
+                describe_prompt, self._tools.tokenizer, self.request.prompt, self._scores
+            )
+        events, self._early = self._early, []
+        return [delta for each in events for delta in self._apply(each)]
+
+    async def end_stopped(self) -> None:
+        """End in the engine those choices that a stop string has ended here."""
+        for index, choice in enumerate(self._choices):
+            if choice.stopped_early:
+                choice.stopped_early = False
+                await self._tools.client.abort(self.request.request_id, index)
+
+    async def abort(self) -> None:
+        """End everything of this prompt that still runs in the engine."""
+        if not self.finished:
+            self._timing.aborted(sum(not choice.finished for choice in self._choices))
+            await self._tools.client.abort(self.request.request_id)
+
+    def _apply(self, event: TokenEvent) -> list[Delta]:
+        choice = self._choices[event.index]
+        if choice.finished:
+            return []
+        self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        now_s = self._tools.clock.now()
+        if event.tokens:
+            self._timing.tokens(event.index, now_s)
+        if self._prompt_only:
+            delta = choice.take((), (), event.finish_reason and FinishReason.LENGTH, None)
+        else:
+            delta = choice.take(event.tokens, event.logprobs, event.finish_reason, event.stop_token)
+        if delta.finish_reason is not None:
+            self._timing.finished(delta.finish_reason, choice.output_tokens, event.times, now_s)
+        return [*self._opening(event.index, choice), delta]
+
+    def _opening(self, index: int, choice: Choice) -> list[Delta]:
+        """The echoed prompt, once for each choice."""
+        if self._echo is None or index in self._begun:
+            return []
+        self._begun.add(index)
+        return [Delta(choice.index, self._echo, self._prompt_entries)]

@@ -1,0 +1,165 @@
+"""One choice of one answer: its tokens become text, log-probabilities and a finish reason.
+
+Joins the detokenizer and the stop finder and keeps each token's log-probability together with
+its text. Invariant: the texts of all deltas join to the choice's text, and a token's entry is
+handed out with the delta that shows the end of its text, never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.plan import TokenLogprob
+from tandem.core.sequence import FinishReason
+from tandem.services.detokenizer import Detokenizer, StopFinder
+from tandem.services.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token as clients see it: its text, its bytes, its log-probability.
+
+    `logprob` is None for the first token of an echoed prompt. `top` are the alternatives, best
+    first, themselves without alternatives. `offset` counts characters from the choice's start.
+    """
+
+    text: str
+    raw: bytes
+    logprob: float | None
+    top: tuple[TokenText, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained; the last delta of a choice has a `finish_reason`."""
+
+    index: int
+    text: str
+    tokens: tuple[TokenText, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A token whose text is not all shown yet; it covers `[entry.offset, end)`."""
+
+    entry: TokenText
+    end: int
+
+
+class Choice:
+    """State of one choice while its tokens arrive.
+
+    `prefix_chars` is the length of an echoed prompt, so that offsets count from its start.
+    `stopped_early` becomes true when a stop string was found while the engine still generates.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        *,
+        context: Sequence[int],
+        stops: Sequence[str],
+        min_tokens: int,
+        prefix_chars: int = 0,
+    ) -> None:
+        self.index = index
+        self.finished = False
+        self.stopped_early = False
+        self.output_tokens = 0
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, context)
+        self._finder = StopFinder(stops)
+        self._min_tokens = min_tokens
+        self._decoded = prefix_chars
+        self._shown = prefix_chars
+        self._held: list[_Held] = []
+
+    def take(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+        finish: FinishReason | None,
+        stop_token: int | None,
+    ) -> Delta:
+        """Add the tokens of one event. The token that stopped the choice has no text."""
+        assert not self.finished
+        text = ""
+        for place, token in enumerate(tokens):
+            self.output_tokens += 1
+            if stop_token is not None and place == len(tokens) - 1:
+                break
+            text += self._push(token, logprobs[place] if logprobs else None)
+            if self._finder.stopped:
+                self.stopped_early = finish is None
+                finish = FinishReason.STOP
+                break
+        if finish is not None and not self._finder.stopped:
+            text += self._finish()
+            finish = FinishReason.STOP if self._finder.stopped else finish
+        self._shown += len(text)
+        self.finished = finish is not None
+        return Delta(self.index, text, self._release(), finish)
+
+    def _push(self, token: int, logprob: TokenLogprob | None) -> str:
+        offset = self._decoded
+        text = self._detokenizer.push(token)
+        self._decoded += len(text)
+        if logprob is not None:
+            entry = describe(self._tokenizer, logprob, offset)
+            self._held.append(_Held(entry, self._decoded))
+        return self._filter(text)
+
+    def _finish(self) -> str:
+        """The engine ended the choice: what was held back, unless it holds a stop string."""
+        text = self._filter(self._detokenizer.finish())
+        return text if self._finder.stopped else text + self._finder.finish()
+
+    def _filter(self, text: str) -> str:
+        if self.output_tokens <= self._min_tokens:
+            return text
+        return self._finder.push(text)
+
+    def _release(self) -> tuple[TokenText, ...]:
+        """Entries whose text is shown; at the end, those that a stop string did not swallow."""
+        if self.finished and not self._finder.stopped:
+            ready = self._held
+            self._held = []
+        elif self.finished:
+            ready = [held for held in self._held if held.entry.offset < self._shown]
+            self._held = []
+        else:
+            ready = [held for held in self._held if held.end <= self._shown]
+            self._held = self._held[len(ready) :]
+        return tuple(held.entry for held in ready)
+
+
+def describe(tokenizer: Tokenizer, logprob: TokenLogprob, offset: int) -> TokenText:
+    """The text form of the engine's log-probability of one token."""
+    top = tuple(_plain(tokenizer, token, value) for token, value in logprob.top)
+    chosen = _plain(tokenizer, logprob.token, logprob.logprob)
+    return TokenText(chosen.text, chosen.raw, chosen.logprob, top, offset)
+
+
+def describe_prompt(
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]
+) -> tuple[TokenText, ...]:
+    """Text forms of all prompt tokens; `logprobs` belong to all but the first."""
+    assert len(logprobs) == len(prompt) - 1
+    detokenizer = Detokenizer(tokenizer)
+    entries: list[TokenText] = []
+    offset = 0
+    for place, token in enumerate(prompt):
+        if place == 0:
+            entries.append(_plain(tokenizer, token, None))
+        else:
+            entries.append(describe(tokenizer, logprobs[place - 1], offset))
+        offset += len(detokenizer.push(token))
+    return tuple(entries)
+
+
+def _plain(tokenizer: Tokenizer, token: int, logprob: float | None) -> TokenText:
+    return TokenText(tokenizer.token_text(token), tokenizer.token_bytes(token), logprob)

@@ -1,0 +1,113 @@
+"""Token ids to text while they are generated, and stop strings in that text.
+
+Knows one choice at a time. Invariants: the pieces that `Detokenizer` hands out join to the text
+of all tokens; text that could still become a stop string is held back; the cost of a token does
+not depend on how many came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+_REPLACEMENT = "\ufffd"
+# Tokens that decode differently at the start of a text (a dropped leading space) need neighbours.
+_CONTEXT_TOKENS = 6
+# A UTF-8 character has at most 4 bytes, so this many undecodable tokens are plainly not UTF-8.
+_MAX_PENDING_TOKENS = 8
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`; incomplete UTF-8 becomes U+FFFD."""
+        ...
+
+
+class Detokenizer:
+    """Turns the tokens of one choice into text, as soon as each character is certain.
+
+    A window of a few tokens is decoded with and without the newest ones and the difference is
+    new. `context` (the prompt's tokens) decides whether the first piece keeps its leading space.
+    """
+
+    def __init__(self, decoder: Decoder, context: Sequence[int] = ()) -> None:
+        self._decoder = decoder
+        self._window = list(context[-_CONTEXT_TOKENS:])
+        self._settled = len(self._window)
+        self._shown = len(self._decode(self._window).rstrip(_REPLACEMENT))
+
+    def push(self, token: int) -> str:
+        """Add one token; the text that is now certain (may be empty)."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        certain = text.rstrip(_REPLACEMENT)
+        overdue = len(self._window) - self._settled > _MAX_PENDING_TOKENS
+        if overdue:
+            certain = text
+        new = certain[self._shown :]
+        self._shown = max(self._shown, len(certain))
+        if len(certain) == len(text):
+            self._slide()
+        return new
+
+    def finish(self) -> str:
+        """The rest: characters that never became complete, as U+FFFD."""
+        text = self._decode(self._window)
+        new = text[self._shown :]
+        self._shown = len(text)
+        return new
+
+    def _slide(self) -> None:
+        """Everything is shown: keep only the newest tokens as context of the next."""
+        if len(self._window) <= 2 * _CONTEXT_TOKENS:
+            self._settled = len(self._window)
+            return
+        self._window = self._window[-_CONTEXT_TOKENS:]
+        self._settled = len(self._window)
+        self._shown = len(self._decode(self._window))
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._decoder.decode(tokens) if tokens else ""
+
+
+class StopFinder:
+    """Looks for stop strings in text that arrives in pieces.
+
+    `push` returns the text that may be shown. Once a stop string was found `stopped` is true and
+    the text before it has been handed out.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """Add text; what may be shown now."""
+        if not self._stops:
+            return text
+        buffer = self._held + text
+        found = [place for stop in self._stops if (place := buffer.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return buffer[: min(found)]
+        keep = self._possible_start(buffer)
+        self._held = buffer[keep:]
+        return buffer[:keep]
+
+    def finish(self) -> str:
+        """The choice ended by itself: what was held back is ordinary text."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, buffer: str) -> int:
+        """The earliest place from which the buffer could grow into a stop string."""
+        for start in range(max(0, len(buffer) - self._longest + 1), len(buffer)):
+            tail = buffer[start:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return start
+        return len(buffer)

@@ -1,0 +1,67 @@
+"""Which names clients may put into `model`, and what each of them selects.
+
+`NAME` is the base model and `NAME:ADAPTER` the base with an adapter. Invariant: only names that
+the engine can serve at this moment are listed or resolved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.errors import NotFound
+from tandem.core.ports import EngineClient
+from tandem.core.version import AdapterVersion
+
+BASE_LABEL = "base"
+SEPARATOR = ":"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One name of the list; `adapter` is None for the base model, `max_model_len` in tokens."""
+
+    id: str
+    base: str
+    adapter: AdapterVersion | None
+    max_model_len: int
+
+
+class Models:
+    """The base model under its served name and the adapters that are loaded now."""
+
+    def __init__(self, client: EngineClient, served_name: str, created_s: int) -> None:
+        self._client = client
+        self.served_name = served_name
+        self.created_s = created_s
+
+    def listed(self) -> list[ServedModel]:
+        """Base first, then adapters by name. Raises `EngineDead` before the first start."""
+        length = self._client.info.max_model_len
+        base = ServedModel(self.served_name, self.served_name, None, length)
+        adapters = sorted(self._client.adapters.items())
+        return [base] + [
+            ServedModel(self.id_of(name), self.served_name, version, length)
+            for name, version in adapters
+        ]
+
+    def id_of(self, adapter: str) -> str:
+        """What clients send to use `adapter`."""
+        return f"{self.served_name}{SEPARATOR}{adapter}"
+
+    def find(self, model_id: str) -> ServedModel:
+        """The model of that name. Raises `NotFound` that lists the known ones."""
+        listed = self.listed()
+        for model in listed:
+            if model.id == model_id:
+                return model
+        known = ", ".join(model.id for model in listed)
+        raise NotFound(
+            f"the model '{model_id[:200]}' does not exist; this server knows: {known}",
+            param="model",
+            code="model_not_found",
+        )
+
+    def fingerprint(self, adapter_label: str) -> str:
+        """OpenAI's `system_fingerprint`: changes whenever answers may change."""
+        info = self._client.info
+        return f"{self.served_name}-{info.dtype}-{info.kernels}-{adapter_label}"

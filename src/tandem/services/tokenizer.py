@@ -1,0 +1,146 @@
+"""Text to token ids and back, for one served model.
+
+Wraps the model's own tokenizer; knows chat templates and the bytes behind every token, but not
+requests. Invariant: `encode_chat` and `encode` never truncate, and `decode` never shows special
+tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers import AutoTokenizer
+
+from tandem.core.errors import InvalidRequest, UnsupportedModel
+
+_SPACE_MARK = "\u2581"
+
+
+class Tokenizer:
+    """The tokenizer of the served model.
+
+    Safe to use from several threads at once: nothing is changed after construction.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._special_ids = frozenset(int(token) for token in backend.all_special_ids)
+        self._pieces = _piece_kind(backend)
+
+    @classmethod
+    def load(cls, source: str | Path) -> Tokenizer:
+        """Load by Hugging Face name or directory. Raises `UnsupportedModel` with the reason.
+
+        Lengths are checked against the engine's limit, so the tokenizer shall not warn of its own.
+        """
+        try:
+            return cls(AutoTokenizer.from_pretrained(str(source), model_max_length=sys.maxsize))
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise UnsupportedModel(f"cannot load a tokenizer from {source}: {error}") from error
+
+    @property
+    def size(self) -> int:
+        """Number of known ids, added tokens included."""
+        return len(self._backend)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can work at all."""
+        return self._backend.chat_template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of `text`, with the begin marker the model was trained with if asked."""
+        ids = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return tuple(ids)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Render `messages` with the model's chat template and encode the result.
+
+        Raises `InvalidRequest` if the model has no template or the template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions with a plain prompt",
+                param="messages",
+            )
+        try:
+            text = self._backend.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens` without special tokens; incomplete UTF-8 becomes U+FFFD."""
+        return str(
+            self._backend.decode(
+                list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes this token stands for, also when they are only a part of a character."""
+        piece = self._backend.convert_ids_to_tokens(token)
+        if piece is None:  # rows of the embedding that pad the vocabulary have no text
+            return b""
+        if token in self._special_ids:
+            return str(piece).encode()
+        return self._pieces.to_bytes(str(piece))
+
+    def token_text(self, token: int) -> str:
+        r"""The token as OpenAI writes it: its text, or `bytes:\xe4\xbd` if that is not UTF-8."""
+        raw = self.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class _BytePieces:
+    """Pieces of byte-level BPE: every character stands for one byte (GPT-2's alphabet)."""
+
+    def to_bytes(self, piece: str) -> bytes:
+        alphabet = _byte_alphabet()
+        try:
+            return bytes(alphabet[character] for character in piece)
+        except KeyError:  # an added token, written in plain text
+            return piece.encode()
+
+
+class _SentencePieces:
+    """SentencePiece: a mark for the space, `<0xE4>` for single bytes."""
+
+    def to_bytes(self, piece: str) -> bytes:
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace(_SPACE_MARK, " ").encode()
+
+
+def _piece_kind(backend: Any) -> _BytePieces | _SentencePieces:
+    if not backend.is_fast:
+        return _SentencePieces()
+    decoder = json.loads(backend.backend_tokenizer.to_str())["decoder"]
+    return _BytePieces() if "ByteLevel" in json.dumps(decoder) else _SentencePieces()
+
+
+@lru_cache(maxsize=1)
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte. Printable Latin-1 bytes are themselves, the others follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if chr(byte) not in table)
+    table.update({chr(0x100 + index): byte for index, byte in enumerate(list(others))})
+    return table

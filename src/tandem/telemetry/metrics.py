@@ -1,0 +1,179 @@
+"""Prometheus metrics with the prefix `tandem_`, in a registry of their own.
+
+Requests are timed where clients see them (tokenisation and transport included); the engine's
+counters are read when somebody scrapes. Names and meanings follow vLLM's. Invariant: every name
+is listed in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from tandem.core.events import EngineStats, RequestTimes
+from tandem.core.sequence import FinishReason
+
+_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 160.0)
+_PER_TOKEN_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+_ITERATION_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class ServerMetrics:
+    """What this process observes, and the text that Prometheus scrapes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"tandem_{name}_seconds", text, registry=registry, buckets=buckets)
+
+        self.ttft = seconds("time_to_first_token", "Arrival to first token", _TTFT_S)
+        self.inter_token = seconds(
+            "inter_token_latency", "Between two events of a choice", _PER_TOKEN_S
+        )
+        self.per_output_token = seconds(
+            "request_time_per_output_token",
+            "First to last token of a choice over its tokens but one, in the engine",
+            _PER_TOKEN_S,
+        )
+        self.e2e = seconds("e2e_request_latency", "Arrival to the end of a choice", _LONG_S)
+        self.queue = seconds(
+            "request_queue_time", "Arrival in the engine to first iteration", _LONG_S
+        )
+        self.finished = Counter(
+            "tandem_request_success",
+            "Choices by finish reason; abort: the client went away or the server gave up",
+            ["finished_reason"],
+            registry=registry,
+        )
+        self.http = Counter(
+            "tandem_http_requests",
+            "HTTP requests by method, route and status",
+            ["method", "route", "status"],
+            registry=registry,
+        )
+        self.http_errors = Counter(
+            "tandem_http_errors",
+            "HTTP requests refused or failed (status 4xx, 5xx), by status",
+            ["status"],
+            registry=registry,
+        )
+
+    def render(self, stats: EngineStats | None) -> bytes:
+        """Everything in Prometheus' text format; `stats` is None while the engine is dead."""
+        engine = CollectorRegistry()
+        engine.register(_EngineCollector(stats))
+        return generate_latest(self._registry) + generate_latest(engine)
+
+
+class RequestTiming:
+    """Observes one core request, from arrival to the end of its choices; times in seconds."""
+
+    def __init__(self, metrics: ServerMetrics, arrival_s: float) -> None:
+        self._metrics = metrics
+        self._arrival_s = arrival_s
+        self._last_s: dict[int, float] = {}
+
+    def tokens(self, index: int, now_s: float) -> None:
+        """Choice `index` gained tokens."""
+        if not self._last_s:
+            self._metrics.ttft.observe(now_s - self._arrival_s)
+        if index in self._last_s:
+            self._metrics.inter_token.observe(now_s - self._last_s[index])
+        self._last_s[index] = now_s
+
+    def finished(
+        self, reason: FinishReason, output_tokens: int, times: RequestTimes | None, now_s: float
+    ) -> None:
+        """One choice ended; `times` are the engine's, where it ended the choice itself."""
+        self._metrics.finished.labels(reason.value).inc()
+        self._metrics.e2e.observe(now_s - self._arrival_s)
+        if times is None:
+            return
+        if times.first_scheduled_s is not None:
+            self._metrics.queue.observe(times.first_scheduled_s - times.arrival_s)
+        if times.first_token_s is not None and output_tokens > 1:
+            decode_s = times.finished_s - times.first_token_s
+            self._metrics.per_output_token.observe(decode_s / (output_tokens - 1))
+
+    def aborted(self, choices: int) -> None:
+        """So many choices were given up before their end."""
+        self._metrics.finished.labels(FinishReason.ABORT.value).inc(choices)
+
+
+class _EngineCollector(Collector):
+    """The engine's counters at one moment."""
+
+    def __init__(self, stats: EngineStats | None) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "tandem_engine_up", "1 while the engine answers", value=float(self._stats is not None)
+        )
+        if self._stats is not None:
+            yield from _gauges(self._stats)
+            yield from _counters(self._stats)
+            yield _iteration_tokens(self._stats)
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    total = stats.kv_blocks_total
+    values: tuple[tuple[str, str, float], ...] = (
+        ("num_requests_running", "Choices that are being computed", stats.running),
+        ("num_requests_waiting", "Choices that wait for their first iteration", stats.waiting),
+        ("waiting_tokens", "Tokens without KV of waiting choices", stats.waiting_tokens),
+        (
+            "kv_cache_usage_perc",
+            "KV blocks held by running choices over all blocks, 0 to 1",
+            stats.kv_blocks_used / total if total else 0.0,
+        ),
+        ("kv_blocks_used", "KV blocks held by running choices", stats.kv_blocks_used),
+        ("kv_blocks_cached", "KV blocks kept for reuse only", stats.kv_blocks_cached),
+        ("kv_blocks", "KV blocks in all", total),
+    )
+    for name, text, value in values:
+        yield GaugeMetricFamily(f"tandem_{name}", text, value=float(value))
+
+
+def _counters(stats: EngineStats) -> Iterator[Metric]:
+    values: tuple[tuple[str, str, float], ...] = (
+        ("prefix_cache_queries", "Prompt tokens looked up", stats.prefix_queries_tokens),
+        ("prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hits_tokens),
+        ("num_preemptions", "Choices that had to give up their blocks", stats.preemptions),
+        ("prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
+        ("generation_tokens", "Tokens generated", stats.generation_tokens),
+        ("iterations", "Iterations of the engine", stats.iterations),
+        ("schedule_seconds", "Time spent deciding what to run", stats.schedule_s),
+        ("execute_seconds", "Time spent computing", stats.execute_s),
+        ("check_failures", "Accounting errors found (must stay 0)", stats.check_failures),
+    )
+    for name, text, value in values:
+        yield CounterMetricFamily(f"tandem_{name}", text, value=float(value))
+
+
+def _iteration_tokens(stats: EngineStats) -> Metric:
+    """Tokens of an iteration; a count of the engine belongs to sizes up to its key."""
+    inside = [0] * (len(_ITERATION_TOKENS) + 1)
+    for tokens, count in stats.iteration_tokens_hist.items():
+        place = sum(bound < tokens for bound in _ITERATION_TOKENS)
+        inside[place] += count
+    bounds = [*(str(float(bound)) for bound in _ITERATION_TOKENS), "+Inf"]
+    return HistogramMetricFamily(
+        "tandem_iteration_tokens",
+        "Tokens computed in one iteration",
+        buckets=list(zip(bounds, accumulate(inside), strict=True)),
+        sum_value=float(stats.iteration_tokens_sum),
+    )

@@ -1,0 +1,200 @@
+"""Dead engines, clients that leave, overload, keys: what the surface does when things go wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fake_engine import FakeEngine, Script
+from serving import live, make_app, wait_for
+from tandem.config import ServerConfig
+from tandem.core.ports import EngineState
+from tandem.core.sequence import FinishReason
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+LONG = tuple([20] * 200)
+
+
+def slow() -> FakeEngine:
+    return FakeEngine(play=lambda r, i: Script(tokens=LONG, delay_s=0.02))
+
+
+def test_a_dead_engine_is_told_everywhere() -> None:
+    engine = FakeEngine(state=EngineState.DEAD)
+    with live(make_app(engine)) as url, httpx.Client(base_url=url) as http:
+        for stream in (False, True):
+            response = http.post(CHAT, json={**BODY, "stream": stream})
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "3"
+            assert response.json()["error"]["code"] == "engine_unavailable"
+        for route in ("/health", "/ready"):
+            assert http.get(route).status_code == 503
+            assert "retry-after" in http.get(route).headers
+        assert "tandem_engine_up 0.0" in http.get("/metrics").text
+        engine.state = EngineState.READY
+        assert http.get("/health").status_code == http.head("/ready").status_code == 200
+        assert http.post(CHAT, json=BODY).status_code == 200
+        engine.state = EngineState.DRAINING
+        assert (http.get("/health").status_code, http.get("/ready").status_code) == (200, 503)
+
+
+def test_a_death_within_a_stream_is_an_event_that_the_official_client_raises() -> None:
+    engine = FakeEngine(play=lambda r, i: Script(tokens=LONG, dies_after=3))
+    with (
+        live(make_app(engine)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        got = 0
+        with pytest.raises(openai.APIError, match="restarts"):
+            for _ in client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": "Hi"}], stream=True
+            ):
+                got += 1
+        assert got == 3
+        engine.state = EngineState.READY
+        text = httpx.post(f"{url}{CHAT}", json={**BODY, "stream": True}).text
+        events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == "engine_unavailable"
+
+
+def test_a_death_or_failure_without_a_stream_is_a_status() -> None:
+    engine = FakeEngine(play=lambda r, i: Script(tokens=LONG, dies_after=3))
+    with live(make_app(engine)) as url:
+        assert httpx.post(f"{url}{CHAT}", json=BODY).status_code == 503
+    engine = FakeEngine(play=lambda r, i: Script(finish=FinishReason.ERROR, error="NaN logits"))
+    with live(make_app(engine)) as url:
+        response = httpx.post(f"{url}{CHAT}", json=BODY)
+        assert response.status_code == 500
+        assert response.json()["error"]["message"] == "NaN logits"
+
+
+def test_closing_a_stream_aborts() -> None:
+    engine = slow()
+    with live(make_app(engine)) as url, httpx.Client(base_url=url) as http:
+        for n in (1, 3):
+            with http.stream("POST", CHAT, json={**BODY, "stream": True, "n": n}) as response:
+                lines = response.iter_lines()
+                next(lines)
+                assert engine.running
+            wait_for(lambda: not engine.running, timeout_s=1)
+        assert [request_id for request_id, _ in engine.aborted] == [
+            request.request_id for request in engine.requests
+        ]
+        text = http.get("/metrics").text
+        assert 'tandem_request_success_total{finished_reason="abort"} 4.0' in text
+
+
+def test_leaving_aborts_an_answer_that_is_not_streamed() -> None:
+    engine = slow()
+    with live(make_app(engine)) as url:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}{CHAT}", json=BODY, timeout=0.3)
+        wait_for(lambda: not engine.running, timeout_s=1)
+        assert len(engine.aborted) == 1
+
+
+def test_leaving_before_the_first_token_aborts() -> None:
+    engine = FakeEngine(play=lambda r, i: Script(tokens=LONG, delay_s=30))
+    with live(make_app(engine)) as url:
+        for stream in (False, True):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{url}{CHAT}", json={**BODY, "stream": stream}, timeout=0.3)
+            wait_for(lambda: not engine.running, timeout_s=1)
+        assert len(engine.aborted) == 2
+
+
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_overload_sheds_with_retry_after_and_recovers() -> None:
+    engine = FakeEngine(play=lambda r, i: Script(tokens=(20,), delay_s=0.5))
+    with live(make_app(engine, ServerConfig(max_waiting_requests=2))) as url:
+        codes: list[int] = []
+        workers = [
+            in_background(lambda: codes.append(httpx.post(f"{url}{CHAT}", json=BODY).status_code))
+            for _ in range(2)
+        ]
+        wait_for(lambda: len(engine.requests) == 2)
+        response = httpx.post(f"{url}{CHAT}", json=BODY)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["code"] == "overloaded"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=3) as client:
+            answer = client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": "Hi"}]
+            )  # the official client waits and tries again by itself
+        assert answer.choices[0].finish_reason == "stop"
+        for worker in workers:
+            worker.join()
+        assert codes == [200, 200]
+
+
+def test_slow_readers_do_not_hold_up_others() -> None:
+    words = tuple([20] * 200)
+    engine = FakeEngine(play=lambda r, i: Script(tokens=words))
+    with live(make_app(engine)) as url, httpx.Client(base_url=url) as slow_http:
+        body = {**BODY, "stream": True, "logprobs": True, "top_logprobs": 20}
+        with slow_http.stream("POST", CHAT, json=body) as unread:
+            for _ in range(10):
+                assert httpx.post(f"{url}{CHAT}", json=BODY, timeout=5).status_code == 200
+            assert len(list(unread.iter_lines())) > 200
+
+
+def test_keys_are_needed_on_every_route_but_health() -> None:
+    server = ServerConfig(api_keys=("sk-test", "sk-other"))
+    engine = FakeEngine()
+    with live(make_app(engine, server)) as url, httpx.Client(base_url=url) as http:
+        for method, route in (
+            ("POST", CHAT),
+            ("POST", "/v1/completions"),
+            ("GET", "/v1/models"),
+            ("GET", "/v1/adapters"),
+            ("GET", "/metrics"),
+            ("POST", "/tokenize"),
+            ("GET", "/unknown"),
+            ("GET", "/health/"),
+        ):
+            response = http.request(method, route)
+            assert response.status_code == 401, route
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert http.get("/health").status_code == http.get("/ready").status_code == 200
+        for key in ("sk-test", "sk-other"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert http.post(CHAT, json=BODY, headers=headers).status_code == 200
+        tenants = {request.tenant for request in engine.requests}
+        assert len(tenants) == 2 and "" not in tenants
+        assert not any("sk-" in tenant for tenant in tenants)
+        wrong = {"Authorization": "Bearer sk-wrong"}
+        assert http.get("/v1/models", headers=wrong).status_code == 401
+
+
+def test_a_bug_is_a_500_in_shape_and_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine(refuse=RuntimeError("secret detail"))
+    with live(make_app(engine)) as url:
+        response = httpx.post(f"{url}{CHAT}", json=BODY)
+        assert response.status_code == 500
+        assert "secret" not in response.text
+        assert response.json()["error"]["type"] == "server_error"
+
+
+def test_bodies_do_not_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="tandem")
+    with live(make_app(FakeEngine())) as url:
+        turns = [{"role": "user", "content": "my secret words"}]
+        httpx.post(f"{url}{CHAT}", json={**BODY, "messages": turns})
+        httpx.post(f"{url}{CHAT}?secret=1", json={**BODY, "n": "secret"})
+    records = [record for record in caplog.records if record.name.startswith("tandem")]
+    assert [record.__dict__["fields"]["status"] for record in records] == [200, 400]
+    assert not any("secret" in str(vars(record)) for record in records)

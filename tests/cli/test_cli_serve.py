@@ -1,0 +1,146 @@
+"""`tandem serve` as a process: ready line, drain on SIGTERM, immediate end on the second."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+import tandem.cli
+
+SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
+FLAGS = ["--port", "0", "--threads", "1", "--kv-memory", "64MiB", "--api-key", "sk-test"]
+START_TIMEOUT_S = 180.0
+HEADERS = {"Authorization": "Bearer sk-test"}
+
+
+class Server:
+    """A running `tandem serve` and what it printed."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = self._ready_url()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(iter(self.process.stderr.readline, ""))
+
+    def _ready_url(self) -> str:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            for line in list(self.lines):
+                if match := re.search(r"ready on (http://\S+)", line):
+                    return match[1]
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not get ready:\n{''.join(self.lines)}")
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server that is surely gone afterwards."""
+    process = subprocess.Popen([*SERVE, *FLAGS], stderr=subprocess.PIPE, text=True)
+    try:
+        yield Server(process)
+    finally:
+        process.kill()
+        process.wait(timeout=20)
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def stream(http: httpx.Client, tokens: int) -> Iterator[str]:
+    body = {
+        "model": "demo",
+        "prompt": "Hello",
+        "max_tokens": tokens,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        yield from (line for line in response.iter_lines() if line)
+
+
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones() -> None:
+    with serving() as server, httpx.Client(base_url=server.url, headers=HEADERS) as http:
+        assert any("curl" in line and server.url in line for line in server.lines)
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        lines = stream(http, 400)
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        refused = httpx.get(f"{server.url}/ready")
+        deadline = time.monotonic() + 5
+        while refused.status_code != 503 and time.monotonic() < deadline:
+            refused = httpx.get(f"{server.url}/ready")
+        assert refused.status_code == 503
+        rest = list(lines)
+        assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_the_second_signal_ends_at_once_and_takes_the_engine_along() -> None:
+    with serving() as server, httpx.Client(base_url=server.url, headers=HEADERS) as http:
+        lines = stream(http, 2000)
+        next(lines)
+        children = children_of(server.process.pid)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        begun_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=10) == 1
+        assert time.monotonic() - begun_s < 2
+        with pytest.raises(httpx.HTTPError):
+            list(lines)
+        deadline = time.monotonic() + 10
+        while any(alive(child) for child in children):
+            assert time.monotonic() < deadline, "the engine outlived the server"
+            time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--port", "{taken}"], "--port"),
+        (["--log-level", "chatty"], "log_level"),
+        (["--config", "/does/not/exist.toml"], "configuration file"),
+        (["--api-key-file", "/does/not/exist"], "API key file"),
+        (["--policy", "no-such-policy"], "no-such-policy"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_started_says_why(flags: list[str], message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = [flag.format(taken=port) for flag in flags]
+        base = [] if "--port" in flags else ["--port", "0"]
+        result = CliRunner().invoke(tandem.cli.app, ["serve", "demo", *base, *given])
+    assert result.exit_code == 1, result.output
+    assert message in result.stderr
+    assert isinstance(result.exception, SystemExit)

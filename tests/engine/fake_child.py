@@ -1,0 +1,34 @@
+"""An engine process over the fake executor; started by `test_process` as a child."""
+
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fake_executor import FakeExecutor
+from tandem.build import join_loop
+from tandem.config import SchedulingConfig, Settings
+from tandem.core.errors import UnsupportedModel
+from tandem.engine.host import serve
+from tandem.engine.process import Launch
+
+launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
+behaviour = msgspec.msgpack.decode(launch.settings, type=dict)
+
+
+def make_loop(progress):
+    progress("making it up", 0.5)
+    if behaviour.get("broken"):
+        raise UnsupportedModel("no such model")
+    executor = FakeExecutor(
+        num_blocks=200,
+        max_model_len=behaviour.get("max_model_len", 400),
+        on_submit=lambda plan: time.sleep(behaviour.get("step_s", 0.0)),
+    )
+    return join_loop(Settings(scheduling=SchedulingConfig(max_sequences=64)), executor)
+
+
+serve(launch.endpoint, launch.incarnation, make_loop)

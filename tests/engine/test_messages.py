@@ -1,0 +1,55 @@
+"""Errors and messages survive the wire."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NotFound, TandemError
+from tandem.core.events import TokenEvent
+from tandem.core.plan import TokenLogprob
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.sequence import FinishReason
+from tandem.engine.messages import (
+    AddRequest,
+    Command,
+    Message,
+    Tokens,
+    failure_of,
+    to_exception,
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest("a", param="p", code="c"),
+        NotFound("b", param="model", code="model_not_found"),
+        AdapterError("c", param="path"),
+        EngineDead("d"),
+        TandemError("e"),
+    ],
+)
+def test_our_errors_come_back_as_they_were(error):
+    back = to_exception(
+        msgspec.convert(msgspec.to_builtins(failure_of(error)), type(failure_of(error)))
+    )
+    assert type(back) is type(error) and str(back) == str(error)
+    if isinstance(error, InvalidRequest):
+        assert (back.param, back.code) == (error.param, error.code)
+
+
+def test_foreign_errors_keep_their_text():
+    assert str(to_exception(failure_of(KeyError("x")))) == "KeyError: 'x'"
+
+
+def test_round_trips():
+    sampling = SamplingParams(logit_bias={5: -1.5}, stop_token_ids=(1, 2), logprobs=2)
+    command = AddRequest(Request("r", (1, 2, 3), sampling, n=2, adapter="a", tenant="t"))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
+    event = TokenEvent(
+        "r", 0, (5,), (TokenLogprob(5, -0.5, 1, ((5, -0.5),)),), finish_reason=FinishReason.STOP
+    )
+    message = Tokens(3, [event])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message

@@ -1,0 +1,220 @@
+"""Supervision: what clients see when the engine process is slow, dies, hangs or cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from fake_executor import FakeExecutor, expected_tokens
+from tandem.build import join_loop
+from tandem.config import Settings
+from tandem.core.clock import MonotonicClock
+from tandem.core.errors import EngineDead, InvalidRequest, NotFound, UnsupportedModel
+from tandem.core.plan import Draw
+from tandem.core.ports import EngineState
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.engine.client import AsyncEngineClient
+from tandem.engine.process import ProcessTransport
+from tandem.engine.thread import ThreadTransport
+
+CHILD = [sys.executable, str(Path(__file__).with_name("fake_child.py"))]
+
+
+@asynccontextmanager
+async def engine(
+    silence_s: float = 10.0, **behaviour: Any
+) -> AsyncIterator[tuple[AsyncEngineClient, ProcessTransport]]:
+    settings = msgspec.msgpack.encode(behaviour)
+    transport = ProcessTransport(CHILD, {}, settings, MonotonicClock(), silence_s=silence_s)
+    client = AsyncEngineClient(transport)
+    try:
+        await client.start()
+        yield client, transport
+    finally:
+        await client.close()
+
+
+def long_request(name: str, tokens: int = 300, **more: Any) -> Request:
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    return Request(name, (1, 2, 3), sampling, **more)
+
+
+async def collect(client: AsyncEngineClient, request: Request) -> list[int]:
+    return [token async for event in client.generate(request) for token in event.tokens]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def expected(request: Request) -> list[int]:
+    draw = Draw(0, 0, 0, request.sampling)
+    return expected_tokens(request.prompt, draw, None, request.sampling.max_tokens, frozenset())
+
+
+async def test_concurrent_requests_get_their_own_tokens():
+    async with engine() as (client, _):
+        asked = [
+            Request(f"r{i}", (i, i + 1), SamplingParams(max_tokens=20, ignore_eos=True))
+            for i in range(20)
+        ]
+        found = await asyncio.gather(*(collect(client, request) for request in asked))
+        assert found == [expected(request) for request in asked]
+        stats = await client.stats()
+        assert stats.generation_tokens == 400 and stats.running == 0
+
+
+async def test_kill_9_under_load():
+    async with engine(step_s=0.01) as (client, transport):
+        assert client.state is EngineState.READY
+        requests = [asyncio.create_task(collect(client, long_request(f"r{i}"))) for i in range(8)]
+        await asyncio.sleep(0.5)
+        assert transport.pid is not None
+        os.kill(transport.pid, signal.SIGKILL)
+        outcomes = await asyncio.gather(*requests, return_exceptions=True)
+        assert all(isinstance(outcome, EngineDead) for outcome in outcomes)
+        assert client.state in (EngineState.DEAD, EngineState.STARTING)
+        with pytest.raises(EngineDead):
+            await collect(client, long_request("too soon"))
+        with pytest.raises(EngineDead):
+            await client.stats()
+        await until(lambda: client.state is EngineState.READY)
+        again = long_request("again", 10)
+        assert await collect(client, again) == expected(again)
+
+
+async def test_adapters_come_back_after_a_restart(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4}))
+    weights = tmp_path / "adapter_model.safetensors"
+    async with engine() as (client, transport):
+        for content in (b"one", b"two"):
+            weights.write_bytes(content)
+            version = await client.load_adapter("formal", str(tmp_path))
+        assert version.label == "formal@2"
+        os.kill(transport.pid or 0, signal.SIGKILL)
+        await until(lambda: client.state is not EngineState.READY)
+        await until(lambda: client.state is EngineState.READY)
+        events = [e async for e in client.generate(long_request("r", 3, adapter="formal"))]
+        assert events[-1].adapter == "formal@2"
+        assert client.adapters == {"formal": version}
+
+
+async def test_a_hung_engine_is_replaced():
+    async with engine(silence_s=1.0, step_s=0.01) as (client, transport):
+        request = asyncio.create_task(collect(client, long_request("r")))
+        await asyncio.sleep(0.2)
+        first = transport.pid
+        os.kill(first or 0, signal.SIGSTOP)
+        with pytest.raises(EngineDead, match="no sign of life"):
+            await request
+        await until(lambda: client.state is EngineState.READY)
+        assert transport.pid != first and not psutil.pid_exists(first or 0)
+
+
+async def test_a_slow_iteration_is_not_taken_for_a_hang():
+    async with engine(silence_s=1.0, step_s=2.5) as (client, _):
+        request = long_request("r", 1)
+        assert await collect(client, request) == expected(request)
+
+
+async def test_what_cannot_start_says_why():
+    with pytest.raises(UnsupportedModel, match="no such model"):
+        async with engine(broken=True):
+            pass
+
+
+async def test_closing_the_stream_aborts():
+    async with engine(step_s=0.005) as (client, _):
+        stream = client.generate(long_request("r", n=3))
+        await anext(stream)
+        assert (await client.stats()).running == 3
+        await stream.aclose()
+        stats = await client.stats()
+        assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
+
+
+async def test_aborting_one_choice_leaves_the_others():
+    async with engine(step_s=0.005) as (client, _):
+        request = long_request("r", 40, n=2)
+        found: dict[int, int] = {0: 0, 1: 0}
+        async for event in client.generate(request):
+            found[event.index] += len(event.tokens)
+            if event.index == 1 and found[1] == 5:
+                await client.abort("r", 1)
+        assert found == {0: 40, 1: 5}
+
+
+async def test_refusals_reach_the_caller():
+    async with engine(max_model_len=20) as (client, _):
+        with pytest.raises(InvalidRequest, match="context"):
+            await collect(client, Request("r", tuple(range(30))))
+        with pytest.raises(NotFound):
+            await collect(client, long_request("s", adapter="none"))
+        with pytest.raises(NotFound):
+            await client.unload_adapter("none")
+
+
+async def test_draining():
+    async with engine(step_s=0.005) as (client, _):
+        request = asyncio.create_task(collect(client, long_request("r", 50)))
+        await asyncio.sleep(0.1)
+        assert not await client.drain(0.01)
+        assert client.state is EngineState.DRAINING
+        with pytest.raises(EngineDead, match="shutting down"):
+            await collect(client, long_request("s"))
+        assert await client.drain(20)
+        assert len(await request) == 50
+
+
+def test_the_engine_ends_with_its_parent():
+    """A parent that is killed cannot tell its child to stop."""
+    code = (
+        "import asyncio, sys, msgspec\n"
+        "from tandem.core.clock import MonotonicClock\n"
+        "from tandem.engine.client import AsyncEngineClient\n"
+        "from tandem.engine.process import ProcessTransport\n"
+        "async def main():\n"
+        f"    transport = ProcessTransport({CHILD!r}, {{}}, msgspec.msgpack.encode({{}}),\n"
+        "        MonotonicClock())\n"
+        "    await AsyncEngineClient(transport).start()\n"
+        "    print(transport.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert psutil.pid_exists(child)
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the engine outlives its parent"
+        time.sleep(0.05)
+
+
+async def test_the_same_host_in_a_thread():
+    transport = ThreadTransport(lambda progress: join_loop(Settings(), FakeExecutor(200)))
+    client = AsyncEngineClient(transport)
+    await client.start()
+    try:
+        request = long_request("r", 30)
+        assert await collect(client, request) == expected(request)
+    finally:
+        await client.close()

@@ -1,0 +1,53 @@
+"""A live server over the real engine in its own process, for tests that need a model."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Queue
+
+import uvicorn
+
+from tandem.build import build_app, build_engine_client
+from tandem.config import Settings
+
+
+@contextmanager
+def live_engine(settings: Settings) -> Iterator[str]:
+    """Serve a real engine, started and closed in the server's own event loop; yields the URL."""
+    ready: Queue[str | BaseException] = Queue()
+    stop = threading.Event()
+
+    async def run() -> None:
+        client = build_engine_client(settings)
+        try:
+            await client.start()
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                app = await asyncio.to_thread(build_app, settings, client)
+                config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+                server = uvicorn.Server(config)
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                ready.put(f"http://127.0.0.1:{listener.getsockname()[1]}")
+                await asyncio.to_thread(stop.wait)
+                server.should_exit = True
+                await serving
+        except BaseException as error:
+            ready.put(error)
+            raise
+        finally:
+            await client.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    first = ready.get(timeout=120)
+    if isinstance(first, BaseException):
+        raise first
+    try:
+        yield first
+    finally:
+        stop.set()
+        thread.join(timeout=30)
+        assert not thread.is_alive()

@@ -1,0 +1,247 @@
+"""The logical cache: sharing, eviction order, readers, copy-on-write, and its own accounting."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tandem.core.errors import AccountingError
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.sequence import Sequence
+from tandem.core.version import AdapterVersion
+from tandem.kv.cache import KVCache
+
+SIZE = 4
+
+
+def sequence(seq_id: int, tokens: list[int], adapter: str | None = None, **request) -> Sequence:
+    version = AdapterVersion("a", 1, adapter, "") if adapter else None
+    asked = Request(f"r{seq_id}", tuple(tokens), SamplingParams(), **request)
+    return Sequence(seq_id, asked, 0, version, list(tokens))
+
+
+def compute(cache: KVCache, seq: Sequence) -> None:
+    """Attach, extend and commit the whole sequence."""
+    seq.computed = cache.attach(seq)
+    assert cache.try_extend(seq, seq.remaining) is not None
+    seq.computed = len(seq.tokens)
+    cache.commit(seq)
+
+
+def test_equal_prefixes_share_blocks_and_the_last_token_is_computed():
+    cache = KVCache(10, SIZE)
+    first, second = sequence(0, list(range(8))), sequence(1, list(range(8)))
+    compute(cache, first)
+    assert cache.match(second) == 4  # not 8: the last token's logits are needed
+    compute(cache, second)
+    assert cache.table(first, 4) == cache.table(second, 4)
+    assert cache.held_blocks == 2, "the second block was computed twice and is kept once"
+    cache.check()
+
+
+def test_nothing_is_shared_without_prefix_caching():
+    cache = KVCache(10, SIZE, prefix_caching=False)
+    compute(cache, sequence(0, list(range(8))))
+    compute(cache, sequence(1, list(range(8))))
+    assert cache.held_blocks == 4
+
+
+@pytest.mark.parametrize("other", [{"adapter": "B"}, {"tenant": "other"}, {"adapter": None}])
+def test_adapters_and_tenants_are_apart(other):
+    cache = KVCache(10, SIZE)
+    compute(cache, sequence(0, list(range(8)), "A"))
+    assert cache.match(sequence(1, list(range(8)), **({"adapter": "A"} | other))) == 0
+    assert cache.match(sequence(1, list(range(8)), "A")) == 4
+
+
+def test_the_least_recently_used_goes_first_leaves_before_parents():
+    cache = KVCache(4, SIZE)
+    old, new = sequence(0, list(range(9))), sequence(1, [9] * 5)
+    for seq in (old, new):
+        compute(cache, seq)
+        cache.release(seq)
+    assert cache.cached_blocks == 3
+    compute(cache, sequence(2, [7] * 8))  # one free block, one evicted
+    assert cache.match(sequence(3, list(range(9)))) == 4, "the leaf of the older went, not its root"
+    assert cache.match(sequence(4, [9] * 5)) == 4
+    cache.check()
+
+
+def test_blocks_with_a_future_reader_outlive_younger_ones():
+    cache = KVCache(4, SIZE)
+    for number, token in enumerate((1, 2)):
+        seq = sequence(number, [token] * 8)
+        compute(cache, seq)
+        cache.release(seq)
+    cache.add_reader(waiting := sequence(2, [1] * 9))
+    compute(cache, sequence(3, [5] * 8))
+    assert cache.match(waiting) == 8
+    cache.remove_reader(waiting)
+    cache.check()
+
+
+def test_readers_follow_a_growing_tree():
+    cache = KVCache(8, SIZE)
+    cache.add_reader(waiting := sequence(0, [1] * 13))
+    compute(cache, seq := sequence(1, [1] * 12))
+    cache.release(seq)
+    cache.check()
+    compute(cache, other := sequence(2, [2] * 16))
+    cache.release(other)
+    compute(cache, sequence(3, [3] * 20))
+    assert cache.match(waiting) == 12, "the younger blocks went, for nobody waits for them"
+    cache.check()
+
+
+def test_retired_versions_go_first_and_dropped_ones_at_once():
+    cache = KVCache(4, SIZE)
+    for number, adapter in enumerate(("old", "new")):
+        seq = sequence(number, [1] * 8, adapter)
+        compute(cache, seq)
+        cache.release(seq)
+    cache.retire("new")  # although it was used last
+    compute(cache, sequence(2, [5] * 8))
+    assert cache.match(sequence(3, [1] * 9, "old")) == 8
+    assert cache.match(sequence(4, [1] * 9, "new")) == 0
+    cache.drop_adapter("old")
+    assert cache.cached_blocks == 0
+    cache.check()
+
+
+def test_forks_copy_only_the_tail_and_only_once():
+    cache = KVCache(10, SIZE)
+    parent = sequence(0, list(range(6)))
+    compute(cache, parent)
+    children = [sequence(n, list(range(6))) for n in (1, 2)]
+    for child in children:
+        child.computed = parent.computed
+        cache.fork(parent, child)
+    assert cache.held_blocks == 2
+    copies = []
+    for seq in (parent, *children):
+        seq.tokens.append(seq.seq_id)
+        copies += cache.try_extend(seq, 1)
+    assert len(copies) == 2 and len({copy.target for copy in copies}) == 2
+    assert cache.held_blocks == 4
+    cache.check()
+
+
+def test_a_full_cache_says_no_and_changes_nothing():
+    cache = KVCache(2, SIZE)
+    seq = sequence(0, list(range(6)))
+    compute(cache, seq)
+    late = sequence(1, [9] * 3)
+    late.computed = cache.attach(late)
+    assert cache.try_extend(late, 3) is None
+    assert cache.fitting_tokens(late) == 0
+    cache.check()
+
+
+def test_evict_first_takes_what_a_policy_names():
+    cache = KVCache(4, SIZE)
+    compute(cache, seq := sequence(0, [1] * 5))
+    block = cache.table(seq, 4)[0][0]
+    cache.evict_first([block])
+    assert cache.match(sequence(1, [1] * 5)) == 4, "it is held"
+    cache.release(seq)
+    cache.evict_first([block])
+    assert cache.match(sequence(1, [1] * 5)) == 0
+
+
+def test_all_groups_of_a_table_move_together():
+    cache = KVCache(6, SIZE, groups=2)
+    compute(cache, seq := sequence(0, list(range(6))))
+    assert [len(group) for group in cache.table(seq, 6)] == [2, 2]
+    cache.release(seq)
+    cache.check()
+
+
+def test_check_notices_a_lost_block():
+    cache = KVCache(4, SIZE)
+    compute(cache, sequence(0, list(range(6))))
+    cache.check()
+    cache._tables[0].groups[0].pop()
+    with pytest.raises(AccountingError):
+        cache.check()
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random sequences of calls; `check` after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = KVCache(12, SIZE)
+        self.live: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.next_id = 0
+
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20), adapter=st.sampled_from("AB")
+    )
+    def wait(self, tokens: list[int], adapter: str) -> None:
+        seq = sequence(self.next_id, tokens, adapter)
+        self.next_id += 1
+        self.waiting.append(seq)
+        self.cache.add_reader(seq)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        seq = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+        seq.computed = self.cache.attach(seq)
+        self.live.append(seq)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), tokens=st.integers(1, 8))
+    def extend(self, data: st.DataObject, tokens: int) -> None:
+        seq = data.draw(st.sampled_from(self.live))
+        tokens = min(tokens, seq.remaining)
+        before = self.cache.available_blocks
+        missing = self.cache.missing_blocks(seq, tokens)
+        done = self.cache.try_extend(seq, tokens)
+        assert (done is None) == (missing > before)
+        if done is not None:
+            seq.computed += tokens
+            self.cache.commit(seq)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def generate(self, data: st.DataObject, token: int) -> None:
+        data.draw(st.sampled_from(self.live)).tokens.append(token)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.live))
+        child = sequence(self.next_id, parent.tokens, parent.adapter.content_hash)
+        self.next_id += 1
+        child.computed = parent.computed
+        self.cache.fork(parent, child)
+        self.live.append(child)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), back=st.booleans())
+    def release(self, data: st.DataObject, back: bool) -> None:
+        seq = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
+        self.cache.release(seq)
+        if back:
+            seq.computed = 0
+            self.waiting.append(seq)
+            self.cache.add_reader(seq)
+
+    @rule(adapter=st.sampled_from("AB"))
+    def retire(self, adapter: str) -> None:
+        self.cache.retire(adapter)
+
+    @invariant()
+    def accounts(self) -> None:
+        self.cache.check()
+        if not self.live:
+            assert self.cache.held_blocks == 0
+
+
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCacheMachine = CacheMachine.TestCase

@@ -1,0 +1,132 @@
+"""Every kernel against attention written out for one row at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.core.errors import UnsupportedModel
+from tandem.model import kernels
+from tandem.model.attention.base import AttentionParams, BatchLayout, LayerKV, SpanArrays
+from tandem.model.attention.cpu import CpuKernel
+from tandem.model.attention.interface import tandem_attention
+from tandem.model.attention.sdpa import SdpaKernel, _buckets
+
+BLOCK, KV_HEADS, GROUP, DIM = 4, 2, 3, 8
+KERNELS = [SdpaKernel(), CpuKernel()]
+
+
+def case(spans, seed=0, dtype=torch.float32):
+    """Random history in a scattered cache, new rows, and the layout that joins them."""
+    rng = np.random.default_rng(seed)
+    starts, lengths = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
+    used = -(-(starts + lengths) // BLOCK)
+    free = rng.permutation(int(used.sum()) + 3)
+    tables = np.empty((len(spans), used.max()), dtype=np.int32)
+    for row, count in enumerate(used):
+        tables[row, :count], free = free[:count], free[count:]
+        tables[row, count:] = tables[row, 0]
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    cache = LayerKV(*(noise(int(used.sum()) + 3, BLOCK, KV_HEADS, DIM) for _ in range(2)))
+    layout, positions = BatchLayout.build(
+        SpanArrays(starts, lengths, tables), BLOCK, torch.device("cpu"), dtype
+    )
+    rows = int(lengths.sum())
+    new = (
+        noise(rows, KV_HEADS * GROUP, DIM),
+        noise(rows, KV_HEADS, DIM),
+        noise(rows, KV_HEADS, DIM),
+    )
+    return cache, layout, positions, new
+
+
+def reference(cache, layout, new, params):
+    """Softmax over the visible keys of each row and head, in double precision."""
+    query, key, value = (tensor.double() for tensor in new)
+    keys, values = (store.double().flatten(0, 1).clone() for store in (cache.keys, cache.values))
+    keys[layout.slots], values[layout.slots] = key, value
+    out, row = torch.empty_like(query), 0
+    for start, length, table in zip(layout.starts, layout.lengths, layout.tables, strict=True):
+        for position in range(start, start + length):
+            first = max(0, position - params.window + 1) if params.window else 0
+            seen = [int(table[p // BLOCK]) * BLOCK + p % BLOCK for p in range(first, position + 1)]
+            for head in range(KV_HEADS * GROUP):
+                scores = keys[seen, head // GROUP] @ query[row, head] * params.scale
+                if params.softcap:
+                    scores = params.softcap * torch.tanh(scores / params.softcap)
+                out[row, head] = scores.softmax(0) @ values[seen, head // GROUP]
+            row += 1
+    return out
+
+
+MIXES = {
+    "decode": [(5, 1), (0, 1), (70, 1), (9, 1), (130, 1), (31, 1)],
+    "first_chunks": [(0, 7), (0, 7), (0, 12), (0, 2)],
+    "later_chunks": [(4, 5), (4, 5), (13, 9), (3, 4)],
+    "mixed": [(6, 1), (0, 9), (40, 1), (17, 6), (0, 1), (17, 6), (3, 1)],
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("window", [0, 3, 8])
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_equals_the_formula(kernel, mix, window, softcap):
+    if kernel.name == "cpu" and not kernels.status().available:
+        pytest.skip("no C++ kernels on this machine")
+    params = AttentionParams(scale=0.3, window=window, softcap=softcap)
+    cache, layout, _, new = case(MIXES[mix])
+    expected = reference(cache, layout, new, params)
+    batch = kernel.prepare(layout)
+    for _ in range(2):  # a second layer of the same iteration reuses the metadata
+        out = batch.attend(*new, cache, params)
+        assert torch.allclose(out.double(), expected, atol=2e-5)
+    assert torch.equal(cache.keys.flatten(0, 1)[layout.slots], new[1])
+    assert torch.equal(cache.values.flatten(0, 1)[layout.slots], new[2])
+
+
+def test_one_batch_serves_layers_with_and_without_window():
+    cache, layout, _, new = case(MIXES["mixed"])
+    batch = SdpaKernel().prepare(layout)
+    for window in (0, 5, 0, 5):
+        params = AttentionParams(scale=0.3, window=window)
+        expected = reference(cache, layout, new, params)
+        assert torch.allclose(batch.attend(*new, cache, params).double(), expected, atol=2e-5)
+
+
+def test_buckets_bound_the_padding():
+    blocks = np.random.default_rng(1).integers(1, 500, size=200)
+    buckets = _buckets(np.arange(200), blocks)
+    assert sorted(np.concatenate(buckets).tolist()) == list(range(200))
+    padded = sum(len(bucket) * blocks[bucket].max() for bucket in buckets)
+    assert padded <= 2 * np.maximum(blocks, 8).sum()
+    assert len(buckets) <= 7
+
+
+def test_positions_and_slots_follow_the_tables():
+    spans = SpanArrays(np.array([3, 0]), np.array([3, 2]), np.array([[7, 2], [5, 5]], np.int32))
+    layout, positions = BatchLayout.build(spans, 4, torch.device("cpu"), torch.float32)
+    assert positions.tolist() == [3, 4, 5, 0, 1]
+    assert layout.slots.tolist() == [31, 8, 9, 20, 21]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"s_aux": torch.zeros(2)}, "s_aux"),
+        ({"position_bias": torch.zeros(2)}, "position_bias"),
+        ({"is_causal": False}, "is_causal"),
+        ({"dropout": 0.1}, "dropout"),
+    ],
+)
+def test_arguments_that_no_kernel_knows_are_refused(arguments, message):
+    module, rows = torch.nn.Identity(), torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UnsupportedModel, match=message):
+        tandem_attention(module, rows, rows, rows, None, attention_context=object(), **arguments)
+    with pytest.raises(UnsupportedModel, match="attention mask"):
+        tandem_attention(module, rows, rows, rows, rows, attention_context=object())

@@ -1,0 +1,61 @@
+"""Loading from disk: progress, dtype, and checkpoints that are not whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiny_models
+from tandem.config import ModelConfig
+from tandem.core.errors import InvalidRequest, UnsupportedModel
+from tandem.model.linear import PackedLinear
+from tandem.model.load import load_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_models.save_model(tmp_path, "llama")
+
+
+def test_progress_rises_to_one(folder):
+    told = []
+    load_model(ModelConfig(model=str(folder)), lambda text, share: told.append((text, share)))
+    shares = [share for _, share in told]
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert all(text for text, _ in told)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_dtype_follows_the_setting(folder, name, dtype):
+    loaded = load_model(ModelConfig(model=str(folder), dtype=name))
+    assert loaded.dtype == dtype
+    assert loaded.weight_bytes == loaded.num_parameters * dtype.itemsize
+
+
+def test_kernels_off_leaves_the_modules_as_they_are(folder):
+    plain = load_model(ModelConfig(model=str(folder), device="cpu", kernels="off"))
+    assert plain.kernels == "sdpa"
+    assert not any(isinstance(module, PackedLinear) for module in plain.backbone.modules())
+    packed = load_model(ModelConfig(model=str(folder), device="cpu"))
+    assert "packed" in packed.kernels
+    assert any(isinstance(module, PackedLinear) for module in packed.backbone.modules())
+    # Adapters name the layers of the checkpoint, however these are computed.
+    assert packed.lora.linears == plain.lora.linears
+    with pytest.raises(InvalidRequest, match="kernels"):
+        load_model(ModelConfig(model=str(folder), kernels="fast"))
+
+
+def test_a_checkpoint_without_some_weights_is_refused(folder):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"lacks weights: model\.layers\.1\.mlp\.up_proj"):
+        load_model(ModelConfig(model=str(folder)))
+
+
+def test_broken_weights_are_refused(folder):
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UnsupportedModel, match="cannot load the weights"):
+        load_model(ModelConfig(model=str(folder)))

@@ -1,0 +1,94 @@
+"""A choice hands out text and log-probabilities together and stops exactly at stop strings."""
+
+from __future__ import annotations
+
+from fake_engine import logprob_of
+from serving import demo_tokenizer
+from tandem.core.sequence import FinishReason
+from tandem.services.choice import Choice, Delta, describe_prompt
+
+
+def choice(stops: tuple[str, ...] = (), min_tokens: int = 0, prefix_chars: int = 0) -> Choice:
+    return Choice(
+        3,
+        demo_tokenizer(),
+        context=(),
+        stops=stops,
+        min_tokens=min_tokens,
+        prefix_chars=prefix_chars,
+    )
+
+
+def feed(state: Choice, text: str, *, logprobs: bool = True) -> list[Delta]:
+    """One event a token, until the choice is finished."""
+    deltas: list[Delta] = []
+    for token in demo_tokenizer().encode(text, add_special_tokens=False):
+        scores = [logprob_of(token, 1)] if logprobs else []
+        deltas.append(state.take([token], scores, None, None))
+        if state.finished:
+            break
+    return deltas
+
+
+def test_the_stop_token_counts_but_has_no_text_and_no_logprob() -> None:
+    state = choice()
+    feed(state, "Hello")
+    before = state.output_tokens
+    last = state.take([7], [logprob_of(7, 0)], FinishReason.STOP, 7)
+    assert (last.text, last.tokens, last.finish_reason) == ("", (), FinishReason.STOP)
+    assert state.output_tokens == before + 1
+
+
+def test_a_stop_string_ends_the_choice_early_and_swallows_its_tokens() -> None:
+    state = choice(stops=(" you",))
+    deltas = feed(state, "Hello, how are you today?")
+    assert "".join(delta.text for delta in deltas) == "Hello, how are"
+    assert state.finished and state.stopped_early
+    entries = [entry for delta in deltas for entry in delta.tokens]
+    assert "".join(entry.text for entry in entries) == "Hello, how are"
+
+
+def test_a_stop_string_in_the_last_event_needs_no_abort() -> None:
+    state = choice(stops=("lo",))
+    tokens = demo_tokenizer().encode("Hello", add_special_tokens=False)
+    delta = state.take(tokens, [], FinishReason.LENGTH, None)
+    assert (delta.text, delta.finish_reason) == ("Hel", FinishReason.STOP)
+    assert not state.stopped_early
+
+
+def test_held_back_text_and_its_logprobs_come_with_the_end() -> None:
+    state = choice(stops=("are you sure",))
+    deltas = feed(state, "Hello, how are")
+    assert "".join(delta.text for delta in deltas) == "Hello, how "
+    last = state.take([7], [], FinishReason.STOP, 7)
+    assert last.text == "are"
+    assert [entry.text for entry in last.tokens] == [" are"]
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    state = choice(stops=("Hello",), min_tokens=50)
+    assert "".join(delta.text for delta in feed(state, "Hello, Hello")) == "Hello, Hello"
+    assert not state.finished
+
+
+def test_offsets_count_characters_from_the_prefix() -> None:
+    deltas = feed(choice(prefix_chars=100), "Hello, how are you")
+    offset = 100
+    for delta in deltas:
+        for entry in delta.tokens:
+            assert entry.offset == offset
+            offset += len(entry.text)
+    assert offset == 100 + len("Hello, how are you")
+
+
+def test_without_logprobs_no_entries() -> None:
+    assert not any(delta.tokens for delta in feed(choice(), "Hello", logprobs=False))
+
+
+def test_prompt_entries_cover_the_prompt() -> None:
+    tokens = demo_tokenizer().encode("Hello, how are you", add_special_tokens=False)
+    entries = describe_prompt(demo_tokenizer(), tokens, [logprob_of(t, 2) for t in tokens[1:]])
+    assert "".join(entry.text for entry in entries) == "Hello, how are you"
+    assert entries[0].logprob is None and entries[0].top == ()
+    assert entries[1].logprob == -tokens[1] / 1000 and len(entries[1].top) == 2
+    assert entries[1].offset == len(entries[0].text)

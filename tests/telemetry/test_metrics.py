@@ -1,0 +1,92 @@
+"""Metrics: values that can be checked, names that are documented."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.core.events import EngineStats, RequestTimes
+from tandem.core.sequence import FinishReason
+from tandem.telemetry.metrics import RequestTiming, ServerMetrics
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+STATS = EngineStats(
+    running=2,
+    waiting=3,
+    kv_blocks_used=16,
+    kv_blocks_total=64,
+    prefix_queries_tokens=100,
+    prefix_hits_tokens=40,
+    iterations=6,
+    iteration_tokens_hist={1: 2, 64: 3, 100_000: 1},
+    iteration_tokens_sum=100_194,
+)
+
+
+def samples(text: bytes) -> dict[str, float]:
+    """Sample name with its labels -> value."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_engine_counters_are_shown_as_they_are() -> None:
+    found = samples(ServerMetrics(CollectorRegistry()).render(STATS))
+    assert found["tandem_engine_up"] == 1
+    assert found["tandem_num_requests_running"] == 2
+    assert found["tandem_kv_cache_usage_perc"] == 0.25
+    assert found["tandem_prefix_cache_hits_total"] == 40
+    assert found["tandem_iteration_tokens_bucket{le=1.0}"] == 2
+    assert found["tandem_iteration_tokens_bucket{le=32.0}"] == 2
+    assert found["tandem_iteration_tokens_bucket{le=64.0}"] == 5
+    assert found["tandem_iteration_tokens_bucket{le=8192.0}"] == 5
+    assert found["tandem_iteration_tokens_count"] == 6
+    assert found["tandem_iteration_tokens_sum"] == 100_194
+
+
+def test_a_dead_engine_shows_no_numbers_of_its_own() -> None:
+    found = samples(ServerMetrics(CollectorRegistry()).render(None))
+    assert found["tandem_engine_up"] == 0
+    assert "tandem_num_requests_running" not in found
+    assert "tandem_time_to_first_token_seconds_count" in found
+
+
+def test_a_request_is_timed_from_arrival_to_the_end_of_each_choice() -> None:
+    metrics = ServerMetrics(CollectorRegistry())
+    timing = RequestTiming(metrics, arrival_s=10.0)
+    timing.tokens(0, 10.5)
+    timing.tokens(1, 10.6)
+    timing.tokens(0, 10.75)
+    times = RequestTimes(arrival_s=0.0, first_scheduled_s=0.25, first_token_s=1.0, finished_s=3.0)
+    timing.finished(FinishReason.STOP, 5, times, 11.0)
+    timing.finished(FinishReason.LENGTH, 1, None, 12.0)
+    timing.aborted(2)
+    found = samples(metrics.render(None))
+    assert found["tandem_time_to_first_token_seconds_count"] == 1
+    assert found["tandem_time_to_first_token_seconds_sum"] == 0.5
+    assert found["tandem_inter_token_latency_seconds_count"] == 1
+    assert found["tandem_inter_token_latency_seconds_sum"] == 0.25
+    assert found["tandem_e2e_request_latency_seconds_sum"] == pytest.approx(3.0)
+    assert found["tandem_request_queue_time_seconds_sum"] == 0.25
+    assert found["tandem_request_time_per_output_token_seconds_sum"] == 0.5
+    assert found["tandem_request_success_total{finished_reason=stop}"] == 1
+    assert found["tandem_request_success_total{finished_reason=abort}"] == 2
+
+
+def test_every_metric_is_documented_and_nothing_else() -> None:
+    metrics = ServerMetrics(CollectorRegistry())
+    families = text_string_to_metric_families(metrics.render(STATS).decode())
+    served = {family.name: family.type for family in families}
+    served = {name: kind for name, kind in served.items() if not name.endswith("_created")}
+    rows = re.findall(r"^\| `(tandem_\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
+    documented = {
+        name.removesuffix("_total") if kind == "counter" else name: kind for name, kind in rows
+    }
+    assert documented == served

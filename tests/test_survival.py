@@ -1,0 +1,171 @@
+"""The shipped server under load: crowds that come and go, and an engine that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tandem.bench.http1 import Origin
+from tandem.bench.soak import SoakOptions, soak
+
+SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
+FLAGS = ["--port", "0", "--kv-memory", "128MiB", "--log-level", "warning"]
+SOAK_S = float(os.environ.get("TANDEM_SOAK_S", "60"))
+
+
+class Server:
+    """A `tandem serve demo` process."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        with log.open("w") as output:
+            self.process = subprocess.Popen([*SERVE, *FLAGS], stderr=output)
+        self.url = self._wait_ready()
+
+    def _wait_ready(self) -> str:
+        deadline = time.monotonic() + 180
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if match := re.search(r"ready on (http://\S+)", self.log.read_text()):
+                return match[1]
+            time.sleep(0.1)
+        raise AssertionError(f"the server did not get ready:\n{self.log.read_text()}")
+
+    def engine_pid(self) -> int | None:
+        """The living engine process, if there is one."""
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if child.status() != psutil.STATUS_ZOMBIE and "tandem.build" in child.cmdline():
+                    return child.pid
+            except psutil.NoSuchProcess:
+                continue
+        return None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "serve.log")
+    yield server
+    server.process.kill()
+    server.process.wait(timeout=20)
+
+
+def test_64_clients_come_and_go(server: Server) -> None:
+    options = SoakOptions(
+        Origin.parse(server.url), "demo", clients=64, seconds=SOAK_S, pids=(server.process.pid,)
+    )
+    report = asyncio.run(soak(options))
+    assert report.clean, (report.errors, report.held)
+    assert report.completed > 64 and report.disconnected > 10
+
+
+def test_kill_9_of_the_engine_under_load_and_sigterm(server: Server) -> None:
+    health = HealthWatch(server)
+    streams = [Stream(server.url) for _ in range(8)]
+    wait_until(lambda: all(stream.started for stream in streams), 60)
+    pid = server.engine_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    killed_s = time.monotonic()
+    for stream in streams:
+        stream.thread.join(timeout=10)
+        assert stream.error_event, "a client was not told"
+    refused = httpx.post(f"{server.url}/v1/completions", json=COMPLETION)
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+    wait_until(lambda: answers(server.url), 60)
+    recovered_s = time.monotonic() - killed_s
+    assert recovered_s < 15, f"the server took {recovered_s:.1f} s to answer again"
+    health.stop()
+    assert health.lies == []
+    assert False in health.seen and health.seen[-1] is True
+
+    last = Stream(server.url, max_tokens=200)
+    wait_until(lambda: last.started, 20)
+    server.process.send_signal(signal.SIGTERM)
+    last.thread.join(timeout=40)
+    assert last.done and not last.error_event, "SIGTERM cut an answer off"
+    assert server.process.wait(timeout=20) == 0
+
+
+COMPLETION = {"model": "demo", "prompt": "x", "max_tokens": 4}
+
+
+def answers(url: str) -> bool:
+    """Whether a request gets its answer now."""
+    return httpx.post(f"{url}/v1/completions", json=COMPLETION, timeout=20).status_code == 200
+
+
+class Stream:
+    """A streaming client in a thread of its own."""
+
+    def __init__(self, url: str, max_tokens: int = 1500) -> None:
+        self.started = self.done = self.error_event = False
+        self._url = url
+        self._body = {
+            "model": "demo",
+            "prompt": "count",
+            "max_tokens": max_tokens,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        request = httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=60)
+        with contextlib.suppress(httpx.HTTPError), request as response:  # the flags tell
+            for line in response.iter_lines():
+                self.started = self.started or line.startswith("data: ")
+                self.done = self.done or line == "data: [DONE]"
+                self.error_event = self.error_event or line.startswith('data: {"error"')
+
+
+class HealthWatch:
+    """Polls /health; it may lag behind the truth by a second, not more."""
+
+    def __init__(self, server: Server) -> None:
+        self.seen: list[bool] = []
+        self.lies: list[str] = []
+        self._server = server
+        self._stopped = threading.Event()
+        self._dead_since_s: float | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.05):
+            alive = self._server.engine_pid() is not None
+            now = time.monotonic()
+            self._dead_since_s = None if alive else self._dead_since_s or now
+            try:
+                healthy = httpx.get(f"{self._server.url}/health", timeout=10).status_code == 200
+            except httpx.HTTPError as error:
+                self.lies.append(f"no answer: {error}")
+                continue
+            self.seen.append(healthy)
+            if healthy and self._dead_since_s is not None and now - self._dead_since_s > 1.0:
+                self.lies.append(f"healthy {now - self._dead_since_s:.1f} s after its death")
+
+
+def wait_until(condition: object, timeout_s: float) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.05)
