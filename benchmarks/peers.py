@@ -12,11 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from peers.comparison import Comparison, Plan, compare
-from peers.driver import WorkerSpec, vllm_environ
+from peers.driver import ALLOCATOR, WorkerSpec, vllm_environ
 from peers.machine import describe, slug
 from peers.report import as_data, as_markdown
 
 OURS = "tandem"
+# transformers as it comes, and with the allocator settings that our engine gives its own process.
+TUNED = "transformers, tuned malloc"
 KV_GIB = 1
 
 
@@ -25,7 +27,7 @@ def main(
         list[str] | None, typer.Option("--model", help="qwen2.5-0.5b, llama-60m; default: both.")
     ] = None,
     engines: Annotated[
-        list[str] | None, typer.Option("--engine", help="Default: tandem, transformers, vllm.")
+        list[str] | None, typer.Option("--engine", help="Default: all that are there.")
     ] = None,
     vllm_env: Annotated[
         Path | None, typer.Option(envvar="VLLM_ENV", help="Virtual environment of vLLM.")
@@ -41,7 +43,7 @@ def main(
     # Workers are stopped processes: they must be ended by us, not left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     threads = len(os.sched_getaffinity(0))
-    wanted = engines or [OURS, "transformers", *(["vllm"] if vllm_env else [])]
+    wanted = engines or [OURS, "transformers", TUNED, *(["vllm"] if vllm_env else [])]
     specs = [_spec(name, device, threads, vllm_env) for name in wanted]
     names = models or ["qwen2.5-0.5b", "llama-60m"]
     plan = Plan(specs, 2 if quick else rounds, cache.resolve(), seed)
@@ -61,11 +63,13 @@ def main(
 def _spec(name: str, device: str, threads: int, vllm_env: Path | None) -> WorkerSpec:
     options: dict[str, Any] = {"device": device, "threads": threads}
     if name != "vllm":
-        return WorkerSpec(name, options=options)
+        environ = {} if name == "transformers" else ALLOCATOR
+        engine = "transformers" if name == TUNED else name
+        return WorkerSpec(name, engine, options=options, environ=environ)
     if vllm_env is None:
         raise typer.BadParameter("vllm is measured in its own environment; say --vllm-env DIR")
-    environ = vllm_environ(vllm_env, threads, KV_GIB)
-    return WorkerSpec(name, str(vllm_env / "bin" / "python"), options, environ)
+    environ = ALLOCATOR | vllm_environ(vllm_env, threads, KV_GIB)
+    return WorkerSpec(name, name, str(vllm_env / "bin" / "python"), options, environ)
 
 
 if __name__ == "__main__":

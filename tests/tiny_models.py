@@ -1,7 +1,7 @@
 """Tiny random models that decide clearly, built once per process and saved where asked.
 
 Weights are large, so that nearly every next token is well ahead of the runner-up and greedy
-answers can be compared token by token (DESIGN section 8).
+answers can be compared token by token.
 """
 
 from __future__ import annotations

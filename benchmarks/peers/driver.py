@@ -29,9 +29,13 @@ ALLOCATOR = {
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How to start one engine: its module `engine_NAME`, interpreter, options and environment."""
+    """How to start one engine: its module `engine_ENGINE`, interpreter, options, environment.
+
+    `name` is how the report calls it, since one engine may run under several settings.
+    """
 
     name: str
+    engine: str
     python: str = sys.executable
     options: dict[str, Any] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
@@ -45,8 +49,8 @@ class Worker:
         self._idle_s = 0.0
         self._stopped_at_s: float | None = None
         here = Path(__file__).resolve().parent.parent
-        environ = os.environ | ALLOCATOR | spec.environ | {"PYTHONPATH": str(here)}
-        command = [spec.python, "-m", "peers.worker", spec.name, str(model)]
+        environ = os.environ | spec.environ | {"PYTHONPATH": str(here)}
+        command = [spec.python, "-m", "peers.worker", spec.engine, str(model)]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [*command, json.dumps(spec.options)],

@@ -1,6 +1,6 @@
 """What the machine itself can do: reading memory, and multiplying bfloat16 matrices.
 
-The two limits of DESIGN section 9: a decode step cannot be shorter than one read of the weights,
+Two limits: a decode step cannot be shorter than one read of the weights,
 a prefill not shorter than its FLOPs at the rate of a large matrix product.
 """
 

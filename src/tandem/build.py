@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 DEMO_NAME = "demo"
 DEMO_PATH = Path(__file__).parent / "demo_model"
 
-# glibc gives large temporaries back to the system after each operation unless told to keep them,
-# and OpenMP's threads spin unless told to wait; both must be set before the process starts.
+# glibc gives large temporaries back to the system after each operation unless told to keep them;
+# it reads this when the process starts.
 _ENGINE_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),

@@ -36,10 +36,12 @@ CHILD = [sys.executable, str(Path(__file__).with_name("fake_child.py"))]
 
 @asynccontextmanager
 async def engine(
-    silence_s: float = 10.0, **behaviour: Any
+    silence_s: float = 10.0, stuck_s: float = 300.0, **behaviour: Any
 ) -> AsyncIterator[tuple[AsyncEngineClient, ProcessTransport]]:
     settings = msgspec.msgpack.encode(behaviour)
-    transport = ProcessTransport(CHILD, {}, settings, MonotonicClock(), silence_s=silence_s)
+    transport = ProcessTransport(
+        CHILD, {}, settings, MonotonicClock(), silence_s=silence_s, stuck_s=stuck_s
+    )
     client = AsyncEngineClient(transport)
     try:
         await client.start()
@@ -125,6 +127,15 @@ async def test_a_hung_engine_is_replaced():
             await request
         await until(lambda: client.state is EngineState.READY)
         assert transport.pid != first and not psutil.pid_exists(first or 0)
+
+
+async def test_an_endless_iteration_is_ended():
+    async with engine(stuck_s=1.0, step_s=30.0) as (client, transport):
+        first = transport.pid
+        with pytest.raises(EngineDead, match="longer than 1 s"):
+            await collect(client, long_request("r"))
+        await until(lambda: client.state is EngineState.READY)
+        assert transport.pid != first
 
 
 async def test_a_slow_iteration_is_not_taken_for_a_hang():

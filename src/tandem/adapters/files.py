@@ -1,7 +1,7 @@
 """Finds out what a PEFT adapter directory holds, without reading tensors into memory.
 
 The content hash over configuration and weights identifies a version: equal files share KV blocks,
-any change of them does not (DESIGN section 5). Invariant: nothing here trusts the directory.
+any change of them does not. Invariant: nothing here trusts the directory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a policy decides for one iteration.
 
 A decision is a wish list in order; `scheduling/admission` grants it as far as tokens, blocks and
-sequence slots go, so no policy can break a budget (DESIGN section 4).
+sequence slots go, so no policy can break a budget.
 """
 
 from __future__ import annotations

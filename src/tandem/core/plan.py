@@ -1,8 +1,8 @@
 """Plans go down to compute, results come back; both are plain, serialisable data.
 
 A plan is complete: replaying the same plans on the same weights gives the same KV and tokens.
-No phases: a span is a range of tokens of one sequence, whether prompt, decode or score
-(DESIGN section 2). Positions and block numbers are absolute.
+No phases: a span is a range of tokens of one sequence, whether prompt, decode or score.
+Positions and block numbers are absolute.
 """
 
 from __future__ import annotations

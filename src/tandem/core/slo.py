@@ -1,4 +1,4 @@
-"""Latency objectives and the classes of work that have them (DESIGN section 4)."""
+"""Latency objectives and the classes of work that have them."""
 
 from __future__ import annotations
 

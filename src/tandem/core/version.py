@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class AdapterVersion:
     """One immutable set of LoRA weights under a name.
 
-    `content_hash` is a hex digest over configuration and weights; it keys KV blocks (DESIGN
-    section 5). `number` counts the loads of that name from 1. `path` is the PEFT directory.
+    `content_hash` is a hex digest over configuration and weights; it keys KV
+    blocks. `number` counts the loads of that name from 1. `path` is the PEFT directory.
     """
 
     name: str

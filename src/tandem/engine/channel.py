@@ -6,8 +6,8 @@ nothing of what they mean.
 
 from __future__ import annotations
 
-import contextlib
 import queue
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -121,22 +121,34 @@ class ZmqClientChannel:
         self._messages = context.socket(zmq.PULL)
         self._messages.setsockopt(zmq.RCVHWM, 0)
         self._messages.bind(messages_endpoint(endpoint))
+        self._unsent: deque[bytes] = deque()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
     def send(self, command: Command) -> None:
-        """Queue a command. If the host is gone it is dropped: its death is told elsewhere."""
-        with contextlib.suppress(zmq.Again):
-            self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
+        """Queue a command; never blocks. What a dead host has not read is lost with it."""
+        self._unsent.append(self._encoder.encode(command))
+        self._flush()
 
     async def receive(self) -> Message:
         """The next message."""
-        return self._decoder.decode(await self._messages.recv())
+        message = self._decoder.decode(await self._messages.recv())
+        self._flush()
+        return message
 
     def close(self) -> None:
         """Drop what is queued and close."""
         self._commands.close()
         self._messages.close()
+
+    def _flush(self) -> None:
+        """A host can be heard before its commands socket is connected; heartbeats try again."""
+        try:
+            while self._unsent:
+                self._commands.send(self._unsent[0], zmq.NOBLOCK)
+                self._unsent.popleft()
+        except zmq.Again:
+            return
 
 
 def commands_endpoint(endpoint: str) -> str:

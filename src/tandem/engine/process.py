@@ -1,8 +1,8 @@
 """Runs a host in a process of its own, watches it, and starts another when it dies.
 
 The child is a fresh interpreter (never a fork), gets its settings on standard input and ends with
-this process. It is taken for dead when it exits or when its heartbeat stops. Invariant: at most one
-child lives, and a `Lost` is delivered for each that dies.
+this process. It is taken for dead when it exits, when its heartbeat stops, or when an iteration
+never ends. Invariant: at most one child lives, and a `Lost` is delivered for each that dies.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from tandem.engine.messages import Broken, Command, Heartbeat, Loading, Lost, Me
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 10.0
+# No iteration of a healthy engine takes this long: then it is stuck, although its heart beats.
+STUCK_S = 300.0
 _POLL_S = 0.1
 _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -49,12 +51,15 @@ class ProcessTransport:
         clock: Clock,
         *,
         silence_s: float = SILENCE_S,
+        stuck_s: float = STUCK_S,
     ) -> None:
         self._command = list(command)
         self._environ = dict(environ)
         self._settings = settings
         self._clock = clock
         self._silence_s = silence_s
+        self._stuck_s = stuck_s
+        self._busy_s = 0.0
         self._deliver: Callable[[Message], None] | None = None
         self._incarnation = 0
         self._child: subprocess.Popen[bytes] | None = None
@@ -104,6 +109,7 @@ class ProcessTransport:
         context = zmq.asyncio.Context()
         self._channel = ZmqClientChannel(context, endpoint)
         self._ready = self._broken = False
+        self._busy_s = 0.0
         reader = asyncio.create_task(self._read(self._channel))
         try:
             self._child = self._spawn(endpoint)
@@ -141,6 +147,8 @@ class ProcessTransport:
                 return f"the engine process ended unexpectedly (exit status {code})"
             if self._ready and self._clock.now() - self._heard_s > self._silence_s:
                 return f"the engine process gave no sign of life for {self._silence_s:.0f} s"
+            if self._busy_s > self._stuck_s:
+                return f"an iteration of the engine took longer than {self._stuck_s:.0f} s"
             await asyncio.sleep(_POLL_S)
 
     async def _read(self, channel: ZmqClientChannel) -> None:
@@ -150,7 +158,9 @@ class ProcessTransport:
             self._heard_s = self._clock.now()
             self._ready = self._ready or isinstance(message, Ready)
             self._broken = self._broken or isinstance(message, Broken)
-            if not isinstance(message, Heartbeat):
+            if isinstance(message, Heartbeat):
+                self._busy_s = message.busy_s
+            else:
                 self._deliver(message)
             if isinstance(message, Loading):
                 logger.debug("%s: %.0f%%", message.stage, 100 * message.fraction)

@@ -2,7 +2,7 @@
 
 A node is one full block; its identity is (parent, its tokens), under a root for one namespace
 (adapter content hash, tenant salt), so KV written by one adapter version or tenant is never found
-by another (DESIGN section 5). Waiting sequences register as readers of the nodes that they would
+by another. Waiting sequences register as readers of the nodes that they would
 use; the registration follows the tree as it grows and shrinks.
 """
 

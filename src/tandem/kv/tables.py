@@ -1,6 +1,6 @@
 """Block tables: which blocks hold a sequence's KV, per KV group.
 
-A KV group is a set of layers x KV heads that shares block numbers (DESIGN section 5); today there
+A KV group is a set of layers x KV heads that shares block numbers; today there
 is one, but every table has the axis. Invariant: all groups of a table are equally long.
 """
 

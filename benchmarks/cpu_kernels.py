@@ -2,7 +2,8 @@
 
 Every comparison is interleaved in this process and reported as medians, so that a noisy machine
 slows both sides alike. The ceiling of decode is one pass over the weights. Run with
-MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296 (DESIGN section 9).
+MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296 (glibc otherwise
+returns large temporaries to the system after each operation).
 """
 
 from __future__ import annotations
