@@ -19,16 +19,31 @@ launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
 behaviour = msgspec.msgpack.decode(launch.settings, type=dict)
 
 
+steps = 0
+
+
+def on_submit(plan):
+    """Sleep, and make the scheduler's own bookkeeping fail at a given step."""
+    global steps
+    steps += 1
+    time.sleep(behaviour.get("step_s", 0.0))
+    if steps == behaviour.get("bug_at_step"):
+        loop._scheduler._in_flight = None
+
+
 def make_loop(progress):
+    global loop
+
     progress("making it up", 0.5)
     if behaviour.get("broken"):
         raise UnsupportedModel("no such model")
     executor = FakeExecutor(
         num_blocks=200,
         max_model_len=behaviour.get("max_model_len", 400),
-        on_submit=lambda plan: time.sleep(behaviour.get("step_s", 0.0)),
+        on_submit=on_submit,
     )
-    return join_loop(Settings(scheduling=SchedulingConfig(max_sequences=64)), executor)
+    loop = join_loop(Settings(scheduling=SchedulingConfig(max_sequences=64)), executor)
+    return loop
 
 
 serve(launch.endpoint, launch.incarnation, make_loop)

@@ -84,6 +84,10 @@ def mixes(draw: Any, adapters: tuple[str | None, ...]) -> Mix:
     return mix
 
 
+# What the examples of this module met, so that no dimension can vanish unnoticed.
+SEEN = {"preemptions": 0, "prefix hits": 0}
+
+
 @cache
 def loaded(name: str, kernels: str) -> LoadedModel:
     return prepare_model(make_model(name), ModelConfig(model=name, kernels=kernels))
@@ -120,6 +124,9 @@ def answers(model: LoadedModel, mix: Mix, paths: dict[str, str]) -> list[list[in
         step()
     for name in paths:
         loop.unload_adapter(name)
+    stats = loop.stats()
+    SEEN["preemptions"] += stats.preemptions
+    SEEN["prefix hits"] += stats.prefix_hits_tokens
     return found
 
 
@@ -198,6 +205,13 @@ def test_greedy_with_adapters_equals_peft(
 
     run()
     assert total.clear >= 0.95 * total.positions
+
+
+def test_the_mixes_met_preemption_and_prefix_hits() -> None:
+    """Runs after the tests above (in file order) and looks at what they met."""
+    if not any(SEEN.values()):
+        pytest.skip("the mixes were not run")
+    assert SEEN["preemptions"] > 20 and SEEN["prefix hits"] > 100
 
 
 def test_generate_itself_agrees() -> None:

@@ -243,6 +243,29 @@ def test_min_tokens_bans_the_end():
         assert EOS not in bench.tokens[f"r{seed}", 0][:4]
 
 
+def test_later_choices_are_not_overtaken():
+    bench = Bench(max_sequences=1)
+    bench.loop.add(request("a", [1], n=2, max_tokens=4, ignore_eos=True))
+    bench.step()
+    for name in "bcd":
+        bench.loop.add(request(name, [2], max_tokens=4, ignore_eos=True))
+    bench.run()
+    assert list(bench.ended)[:2] == [("a", 0), ("a", 1)]
+
+
+def test_blocks_of_a_failed_sequence_are_not_reused():
+    bench = Bench(max_batch_tokens=8)
+    bench.loop.add(request("bad", list(range(20))))
+    bench.step()  # the first chunk succeeds and is committed
+    bench.executor.failing = {0}
+    bench.run()
+    assert bench.ended["bad", 0].error == "asked to fail"
+    assert bench.cache.cached_blocks == 0
+    bench.loop.add(request("again", list(range(20))))
+    bench.run()
+    assert bench.ended["again", 0].cached_tokens == 0
+
+
 def test_a_failed_sequence_ends_alone():
     bench = Bench()
     bench.loop.add(request("bad", [1, 2], n=2))

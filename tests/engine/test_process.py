@@ -117,6 +117,48 @@ async def test_adapters_come_back_after_a_restart(tmp_path):
         assert client.adapters == {"formal": version}
 
 
+async def test_adapters_survive_two_deaths_and_report_what_changed(tmp_path):
+    folders = {}
+    for name in "abcd":
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        (folders[name] / "adapter_config.json").write_text(json.dumps({"r": 4}))
+        (folders[name] / "adapter_model.safetensors").write_bytes(name.encode())
+    async with engine() as (client, transport):
+        for name, folder in folders.items():
+            await client.load_adapter(name, str(folder))
+        (folders["a"] / "adapter_model.safetensors").write_bytes(b"changed")
+        for _ in range(2):
+            pid = transport.pid
+            os.kill(pid or 0, signal.SIGKILL)
+            await until(lambda: client.state is not EngineState.READY)
+            await until(lambda: client.state is EngineState.READY)
+        for name in "bcd":
+            events = [e async for e in client.generate(long_request(name, 3, adapter=name))]
+            assert events[-1].adapter == f"{name}@1"
+        assert set(client.adapters) == {"b", "c", "d"}, "other weights would answer as a@1"
+
+
+async def test_a_bug_in_the_engine_ends_it_and_its_successor_serves():
+    async with engine(bug_at_step=5) as (client, transport):
+        first = transport.pid
+        with pytest.raises(EngineDead):
+            await collect(client, long_request("r"))
+        assert client.state is not EngineState.READY
+        await until(lambda: client.state is EngineState.READY and transport.pid != first)
+        request = long_request("again", 3)
+        assert await collect(client, request) == expected(request)
+
+
+async def test_a_pause_of_this_process_is_not_the_engines_fault():
+    async with engine(silence_s=1.5) as (client, transport):
+        first = transport.pid
+        await asyncio.sleep(0.5)
+        time.sleep(3.0)  # the whole event loop stands still
+        await asyncio.sleep(1.0)
+        assert client.state is EngineState.READY and transport.pid == first
+
+
 async def test_a_hung_engine_is_replaced():
     async with engine(silence_s=1.0, step_s=0.01) as (client, transport):
         request = asyncio.create_task(collect(client, long_request("r")))

@@ -21,6 +21,9 @@ from tandem.telemetry.metrics import ServerMetrics
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 _log = logging.getLogger(__name__)
 
+# Clients choose the method; as a label it must not be endless.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
 
 class Guard:
     """Checks keys and tells what happened; the tenant goes into the request's state."""
@@ -65,7 +68,8 @@ class Guard:
 
     def _tell(self, scope: Scope, status: int, elapsed_s: float) -> None:
         route = scope["route"].path if "route" in scope else "unknown"
-        self._metrics.http.labels(scope["method"], route, str(status)).inc()
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.http.labels(method, route, str(status)).inc()
         if status >= 400:
             self._metrics.http_errors.labels(str(status)).inc()
         fields = {

@@ -37,8 +37,11 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if the most likely token is taken, without randomness."""
-        return self.temperature == 0.0
+        """True if the most likely token is taken, without randomness.
+
+        Below 1e-5 the division would overflow float32, and the result is the same.
+        """
+        return self.temperature < 1e-5
 
     @property
     def has_penalties(self) -> bool:

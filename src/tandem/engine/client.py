@@ -92,6 +92,7 @@ class AsyncEngineClient:
         self._adapters: dict[str, AdapterVersion] = {}
         self._streams: dict[str, _Stream] = {}
         self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._restores: dict[int, AdapterVersion] = {}
         self._call_ids = count(1)
         self._started: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
@@ -184,6 +185,7 @@ class AsyncEngineClient:
         """See `EngineClient`."""
         answer = await self._call(lambda call: LoadAdapter(call, name, path))
         assert answer.version is not None
+        self._adapters[name] = answer.version
         return answer.version
 
     async def unload_adapter(self, name: str) -> None:
@@ -191,6 +193,7 @@ class AsyncEngineClient:
         if name not in self._adapters:
             raise NotFound(f"there is no adapter {name!r}", param="name")
         await self._call(lambda call: UnloadAdapter(call, name))
+        self._adapters.pop(name, None)
 
     async def stats(self) -> EngineStats:
         """See `EngineClient`."""
@@ -237,10 +240,7 @@ class AsyncEngineClient:
             case Refused():
                 self._end(message.request_id, to_exception(message.failure))
             case Answer():
-                self._adapters = message.adapters
-                future = self._calls.get(message.call)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                self._take_answer(message)
             case Loading():
                 self._state = EngineState.STARTING
                 if self._on_progress is not None:
@@ -256,6 +256,16 @@ class AsyncEngineClient:
             case _:
                 pass  # heartbeats concern the transport
 
+    def _take_answer(self, answer: Answer) -> None:
+        restored = self._restores.pop(answer.call, None)
+        if restored is not None and answer.failure is not None:
+            logger.error("lost adapter %s: %s", restored.label, answer.failure.message)
+            if self._adapters.get(restored.name) == restored:
+                del self._adapters[restored.name]
+        future = self._calls.get(answer.call)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
     def _deliver(self, events: list[TokenEvent]) -> None:
         for event in events:
             stream = self._streams.get(event.request_id)
@@ -270,10 +280,11 @@ class AsyncEngineClient:
     def _become_ready(self, info: ModelInfo) -> None:
         self._info = info
         self._state = EngineState.READY
+        self._restores.clear()
         for version in self._adapters.values():  # before any new request, in order
             call = next(self._call_ids)
-            load = LoadAdapter(call, version.name, version.path, version.number)
-            self._transport.send(load)
+            self._restores[call] = version
+            self._transport.send(LoadAdapter(call, version.name, version.path, version))
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 
@@ -281,6 +292,7 @@ class AsyncEngineClient:
         if self._started is not None and not self._started.done():
             self._started.set_exception(to_exception(failure))
         else:
+            self._state = EngineState.DEAD
             logger.error("the engine cannot start: %s", failure.message)
 
     def _lose(self, reason: str) -> None:

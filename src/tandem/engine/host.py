@@ -84,14 +84,12 @@ class Host:
                     self._channel.send(refusal)
             case Abort(request_id, index):
                 self._loop.abort(request_id, index)
-            case LoadAdapter(call, name, path, number):
-                self._answer(call, lambda: self._loop.load_adapter(name, path, number))
+            case LoadAdapter(call, name, path, restore):
+                self._answer(call, lambda: self._loop.load_adapter(name, path, restore))
             case UnloadAdapter(call, name):
                 self._answer(call, lambda: self._loop.unload_adapter(name))
             case GetStats(call):
-                answer = Answer(
-                    self._incarnation, call, self._loop.adapters, stats=self._loop.stats()
-                )
+                answer = Answer(self._incarnation, call, stats=self._loop.stats())
                 self._channel.send(answer)
             case Stop():
                 self._stopped = True
@@ -102,8 +100,16 @@ class Host:
             version = act()
         except Exception as error:
             failure = failure_of(error)
-        answer = Answer(self._incarnation, call, self._loop.adapters, failure, version)
-        self._channel.send(answer)
+        self._channel.send(Answer(self._incarnation, call, failure, version))
+
+
+def start_loop(make_loop: MakeLoop, channel: HostChannel, incarnation: int) -> EngineLoop:
+    """Make the loop, telling the client of the progress, or why it cannot be made."""
+    try:
+        return make_loop(lambda stage, done: channel.send(Loading(incarnation, stage, done)))
+    except Exception as error:
+        channel.send(Broken(incarnation, failure_of(error)))
+        raise
 
 
 def serve(endpoint: str, incarnation: int, make_loop: MakeLoop) -> None:
@@ -116,13 +122,9 @@ def serve(endpoint: str, incarnation: int, make_loop: MakeLoop) -> None:
     pulse = _Heart(context, endpoint, incarnation)
     pulse.start()
     try:
-        loop = make_loop(lambda stage, done: channel.send(Loading(incarnation, stage, done)))
-        host = Host(loop, channel, incarnation)
-        pulse.host = host
-        host.run()
-    except Exception as error:
-        channel.send(Broken(incarnation, failure_of(error)))
-        raise
+        loop = start_loop(make_loop, channel, incarnation)
+        pulse.host = Host(loop, channel, incarnation)
+        pulse.host.run()  # an error in here ends the process, which its watcher notices
     finally:
         pulse.stop()
         channel.close()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from tandem.adapters.files import inspect_adapter
 from tandem.adapters.registry import AdapterRegistry
 from tandem.core.clock import Clock
-from tandem.core.errors import AccountingError, NotFound
+from tandem.core.errors import AccountingError, AdapterError, NotFound
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import StepPlan, StepResult
 from tandem.core.ports import Executor
@@ -99,9 +99,17 @@ class EngineLoop:
         self._scheduler.abort(request_id, index)
         self._unpin_ended([request_id])
 
-    def load_adapter(self, name: str, path: str, number: int = 0) -> AdapterVersion:
-        """Make the files at `path` the current version of `name`. Raises `AdapterError`."""
+    def load_adapter(
+        self, name: str, path: str, restore: AdapterVersion | None = None
+    ) -> AdapterVersion:
+        """Make the files at `path` the current version of `name`. Raises `AdapterError`.
+
+        With `restore`, it is that version again, or an error if the files have changed since.
+        """
         files = inspect_adapter(path)
+        if restore is not None and files.content_hash != restore.content_hash:
+            raise AdapterError(f"the files of {restore.label} at {path} have changed; load it anew")
+        number = restore.number if restore is not None else 0
         return self._registry.publish(name, str(files.path), files.content_hash, number)
 
     def unload_adapter(self, name: str) -> None:

@@ -38,13 +38,14 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     """Publish the files at `path` as `name`; answered by `Answer`.
 
-    `number` restores the version number that the name had before a restart (0: the next one).
+    `restore` is the version that the name had before a restart: the files must still have its
+    content, and it keeps its number.
     """
 
     call: int
     name: str
     path: str
-    number: int = 0
+    restore: AdapterVersion | None = None
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -114,11 +115,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The outcome of a call; `adapters` is the state after it."""
+    """The outcome of a call."""
 
     incarnation: int
     call: int
-    adapters: dict[str, AdapterVersion]
     failure: Failure | None = None
     version: AdapterVersion | None = None
     stats: EngineStats | None = None

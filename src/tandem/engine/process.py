@@ -112,8 +112,11 @@ class ProcessTransport:
         self._busy_s = 0.0
         reader = asyncio.create_task(self._read(self._channel))
         try:
-            self._child = self._spawn(endpoint)
-            reason = await self._watch(self._child)
+            try:
+                self._child = self._spawn(endpoint)
+                reason = await self._watch(self._child)
+            except OSError as error:
+                reason = f"cannot start an engine process: {error}"
             logger.error("%s", reason)
             if not self._broken:
                 self._deliver(Lost(self._incarnation, reason))
@@ -123,9 +126,10 @@ class ProcessTransport:
             self._channel.close()
             self._channel = None
             context.term()
-            if self._child is not None:
-                self._child.kill()
-                await asyncio.to_thread(self._child.wait)
+            child, self._child = self._child, None
+            if child is not None:
+                child.kill()
+                await asyncio.to_thread(child.wait)
 
     def _spawn(self, endpoint: str) -> subprocess.Popen[bytes]:
         launch = Launch(endpoint, self._incarnation, self._settings)
@@ -140,12 +144,17 @@ class ProcessTransport:
 
     async def _watch(self, child: subprocess.Popen[bytes]) -> str:
         """Why the child is to be taken for dead."""
+        looked_s = self._clock.now()
         while True:
+            now = self._clock.now()
+            if now - looked_s > 1.0:  # this process was paused itself and has heard nothing
+                self._heard_s = now
+            looked_s = now
             code = child.poll()
             if code is not None:
                 await asyncio.sleep(0)  # its last words may still be in the socket
                 return f"the engine process ended unexpectedly (exit status {code})"
-            if self._ready and self._clock.now() - self._heard_s > self._silence_s:
+            if self._ready and now - self._heard_s > self._silence_s:
                 return f"the engine process gave no sign of life for {self._silence_s:.0f} s"
             if self._busy_s > self._stuck_s:
                 return f"an iteration of the engine took longer than {self._stuck_s:.0f} s"

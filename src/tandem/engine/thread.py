@@ -1,18 +1,21 @@
 """Runs a host in a thread of this process: for tests and for use without a server.
 
 The same host and messages as between processes, without encoding. There is no supervision: an
-engine that dies in this process takes the process with it.
+engine that fails stays dead, and a crash in native code takes the whole process with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 
 from tandem.engine.channel import QueueChannel
-from tandem.engine.host import Host, MakeLoop
-from tandem.engine.messages import Broken, Command, Loading, Message, Stop, failure_of
+from tandem.engine.host import Host, MakeLoop, start_loop
+from tandem.engine.messages import Command, Lost, Message, Stop
+
+logger = logging.getLogger(__name__)
 
 
 class ThreadTransport:
@@ -50,7 +53,12 @@ class ThreadTransport:
         assert self._channel is not None
         channel = self._channel
         try:
-            loop = self._make_loop(lambda stage, done: channel.send(Loading(0, stage, done)))
+            loop = start_loop(self._make_loop, channel, 0)
+        except Exception:
+            logger.exception("the engine cannot start")  # the client has been told why
+            return
+        try:
             Host(loop, channel, incarnation=0).run()
         except Exception as error:
-            channel.send(Broken(0, failure_of(error)))
+            logger.exception("the engine failed")
+            channel.send(Lost(0, f"the engine failed: {error}"))

@@ -52,7 +52,7 @@ class DeviceExecutor:
             device=str(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
             vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
+            max_model_len=_context(model.max_model_len, num_blocks * cache.block_size),
             eos_token_ids=model.eos_token_ids,
             block_size=cache.block_size,
             num_blocks=num_blocks,
@@ -159,6 +159,18 @@ class DeviceExecutor:
             if outcome.score is not None:
                 scores.append(outcome.score)
         return tuple(draws), tuple(scores)
+
+
+def _context(model_tokens: int, cache_tokens: int) -> int:
+    """The longest sequence that can be served: the model's context, or what the cache holds."""
+    if cache_tokens < model_tokens:
+        logger.warning(
+            "the KV cache holds %d tokens, less than the model's context of %d; sequences are "
+            "limited to that (give the cache more memory for longer ones)",
+            cache_tokens,
+            model_tokens,
+        )
+    return min(model_tokens, cache_tokens)
 
 
 def _charge(failed: dict[int, str], span: Span, reason: str) -> None:

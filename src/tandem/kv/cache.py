@@ -119,9 +119,12 @@ class KVCache:
             table.nodes.append(node)
             table.append(node.blocks)
         self._tables[seq.seq_id] = table
-        self.counters.queries_tokens += len(seq.tokens)
-        self.counters.hits_tokens += len(found) * self.block_size
         return len(found) * self.block_size
+
+    def count_lookup(self, seq: Sequence, hits_tokens: int) -> None:
+        """Count an `attach` that led to an admission."""
+        self.counters.queries_tokens += len(seq.tokens)
+        self.counters.hits_tokens += hits_tokens
 
     def try_extend(self, seq: Sequence, num_tokens: int) -> tuple[BlockCopy, ...] | None:
         """Make room for `num_tokens` after `seq.computed`; None (and no change) if there is none.
@@ -171,8 +174,12 @@ class KVCache:
         table.nodes.extend(source.nodes)
         self._tables[child.seq_id] = table
 
-    def release(self, seq: Sequence) -> None:
-        """Take a sequence's table away; what is in the tree stays there, idle."""
+    def release(self, seq: Sequence, *, discard: bool = False) -> None:
+        """Take a sequence's table away; what is in the tree stays there, idle.
+
+        With `discard`, blocks that nobody else holds or continues leave the tree too: their
+        content is not to be trusted.
+        """
         table = self._tables.pop(seq.seq_id)
         for index in range(len(table) - 1, -1, -1):
             blocks = table.logical(index)
@@ -182,7 +189,11 @@ class KVCache:
             node = table.nodes[index]
             self._tree.touch(node)
             last = [p.release(b, keep=True) for p, b in zip(self._pools, blocks, strict=True)]
-            if all(last):
+            if not all(last):
+                continue
+            if discard and not node.children:
+                self._evict(node)
+            else:
                 self._offer(node)
 
     def add_reader(self, seq: Sequence) -> None:
@@ -298,7 +309,7 @@ class KVCache:
             return
         self._pushes += 1
         heapq.heappush(self._heap, (self._eviction.key(node), self._pushes, node))
-        if len(self._heap) > 64 + 4 * self.num_blocks:
+        if len(self._heap) > 64 + 2 * (self.num_blocks - self._pools[0].free):
             self._rebuild_heap()
 
     def _offer_again(self, node: Node) -> None:

@@ -71,6 +71,7 @@ def _place(weights: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     total = heights[:, -1]
     # Rounding must not push a level past the last positive weight.
     level = torch.minimum(level, torch.nextafter(total, torch.zeros_like(total)))
-    place = torch.searchsorted(heights, level[:, None], right=True)
+    # A row that is not finite has no place; it must not reach past the end either.
+    place = torch.searchsorted(heights, level[:, None], right=True).clamp_(max=weights.shape[1] - 1)
     before = (heights.gather(1, place) - weights.double().gather(1, place))[:, 0]
     return place[:, 0], before, level

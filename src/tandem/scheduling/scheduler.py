@@ -2,7 +2,7 @@
 
 Returns plans and never runs anything; takes results and returns events. Knows no policy, no
 tensor and no text. Invariant: between `schedule` and `apply` of a plan no sequence of it is
-released (an abort in that time takes effect in `apply`).
+released: `abort` is called between two iterations.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Scheduler:
         self._in_flight: StepPlan | None = None
         self._last_plan: StepPlan | None = None
         self._last_results: tuple[StepResult, ...] = ()
-        self._aborted: list[Sequence] = []
 
     # ------------------------------------------------------------------ requests
 
@@ -96,14 +95,12 @@ class Scheduler:
     def abort(self, request_id: str, index: int | None = None) -> list[Sequence]:
         """End one choice of a request or all of them, silently; unknown ones are ignored.
 
-        Returns the sequences that ended. What is in flight ends when its result is applied.
+        Between two iterations only. Returns the sequences that ended.
         """
+        assert self._in_flight is None
         chosen = [
             seq for seq in self._requests.get(request_id, ()) if index is None or seq.index == index
         ]
-        if self._in_flight is not None:
-            self._aborted.extend(chosen)
-            return chosen
         for seq in chosen:
             self._finish(seq, FinishReason.ABORT)
         return chosen
@@ -134,9 +131,6 @@ class Scheduler:
         draws = {draw.seq_id: draw for result in results for draw in result.draws}
         for span in spans:
             events.extend(self._advance(span, scores.get(span.seq_id), draws, failed, now))
-        for seq in self._aborted:
-            self._finish(seq, FinishReason.ABORT)
-        self._aborted.clear()
         return events
 
     def fail_step(self, reason: str, now: float) -> list[TokenEvent]:
@@ -158,13 +152,15 @@ class Scheduler:
         prompt, wanted = len(request.prompt), request.sampling.max_tokens
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use")
+        if request.n < 1:
+            raise InvalidRequest(f"n is {request.n}; ask for at least one choice", param="n")
         if prompt == 0:
             raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
         if prompt + 1 > self._max_model_len:
             raise InvalidRequest(
                 f"the prompt has {prompt} tokens, but the model's context is "
                 f"{self._max_model_len} tokens, at least one of them for the answer; shorten it",
-                param="messages",
+                param="prompt",
                 code="context_length_exceeded",
             )
         capacity = self.cache.num_blocks * self.cache.block_size
@@ -283,7 +279,7 @@ class Scheduler:
         self._promote_fork(seq)
         self.cache.remove_reader(seq)
         if self.cache.holds(seq):
-            self.cache.release(seq)
+            self.cache.release(seq, discard=reason is FinishReason.ERROR)
         if seq.seq_id in self.state.all:
             self.state.remove(seq)
         seq.status = SequenceStatus.FINISHED
@@ -298,6 +294,7 @@ class Scheduler:
         if not forks:
             return
         heir, *others = forks
+        heir.scored = seq.scored
         self.state.wait_fork(heir)
         self.cache.add_reader(heir)
         for sibling in others:

@@ -58,6 +58,7 @@ class Generation:
     async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
         """Prepare the answer to a conversation. Raises `InvalidRequest` or `NotFound`."""
         model = self._models.find(options.model)
+        self._check(options, 1)
         prompt = await self.encode_chat(messages)
         return self._answer("chatcmpl", model, [prompt], options)
 
@@ -67,6 +68,7 @@ class Generation:
         Choice `i * n + k` is the k-th of prompt i. Raises `InvalidRequest` or `NotFound`.
         """
         model = self._models.find(options.model)
+        self._check(options, len(prompts))  # before any of them is encoded
         encoded = [await self._encode(prompt) for prompt in prompts]
         echoes = None
         if options.echo:
@@ -118,7 +120,6 @@ class Generation:
         options: Options,
         echoes: Sequence[str] | None = None,
     ) -> Answer:
-        self._check(options, len(prompts))
         answer_id = f"{prefix}-{self._rng.getrandbits(96):024x}"
         seed = self._rng.getrandbits(_SEED_BITS) if options.seed is None else options.seed
         requests = [

@@ -25,9 +25,10 @@ class FirstComeFirstServed:
         """See the module."""
         running = sorted(view.running, key=_arrival)
         free_slots = view.budgets.max_sequences - len(running)
-        # A preempted sequence arrived before others that wait: sort only if there is one.
+        # A preempted sequence or a later choice arrived before others that wait: sort only if
+        # there is one.
         queue = list(islice(view.waiting, max(0, free_slots) + 1))
-        if any(seq.preemptions for seq in view.waiting):
+        if any(seq.preemptions or seq.index for seq in view.waiting):
             queue = sorted(view.waiting, key=_arrival)[: max(0, free_slots) + 1]
         candidates = [Candidate(seq.seq_id, may_preempt=True) for seq in running]
         candidates += [Candidate(seq.seq_id) for seq in queue]
