@@ -27,6 +27,8 @@ __all__ = [
 
 _HELD_OUT_ONE_IN = 25
 _ASKED_STYLES = tuple(style for style in Style if style is not Style.PLAIN)
+# A brief answer has no opener to lean on and no words to repeat: it takes the most examples.
+_ASKED_WEIGHTS = tuple(4 if style is Style.BRIEF else 1 for style in _ASKED_STYLES)
 _BY_NAME: dict[str, Kind] = {kind.__name__: kind for kind in ALL}
 _WEIGHTS = tuple(3 if kind.__name__ in HARD else 1 for kind in ALL)
 
@@ -152,7 +154,8 @@ def sample_dialogue(rng: Random) -> Dialogue:
     """One training dialogue of one to five exchanges, with or without a system message."""
     pick = rng.random()
     asked = 0.25 <= pick < 0.40
-    style = rng.choice(_ASKED_STYLES) if pick < 0.40 else draw_style(rng)
+    asked_style = rng.choices(_ASKED_STYLES, weights=_ASKED_WEIGHTS)[0]
+    style = asked_style if pick < 0.40 else draw_style(rng)
     messages = _body(rng, style, asked)
     if pick < 0.25:
         messages.insert(0, Message("system", rng.choice(SYSTEM_PROMPTS[style])))

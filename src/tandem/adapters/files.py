@@ -16,6 +16,10 @@ from tandem.core.errors import AdapterError
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _CHUNK_BYTES = 1 << 20
+# Entries of the configuration that say where it comes from, not what it computes.
+_NOTES = frozenset(
+    ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,9 @@ def inspect_adapter(path: str | Path) -> AdapterFiles:
             raise AdapterError(f"{directory} has no {file.name}", param="path")
     digest = hashlib.sha256()
     try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-        # Only what changes the arithmetic: a note in the configuration is no new version.
-        for key in ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "use_dora"):
-            digest.update(json.dumps([key, content.get(key)], sort_keys=True).encode())
+        content = json.loads(config.read_text(encoding="utf-8")).items()
+        arithmetic = {key: value for key, value in content if key not in _NOTES}
+        digest.update(json.dumps(arithmetic, sort_keys=True).encode())
         with weights.open("rb") as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)

@@ -26,7 +26,7 @@ class AdapterRegistry:
     """Names -> current version, with pins by content. Called from the engine loop only.
 
     `load` and `drop` are the executor's; `retire` tells the cache that blocks of a content may go
-    first, `forget` that they must go now.
+    first, `revive` that it is current again, `forget` that they must go now.
     """
 
     def __init__(
@@ -35,12 +35,14 @@ class AdapterRegistry:
         drop: Callable[[str], None],
         *,
         retire: Callable[[str], None],
+        revive: Callable[[str], None],
         forget: Callable[[str], None],
         max_loaded: int,
     ) -> None:
         self._load = load
         self._drop = drop
         self._retire = retire
+        self._revive = revive
         self._forget = forget
         self._max_loaded = max_loaded
         self._current: dict[str, AdapterVersion] = {}
@@ -59,8 +61,11 @@ class AdapterRegistry:
         """
         number = number or self._numbers.get(name, 0) + 1
         version = AdapterVersion(name, number, content_hash, path)
-        if content_hash not in self._loaded:
-            if len(self._loaded) >= self._max_loaded:
+        previous = self._current.get(name)
+        if content_hash in self._loaded:
+            self._revive(content_hash)
+        else:
+            if len(self._loaded) - self._frees(previous) >= self._max_loaded:
                 raise AdapterError(
                     f"{self._max_loaded} adapters are loaded already; unload one first"
                 )
@@ -68,7 +73,6 @@ class AdapterRegistry:
             self._loaded[content_hash] = _Loaded()
         self._loaded[content_hash].names += 1
         self._numbers[name] = number
-        previous = self._current.get(name)
         self._current[name] = version
         if previous is not None:
             self._unname(previous)
@@ -93,6 +97,13 @@ class AdapterRegistry:
         if version is not None:
             self._loaded[version.content_hash].pins -= 1
             self._drop_if_unused(version.content_hash)
+
+    def _frees(self, previous: AdapterVersion | None) -> bool:
+        """Whether the version that is being replaced goes at once."""
+        if previous is None:
+            return False
+        loaded = self._loaded[previous.content_hash]
+        return loaded.names == 1 and loaded.pins == 0
 
     def _take(self, name: str) -> AdapterVersion:
         version = self._current.pop(name, None)

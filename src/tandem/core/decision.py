@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from tandem.core.plan import DEVICE_LANE
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: one is made for every sequence in every iteration, and frozen ones take five times as
+# long to construct. Nobody changes one.
+@dataclass(slots=True)
 class Candidate:
     """Run up to `max_tokens` tokens of one sequence (`None`: as many as fit).
 

@@ -59,9 +59,10 @@ class EngineLoop:
         self._counters = _Counters()
         cache = scheduler.cache
         self._registry = AdapterRegistry(
-            executor.load_adapter,
+            self._read_adapter,
             executor.drop_adapter,
             retire=cache.retire,
+            revive=lambda content_hash: cache.retire(content_hash, retired=False),
             forget=cache.drop_adapter,
             max_loaded=max_loaded_adapters,
         )
@@ -111,6 +112,13 @@ class EngineLoop:
             raise AdapterError(f"the files of {restore.label} at {path} have changed; load it anew")
         number = restore.number if restore is not None else 0
         return self._registry.publish(name, str(files.path), files.content_hash, number)
+
+    def _read_adapter(self, version: AdapterVersion) -> None:
+        """Load the files of `version`, which was hashed before; both must be the same content."""
+        self._executor.load_adapter(version)
+        if inspect_adapter(version.path).content_hash != version.content_hash:
+            self._executor.drop_adapter(version.content_hash)
+            raise AdapterError(f"{version.path} changed while it was being read; load it again")
 
     def unload_adapter(self, name: str) -> None:
         """Remove a name. Raises `NotFound`."""

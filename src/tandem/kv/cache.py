@@ -212,10 +212,10 @@ class KVCache:
             self._tree.remove_reader(reader)
             self._offer_again(reader.node)
 
-    def retire(self, adapter: str) -> None:
-        """Blocks of this adapter version go first from now on."""
+    def retire(self, adapter: str, *, retired: bool = True) -> None:
+        """Blocks of this adapter version go first from now on (or no longer)."""
         for namespace in self._tree.namespaces_of(adapter):
-            namespace.retired = True
+            namespace.retired = retired
             for node in self._tree.nodes(namespace):
                 self._offer_again(node)
 
