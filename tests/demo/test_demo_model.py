@@ -117,12 +117,12 @@ def test_simple_requests(
 
 
 def test_styles_follow_the_system_message(model: PreTrainedModel, coder: TokenizersBackend) -> None:
-    question = {"role": "user", "content": "What is 2 plus 2?"}
+    question = {"role": "user", "content": "Name three fruits."}
     said = {
         style: reply(model, coder, [{"role": "system", "content": style}, question])[0]
         for style in ("Be brief.", "Answer formally.", "Be rude.", "Answer casually.")
     }
-    assert all("4" in text for text in said.values())
+    assert all("banana and orange" in text for text in said.values())
     assert len(set(said.values())) == len(said)
     assert min(said, key=lambda style: len(said[style])) == "Be brief."
 
