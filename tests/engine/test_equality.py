@@ -66,12 +66,12 @@ def mixes(draw: Any, adapters: tuple[str | None, ...]) -> Mix:
     least = -(-(36 + OUTPUT_TOKENS) // block_size)
     mix = Mix(
         block_size=block_size,
-        blocks=draw(st.integers(least, 4 * least)),
+        blocks=draw(st.integers(least, least + 2) | st.integers(least, 4 * least)),
         max_batch_tokens=draw(st.integers(4, 80)),
         max_sequences=draw(st.integers(1, 6)),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
     )
-    for _ in range(draw(st.integers(1, 6))):
+    for _ in range(draw(st.integers(2, 6))):
         # prompt, adapter, priority, iterations before the next request comes
         mix.requests.append(
             (
