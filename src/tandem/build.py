@@ -1,8 +1,8 @@
 """The composition root: the only place that constructs parts and joins them.
 
-Heavy parts are imported where they are built, so that a process loads only what it runs: the API
-process never imports the model, the engine process never imports FastAPI. Run as a module, this is
-the engine process.
+Heavy parts are imported where they are built, so that a process constructs only what it runs: the
+API process holds no model (though its tokenizer loads torch), the engine process no FastAPI. Run as
+a module, this is the engine process.
 """
 
 from __future__ import annotations

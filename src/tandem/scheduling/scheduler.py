@@ -92,10 +92,10 @@ class Scheduler:
         """True while a choice of this request has not finished."""
         return request_id in self._requests
 
-    def abort(self, request_id: str, index: int | None = None) -> list[Sequence]:
+    def abort(self, request_id: str, index: int | None = None) -> None:
         """End one choice of a request or all of them, silently; unknown ones are ignored.
 
-        Between two iterations only. Returns the sequences that ended.
+        Between two iterations only.
         """
         assert self._in_flight is None
         chosen = [
@@ -103,7 +103,6 @@ class Scheduler:
         ]
         for seq in chosen:
             self._finish(seq, FinishReason.ABORT)
-        return chosen
 
     # ------------------------------------------------------------------ iteration
 
