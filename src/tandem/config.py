@@ -70,6 +70,52 @@ class AdapterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Durable state: `directory` holds versions, files and (without `url`) the SQLite database.
+
+    `url` is an SQLAlchemy URL (`postgresql+psycopg://...`). Receipts are kept for
+    `receipt_days`; 0 keeps none, and feedback must then bring its messages.
+    """
+
+    directory: str = "tandem-data"
+    url: str = ""
+    receipt_days: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LearningConfig:
+    """Learning from feedback: defaults of adapters that have no settings of their own.
+
+    `enabled` off answers feedback with an error. `auto_adapters` creates an adapter at the first
+    feedback for its name. `rank`, `alpha`, `targets` shape new adapters. A step takes up to
+    `batch_samples` samples in micro-batches of `micro_batch_samples`, `replay` of them (a share)
+    seen before; a candidate is made after `steps_per_version` steps. `reference` is base or
+    version:N. `gate` is auto, manual or always; `held_out` the share of conversations never trained
+    on; `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
+    may be recorded at once (0: as many as memory allows).
+    """
+
+    enabled: bool = True
+    auto_adapters: bool = True
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ()
+    learning_rate: float = 1e-4
+    beta: float = 0.1
+    batch_samples: int = 8
+    micro_batch_samples: int = 4
+    steps_per_version: int = 4
+    replay: float = 0.25
+    reference: str = "base"
+    gate: str = "auto"
+    held_out: float = 0.1
+    key_share: float = 1.0
+    canary_file: str = ""
+    max_sample_tokens: int = 2048
+    recording_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP server: address, keys, and when it sheds load.
 
@@ -97,6 +143,8 @@ class Settings:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
 

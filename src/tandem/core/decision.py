@@ -25,12 +25,27 @@ class Candidate:
     may_preempt: bool = False
 
 
+@dataclass(slots=True)
+class SliceCandidate:
+    """Run backward slices of one training step: up to `max_layers` layers (`None`: all it has).
+
+    The update follows in the same iteration when no layer is left to do.
+    """
+
+    step_id: str
+    max_layers: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LaneDecision:
-    """Candidates of one lane in the order in which they get resources; `share` of its device."""
+    """Candidates of one lane in the order in which they get resources; `share` of its device.
+
+    Training forwards are candidates like any other; `slices` are the backward work beside them.
+    """
 
     candidates: tuple[Candidate, ...]
     share: float = 1.0
+    slices: tuple[SliceCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +69,11 @@ class Decision:
     def on_device(
         candidates: tuple[Candidate, ...],
         *,
+        slices: tuple[SliceCandidate, ...] = (),
         victims: tuple[int, ...] = (),
         preempt: tuple[int, ...] = (),
+        wake_at: float | None = None,
     ) -> Decision:
         """The common case: everything on the one device lane."""
-        lanes = {DEVICE_LANE: LaneDecision(candidates)}
-        return Decision(lanes=lanes, preempt=preempt, victims=victims)
+        lanes = {DEVICE_LANE: LaneDecision(candidates, slices=slices)}
+        return Decision(lanes=lanes, preempt=preempt, victims=victims, wake_at=wake_at)

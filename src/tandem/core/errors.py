@@ -54,5 +54,17 @@ class AdapterError(InvalidRequest):
     """An adapter cannot be read, does not fit the model, or is in the wrong state."""
 
 
+class TrainingCancelled(TandemError):
+    """A training step was given up before its update; nothing of it remains."""
+
+
+class Forbidden(TandemError):
+    """The API key is known, but may not do this."""
+
+
+class Conflict(InvalidRequest):
+    """The named thing is in a state that does not allow this now."""
+
+
 class AccountingError(TandemError):
     """A `check()` found a resource that is lost, owned twice or miscounted."""

@@ -49,7 +49,8 @@ class ModelInfo:
     """What the engine serves; constant during one incarnation.
 
     `eos_token_ids` end a choice unless `ignore_eos`. `num_blocks` of `block_size` tokens each
-    bound the KV cache; `max_model_len` bounds prompt + output of one choice, in tokens.
+    bound the KV cache; `max_model_len` bounds prompt + output of one choice, in tokens. Backward
+    slices count `num_layers`; `recording_tokens` rows may be recorded at once (0: no training).
     """
 
     model: str
@@ -64,6 +65,8 @@ class ModelInfo:
     num_parameters: int
     weight_bytes: int
     kernels: str
+    num_layers: int = 0
+    recording_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +90,7 @@ class EngineStats:
     schedule_s: float = 0.0
     execute_s: float = 0.0
     check_failures: int = 0
+    training_tokens: int = 0
+    training_steps: int = 0
+    training_waiting: int = 0
+    memory_bytes: dict[str, int] = field(default_factory=dict)

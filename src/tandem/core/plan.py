@@ -14,6 +14,19 @@ from tandem.core.sampling import SamplingParams
 DEVICE_LANE = "device"
 
 
+def working_key(trainer: str) -> str:
+    """What `Span.adapter` says for the working parameters of a trainer; never a content hash."""
+    return f"working/{trainer}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTarget:
+    """Where a recorded span belongs: sequence `sequence` of an open micro-batch."""
+
+    micro_batch: int
+    sequence: int
+
+
 # Draw, Span and DrawResult are not frozen: each is made for every sequence in every iteration, and
 # a frozen one takes five times as long to construct. Nobody changes one.
 @dataclass(slots=True)
@@ -42,7 +55,9 @@ class Span:
     from the last row; more than one when `n > 1` choices start from one prompt. `score_targets`,
     when not empty, has one entry a row, except that the last row of the last chunk may lack it:
     the log-probability of `score_targets[i]` under row `i` is returned, with `score_top`
-    alternatives.
+    alternatives (None: their sum alone). Targets of -1 are not scored. With `record`, what a later
+    backward needs of these rows is kept; `adapter` is then a trainer's working parameters
+    (`working_key`).
     """
 
     seq_id: int
@@ -52,7 +67,8 @@ class Span:
     adapter: str | None = None
     draws: tuple[Draw, ...] = ()
     score_targets: tuple[int, ...] = ()
-    score_top: int = 0
+    score_top: int | None = 0
+    record: RecordTarget | None = None
 
     @property
     def end(self) -> int:
@@ -70,13 +86,65 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """Give up recordings of `trainer` and the gradients it has accumulated since its update."""
+
+    trainer: str
+    micro_batches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMicroBatch:
+    """Room for a recording: `lengths[s]` rows of sequence s, at this revision of `trainer`.
+
+    `micro_batch` is a number that the engine never uses twice.
+    """
+
+    micro_batch: int
+    trainer: str
+    revision: int
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSlice:
+    """Layers `[hi, lo)` of a recorded micro-batch, from the top: `hi > lo`.
+
+    The first slice of a micro-batch has `hi` = number of layers and begins with the final norm.
+    `coefficients[s]` is d(loss)/d(summed log-probability of sequence s), the same in all slices of
+    one micro-batch. After `lo` = 0 the recording is let go and its gradients are accumulated.
+    """
+
+    micro_batch: int
+    hi: int
+    lo: int
+    coefficients: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Optimiser step of `trainer`, whose revision it raises by one, with what was accumulated."""
+
+    trainer: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class LanePlan:
-    """Work of one lane (a place where work runs) in one iteration."""
+    """Work of one lane (a place where work runs) in one iteration.
+
+    Done in this order: `discards` (recordings and accumulated gradients that are given up),
+    `opens`, `copies`, `spans` in one forward pass, `slices`, `updates`.
+    """
 
     step: int
     lane: str
     spans: tuple[Span, ...]
     copies: tuple[BlockCopy, ...] = ()
+    discards: tuple[Discard, ...] = ()
+    opens: tuple[OpenMicroBatch, ...] = ()
+    slices: tuple[BackwardSlice, ...] = ()
+    updates: tuple[Update, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -122,16 +190,49 @@ class DrawResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """Scores of a span's `score_targets`, in order; the first belongs to position `start + 1`."""
+    """Scores of a span's `score_targets`, in order; the first belongs to position `start + 1`.
+
+    `total` is their sum. With `score_top` of None only the sum is given.
+    """
 
     seq_id: int
     start: int
     logprobs: tuple[TokenLogprob, ...]
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceResult:
+    """A backward slice was computed, in `elapsed_s`; `problem` says why not, if so."""
+
+    micro_batch: int
+    hi: int
+    lo: int
+    elapsed_s: float
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """An update was made, or left out (`applied` False, `problem` says why): nothing changed then.
+
+    `revision` is the trainer's afterwards, `grad_norm` the global norm before clipping.
+    """
+
+    trainer: str
+    revision: int
+    applied: bool
+    grad_norm: float
+    learning_rate: float
+    elapsed_s: float
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one `LanePlan` produced.
+
+    `elapsed_s` is the whole iteration's, `forward_s` the forward pass's share of it.
 
     `draws` follow the order of the plan's spans and their draws. `failed` maps a sequence to the
     reason why it alone could not be computed (e.g. non-finite logits); the others are valid.
@@ -143,3 +244,6 @@ class StepResult:
     draws: tuple[DrawResult, ...] = ()
     scores: tuple[ScoreResult, ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
+    forward_s: float = 0.0
+    slices: tuple[SliceResult, ...] = ()
+    updates: tuple[UpdateResult, ...] = ()

@@ -5,14 +5,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
 from typing import Protocol
 
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import LanePlan, StepResult
 from tandem.core.request import Request
+from tandem.core.training import (
+    Score,
+    ScoreRequest,
+    StepOutcome,
+    TrainerSpec,
+    TrainerState,
+    TrainingStep,
+)
 from tandem.core.version import AdapterVersion
+
+
+class TrainerSnapshot(Protocol):
+    """A copy of a trainer's parameters and optimiser state at one revision."""
+
+    @property
+    def state(self) -> TrainerState:
+        """Of which trainer, at which revision."""
+        ...
+
+    def write(self, path: str) -> None:
+        """Write PEFT's files and the optimiser state into the new directory `path`, with fsync.
+
+        May be called from any thread. Raises `AdapterError`; then `path` does not exist.
+        """
+        ...
 
 
 class Executor(Protocol):
@@ -42,6 +66,29 @@ class Executor(Protocol):
 
     def drop_adapter(self, content_hash: str) -> None:
         """Forget an adapter that no sequence uses any more."""
+        ...
+
+    def open_trainer(self, spec: TrainerSpec) -> TrainerState:
+        """Make working parameters under `spec.name`. Raises `AdapterError`; nothing changed then.
+
+        A span whose adapter is `working_key(spec.name)` runs with them as they are at that time.
+        """
+        ...
+
+    def close_trainer(self, name: str) -> None:
+        """Free everything of a trainer, recordings included. Harmless if it is not open."""
+        ...
+
+    def snapshot_trainer(self, name: str) -> TrainerSnapshot:
+        """Copy the working parameters. Raises `AdapterError` if the trainer is not open."""
+        ...
+
+    def adopt(self, snapshot: TrainerSnapshot, content_hash: str) -> None:
+        """Make a snapshot usable as adapter `content_hash`, from memory, as `load_adapter` does."""
+        ...
+
+    def memory_bytes(self) -> Mapping[str, int]:
+        """The memory account: bytes by purpose (weights, kv, recordings, graphs, trainers ...)."""
         ...
 
 
@@ -90,6 +137,49 @@ class EngineClient(Protocol):
 
     async def unload_adapter(self, name: str) -> None:
         """Remove a name; its version goes when its last request ends. Raises `NotFound`."""
+        ...
+
+    async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
+        """Make `version` the current one of its name, with its number.
+
+        If its content is loaded already (as a candidate is after `stage`), nothing is read from
+        disk; else its files are, and they must have its hash. Raises `AdapterError`.
+        """
+        ...
+
+    async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
+        """Open a trainer; one of the same name is closed first. Raises `AdapterError`.
+
+        Trainers do not survive the engine: after `EngineDead` they must be opened again.
+        """
+        ...
+
+    async def close_trainer(self, name: str) -> None:
+        """Cancel the trainer's steps and free its memory. Idempotent."""
+        ...
+
+    async def train(self, step: TrainingStep) -> StepOutcome:
+        """Run one step when the policy finds room for it; steps of a trainer run in order.
+
+        Raises `TrainingCancelled`, `EngineDead`, or `InvalidRequest` if it can never fit.
+        """
+        ...
+
+    async def cancel_steps(self, trainer: str) -> None:
+        """Give up all steps of a trainer that have not been updated yet. Idempotent."""
+        ...
+
+    async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
+        """Save the working parameters to the new directory `path` and load them as `name`.
+
+        The copy is taken between two iterations, the files are written beside them; training may
+        go on meanwhile. `path` also holds the optimiser state, to be a trainer's `source`.
+        """
+        ...
+
+    async def score(self, request: ScoreRequest) -> Score:
+        """Log-probability of a given completion, computed when there is room (work class
+        learning). Raises as `generate` does."""
         ...
 
     async def stats(self) -> EngineStats:

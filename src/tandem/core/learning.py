@@ -1,0 +1,273 @@
+"""What is kept of learning from users: receipts, feedback, samples, versions, jobs, files.
+
+Plain records, as the store keeps them and services pass them around. Times are seconds since the
+epoch (these outlive processes). Nested values are JSON-like. Knows no database and no tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Messages = tuple[dict[str, str], ...]
+"""A conversation: `role` and `content` of each turn, as the chat API has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptChoice:
+    """One answer of a completion."""
+
+    index: int
+    text: str
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A completion that feedback may refer to by its id.
+
+    A chat has `messages`, a plain completion a `prompt`. `adapter` is the name (None: base),
+    `version` the label that wrote the answer (`base`, `formal@3`). `tenant` is who asked.
+    """
+
+    completion_id: str
+    created_s: float
+    tenant: str
+    adapter: str | None
+    version: str
+    messages: Messages
+    prompt: str
+    choices: tuple[ReceiptChoice, ...]
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+class FeedbackKind(StrEnum):
+    """What a user said."""
+
+    RATING = "rating"
+    PREFERENCE = "preference"
+    DEMONSTRATION = "demonstration"
+    COMMENT = "comment"
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """One signal, as it was acknowledged.
+
+    `adapter` learns from it. `rating` is in [0, 1]. `chosen` and `rejected` are answers to
+    `messages` (or `prompt`); a demonstration has `chosen`, and `rejected` where the original answer
+    is known. `signal` is `explicit` or the implicit one that it was mapped from. `conversation`
+    groups what must not be split between training and held-out samples. `user` is the client's own
+    word for a person, `key_id` the API key's tenant.
+    """
+
+    feedback_id: str
+    created_s: float
+    adapter: str
+    kind: FeedbackKind
+    messages: Messages = ()
+    prompt: str = ""
+    chosen: str = ""
+    rejected: str = ""
+    rating: float | None = None
+    comment: str = ""
+    weight: float = 1.0
+    signal: str = "explicit"
+    conversation: str = ""
+    user: str = ""
+    key_id: str = ""
+    completion_id: str = ""
+    version: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class SampleKind(StrEnum):
+    """Which loss a sample is for."""
+
+    SFT = "sft"
+    DPO = "dpo"
+    KTO = "kto"
+
+
+class SampleState(StrEnum):
+    """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`; unusable ones go to `INVALID` at once.
+
+    `CONSUMED` names the version that used it first; `REFUSED` the candidate that the gate refused.
+    An assignment that was interrupted goes back to `ACCEPTED`.
+    """
+
+    ACCEPTED = "accepted"
+    ASSIGNED = "assigned"
+    CONSUMED = "consumed"
+    REFUSED = "refused"
+    INVALID = "invalid"
+
+
+class Split(StrEnum):
+    """Held-out samples are never trained on; the split follows the conversation."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a step can train on, derived from one feedback.
+
+    DPO: `chosen` and `rejected`. KTO: `chosen` is the completion and `desirable` its label. SFT:
+    `chosen`. `loss` is the last one seen, `uses` how often it was trained on (replay included),
+    `version` the number of the version that consumed or the candidate that refused it.
+    """
+
+    sample_id: str
+    feedback_id: str
+    adapter: str
+    kind: SampleKind
+    created_s: float
+    messages: Messages
+    prompt: str
+    chosen: str
+    rejected: str = ""
+    desirable: bool = True
+    weight: float = 1.0
+    split: Split = Split.TRAIN
+    conversation: str = ""
+    user: str = ""
+    key_id: str = ""
+    state: SampleState = SampleState.ACCEPTED
+    version: int | None = None
+    uses: int = 0
+    loss: float | None = None
+    problem: str = ""
+
+
+class GateMode(StrEnum):
+    """Who decides whether a candidate is published."""
+
+    AUTO = "auto"
+    MANUAL = "manual"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRecord:
+    """An adapter that learns or was imported; `current` is its serving version (0: none yet).
+
+    `settings` are its own learning settings (LoRA shape, learning rate, reference, gate ...).
+    `next_number` is never given twice, not even after a refusal or a roll back.
+    """
+
+    name: str
+    created_s: float
+    current: int = 0
+    next_number: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class VersionState(StrEnum):
+    """`CANDIDATE -> PUBLISHED | REFUSED`; manual mode leaves it `CANDIDATE` until somebody says."""
+
+    CANDIDATE = "candidate"
+    PUBLISHED = "published"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """One version of an adapter. `parent` is the version it was trained from (0: base).
+
+    `origin` says what made it: `feedback`, a job id, or `import`. `path` is the PEFT directory,
+    which exists for as long as the row does. `tainted` marks training on feedback that was erased.
+    """
+
+    adapter: str
+    number: int
+    content_hash: str
+    path: str
+    created_s: float
+    state: VersionState
+    parent: int = 0
+    origin: str = "feedback"
+    metrics: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    tainted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """A line in the history of a `subject` (an adapter name or a job id), in order of `number`."""
+
+    subject: str
+    created_s: float
+    level: str
+    message: str
+    data: dict[str, Any] = field(default_factory=dict)
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """An uploaded or produced file; its bytes lie at `path`."""
+
+    file_id: str
+    created_s: float
+    filename: str
+    purpose: str
+    num_bytes: int
+    path: str
+    tenant: str = ""
+    status: str = "processed"
+
+
+class JobStatus(StrEnum):
+    """OpenAI's statuses of a fine-tuning job."""
+
+    VALIDATING = "validating_files"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A fine-tuning job. `step` of `total_steps` updates are committed, at `checkpoint_path`.
+
+    `method` is OpenAI's object (`{"type": "dpo", "dpo": {"hyperparameters": ...}}`).
+    """
+
+    job_id: str
+    created_s: float
+    tenant: str
+    model: str
+    adapter: str
+    status: JobStatus
+    method: dict[str, Any]
+    training_file: str
+    validation_file: str = ""
+    result_files: tuple[str, ...] = ()
+    suffix: str = ""
+    seed: int = 0
+    step: int = 0
+    total_steps: int = 0
+    trained_tokens: int = 0
+    checkpoint_path: str = ""
+    finished_s: float | None = None
+    error: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A saved state of a job, usable as an adapter."""
+
+    checkpoint_id: str
+    job_id: str
+    created_s: float
+    step: int
+    path: str
+    content_hash: str
+    metrics: dict[str, Any] = field(default_factory=dict)
