@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -28,10 +28,10 @@ START_S = 180.0
 
 
 @contextmanager
-def demo_server(port: int, log: Path) -> Iterator[int]:
+def demo_server(port: int, kv_memory: str, log: Path) -> Iterator[int]:
     """`tandem serve demo` on `port`; yields its process id once it is ready."""
     script = Path(sys.executable).with_name("tandem")
-    command = [str(script), "serve", "demo", "--port", str(port)]
+    command = [str(script), "serve", "demo", "--port", str(port), "--kv-memory", kv_memory]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -64,33 +64,27 @@ def main(
     clients: Annotated[int, typer.Option(help="Concurrent streaming clients.")] = 64,
     seconds: Annotated[float, typer.Option(help="How long they ask.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Of prompts, parameters and disconnects.")] = 0,
+    warmup: Annotated[float, typer.Option(help="Memory is watched after so many seconds.")] = 60.0,
+    kv_memory: Annotated[
+        str, typer.Option(help="Of the started server; small, so that the cache fills at once.")
+    ] = "32MiB",
     log: Annotated[Path, typer.Option(help="The started server's output.")] = Path("soak.log"),
     out: Annotated[Path | None, typer.Option(help="Write the report here as JSON.")] = None,
 ) -> None:
     """Soak; exit status 1 unless every answer was whole and everything was given back."""
+    settings = {"clients": clients, "seconds": seconds, "seed": seed, "warmup_s": warmup}
     if url:
-        clean = _run(url, tuple(pid or ()), clients, seconds, seed, out)
+        clean = _run(url, tuple(pid or ()), settings, out)
     else:
-        with demo_server(port, log) as server:
-            clean = _run(f"http://127.0.0.1:{port}", (server,), clients, seconds, seed, out)
+        with demo_server(port, kv_memory, log) as server:
+            clean = _run(f"http://127.0.0.1:{port}", (server,), settings, out)
     raise typer.Exit(0 if clean else 1)
 
 
-def _run(
-    url: str, pids: tuple[int, ...], clients: int, seconds: float, seed: int, out: Path | None
-) -> bool:
+def _run(url: str, pids: tuple[int, ...], settings: dict[str, Any], out: Path | None) -> bool:
     origin = Origin.parse(url)
     model = asyncio.run(first_model(origin, None))
-    options = SoakOptions(
-        origin,
-        model,
-        clients=clients,
-        seconds=seconds,
-        seed=seed,
-        pids=pids,
-        warmup_s=max(15.0, seconds / 5),
-    )
-    report = asyncio.run(soak(options))
+    report = asyncio.run(soak(SoakOptions(origin, model, pids=pids, **settings)))
     print_soak(report)
     if out is not None:
         out.write_text(json.dumps(msgspec.to_builtins(report), indent=1) + "\n")

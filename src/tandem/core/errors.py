@@ -66,5 +66,9 @@ class Conflict(InvalidRequest):
     """The named thing is in a state that does not allow this now."""
 
 
+class StoreError(TandemError):
+    """The durable state cannot be opened, read or written; nothing was changed."""
+
+
 class AccountingError(TandemError):
     """A `check()` found a resource that is lost, owned twice or miscounted."""

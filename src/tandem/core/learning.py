@@ -28,7 +28,8 @@ class Receipt:
     """A completion that feedback may refer to by its id.
 
     A chat has `messages`, a plain completion a `prompt`. `adapter` is the name (None: base),
-    `version` the label that wrote the answer (`base`, `formal@3`). `tenant` is who asked.
+    `version` the label that wrote the answer (`base`, `formal@3`). `tenant` is who asked, `user` the
+    client's own word for a person.
     """
 
     completion_id: str
@@ -40,6 +41,7 @@ class Receipt:
     prompt: str
     choices: tuple[ReceiptChoice, ...]
     sampling: dict[str, Any] = field(default_factory=dict)
+    user: str = ""
 
 
 class FeedbackKind(StrEnum):

@@ -1,0 +1,1 @@
+"""COMPUTE: losses, recordings and their layerwise backward, optimiser, checkpoints."""
