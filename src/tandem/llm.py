@@ -87,9 +87,10 @@ class LLM:
         """Complete every prompt, all of them in one continuous batch; outputs in their order.
 
         Prompt `i` uses the seed `sampling.seed + i`. Raises `InvalidRequest` before anything runs
-        if a prompt does not fit, `TandemError` if the model fails on one.
+        if a prompt or a sampling parameter does not fit, `TandemError` if the model fails on one.
         """
         sampling = sampling or SamplingParams()
+        sampling.check(self.info.vocab_size)
         outputs: dict[str, GenerationOutput] = {}
         for place, prompt in enumerate(prompts):
             tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)

@@ -1,12 +1,16 @@
 """How the next token of a sequence is chosen.
 
 Knows token ids only: stop strings and other text conditions live in `services`. Values are
-validated where they enter (`services`), so an instance is always usable as it is.
+validated where they enter (the HTTP schemas, or `check` from Python), so that an instance inside
+the engine is always usable as it is.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+
+from tandem.core.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +55,38 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
         )
+
+    def check(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest` that names the first value which is out of its range."""
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if not (low <= value <= high) or not math.isfinite(value):
+                raise InvalidRequest(
+                    f"{name} is {value}; it must be in [{low}, {high}]", param=name
+                )
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p is 0; it must be above 0 and at most 1", param="top_p")
+        if self.repetition_penalty == 0.0:
+            raise InvalidRequest("repetition_penalty is 0; it must be above 0")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= vocab_size:
+                raise InvalidRequest(f"{name} is {count}; it must be 0 to {vocab_size}", param=name)
+        named = {"logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
+        for name, tokens in named.items():
+            if any(not 0 <= token < vocab_size for token in tokens):
+                raise InvalidRequest(f"{name} names a token outside of the vocabulary", param=name)
+        if not all(math.isfinite(bias) for bias in self.logit_bias.values()):
+            raise InvalidRequest("logit_bias holds a value that is not finite", param="logit_bias")
+
+
+_RANGES = (
+    ("max_tokens", 1, 1 << 31),
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", 0.0, 1e6),
+    ("min_tokens", 0, 1 << 31),
+)
