@@ -65,11 +65,11 @@ def _spec(name: str, device: str, threads: int, vllm_env: Path | None) -> Worker
     if name != "vllm":
         environ = {} if name == "transformers" else ALLOCATOR
         engine = "transformers" if name == TUNED else name
-        return WorkerSpec(name, engine, options=options, environ=environ)
+        return WorkerSpec(name, f"peers.engine_{engine}", options=options, environ=environ)
     if vllm_env is None:
         raise typer.BadParameter("vllm is measured in its own environment; say --vllm-env DIR")
-    environ = ALLOCATOR | vllm_environ(vllm_env, threads, KV_GIB)
-    return WorkerSpec(name, name, str(vllm_env / "bin" / "python"), options, environ)
+    environ = ALLOCATOR | vllm_environ(vllm_env, range(threads), KV_GIB)
+    return WorkerSpec(name, "peers.engine_vllm", str(vllm_env / "bin" / "python"), options, environ)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def live_engine(settings: Settings) -> Iterator[str]:
             await client.start()
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 app = await asyncio.to_thread(build_app, settings, client)
-                config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+                config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="on")
                 server = uvicorn.Server(config)
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 ready.put(f"http://127.0.0.1:{listener.getsockname()[1]}")

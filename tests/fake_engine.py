@@ -1,21 +1,36 @@
 """An engine that plays a script: exact tokens, delays, failures and deaths on demand.
 
-It keeps the contract of `EngineClient` (events until every choice ended, abort, drain, death), so
-that the services and the API can be tested to the letter without a model.
+It keeps the contract of `EngineClient` (events until every choice ended, abort, drain, death; steps
+of a trainer in order, cancelled ones raise), so that the services and the API can be tested to the
+letter without a model.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import zlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from tandem.core.errors import AdapterError, EngineDead, NotFound
+from tandem.adapters.files import inspect_adapter
+from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NotFound, TrainingCancelled
 from tandem.core.events import EngineStats, ModelInfo, RequestTimes, TokenEvent
 from tandem.core.plan import TokenLogprob
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
+from tandem.core.training import (
+    Role,
+    Score,
+    ScoreRequest,
+    StepOutcome,
+    TrainerSpec,
+    TrainerState,
+    TrainingSequence,
+    TrainingStep,
+)
 from tandem.core.version import AdapterVersion
 
 INFO = ModelInfo(
@@ -31,6 +46,8 @@ INFO = ModelInfo(
     num_parameters=0,
     weight_bytes=0,
     kernels="none",
+    num_layers=2,
+    recording_tokens=512,
 )
 
 
@@ -56,6 +73,21 @@ def logprob_of(token: int, alternatives: int) -> TokenLogprob:
     return TokenLogprob(token, -token / 1000, 1, top)
 
 
+def loss_of(revision: int) -> float:
+    """The loss that the fake reports for the step that leads to `revision`: falls with each."""
+    return 1.0 / (1.0 + revision)
+
+
+def score_of(tokens: tuple[int, ...], prompt_tokens: int, under: str | None) -> float:
+    """A made-up log-probability: below 0, fixed by the tokens and the weights' name, a sum over the
+    completion of values in [-2, -1)."""
+    prefix = ",".join(map(str, tokens[:prompt_tokens]))
+    return -sum(
+        1.0 + zlib.crc32(f"{under}|{prefix}|{place}|{token}".encode()) / 2**32
+        for place, token in enumerate(tokens[prompt_tokens:])
+    )
+
+
 def _dead() -> EngineDead:
     return EngineDead("the engine ended; it restarts, try again", retry_after_s=3.0)
 
@@ -73,7 +105,14 @@ def _prompt_scores(request: Request) -> list[TokenEvent]:
 
 @dataclass
 class FakeEngine:
-    """See the module; `play` gives each choice its script."""
+    """See the module; `play` gives each choice its script.
+
+    Learning: `steps` lists the steps that were applied, `spec_of` the specs of open trainers and
+    `closed` the names of closed ones. A step takes `step_s`; `judge` may raise instead of letting
+    it be applied, or return a problem, with which it ends unapplied. `score_as` answers a score
+    request under a label (`name@number`, `working/trainer@revision` or None). `die` ends the engine
+    under everything that is pending; after `start` it serves the same adapters, without trainers.
+    """
 
     play: Callable[[Request, int], Script] = lambda request, index: Script()
     info: ModelInfo = INFO
@@ -84,6 +123,19 @@ class FakeEngine:
     running: dict[str, set[int]] = field(default_factory=dict)
     cached_tokens: int = 0
     refuse: Exception | None = None
+    step_s: float = 0.0
+    judge: Callable[[TrainingStep], str | None] = lambda step: None
+    score_as: Callable[[ScoreRequest, str | None], float] = lambda request, under: score_of(
+        request.tokens, request.prompt_tokens, under
+    )
+    trainers: dict[str, TrainerState] = field(default_factory=dict)
+    spec_of: dict[str, TrainerSpec] = field(default_factory=dict)
+    closed: list[str] = field(default_factory=list)
+    steps: list[TrainingStep] = field(default_factory=list)
+    scores: list[ScoreRequest] = field(default_factory=list)
+    published: list[AdapterVersion] = field(default_factory=list)
+    _pending: dict[str, dict[str, asyncio.Future[str]]] = field(default_factory=dict)
+    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """Play the scripts of all choices, one token of each in turn."""
@@ -158,7 +210,152 @@ class FakeEngine:
 
     async def unload_adapter(self, name: str) -> None:
         """Forget the name."""
+        if name not in self.adapters:
+            raise NotFound(f"there is no adapter {name!r}", param="name")
         del self.adapters[name]
+
+    async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
+        """Make it current; a path that ends in `broken` is refused."""
+        self._require_ready()
+        if version.path.endswith("broken"):
+            raise AdapterError(f"{version.path} has no adapter_config.json")
+        self.adapters[version.name] = version
+        self.published.append(version)
+        return version
+
+    async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
+        """A trainer at revision 0, or at what `stage` wrote into its source."""
+        self._require_ready()
+        revision = 0
+        if spec.source:
+            state = Path(spec.source) / "trainer_state.json"
+            if state.is_file():
+                revision = json.loads(state.read_text())["revision"]
+            elif spec.resume:
+                raise AdapterError(f"{spec.source} has no optimiser state")
+        await self.close_trainer(spec.name)
+        self.spec_of[spec.name] = spec
+        self.trainers[spec.name] = TrainerState(spec.name, revision, 1000)
+        return self.trainers[spec.name]
+
+    async def close_trainer(self, name: str) -> None:
+        """Cancel its steps and forget it."""
+        await self.cancel_steps(name)
+        self.spec_of.pop(name, None)
+        if self.trainers.pop(name, None) is not None:
+            self.closed.append(name)
+
+    async def train(self, step: TrainingStep) -> StepOutcome:
+        """Wait for `step_s`, then raise the revision; the losses fall (`loss_of`)."""
+        self._require_ready()
+        self._require_trainer(step.trainer)
+        if any(step.step_id in steps for steps in self._pending.values()):
+            raise InvalidRequest(f"step id {step.step_id!r} is in use")
+        end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pending.setdefault(step.trainer, {})[step.step_id] = end
+        try:
+            async with self._turns.setdefault(step.trainer, asyncio.Lock()):
+                await asyncio.wait((end,), timeout=self.step_s)
+                if self.state is EngineState.DEAD:
+                    raise _dead()
+                if end.done():
+                    raise TrainingCancelled(end.result())
+                return self._apply(step)
+        finally:
+            del self._pending[step.trainer][step.step_id]
+
+    def _apply(self, step: TrainingStep) -> StepOutcome:
+        problem = self.judge(step)
+        before = self.trainers[step.trainer]
+        revision = before.revision + (problem is None)
+        if problem is None:
+            self.steps.append(step)
+            self.trainers[step.trainer] = TrainerState(before.name, revision, before.num_parameters)
+        return StepOutcome(
+            step_id=step.step_id,
+            trainer=step.trainer,
+            revision=revision,
+            applied=problem is None,
+            loss=loss_of(before.revision),
+            grad_norm=1.0,
+            learning_rate=self.spec_of[step.trainer].optimizer.learning_rate,
+            logprobs=tuple(
+                tuple(_logprob_at(sequence, before.revision) for sequence in batch)
+                for batch in step.micro_batches
+            ),
+            arrival_s=0.0,
+            started_s=0.0,
+            finished_s=self.step_s,
+            problem=problem,
+        )
+
+    async def cancel_steps(self, trainer: str) -> None:
+        """Pending steps of `trainer` raise `TrainingCancelled`."""
+        for end in self._pending.get(trainer, {}).values():
+            if not end.done():
+                end.set_result(f"the steps of {trainer} were cancelled")
+
+    async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
+        """Write files that look like an adapter and name the trainer's revision; load them."""
+        self._require_ready()
+        self._require_trainer(trainer)
+        state, folder = self.trainers[trainer], Path(path)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError as error:
+            raise AdapterError(f"{folder} exists already", param="path") from error
+        spec = self.spec_of[trainer]
+        (folder / "adapter_config.json").write_text(
+            json.dumps({"peft_type": "LORA", "r": spec.lora.rank, "lora_alpha": spec.lora.alpha})
+        )
+        (folder / "adapter_model.safetensors").write_bytes(f"{trainer} {state.revision}".encode())
+        (folder / "trainer_state.json").write_text(json.dumps({"revision": state.revision}))
+        await asyncio.sleep(0)
+        number = self.adapters[name].number + 1 if name in self.adapters else 1
+        content_hash = inspect_adapter(folder).content_hash
+        self.adapters[name] = AdapterVersion(name, number, content_hash, str(folder))
+        return self.adapters[name]
+
+    async def score(self, request: ScoreRequest) -> Score:
+        """`score_as` under the version, the trainer's revision, or the base model."""
+        self._require_ready()
+        under = None
+        if request.trainer is not None:
+            self._require_trainer(request.trainer)
+            under = f"working/{request.trainer}@{self.trainers[request.trainer].revision}"
+        elif request.adapter is not None:
+            if request.adapter not in self.adapters:
+                raise NotFound(f"no adapter {request.adapter}", param="model")
+            under = self.adapters[request.adapter].label
+        if not 0 < request.prompt_tokens < len(request.tokens):
+            raise InvalidRequest("a score needs a prompt and a completion")
+        if len(request.tokens) > self.info.max_model_len:
+            raise InvalidRequest("longer than the model's context", code="context_length_exceeded")
+        self.scores.append(request)
+        await asyncio.sleep(0)
+        if self.state is EngineState.DEAD:
+            raise _dead()
+        label = under if request.trainer is None else None
+        scored = len(request.tokens) - request.prompt_tokens
+        return Score(request.request_id, self.score_as(request, under), scored, label)
+
+    def die(self) -> None:
+        """The engine ends: whatever is pending raises `EngineDead`, trainers are gone."""
+        self.state = EngineState.DEAD
+        self.trainers.clear()
+        self.spec_of.clear()
+        for steps in self._pending.values():
+            for end in steps.values():
+                if not end.done():
+                    end.set_result("the engine died")
+
+    def _require_ready(self) -> None:
+        if self.state is not EngineState.READY:
+            raise _dead()
+
+    def _require_trainer(self, name: str) -> None:
+        if name not in self.trainers:
+            raise NotFound(f"there is no trainer {name!r}; open it first", param="trainer")
 
     async def stats(self) -> EngineStats:
         """Numbers that a test can recognise."""
@@ -194,6 +391,13 @@ class FakeEngine:
     async def close(self) -> None:
         """Dead at once."""
         self.state = EngineState.DEAD
+
+
+def _logprob_at(sequence: TrainingSequence, revision: int) -> float:
+    """Chosen and good completions become likelier with each update, the others less likely."""
+    before = score_of(sequence.tokens, sequence.prompt_tokens, None)
+    better = sequence.role in (Role.TARGET, Role.CHOSEN, Role.DESIRABLE)
+    return before / (1.0 + 0.1 * revision) if better else before * (1.0 + 0.1 * revision)
 
 
 def as_client(engine: FakeEngine) -> EngineClient:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import atexit
 import socket
 import threading
 import time
@@ -10,25 +10,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
 import tandem
-from tandem.api.app import create_app
-from tandem.api.surface import Surface
-from tandem.config import AdapterConfig, ServerConfig
-from tandem.core.clock import MonotonicClock
+from tandem.build import build_app
+from tandem.config import AdapterConfig, ServerConfig, Settings, StoreConfig
 from tandem.core.ports import EngineClient
-from tandem.services.adapters import Adapters
-from tandem.services.admission import Admission
-from tandem.services.answer import Tools
-from tandem.services.auth import ApiKeys
-from tandem.services.generation import Generation
-from tandem.services.models import Models
 from tandem.services.tokenizer import Tokenizer
-from tandem.telemetry.metrics import ServerMetrics
 
 DEMO_MODEL = Path(tandem.__file__).parent / "demo_model"
 
@@ -44,30 +37,26 @@ def make_app(
     server: ServerConfig | None = None,
     adapters: AdapterConfig | None = None,
     tokenizer: Tokenizer | None = None,
+    **sections: Any,
 ) -> FastAPI:
-    """The application over `client`, served as `demo`."""
-    server = server or ServerConfig()
-    adapters = adapters or AdapterConfig()
-    clock = MonotonicClock()
-    metrics = ServerMetrics(CollectorRegistry())
-    models = Models(client, "demo", created_s=1_700_000_000)
-    tools = Tools(
-        client=client,
-        tokenizer=tokenizer or demo_tokenizer(),
-        admission=Admission(server.max_waiting_requests, server.max_waiting_tokens, clock),
-        metrics=metrics,
-        clock=clock,
+    """The application over `client`, served as `demo`; its state ends with the tests.
+
+    `sections` are other parts of the configuration, such as `store` and `learning`.
+    """
+    settings = Settings(
+        server=server or ServerConfig(),
+        adapters=adapters or AdapterConfig(),
+        store=sections.pop("store", None) or StoreConfig(directory=new_directory()),
+        **sections,
     )
-    surface = Surface(
-        client=client,
-        generation=Generation(tools, models, max_choices=server.max_n, rng=random.Random(1)),
-        models=models,
-        adapters=Adapters(client, adapters.roots, adapters.preload),
-        keys=ApiKeys.read(server.api_keys, server.api_key_file),
-        metrics=metrics,
-        max_body_bytes=server.max_body_bytes,
-    )
-    return create_app(surface)
+    return build_app(settings, client, tokenizer or demo_tokenizer())
+
+
+def new_directory() -> str:
+    """An empty directory that is removed when the process ends."""
+    directory = mkdtemp(prefix="tandem-test-")
+    atexit.register(rmtree, directory, ignore_errors=True)
+    return directory
 
 
 @contextmanager
@@ -75,7 +64,7 @@ def live(app: FastAPI) -> Iterator[str]:
     """Serve `app` in a thread; yields its base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="on")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

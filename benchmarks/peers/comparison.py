@@ -18,6 +18,7 @@ from peers.jobs import JOBS, Figures, Job, medians
 from peers.models import configs, ensure_model, prefill_flops, streamed_bytes
 
 CEILINGS = "ceilings"
+CEILINGS_ENGINE = "peers.engine_ceilings"
 WARMUP_TOKENS = 4
 
 
@@ -75,7 +76,7 @@ def compare(model: str, plan: Plan) -> Comparison:
     folder = ensure_model(model, plan.cache)
     result = Comparison(model, streamed_bytes(model), prefill_flops(model, JOBS[0].prompt_tokens))
     vocabulary, rng = configs()[model].vocab_size, Random(plan.seed)
-    ceilings = WorkerSpec(CEILINGS, CEILINGS, options=plan.specs[0].options)
+    ceilings = WorkerSpec(CEILINGS, CEILINGS_ENGINE, options=plan.specs[0].options)
     with Workers([ceilings, *plan.specs], folder, plan.cache / "logs") as workers:
         engines = {name: each for name, each in workers.by_name.items() if name != CEILINGS}
         for name, worker in engines.items():

@@ -1,18 +1,20 @@
-"""Starts one worker process an engine and lets exactly one of them run at a time.
+"""Starts one worker process an engine and lets only those run that have a job.
 
-Knows the workers' JSON lines, not what a job means. Invariant: outside `Worker.run` a worker's
-whole process group is stopped (SIGSTOP), so an idle engine takes no CPU time; `idle_cpu_s` proves
-it.
+Knows the workers' JSON lines, not what a job means. Invariant: between `end` and `begin` a
+worker's whole process group is stopped (SIGSTOP), so an idle engine takes no CPU time;
+`idle_cpu_s` proves it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +31,7 @@ ALLOCATOR = {
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How to start one engine: its module `engine_ENGINE`, interpreter, options, environment.
+    """How to start one engine: its module (`peers.engine_vllm`), interpreter, options, environment.
 
     `name` is how the report calls it, since one engine may run under several settings.
     """
@@ -71,13 +73,39 @@ class Worker:
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Wake the worker, do `job`, stop it again. Raises `RuntimeError` if it died."""
+        self.begin(job)
+        return self.end()
+
+    def begin(self, job: dict[str, Any]) -> None:
+        """Wake the worker and hand it `job`, which `end` waits for."""
         self._wake()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
+
+    def end(self) -> dict[str, Any]:
+        """Wait for the answer and stop the worker. Raises `RuntimeError` if it died."""
         answer = self._answer()
         self._stop()
         return answer
+
+    def answers_within(self, seconds: float) -> bool:
+        """Wait at most so long for the answer to the job that was begun."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the whole process group (SIGSTOP, SIGCONT: pause and go on)."""
+        os.killpg(self._process.pid, number)
+
+    def interrupt(self) -> None:
+        """Tell the worker itself, by SIGUSR1, to end a job that has no end of its own."""
+        os.kill(self._process.pid, signal.SIGUSR1)
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory of the group; what its processes share counts once for each."""
+        return sum(each.memory_info().rss for each in self._family())
 
     @property
     def idle_cpu_s(self) -> float:
@@ -101,18 +129,20 @@ class Worker:
         return dict(json.loads(line))
 
     def _stop(self) -> None:
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
         self._stopped_at_s = self._cpu_s()
 
     def _wake(self) -> None:
         if self._stopped_at_s is not None:
             self._idle_s += self._cpu_s() - self._stopped_at_s
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self.send(signal.SIGCONT)
 
     def _cpu_s(self) -> float:
+        return sum(sum(each.cpu_times()[:2]) for each in self._family())
+
+    def _family(self) -> list[psutil.Process]:
         process = psutil.Process(self._process.pid)
-        family = [process, *process.children(recursive=True)]
-        return sum(sum(each.cpu_times()[:2]) for each in family)
+        return [process, *process.children(recursive=True)]
 
 
 class Workers:
@@ -145,7 +175,7 @@ class Workers:
             worker.close()
 
 
-def vllm_environ(env_dir: Path, threads: int, kv_gib: int) -> dict[str, str]:
+def vllm_environ(env_dir: Path, cores: Sequence[int], kv_gib: int) -> dict[str, str]:
     """Environment for vLLM's CPU wheel: allocator and OpenMP libraries of `env_dir` preloaded."""
     preload = sorted(env_dir.glob("deb/**/libtcmalloc_minimal.so.4")) + sorted(
         env_dir.glob("lib/libiomp5.so")
@@ -153,8 +183,10 @@ def vllm_environ(env_dir: Path, threads: int, kv_gib: int) -> dict[str, str]:
     return {
         "LD_PRELOAD": ":".join(shlex.quote(str(path)) for path in preload),
         "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # The same kernels; the other cache of them fails to load and compiles at every start.
+        "VLLM_USE_AOT_COMPILE": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }

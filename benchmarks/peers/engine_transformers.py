@@ -35,18 +35,18 @@ class ContinuousBatching:
             default_compile_level=options.get("compile", 0),
             auto_switch_to_flash=False,
         )
-        self._manager = loaded.init_continuous_batching(generation, config)
-        self._manager.start()
+        self.manager = loaded.init_continuous_batching(generation, config)
+        self.manager.start()
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Generate greedily; the manager's own timestamps say when each token came."""
         started = time.perf_counter()
-        names = self._manager.add_requests(
+        names = self.manager.add_requests(
             job["prompts"], max_new_tokens=job["output_tokens"], record_timestamps=True
         )
         times: dict[str, list[float]] = {}
         while len(times) < len(names):
-            output = self._manager.get_result(timeout=60.0)
+            output = self.manager.get_result(timeout=60.0)
             assert output is not None and output.is_finished(), "the manager stopped"
             assert len(output.generated_tokens) == job["output_tokens"]
             times[output.request_id] = output.timestamps

@@ -17,17 +17,7 @@ class VllmEngine:
     """The offline engine without prefix cache or detokenisation."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
-        self._llm = LLM(
-            model=model,
-            dtype=options.get("dtype", "bfloat16"),
-            max_model_len=2048,
-            max_num_seqs=64,
-            max_num_batched_tokens=options.get("max_num_batched_tokens", 4096),
-            enforce_eager=options.get("enforce_eager", False),
-            enable_prefix_caching=False,
-            skip_tokenizer_init=True,
-            disable_log_stats=True,
-        )
+        self._llm = load(model, options)
         self._jobs = 0
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -54,6 +44,21 @@ class VllmEngine:
                 times[name] += [now] * len(output.outputs[0].token_ids)
         assert all(len(each) == job["output_tokens"] for each in times.values())
         return token_times(started, [times[name] for name in names])
+
+
+def load(model: str, options: dict[str, Any]) -> LLM:
+    """The engine with the settings of the comparison."""
+    return LLM(
+        model=model,
+        dtype=options.get("dtype", "bfloat16"),
+        max_model_len=2048,
+        max_num_seqs=64,
+        max_num_batched_tokens=options.get("max_num_batched_tokens", 4096),
+        enforce_eager=options.get("enforce_eager", False),
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+    )
 
 
 def start(model: str, options: dict[str, Any]) -> VllmEngine:

@@ -19,7 +19,7 @@ class Engine(Protocol):
     """One engine with a loaded model."""
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Do `job` and return what was measured; for `generate` see `token_times`."""
+        """Do `job` and return what was measured; see `token_times`."""
         ...
 
 
@@ -32,10 +32,10 @@ def token_times(started_s: float, times_s: list[list[float]]) -> dict[str, Any]:
 
 
 def main(name: str, model: str, options: dict[str, Any]) -> None:
-    """Load the engine `peers.engine_NAME`, then serve jobs until stdin ends."""
+    """Load the engine in the module `name`, then do jobs until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    module = importlib.import_module(f"peers.engine_{name}")
+    module = importlib.import_module(name)
     start = cast(Callable[[str, dict[str, Any]], Engine], module.start)
     began = time.perf_counter()
     engine = start(model, options)

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from tandem.config import Settings
 from tandem.core.clock import MonotonicClock
 from tandem.core.errors import InvalidRequest
+from tandem.core.slo import Slo
 from tandem.engine.client import AsyncEngineClient, Progress
 from tandem.engine.host import MakeLoop, serve
 from tandem.engine.loop import EngineLoop
@@ -36,6 +39,16 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from tandem.core.ports import EngineClient, Executor
+    from tandem.services.adapters import Adapters
+    from tandem.services.answer import Tools
+    from tandem.services.background import Background
+    from tandem.services.feedback import FeedbackService
+    from tandem.services.files import Files
+    from tandem.services.learning.freshness import Freshness
+    from tandem.services.models import Models
+    from tandem.services.receipts import Receipts
+    from tandem.services.tokenizer import Tokenizer
+    from tandem.store import Store
 
 DEMO_NAME = "demo"
 DEMO_PATH = Path(__file__).parent / "demo_model"
@@ -57,22 +70,36 @@ def resolve_model(settings: Settings) -> Settings:
     return replace(settings, model=replace(model, model=path, served_name=served))
 
 
-def build_policy(name: str) -> Policy:
+def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     """The policy `name` of `scheduling/policies`, or `package.module:factory` from elsewhere.
 
-    Raises `InvalidRequest` that lists the known ones.
+    A factory that takes `options` names a dataclass as their type; texts are converted to it.
+    Raises `InvalidRequest` that lists the known policies, or the policy's options.
     """
-    module, _, factory = name.partition(":")
-    if not factory:
-        module, factory = f"tandem.scheduling.policies.{name.replace('-', '_')}", "create"
+    module, _, factory_name = name.partition(":")
+    if not factory_name:
+        module, factory_name = f"tandem.scheduling.policies.{name.replace('-', '_')}", "create"
     try:
-        policy: Policy = getattr(importlib.import_module(module), factory)()
+        factory = getattr(importlib.import_module(module), factory_name)
     except (ImportError, AttributeError) as error:
         raise InvalidRequest(
             f"there is no policy {name!r} ({error}); known: {', '.join(known_policies())}, or "
             "package.module:Class"
         ) from error
-    return policy
+    taken = inspect.signature(factory, eval_str=True).parameters.get("options")
+    known = [field.name for field in fields(taken.annotation)] if taken is not None else []
+    unknown = [option for option in options or {} if option not in known]
+    if unknown:
+        raise InvalidRequest(
+            f"policy {name!r} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}"
+        )
+    if taken is None:
+        return cast("Policy", factory())
+    try:
+        converted = msgspec.convert(dict(options or {}), taken.annotation, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"options of policy {name!r}: {error}") from error
+    return cast("Policy", factory(converted))
 
 
 def known_policies() -> list[str]:
@@ -92,9 +119,12 @@ def build_loop(
     from tandem.model.load import load_model
 
     settings = resolve_model(settings)
-    build_policy(settings.scheduling.policy)  # a wrong name shall not cost a model load
+    # A wrong name shall not cost a model load.
+    build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
     model = load_model(settings.model, progress)
-    executor = DeviceExecutor(model, settings.cache, settings.scheduling, settings.adapters)
+    executor = DeviceExecutor(
+        model, settings.cache, settings.scheduling, settings.adapters, settings.learning
+    )
     # What exists now stays for good: without it, a full collection costs a tenth of an iteration.
     gc.collect()
     gc.freeze()
@@ -105,14 +135,14 @@ def join_loop(
     settings: Settings, executor: Executor, *, check_every_step: bool = False
 ) -> EngineLoop:
     """An engine loop over a given executor, with the adapters that are loaded at the start."""
-    info = executor.info
+    info, scheduling = executor.info, settings.scheduling
     cache = KVCache(info.num_blocks, info.block_size, prefix_caching=settings.cache.prefix_caching)
     scheduler = Scheduler(
-        build_policy(settings.scheduling.policy),
+        build_policy(scheduling.policy, scheduling.policy_options),
         cache,
-        Budgets(settings.scheduling.max_sequences, settings.scheduling.max_batch_tokens),
-        max_model_len=info.max_model_len,
-        eos_token_ids=info.eos_token_ids,
+        Budgets(scheduling.max_sequences, scheduling.max_batch_tokens),
+        info,
+        default_slo=Slo(scheduling.ttft_slo, scheduling.tpot_slo),
     )
     return EngineLoop(
         scheduler,
@@ -128,7 +158,7 @@ def build_engine_client(
 ) -> AsyncEngineClient:
     """A client of an engine in a supervised process of its own."""
     settings = resolve_model(settings)
-    build_policy(settings.scheduling.policy)
+    build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
     transport = ProcessTransport(
         [sys.executable, "-m", "tandem.build"],
         {name: os.environ.get(name, value) for name, value in _ENGINE_ENVIRONMENT.items()},
@@ -149,8 +179,13 @@ def build_thread_client(
     return AsyncEngineClient(ThreadTransport(make), preload=settings.adapters.preload)
 
 
-def build_app(settings: Settings, client: EngineClient) -> FastAPI:
-    """The HTTP application over a client, which the caller starts and closes."""
+def build_app(
+    settings: Settings, client: EngineClient, tokenizer: Tokenizer | None = None
+) -> FastAPI:
+    """The HTTP application over a client, which the caller starts and closes.
+
+    Opens the store, which the application's lifespan closes.
+    """
     from prometheus_client import CollectorRegistry
 
     from tandem.api.app import create_app
@@ -159,34 +194,125 @@ def build_app(settings: Settings, client: EngineClient) -> FastAPI:
     from tandem.services.admission import Admission
     from tandem.services.answer import Tools
     from tandem.services.auth import ApiKeys
+    from tandem.services.files import Files
     from tandem.services.generation import Generation
+    from tandem.services.learning.freshness import Freshness
     from tandem.services.models import Models
+    from tandem.services.receipts import Receipts
     from tandem.services.tokenizer import Tokenizer
+    from tandem.store import Store
+    from tandem.telemetry.learning import LearningMetrics
     from tandem.telemetry.metrics import ServerMetrics
 
     settings = resolve_model(settings)
     server, clock = settings.server, MonotonicClock()
-    metrics = ServerMetrics(CollectorRegistry())
+    registry = CollectorRegistry()
+    metrics = ServerMetrics(registry)
+    freshness = Freshness(LearningMetrics(registry), time.time)
+    store = Store.open(settings.store.directory, settings.store.url)
+    receipts = Receipts(store, settings.store.receipt_days, time.time)
+    files = Files(store, store.directory / "files", settings.store.max_file_bytes, time.time)
     models = Models(client, settings.model.served_name, created_s=int(time.time()))
     tools = Tools(
         client=client,
-        tokenizer=Tokenizer.load(settings.model.model),
+        tokenizer=tokenizer or Tokenizer.load(settings.model.model),
         admission=Admission(server.max_waiting_requests, server.max_waiting_tokens, clock),
         metrics=metrics,
         clock=clock,
+        receipts=receipts,
+        answered=freshness.answered,
     )
+    adapters = Adapters(client, settings.adapters.roots, settings.adapters.preload)
+    background = build_background(settings, store, tools, models, adapters, freshness)
     surface = Surface(
         client=client,
         generation=Generation(
             tools, models, max_choices=server.max_n, rng=random.Random(os.urandom(16))
         ),
         models=models,
-        adapters=Adapters(client, settings.adapters.roots, settings.adapters.preload),
+        adapters=adapters,
         keys=ApiKeys.read(server.api_keys, server.api_key_file),
         metrics=metrics,
         max_body_bytes=server.max_body_bytes,
+        receipts=receipts,
+        feedback=build_feedback(settings, store, receipts, models, background),
+        files=files,
+        versions=background.versions if settings.learning.enabled else None,
+        jobs=background.jobs if settings.learning.enabled else None,
     )
-    return create_app(surface)
+    return create_app(surface, _running(background, receipts, files))
+
+
+@asynccontextmanager
+async def _running(background: Background, receipts: Receipts, files: Files) -> AsyncIterator[None]:
+    await files.start()
+    await receipts.start()
+    await background.start()
+    try:
+        yield
+    finally:
+        await receipts.stop()
+        await background.stop()
+
+
+def build_feedback(
+    settings: Settings, store: Store, receipts: Receipts, models: Models, background: Background
+) -> FeedbackService:
+    """Feedback over an open store; the learner hears of it."""
+    from tandem.services.feedback import FeedbackService, Hooks, Rules, Sources
+
+    learning, tools = settings.learning, background.tools
+    return FeedbackService(
+        store,
+        Sources(receipts, models, lambda: tools.encoder(tools.defaults), time.time),
+        Rules(learning.enabled, learning.auto_adapters, learning.held_out),
+        Hooks(background.learner.notify, models.announce, background.learner.discard),
+    )
+
+
+def build_background(
+    settings: Settings,
+    store: Store,
+    tools: Tools,
+    models: Models,
+    loading: Adapters,
+    freshness: Freshness,
+) -> Background:
+    """Learning and fine-tuning jobs over an open store, which they close in the end."""
+    from tandem.services.background import Background
+    from tandem.services.jobs.run import JobTools
+    from tandem.services.jobs.service import Jobs
+    from tandem.services.learning.canary import Canary, read_canary
+    from tandem.services.learning.gate import Bounds
+    from tandem.services.learning.learner import Learner
+    from tandem.services.learning.measure import Examiner
+    from tandem.services.learning.publish import Publisher
+    from tandem.services.learning.references import References
+    from tandem.services.learning.settings import defaults
+    from tandem.services.learning.tools import LearningTools
+    from tandem.services.versions import Versions
+
+    client, directory = tools.client, store.directory
+    references = References(client, store)
+    canary_set = read_canary(settings.learning.canary_file)
+    canary = Canary(canary_set, client, references, directory / "canary")
+    shared = LearningTools(
+        client=client,
+        store=store,
+        tokenizer=tools.tokenizer,
+        references=references,
+        examiner=Examiner(client, store, references, canary, Bounds()),
+        publisher=Publisher(client, store, directory),
+        metrics=freshness.metrics,
+        freshness=freshness,
+        defaults=defaults(settings.learning),
+        now=time.time,
+    )
+    learner = Learner(shared)
+    versions = Versions(shared, learner, models, loading)
+    jobs = Jobs(JobTools(shared, learner, directory, models.announce), models)
+    learns = settings.learning.enabled
+    return Background(shared, learner, versions, jobs, directory, learns=learns)
 
 
 def run_engine_process() -> None:

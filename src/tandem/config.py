@@ -49,11 +49,18 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingConfig:
-    """Budgets of an iteration and the policy that fills it."""
+    """Budgets of an iteration and the policy that fills it.
 
-    policy: str = "fcfs"
+    `policy_options` are the policy's own (see docs/policies.md). `ttft_slo` and `tpot_slo`, in
+    seconds, are the objectives of requests that bring none.
+    """
+
+    policy: str = "unified"
     max_sequences: int = 128
     max_batch_tokens: int = 1024
+    policy_options: dict[str, str] = field(default_factory=dict)
+    ttft_slo: float = 1.0
+    tpot_slo: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +81,14 @@ class StoreConfig:
     """Durable state: `directory` holds versions, files and (without `url`) the SQLite database.
 
     `url` is an SQLAlchemy URL (`postgresql+psycopg://...`). Receipts are kept for
-    `receipt_days`; 0 keeps none, and feedback must then bring its messages.
+    `receipt_days`; 0 keeps none, and feedback must then bring its messages. `max_file_bytes` bounds
+    an uploaded file.
     """
 
     directory: str = "tandem-data"
     url: str = ""
     receipt_days: float = 30.0
+    max_file_bytes: int = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +98,10 @@ class LearningConfig:
     `enabled` off answers feedback with an error. `auto_adapters` creates an adapter at the first
     feedback for its name. `rank`, `alpha`, `targets` shape new adapters. A step takes up to
     `batch_samples` samples in micro-batches of `micro_batch_samples`, `replay` of them (a share)
-    seen before; a candidate is made after `steps_per_version` steps. `reference` is base or
-    version:N. `gate` is auto, manual or always; `held_out` the share of conversations never trained
-    on; `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
+    seen before; a candidate is made of `steps_per_version` steps' worth of new samples, which are
+    trained on up to `epochs` times, until their loss is low. `reference` is base or version:N.
+    `gate` is auto, manual or always; `held_out` the share of conversations never trained on;
+    `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
     may be recorded at once (0: as many as memory allows).
     """
 
@@ -100,11 +110,12 @@ class LearningConfig:
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] = ()
-    learning_rate: float = 1e-4
+    learning_rate: float = 1e-3
     beta: float = 0.1
     batch_samples: int = 8
     micro_batch_samples: int = 4
     steps_per_version: int = 4
+    epochs: int = 4
     replay: float = 0.25
     reference: str = "base"
     gate: str = "auto"

@@ -62,7 +62,7 @@ def test_shares_and_ratios() -> None:
 
 @pytest.mark.full
 def test_idle_workers_are_stopped_and_end(tmp_path: Path) -> None:
-    spec = WorkerSpec("ceilings", "ceilings", options={"device": "cpu", "threads": 1})
+    spec = WorkerSpec("ceilings", "peers.engine_ceilings", options={"device": "cpu", "threads": 1})
     with Workers([spec], tmp_path, tmp_path) as workers:
         worker = workers.by_name["ceilings"]
         answer = worker.run({"repeats": 1})
@@ -74,4 +74,4 @@ def test_idle_workers_are_stopped_and_end(tmp_path: Path) -> None:
         assert worker.idle_cpu_s < 0.1
     assert not child.is_running()
     with pytest.raises(RuntimeError, match="the absent worker ended"):
-        Workers([WorkerSpec("absent", "absent", options=spec.options)], tmp_path, tmp_path)
+        Workers([WorkerSpec("absent", "peers.absent", options=spec.options)], tmp_path, tmp_path)

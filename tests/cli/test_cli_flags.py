@@ -60,7 +60,7 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None
 def test_adapters_are_named() -> None:
     settings = settings_from({**NOTHING, "adapters_preload": ["a=./x", "b=./y=z"]}, {})
     assert settings.adapters.preload == {"a": "./x", "b": "./y=z"}
-    with pytest.raises(InvalidRequest, match="NAME=DIRECTORY"):
+    with pytest.raises(InvalidRequest, match="NAME=VALUE"):
         settings_from({**NOTHING, "adapters_preload": ["./x"]}, {})
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fake_executor import FakeExecutor
+from fake_executor import FakeExecutor, FakeSnapshot
 from tandem.build import join_loop
 from tandem.config import SchedulingConfig, Settings
 from tandem.core.errors import UnsupportedModel
@@ -31,6 +31,15 @@ def on_submit(plan):
         loop._scheduler._in_flight = None
 
 
+def slow_write(self, path, write=FakeSnapshot.write):
+    """A disk that takes its time."""
+    time.sleep(behaviour.get("write_s", 0.0))
+    write(self, path)
+
+
+FakeSnapshot.write = slow_write
+
+
 def make_loop(progress):
     global loop
 
@@ -42,7 +51,9 @@ def make_loop(progress):
         max_model_len=behaviour.get("max_model_len", 400),
         on_submit=on_submit,
     )
-    loop = join_loop(Settings(scheduling=SchedulingConfig(max_sequences=64)), executor)
+    executor.failing = set(behaviour.get("fail", ()))
+    scheduling = SchedulingConfig(policy=behaviour.get("policy", "unified"), max_sequences=64)
+    loop = join_loop(Settings(scheduling=scheduling), executor)
     return loop
 
 

@@ -42,7 +42,7 @@ class Bench:
         self.cache = KVCache(num_blocks, 4, prefix_caching=prefix_caching)
         self.clock = VirtualClock()
         self.scheduler = Scheduler(
-            build_policy(policy), self.cache, self.budgets, max_model_len=64, eos_token_ids=(EOS,)
+            build_policy(policy), self.cache, self.budgets, self.executor.info
         )
         self.loop = EngineLoop(
             self.scheduler, self.executor, self.clock, max_loaded_adapters=4, check_every_step=True
@@ -104,7 +104,7 @@ actions = st.one_of(
 @settings(max_examples=120, deadline=None)
 @given(
     script=st.lists(actions, min_size=1, max_size=25),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(["fcfs", "priority", "unified", "adainf", "ekya", "no_retrain"]),
     num_blocks=st.integers(13, 40),
     max_sequences=st.integers(1, 6),
     max_batch_tokens=st.integers(6, 40),

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from learning_bench import dpo_step
 
-from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NotFound, TandemError
+from tandem.core.errors import (
+    AdapterError,
+    EngineDead,
+    InvalidRequest,
+    NotFound,
+    TandemError,
+    TrainingCancelled,
+)
 from tandem.core.events import TokenEvent
 from tandem.core.plan import TokenLogprob
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
+from tandem.core.training import LoraSpec, StepOutcome, TrainerSpec
 from tandem.engine.messages import (
     AddRequest,
+    Answer,
     Command,
     Message,
+    OpenTrainer,
     Tokens,
+    Train,
     failure_of,
     to_exception,
 )
@@ -29,6 +41,7 @@ from tandem.engine.messages import (
         AdapterError("c", param="path"),
         EngineDead("d"),
         TandemError("e"),
+        TrainingCancelled("f"),
     ],
 )
 def test_our_errors_come_back_as_they_were(error):
@@ -51,5 +64,13 @@ def test_round_trips():
     event = TokenEvent(
         "r", 0, (5,), (TokenLogprob(5, -0.5, 1, ((5, -0.5),)),), finish_reason=FinishReason.STOP
     )
+    command = Train(4, dpo_step("s", "t", [5, 6]))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
+    command = OpenTrainer(5, TrainerSpec("t", LoraSpec(targets=("q_proj",))))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
+    message = Answer(3, 4, outcome=StepOutcome(
+        "s", "t", 1, True, 0.5, 1.0, 1e-4, ((-1.0,), (-2.0, -3.0)), 0.0, 1.0, 2.0
+    ))  # fmt: skip
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message
     message = Tokens(3, [event])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message

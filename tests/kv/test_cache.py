@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tandem.core.errors import AccountingError
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
-from tandem.core.sequence import Sequence
+from tandem.core.sequence import Scoring, Sequence
 from tandem.core.version import AdapterVersion
 from tandem.kv.cache import KVCache
 
@@ -149,6 +149,35 @@ def test_evict_first_takes_what_a_policy_names():
     cache.release(seq)
     cache.evict_first([block])
     assert cache.match(sequence(1, [1] * 5)) == 0
+
+
+def test_private_sequences_neither_find_nor_leave_anything():
+    cache = KVCache(16, 4)
+    public = sequence(0, list(range(12)))
+    compute(cache, public)
+    cache.release(public)
+    private = sequence(1, list(range(12)))
+    private.scoring = Scoring((-1,) * 12, trainer="t")
+    cache.add_reader(private)
+    assert cache.match(private) == 0
+    compute(cache, private)
+    assert private.computed == 12 and cache.cached_blocks == 3
+    cache.release(private)
+    cache.check()
+    assert cache.cached_blocks == 3 and cache.held_blocks == 0
+    assert cache.counters.hits_tokens == 0
+
+
+def test_positions_to_be_scored_are_never_taken_from_the_cache():
+    cache = KVCache(16, 4)
+    public = sequence(0, list(range(13)))
+    compute(cache, public)
+    cache.release(public)
+    scored = sequence(1, list(range(13)))
+    scored.scoring, scored.scored = Scoring((-1,) * 6 + (1,) * 7), 7  # row 6 says what 7 is
+    assert cache.match(scored) == 4
+    scored.scored = 11  # up to there it has been scored before it was preempted
+    assert cache.match(scored) == 8
 
 
 def test_all_groups_of_a_table_move_together():

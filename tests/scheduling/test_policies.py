@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_executor import FakeExecutor
 from tandem.build import build_policy, known_policies
 from tandem.core.decision import Candidate, Decision
 from tandem.core.errors import InvalidRequest
@@ -35,7 +38,10 @@ class Recording:
 
 
 def scheduler(policy: Policy, blocks: int = 100, slots: int = 4, tokens: int = 16) -> Scheduler:
-    return Scheduler(policy, KVCache(blocks, 4), Budgets(slots, tokens), max_model_len=100)
+    info = FakeExecutor(blocks, 4, max_model_len=100).info
+    return Scheduler(
+        policy, KVCache(blocks, 4), Budgets(slots, tokens), replace(info, eos_token_ids=())
+    )
 
 
 def add(target: Scheduler, name: str, prompt: int = 4, priority: int = 0, at: float = 0.0) -> None:

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fake_engine import INFO, FakeEngine, Script
-from serving import demo_tokenizer
+from serving import demo_tokenizer, new_directory
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import EngineDead, InvalidRequest, Overloaded
 from tandem.core.request import Request
@@ -22,6 +22,8 @@ from tandem.services.answer import Answer, GenerationFailed, Tools
 from tandem.services.choice import Delta
 from tandem.services.generation import Generation, Options
 from tandem.services.models import Models
+from tandem.services.receipts import Receipts
+from tandem.store import Store
 from tandem.telemetry.metrics import ServerMetrics
 
 HELLO = demo_tokenizer().encode("Hello, how are you today?", add_special_tokens=False)
@@ -45,6 +47,7 @@ class Stage:
             admission=self.admission,
             metrics=ServerMetrics(CollectorRegistry()),
             clock=VirtualClock(),
+            receipts=Receipts(Store.open(new_directory()), 0.0, lambda: 0.0),
         )
         models = Models(self.engine, "demo", created_s=0)
         self.service = Generation(tools, models, max_choices=8, rng=random.Random(5))

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core.events import EngineStats, RequestTimes
 from tandem.core.sequence import FinishReason
+from tandem.telemetry.learning import LearningMetrics
 from tandem.telemetry.metrics import RequestTiming, ServerMetrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -81,7 +82,9 @@ def test_a_request_is_timed_from_arrival_to_the_end_of_each_choice() -> None:
 
 
 def test_every_metric_is_documented_and_nothing_else() -> None:
-    metrics = ServerMetrics(CollectorRegistry())
+    registry = CollectorRegistry()
+    metrics = ServerMetrics(registry)
+    LearningMetrics(registry)
     families = text_string_to_metric_families(metrics.render(STATS).decode())
     served = {family.name: family.type for family in families}
     served = {name: kind for name, kind in served.items() if not name.endswith("_created")}

@@ -92,7 +92,12 @@ def trl_dpo(policy: Tensor, reference: Tensor, **settings: object) -> Tensor:
 
 
 def trl_kto(
-    policy: Tensor, reference: Tensor, labels: list[bool], kl: Tensor, ref_kl: Tensor, spec: LossSpec
+    policy: Tensor,
+    reference: Tensor,
+    labels: list[bool],
+    kl: Tensor,
+    ref_kl: Tensor,
+    spec: LossSpec,
 ) -> Tensor:
     trl = pytest.importorskip("trl", reason="skipped: trl is not installed")
     count = policy.shape[0]
@@ -244,9 +249,7 @@ def test_coefficients_are_derivatives(kind: LossKind) -> None:
         LossKind.KTO: [Role.DESIRABLE, Role.UNDESIRABLE, Role.DESIRABLE, Role.UNDESIRABLE],
     }[kind]
     weights = [0.5, 0.5, 2.0, 2.0]
-    sequences = [
-        sequence(role, -5.0, weight) for role, weight in zip(roles, weights, strict=True)
-    ]
+    sequences = [sequence(role, -5.0, weight) for role, weight in zip(roles, weights, strict=True)]
     logprobs = [-4.0, -5.5, -6.0, -4.5]
     ours = micro_batch_loss(spec, sequences, logprobs, 5)
     step = 1e-5

@@ -54,10 +54,20 @@ class AdapterRegistry:
         """Name -> current version."""
         return dict(self._current)
 
-    def publish(self, name: str, path: str, content_hash: str, number: int = 0) -> AdapterVersion:
+    def publish(
+        self,
+        name: str,
+        path: str,
+        content_hash: str,
+        number: int = 0,
+        *,
+        load: Callable[[AdapterVersion], None] | None = None,
+    ) -> AdapterVersion:
         """Load files as the current version of `name`; `number` 0 means the next one.
 
-        Raises `AdapterError`; then nothing has changed.
+        If the content is loaded already, under whatever name, nothing is read. `load` replaces the
+        registry's own way (for content that is in memory). Raises `AdapterError`; then nothing
+        has changed.
         """
         number = number or self._numbers.get(name, 0) + 1
         version = AdapterVersion(name, number, content_hash, path)
@@ -69,10 +79,10 @@ class AdapterRegistry:
                 raise AdapterError(
                     f"{self._max_loaded} adapters are loaded already; unload one first"
                 )
-            self._load(version)
+            (load or self._load)(version)
             self._loaded[content_hash] = _Loaded()
         self._loaded[content_hash].names += 1
-        self._numbers[name] = number
+        self._numbers[name] = max(number, self._numbers.get(name, 0))
         self._current[name] = version
         if previous is not None:
             self._unname(previous)

@@ -5,26 +5,38 @@ Constructs nothing that lives longer than a request; everything it works with is
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from tandem.api.adapters import add_adapter_routes
 from tandem.api.errors import on_http_error, on_leave, on_tandem_error, on_unexpected_error
+from tandem.api.feedback import add_feedback_routes
+from tandem.api.files import add_file_routes
+from tandem.api.fine_tuning import add_fine_tuning_routes
 from tandem.api.generation import add_generation_routes
 from tandem.api.guard import Guard
-from tandem.api.models import add_adapter_routes, add_model_routes
+from tandem.api.models import add_model_routes
 from tandem.api.state import add_state_routes
 from tandem.api.surface import Surface
 from tandem.core.errors import TandemError
 
 
-def create_app(surface: Surface) -> FastAPI:
-    """An application that serves `surface`. The engine is started and closed by the caller."""
+def create_app(
+    surface: Surface, running: AbstractAsyncContextManager[None] | None = None
+) -> FastAPI:
+    """An application that serves `surface`. The engine is started and closed by the caller.
+
+    `running` is entered before the first request and left after the last one.
+    """
     app = FastAPI(
         title="Tandem",
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        lifespan=None if running is None else lambda _: running,
         exception_handlers={
             TandemError: on_tandem_error,
             HTTPException: on_http_error,
@@ -37,6 +49,9 @@ def create_app(surface: Surface) -> FastAPI:
         add_generation_routes,
         add_model_routes,
         add_adapter_routes,
+        add_feedback_routes,
+        add_file_routes,
+        add_fine_tuning_routes,
         add_state_routes,
     ):
         add_routes(app, surface)

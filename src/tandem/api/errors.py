@@ -5,6 +5,7 @@ Maps our error tree onto HTTP. Invariant: no message shows a traceback, a key or
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,13 +17,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tandem.core.errors import (
+    Conflict,
     EngineDead,
+    Forbidden,
     InvalidRequest,
     NotFound,
     Overloaded,
+    QuotaExceeded,
+    StoreError,
     TandemError,
     Unauthorized,
 )
+
+_log = logging.getLogger(__name__)
+_STORE_RETRY_S = 5.0
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status; nobody receives it, but logs and metrics do
 
@@ -55,6 +63,8 @@ def failure(error: Exception) -> Failure:
         case BodyTooLarge():
             closing = {"connection": "close"}  # the rest of the body is not worth reading
             return _failure(413, error, error.param, "body_too_large", headers=closing)
+        case Conflict():
+            return _failure(409, error, error.param, error.code or "conflict")
         case NotFound():
             return _failure(404, error, error.param, error.code or "not_found")
         case InvalidRequest():
@@ -62,6 +72,16 @@ def failure(error: Exception) -> Failure:
         case Unauthorized():
             challenge = {"www-authenticate": "Bearer"}
             return _failure(401, error, None, "invalid_api_key", headers=challenge)
+        case Forbidden():
+            return _failure(403, error, None, "forbidden", "permission_error")
+        case QuotaExceeded():
+            wait = _retry_after(error.retry_after_s)
+            return _failure(429, error, None, "rate_limit_exceeded", "rate_limit_error", wait)
+        case StoreError():
+            _log.error("the store failed", exc_info=error)
+            unsaved = "the server cannot read or save its state now; its log has the details"
+            wait = _retry_after(_STORE_RETRY_S)
+            return _failure(503, unsaved, None, "store_unavailable", "server_error", wait)
         case Overloaded():
             wait = _retry_after(error.retry_after_s)
             return _failure(429, error, None, "overloaded", "rate_limit_error", wait)

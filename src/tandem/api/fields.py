@@ -26,9 +26,7 @@ _NO_TOOLS = "tools are not supported; describe the tool in the prompt and parse 
 _TEXT_ONLY = "only text in and text out is supported"
 
 UNUSED = {
-    "user": "names the end user",
     "metadata": "labels for the caller's own use",
-    "safety_identifier": "names the end user",
     "prompt_cache_key": "prompts are cached by content",
     "prompt_cache_retention": "prompts are cached while memory lasts",
 }
@@ -46,13 +44,11 @@ CHAT_REFUSED = {
     "reasoning_effort": Refused((), "reasoning control is not supported"),
     "verbosity": Refused(("medium",), "ask for a shorter or longer answer in the prompt"),
     "web_search_options": Refused((), "web search is not supported"),
-    "store": Refused((False,), "answers are not stored"),
     "service_tier": Refused(("auto", "default"), "there is one tier: omit it or send 'auto'"),
 }
 
 COMPLETION_REFUSED = {
     "suffix": Refused(("",), "insertion is not supported"),
-    "store": CHAT_REFUSED["store"],
     "service_tier": CHAT_REFUSED["service_tier"],
     "response_format": CHAT_REFUSED["response_format"],
 }

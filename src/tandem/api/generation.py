@@ -32,6 +32,7 @@ from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.sampling import SamplingParams
 from tandem.services.answer import Answer
+from tandem.services.auth import Caller
 from tandem.services.generation import Options
 
 ADAPTER_HEADER = "x-tandem-adapter"
@@ -46,7 +47,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = parse(ChatRequest, await read_body(request, surface.max_body_bytes))
-        options = chat_options(body, request.state.tenant)
+        options = chat_options(body, _caller(request, surface, body))
         wants = _wants(body, logprobs=bool(body.logprobs))
 
         async def work() -> Response:
@@ -60,7 +61,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
         body = parse(CompletionRequest, await read_body(request, surface.max_body_bytes))
-        options = completion_options(body, request.state.tenant)
+        options = completion_options(body, _caller(request, surface, body))
         wants = _wants(body, logprobs=body.logprobs is not None)
 
         async def work() -> Response:
@@ -68,6 +69,18 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
             return await _respond(surface, answer, CompletionShape(), wants)
 
         return await until_disconnect(request, work())
+
+
+def _caller(request: Request, surface: Surface, body: SamplingFields) -> Caller:
+    """Who asks. Raises `NotFound` for an unknown model, `Forbidden` for one of others."""
+    caller: Caller = request.state.caller
+    caller.require_serve(surface.models.find(body.model).name)
+    if body.store and not surface.receipts.enabled:
+        raise InvalidRequest(
+            "'store' is not possible: this server keeps no receipts (store.receipt_days is 0)",
+            param="store",
+        )
+    return caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +102,7 @@ def _wants(body: SamplingFields, *, logprobs: bool) -> _Wants:
     return _Wants(stream, include_usage, logprobs)
 
 
-def chat_options(body: ChatRequest, tenant: str) -> Options:
+def chat_options(body: ChatRequest, caller: Caller) -> Options:
     """What a chat asks for. Raises `InvalidRequest` for fields that contradict each other."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("'top_logprobs' is allowed only with logprobs=true", param="logprobs")
@@ -102,10 +115,10 @@ def chat_options(body: ChatRequest, tenant: str) -> Options:
             param="max_completion_tokens",
         )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _options(body, tenant, max_tokens=next(iter(limits), None), logprobs=logprobs)
+    return _options(body, caller, max_tokens=next(iter(limits), None), logprobs=logprobs)
 
 
-def completion_options(body: CompletionRequest, tenant: str) -> Options:
+def completion_options(body: CompletionRequest, caller: Caller) -> Options:
     """What a completion asks for. Raises `InvalidRequest` for contradicting fields."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequest(
@@ -116,13 +129,13 @@ def completion_options(body: CompletionRequest, tenant: str) -> Options:
         raise InvalidRequest("max_tokens=0 makes sense only with echo=true", param="max_tokens")
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     return _options(
-        body, tenant, max_tokens=max_tokens, logprobs=body.logprobs, echo=bool(body.echo)
+        body, caller, max_tokens=max_tokens, logprobs=body.logprobs, echo=bool(body.echo)
     )
 
 
 def _options(
     body: SamplingFields,
-    tenant: str,
+    caller: Caller,
     *,
     max_tokens: int | None,
     logprobs: int | None,
@@ -156,7 +169,9 @@ def _options(
         stops=tuple(body.stop or ()),
         echo=echo,
         priority=body.priority or 0,
-        tenant=tenant,
+        tenant=caller.tenant,
+        user=body.safety_identifier or body.user or "",
+        receipt=body.store is not False,
     )
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api.errors import CLIENT_CLOSED_REQUEST, failure
 from tandem.core.errors import Unauthorized
-from tandem.services.auth import ApiKeys
+from tandem.services.auth import ApiKeys, Caller
 from tandem.telemetry.metrics import ServerMetrics
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
@@ -26,7 +26,7 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Guard:
-    """Checks keys and tells what happened; the tenant goes into the request's state."""
+    """Checks keys and tells what happened; the `Caller` goes into the request's state."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: ServerMetrics) -> None:
         self._app = app
@@ -56,14 +56,14 @@ class Guard:
             self._tell(scope, status, time.monotonic() - begun_s)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tenant = ""
+        caller = Caller()
         if scope["path"] not in OPEN_ROUTES:
             try:
-                tenant = self._keys.tenant_of(Headers(scope=scope).get("authorization"))
+                caller = self._keys.caller_of(Headers(scope=scope).get("authorization"))
             except Unauthorized as error:
                 await failure(error).response()(scope, receive, send)
                 return
-        scope.setdefault("state", {})["tenant"] = tenant
+        scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
 
     def _tell(self, scope: Scope, status: int, elapsed_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Routes about models and adapters: list, look up, load, unload, tokenize, detokenize."""
+"""Routes about models: list, look up, tokenize, detokenize."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from tandem.api.connection import read_body
-from tandem.api.schemas import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, parse
+from tandem.api.schemas import DetokenizeRequest, TokenizeRequest, parse
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
-from tandem.core.version import AdapterVersion
 from tandem.services.models import ServedModel
 
 
@@ -58,29 +57,6 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
         return _json({"prompt": surface.generation.decode(body.tokens)})
 
 
-def add_adapter_routes(app: FastAPI, surface: Surface) -> None:
-    """Add /v1/adapters."""
-
-    @app.get("/v1/adapters")
-    async def list_adapters() -> Response:
-        """Loaded adapters at their current versions."""
-        listed = [_adapter_json(surface, version) for version in surface.adapters.listed()]
-        return _json({"object": "list", "data": listed})
-
-    @app.post("/v1/adapters/{name}/load")
-    async def load_adapter(name: str, request: Request) -> Response:
-        """Load a PEFT directory as the new current version of this name."""
-        raw = await read_body(request, surface.max_body_bytes)
-        body = parse(LoadAdapterRequest, raw or b"{}")
-        return _json(_adapter_json(surface, await surface.adapters.load(name, body.path)))
-
-    @app.delete("/v1/adapters/{name}")
-    async def unload_adapter(name: str) -> Response:
-        """Forget a name; requests that run with it finish."""
-        version = await surface.adapters.unload(name)
-        return _json({"id": version.name, "object": "adapter", "deleted": True})
-
-
 def _model_json(surface: Surface, model: ServedModel) -> dict[str, Any]:
     version = model.adapter
     return {
@@ -89,20 +65,9 @@ def _model_json(surface: Surface, model: ServedModel) -> dict[str, Any]:
         "created": surface.models.created_s,
         "owned_by": "tandem",
         "root": model.base,
-        "parent": model.base if version else None,
+        "parent": model.base if model.name else None,
         "max_model_len": model.max_model_len,
         "adapter": version.label if version else None,
-    }
-
-
-def _adapter_json(surface: Surface, version: AdapterVersion) -> dict[str, Any]:
-    return {
-        "id": version.name,
-        "object": "adapter",
-        "model": surface.models.id_of(version.name),
-        "version": version.number,
-        "label": version.label,
-        "content_hash": version.content_hash,
     }
 
 

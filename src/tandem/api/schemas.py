@@ -19,6 +19,7 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
 _MAX_INT = 2**31 - 1
 
 
@@ -86,7 +87,9 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A JSON object that a route takes; unknown fields are found by `parse`."""
+
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
@@ -99,7 +102,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(_Body):
+class SamplingFields(Body):
     """Fields that chats and completions share; None means OpenAI's default."""
 
     model: str
@@ -121,9 +124,12 @@ class SamplingFields(_Body):
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = None
+    user: Annotated[str, Field(pattern=PERSON)] | None = None
+    safety_identifier: Annotated[str, Field(pattern=PERSON)] | None = None
+    store: bool | None = None
 
 
-class Message(_Body):
+class Message(Body):
     """One turn of a conversation; `developer` is OpenAI's newer word for `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -155,7 +161,7 @@ class CompletionRequest(SamplingFields):
     best_of: int | None = None
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """Body of /tokenize: either `prompt` or `messages`."""
 
     model: str | None = None
@@ -165,20 +171,20 @@ class TokenizeRequest(_Body):
     add_generation_prompt: bool = True
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """Body of /detokenize."""
 
     model: str | None = None
     tokens: list[int]
 
 
-class LoadAdapterRequest(_Body):
+class LoadAdapterRequest(Body):
     """Body of /v1/adapters/{name}/load; without `path` the name is looked up."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
 
 
-Parsed = TypeVar("Parsed", bound=_Body)
+Parsed = TypeVar("Parsed", bound=Body)
 
 
 def parse(kind: type[Parsed], body: bytes) -> Parsed:

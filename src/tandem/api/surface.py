@@ -11,14 +11,22 @@ from dataclasses import dataclass
 from tandem.core.ports import EngineClient
 from tandem.services.adapters import Adapters
 from tandem.services.auth import ApiKeys
+from tandem.services.feedback import FeedbackService
+from tandem.services.files import Files
 from tandem.services.generation import Generation
+from tandem.services.jobs.service import Jobs
 from tandem.services.models import Models
+from tandem.services.receipts import Receipts
+from tandem.services.versions import Versions
 from tandem.telemetry.metrics import ServerMetrics
 
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """What is served; `max_body_bytes` bounds every request body."""
+    """What is served; `max_body_bytes` bounds every request body.
+
+    Without learning, `versions` and `jobs` are None and their routes refuse.
+    """
 
     client: EngineClient
     generation: Generation
@@ -27,3 +35,8 @@ class Surface:
     keys: ApiKeys
     metrics: ServerMetrics
     max_body_bytes: int
+    receipts: Receipts
+    feedback: FeedbackService
+    files: Files
+    versions: Versions | None = None
+    jobs: Jobs | None = None

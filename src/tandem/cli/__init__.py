@@ -1,4 +1,4 @@
-"""The command line: `tandem serve`, `tandem chat`, `tandem doctor`, `tandem bench`.
+"""The command line: serve, chat, adapters, feedback, finetune, bench, doctor.
 
 Commands import what they need when they run, so that help and chat start without torch.
 """
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from tandem import __version__
-from tandem.cli import bench
+from tandem.cli import adapters, bench, feedback, finetune
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.core.errors import TandemError
 
@@ -23,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(adapters.app, name="adapters")
+app.add_typer(feedback.app, name="feedback")
+app.add_typer(finetune.app, name="finetune")
 
 
 def main() -> None:

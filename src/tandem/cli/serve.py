@@ -57,7 +57,7 @@ async def _serve(settings: Settings, listener: socket.socket, console: Console) 
                 app,
                 access_log=False,
                 log_level="warning",
-                lifespan="off",
+                lifespan="on",
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_FLUSH_S,

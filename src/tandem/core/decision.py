@@ -29,7 +29,7 @@ class Candidate:
 class SliceCandidate:
     """Run backward slices of one training step: up to `max_layers` layers (`None`: all it has).
 
-    The update follows in the same iteration when no layer is left to do.
+    The update is made when no layer is left to do; it needs a candidate, too (of 0 layers).
     """
 
     step_id: str

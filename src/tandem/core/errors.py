@@ -38,6 +38,10 @@ class Overloaded(TandemError):
         self.retry_after_s = retry_after_s
 
 
+class QuotaExceeded(Overloaded):
+    """An API key has used up what it may contribute."""
+
+
 class EngineDead(TandemError):
     """The engine process ended while this request was in flight, or has not come back yet."""
 

@@ -16,11 +16,12 @@ Messages = tuple[dict[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ReceiptChoice:
-    """One answer of a completion."""
+    """One answer of a completion; `prompt` is its own where the request had several."""
 
     index: int
     text: str
     finish_reason: str
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

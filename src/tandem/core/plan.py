@@ -87,7 +87,10 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Give up recordings of `trainer` and the gradients it has accumulated since its update."""
+    """Give up recordings of `trainer` and the gradients it has accumulated since its update.
+
+    Numbers that are not open (any more) are ignored.
+    """
 
     trainer: str
     micro_batches: tuple[int, ...]
@@ -123,7 +126,10 @@ class BackwardSlice:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Optimiser step of `trainer`, whose revision it raises by one, with what was accumulated."""
+    """Optimiser step of `trainer`, whose revision it raises by one, with what was accumulated.
+
+    It comes in a later plan than the last slice, whose success must be known.
+    """
 
     trainer: str
     revision: int

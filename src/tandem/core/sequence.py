@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tandem.core.plan import RecordTarget
 from tandem.core.request import Request
 from tandem.core.version import AdapterVersion
 
@@ -31,12 +32,38 @@ class FinishReason(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
+class Scoring:
+    """What a sequence brings along that is scored and not continued (work class learning).
+
+    `targets[row]` is the token whose log-probability is wanted under that row (-1: none); `total` is
+    their sum so far. With `trainer`, its working parameters are used and the KV is private: never
+    shared, gone at the end. `record` says where the rows are recorded, the first `recorded` of them
+    already are. `step_id` names the training step that it belongs to (None: a score alone).
+    """
+
+    targets: tuple[int, ...]
+    trainer: str | None = None
+    step_id: str | None = None
+    record: RecordTarget | None = None
+    total: float = 0.0
+    recorded: int = 0
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody else may read its KV, nor it anybody's."""
+        return self.trainer is not None
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """Mutable state of one choice.
 
     `tokens` is prompt + output; the first `computed` of them have KV in the cache. `scored`
     prompt tokens have their log-probability (the first has none by definition). `cached_tokens`
     were found in the cache when it first ran. Times are seconds on the engine's clock.
+
+    With `scoring`, `tokens` are those to forward: all but the last of what is scored; of the
+    whole, the first `scored` need no log-probability any more.
     """
 
     seq_id: int
@@ -53,6 +80,7 @@ class Sequence:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+    scoring: Scoring | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -72,4 +100,4 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """True if one forwarded token yields the next one."""
-        return self.remaining == 1 and self.computed > 0
+        return self.remaining == 1 and self.computed > 0 and self.scoring is None

@@ -17,12 +17,23 @@ from tandem.core.errors import EngineDead, InvalidRequest, NotFound, TandemError
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.ports import EngineState
 from tandem.core.request import Request
+from tandem.core.training import (
+    Score,
+    ScoreRequest,
+    StepOutcome,
+    TrainerSpec,
+    TrainerState,
+    TrainingStep,
+)
 from tandem.core.version import AdapterVersion
 from tandem.engine.messages import (
     Abort,
     AddRequest,
+    AddScore,
     Answer,
     Broken,
+    CancelSteps,
+    CloseTrainer,
     Command,
     Failure,
     GetStats,
@@ -30,9 +41,13 @@ from tandem.engine.messages import (
     Loading,
     Lost,
     Message,
+    OpenTrainer,
+    PublishAdapter,
     Ready,
     Refused,
+    StageTrainer,
     Tokens,
+    Train,
     UnloadAdapter,
     to_exception,
 )
@@ -195,6 +210,56 @@ class AsyncEngineClient:
         await self._call(lambda call: UnloadAdapter(call, name))
         self._adapters.pop(name, None)
 
+    async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
+        """See `EngineClient`."""
+        answer = await self._call(lambda call: PublishAdapter(call, version))
+        assert answer.version is not None
+        self._adapters[version.name] = answer.version
+        return answer.version
+
+    # ------------------------------------------------------------------ learning
+
+    async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
+        """See `EngineClient`."""
+        answer = await self._call(lambda call: OpenTrainer(call, spec))
+        assert answer.trainer is not None
+        return answer.trainer
+
+    async def close_trainer(self, name: str) -> None:
+        """See `EngineClient`."""
+        await self._call(lambda call: CloseTrainer(call, name))
+
+    async def train(self, step: TrainingStep) -> StepOutcome:
+        """See `EngineClient`. Cancelling the call leaves the step to run; see `cancel_steps`."""
+        self._require_ready()
+        answer = await self._call(lambda call: Train(call, step))
+        assert answer.outcome is not None
+        return answer.outcome
+
+    async def cancel_steps(self, trainer: str) -> None:
+        """See `EngineClient`."""
+        await self._call(lambda call: CancelSteps(call, trainer))
+
+    async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
+        """See `EngineClient`."""
+        answer = await self._call(lambda call: StageTrainer(call, trainer, name, path))
+        assert answer.version is not None
+        self._adapters[name] = answer.version
+        return answer.version
+
+    async def score(self, request: ScoreRequest) -> Score:
+        """See `EngineClient`. Cancelling the call gives the score up."""
+        self._require_ready()
+        try:
+            answer = await self._call(lambda call: AddScore(call, request))
+        except asyncio.CancelledError:
+            self._transport.send(Abort(request.request_id))
+            raise
+        assert answer.score is not None
+        return answer.score
+
+    # ------------------------------------------------------------------ the engine itself
+
     async def stats(self) -> EngineStats:
         """See `EngineClient`."""
         try:
@@ -211,8 +276,8 @@ class AsyncEngineClient:
         call = next(self._call_ids)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
-        self._transport.send(make(call))
         try:
+            self._transport.send(make(call))
             answer = await future
         finally:
             self._calls.pop(call, None)

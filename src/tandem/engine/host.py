@@ -2,7 +2,7 @@
 
 Runs in the engine's own process (see `process`) or in a thread (see `thread`). Knows the
 loop's methods and the messages, nothing else. Invariant: every command is answered or takes effect,
-in order, between two iterations.
+in order, between two iterations; training steps, scores and staging are answered when they end.
 """
 
 from __future__ import annotations
@@ -10,62 +10,87 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import zmq
 
-from tandem.core.errors import TandemError
-from tandem.core.version import AdapterVersion
+from tandem.core.errors import TandemError, TrainingCancelled
+from tandem.core.training import Score, StepOutcome
 from tandem.engine.channel import Context, HostChannel, ZmqHostChannel
 from tandem.engine.loop import EngineLoop
 from tandem.engine.messages import (
     Abort,
     AddRequest,
+    AddScore,
     Answer,
     Broken,
+    Call,
+    CancelSteps,
+    CloseTrainer,
     Command,
     GetStats,
     Heartbeat,
     LoadAdapter,
     Loading,
+    OpenTrainer,
+    PublishAdapter,
     Ready,
     Refused,
+    StageTrainer,
     Stop,
     Tokens,
+    Train,
     UnloadAdapter,
     failure_of,
 )
+from tandem.engine.staging import Stager
+from tandem.scheduling.scores import ScoreFailed
 
 HEARTBEAT_S = 0.25
 _IDLE_WAIT_S = 0.5
+_STAGING_WAIT_S = 0.01
 _IDLE_CHECK_S = 10.0
 
 MakeLoop = Callable[[Callable[[str, float], None]], EngineLoop]
 
 
 class Host:
-    """One engine loop behind one channel."""
+    """One engine loop behind one channel.
+
+    `_steps` and `_scores` remember the calls of those that have not ended, by their ids.
+    """
 
     def __init__(self, loop: EngineLoop, channel: HostChannel, incarnation: int) -> None:
         self._loop = loop
         self._channel = channel
         self._incarnation = incarnation
         self._stopped = False
+        self._stager = Stager()
+        self._steps: dict[str, int] = {}
+        self._scores: dict[str, int] = {}
         self._checked_s = time.monotonic()
         self.busy_since_s: float | None = None
 
     def run(self) -> None:
         """Serve until a `Stop` arrives."""
         self._channel.send(Ready(self._incarnation, self._loop.info))
-        while not self._stopped:
-            wait_s = 0.0 if self._loop.has_work else _IDLE_WAIT_S
-            for command in self._channel.receive(wait_s):
-                self._handle(command)
-            if self._loop.has_work:
-                self._iterate()
-            elif time.monotonic() - self._checked_s > _IDLE_CHECK_S:
-                self._loop.check()
-                self._checked_s = time.monotonic()
+        try:
+            while not self._stopped:
+                for command in self._channel.receive(self._wait_s()):
+                    self._handle(command)
+                self._adopt_staged()
+                if self._loop.has_work:
+                    self._iterate()
+                elif time.monotonic() - self._checked_s > _IDLE_CHECK_S:
+                    self._loop.check()
+                    self._checked_s = time.monotonic()
+        finally:
+            self._stager.close()
+
+    def _wait_s(self) -> float:
+        """How long nothing but a command can be of interest."""
+        return min(self._loop.pause_s, _STAGING_WAIT_S if self._stager.busy else _IDLE_WAIT_S)
 
     def _iterate(self) -> None:
         self.busy_since_s = time.monotonic()
@@ -73,6 +98,19 @@ class Host:
         self.busy_since_s = None
         if events:
             self._channel.send(Tokens(self._incarnation, events))
+        self._deliver_learned()
+
+    def _deliver_learned(self) -> None:
+        for learned in self._loop.take_learned():
+            match learned:
+                case StepOutcome():
+                    self._send(self._steps.pop(learned.step_id), outcome=learned)
+                case Score():
+                    self._send(self._scores.pop(learned.request_id), score=learned)
+                case ScoreFailed(request_id, reason):
+                    self._send(
+                        self._scores.pop(request_id), failure=failure_of(TandemError(reason))
+                    )
 
     def _handle(self, command: Command) -> None:
         match command:
@@ -84,23 +122,69 @@ class Host:
                     self._channel.send(refusal)
             case Abort(request_id, index):
                 self._loop.abort(request_id, index)
-            case LoadAdapter(call, name, path, restore):
-                self._answer(call, lambda: self._loop.load_adapter(name, path, restore))
-            case UnloadAdapter(call, name):
-                self._answer(call, lambda: self._loop.unload_adapter(name))
+                self._scores.pop(request_id, None)
             case GetStats(call):
-                answer = Answer(self._incarnation, call, stats=self._loop.stats())
-                self._channel.send(answer)
+                self._send(call, stats=self._loop.stats())
             case Stop():
                 self._stopped = True
+            case _:
+                try:
+                    self._call(command)
+                except Exception as error:
+                    self._send(command.call, failure=failure_of(error))
 
-    def _answer(self, call: int, act: Callable[[], AdapterVersion | None]) -> None:
-        failure, version = None, None
-        try:
-            version = act()
-        except Exception as error:
-            failure = failure_of(error)
-        self._channel.send(Answer(self._incarnation, call, failure, version))
+    def _call(self, command: Call) -> None:
+        """Do what is answered by `Answer`, now or later."""
+        match command:
+            case LoadAdapter(call, name, path, restore):
+                self._send(call, version=self._loop.load_adapter(name, path, restore))
+            case UnloadAdapter(call, name):
+                self._loop.unload_adapter(name)
+                self._send(call)
+            case PublishAdapter(call, version):
+                self._send(call, version=self._loop.publish_adapter(version))
+            case OpenTrainer(call, spec):
+                self._close_trainer(spec.name)
+                self._send(call, trainer=self._loop.open_trainer(spec))
+            case CloseTrainer(call, name):
+                self._close_trainer(name)
+                self._send(call)
+            case Train(call, step):
+                self._loop.add_step(step)
+                self._steps[step.step_id] = call
+            case CancelSteps(call, trainer):
+                self._cancelled(self._loop.cancel_steps(trainer))
+                self._send(call)
+            case StageTrainer(call, trainer, name, path):
+                self._stager.begin(call, self._loop.snapshot_trainer(trainer), name, path)
+            case AddScore(call, request):
+                self._loop.add_score(request)
+                self._scores[request.request_id] = call
+
+    def _close_trainer(self, name: str) -> None:
+        self._cancelled(self._loop.close_trainer(name))
+        self._deliver_learned()
+
+    def _cancelled(self, step_ids: Iterable[str]) -> None:
+        for step_id in step_ids:
+            error = TrainingCancelled(f"step {step_id} was cancelled")
+            self._send(self._steps.pop(step_id), failure=failure_of(error))
+
+    def _adopt_staged(self) -> None:
+        for staged in self._stager.finished():
+            try:
+                if staged.problem is not None:
+                    raise staged.problem
+                version = self._loop.adopt(
+                    staged.snapshot, staged.name, staged.path, staged.content_hash
+                )
+            except Exception as error:
+                self._send(staged.call, failure=failure_of(error))
+            else:
+                self._send(staged.call, version=version)
+
+    def _send(self, call: int, **content: Any) -> None:
+        self._channel.send(Answer(self._incarnation, call, **content))
 
 
 def start_loop(make_loop: MakeLoop, channel: HostChannel, incarnation: int) -> EngineLoop:

@@ -1,7 +1,8 @@
 """The engine loop: take commands, decide, plan, execute, apply, deliver.
 
 Joins a scheduler, an executor and the adapter registry; knows no process, socket, tensor or text.
-Invariant: an error of one request or one step ends the sequences concerned, never the loop.
+Invariant: an error of one request or one step ends the sequences concerned, never the loop; and it
+never waits for a disk but where an adapter is loaded by path.
 """
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ from dataclasses import dataclass, field, replace
 from tandem.adapters.files import inspect_adapter
 from tandem.adapters.registry import AdapterRegistry
 from tandem.core.clock import Clock
-from tandem.core.errors import AccountingError, AdapterError, NotFound
+from tandem.core.errors import AccountingError, AdapterError, InvalidRequest, NotFound
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import StepPlan, StepResult
-from tandem.core.ports import Executor
+from tandem.core.ports import Executor, TrainerSnapshot
 from tandem.core.request import Request
+from tandem.core.training import (
+    Score,
+    ScoreRequest,
+    TrainerSpec,
+    TrainerState,
+    TrainingStep,
+)
 from tandem.core.version import AdapterVersion
+from tandem.scheduling.learning import Learned
 from tandem.scheduling.scheduler import Scheduler
+from tandem.scheduling.scores import ScoreFailed
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +91,15 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        """True while a request has not ended."""
-        return self._scheduler.has_work
+        """True if an iteration may have something to run now."""
+        now = self._clock.now()
+        return self._scheduler.ready_at(now) <= now
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until there may be something to run if no command comes; may be infinite."""
+        now = self._clock.now()
+        return max(0.0, self._scheduler.ready_at(now) - now)
 
     def add(self, request: Request) -> None:
         """Take a request; its adapter version is pinned now. Raises `InvalidRequest`."""
@@ -96,7 +113,7 @@ class EngineLoop:
         self._pins[request.request_id] = version
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End one choice or all; idempotent."""
+        """End one choice or all, or a score; idempotent."""
         self._scheduler.abort(request_id, index)
         self._unpin_ended([request_id])
 
@@ -126,11 +143,86 @@ class EngineLoop:
             raise NotFound(f"there is no adapter {name!r}", param="name")
         self._registry.unload(name)
 
+    def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
+        """Make `version` current; its files are read only if its content is not loaded.
+
+        Raises `AdapterError`.
+        """
+        return self._registry.publish(
+            version.name, version.path, version.content_hash, version.number
+        )
+
+    # ------------------------------------------------------------------ learning
+
+    def open_trainer(self, spec: TrainerSpec) -> TrainerState:
+        """Open a trainer; one of that name must be closed before. Raises `AdapterError`."""
+        state = self._executor.open_trainer(spec)
+        self._scheduler.learning.open_trainer(state)
+        return state
+
+    def close_trainer(self, name: str) -> list[str]:
+        """Free everything of a trainer; the ids of its steps. Idempotent."""
+        cancelled = self._scheduler.learning.close_trainer(name)
+        self._scheduler.wake()
+        self._executor.close_trainer(name)
+        return cancelled
+
+    def add_step(self, step: TrainingStep) -> None:
+        """Queue a training step. Raises `InvalidRequest` if it can never run."""
+        self._scheduler.learning.add_step(step, self._clock.now())
+        self._scheduler.wake()
+
+    def cancel_steps(self, trainer: str) -> list[str]:
+        """Give up a trainer's steps; their ids. Idempotent."""
+        cancelled = self._scheduler.learning.cancel_steps(trainer)
+        self._scheduler.wake()
+        return cancelled
+
+    def add_score(self, request: ScoreRequest) -> None:
+        """Queue a score; its adapter version is pinned now. Raises `InvalidRequest`."""
+        if self._scheduler.is_active(request.request_id):
+            raise InvalidRequest(f"request id {request.request_id!r} is in use")
+        if request.adapter is not None and request.trainer is not None:
+            raise InvalidRequest("score under an adapter or under a trainer, not under both")
+        version = self._registry.pin(request.adapter)
+        try:
+            self._scheduler.learning.add_score(request, version, self._clock.now())
+        except BaseException:
+            self._registry.unpin(version)
+            raise
+        self._pins[request.request_id] = version
+        self._scheduler.wake()
+
+    def take_learned(self) -> list[Learned]:
+        """Steps and scores that have ended since the last call."""
+        learned = self._scheduler.learning.take_ended()
+        scores = [each for each in learned if isinstance(each, Score | ScoreFailed)]
+        self._unpin_ended(each.request_id for each in scores)
+        return learned
+
+    def snapshot_trainer(self, name: str) -> TrainerSnapshot:
+        """Copy a trainer's state for `adopt`. Raises `NotFound`, `AdapterError`."""
+        return self._executor.snapshot_trainer(name)
+
+    def adopt(
+        self, snapshot: TrainerSnapshot, name: str, path: str, content_hash: str
+    ) -> AdapterVersion:
+        """Make a snapshot that was written to `path` the current version of `name`.
+
+        Nothing is read. Raises `AdapterError`.
+        """
+        return self._registry.publish(
+            name,
+            path,
+            content_hash,
+            load=lambda version: self._executor.adopt(snapshot, version.content_hash),
+        )
+
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now."""
         scheduler, cache, counters = self._scheduler, self._scheduler.cache, self._counters
         return EngineStats(
-            running=len(scheduler.state.running),
+            running=scheduler.state.num_running,
             waiting=scheduler.state.num_waiting,
             waiting_tokens=scheduler.state.waiting_tokens,
             kv_blocks_used=cache.held_blocks,
@@ -147,6 +239,10 @@ class EngineLoop:
             schedule_s=counters.schedule_s,
             execute_s=counters.execute_s,
             check_failures=counters.check_failures,
+            training_tokens=scheduler.learning.counters.tokens,
+            training_steps=scheduler.learning.counters.steps,
+            training_waiting=len(scheduler.learning.queued),
+            memory_bytes=dict(self._executor.memory_bytes()),
         )
 
     # ------------------------------------------------------------------ iteration

@@ -15,10 +15,19 @@ from tandem.core.errors import (
     InvalidRequest,
     NotFound,
     TandemError,
+    TrainingCancelled,
     UnsupportedModel,
 )
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.request import Request
+from tandem.core.training import (
+    Score,
+    ScoreRequest,
+    StepOutcome,
+    TrainerSpec,
+    TrainerState,
+    TrainingStep,
+)
 from tandem.core.version import AdapterVersion
 
 
@@ -55,6 +64,57 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class PublishAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Make a given version the current one of its name; answered by `Answer` with `version`."""
+
+    call: int
+    version: AdapterVersion
+
+
+class OpenTrainer(msgspec.Struct, frozen=True, tag=True):
+    """Open a trainer, after closing one of its name; answered by `Answer` with `trainer`."""
+
+    call: int
+    spec: TrainerSpec
+
+
+class CloseTrainer(msgspec.Struct, frozen=True, tag=True):
+    """Cancel a trainer's steps and free it; answered by `Answer`."""
+
+    call: int
+    name: str
+
+
+class Train(msgspec.Struct, frozen=True, tag=True):
+    """Run a training step; answered by `Answer` with `outcome` when it has ended."""
+
+    call: int
+    step: TrainingStep
+
+
+class CancelSteps(msgspec.Struct, frozen=True, tag=True):
+    """Give up a trainer's steps; answered by `Answer`, each of the steps with a failure before."""
+
+    call: int
+    trainer: str
+
+
+class StageTrainer(msgspec.Struct, frozen=True, tag=True):
+    """Save a trainer at `path` and load that as `name`; answered by `Answer` with `version`."""
+
+    call: int
+    trainer: str
+    name: str
+    path: str
+
+
+class AddScore(msgspec.Struct, frozen=True, tag=True):
+    """Score a completion; answered by `Answer` with `score`. `Abort` gives it up, unanswered."""
+
+    call: int
+    request: ScoreRequest
+
+
 class GetStats(msgspec.Struct, frozen=True, tag=True):
     """Answered by `Answer` with `stats`."""
 
@@ -65,7 +125,19 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the host after this iteration."""
 
 
-Command = AddRequest | Abort | LoadAdapter | UnloadAdapter | GetStats | Stop
+# Those that do something and are answered by `Answer`, now or later.
+Call = (
+    LoadAdapter
+    | UnloadAdapter
+    | PublishAdapter
+    | OpenTrainer
+    | CloseTrainer
+    | Train
+    | CancelSteps
+    | StageTrainer
+    | AddScore
+)
+Command = AddRequest | Abort | Call | GetStats | Stop
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -115,13 +187,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The outcome of a call."""
+    """The outcome of a call: a failure, or what it was for."""
 
     incarnation: int
     call: int
     failure: Failure | None = None
     version: AdapterVersion | None = None
     stats: EngineStats | None = None
+    trainer: TrainerState | None = None
+    outcome: StepOutcome | None = None
+    score: Score | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -142,7 +217,15 @@ Message = Loading | Ready | Broken | Tokens | Refused | Answer | Heartbeat | Los
 
 _ERRORS: dict[str, type[TandemError]] = {
     cls.__name__: cls
-    for cls in (TandemError, InvalidRequest, NotFound, AdapterError, UnsupportedModel, EngineDead)
+    for cls in (
+        TandemError,
+        InvalidRequest,
+        NotFound,
+        AdapterError,
+        UnsupportedModel,
+        EngineDead,
+        TrainingCancelled,
+    )
 }
 
 

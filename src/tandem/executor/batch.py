@@ -60,8 +60,10 @@ class SpanLimits:
             return f"{len(table)} blocks do not hold {span.end} tokens"
         if min(table) < 0 or max(table) >= self.num_blocks:
             return "the block table names a block that does not exist"
-        named = chain(span.tokens, span.score_targets, *map(_named_tokens, span.draws))
-        if any(not 0 <= token < self.vocab_size for token in named):
+        named = chain(span.tokens, *map(_named_tokens, span.draws))
+        outside = any(not 0 <= token < self.vocab_size for token in named)
+        # A target of -1 asks for nothing.
+        if outside or any(not -1 <= token < self.vocab_size for token in span.score_targets):
             return f"a token is outside of the vocabulary of {self.vocab_size}"
         if span.score_targets and len(span.tokens) - len(span.score_targets) not in (0, 1):
             return f"{len(span.score_targets)} scores were asked of {len(span.tokens)} tokens"

@@ -10,19 +10,44 @@ import logging
 import time
 from collections.abc import Sequence
 
-from tandem.config import AdapterConfig, CacheConfig, SchedulingConfig
+from tandem.config import AdapterConfig, CacheConfig, LearningConfig, SchedulingConfig
 from tandem.core.errors import AdapterError
 from tandem.core.events import ModelInfo
-from tandem.core.plan import DrawResult, LanePlan, ScoreResult, Span, StepResult
+from tandem.core.plan import (
+    BackwardSlice,
+    DrawResult,
+    LanePlan,
+    ScoreResult,
+    SliceResult,
+    Span,
+    StepResult,
+    Update,
+    UpdateResult,
+)
+from tandem.core.ports import TrainerSnapshot
+from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 from tandem.executor.batch import SpanLimits, build_batch
 from tandem.executor.forward import SpanOutcome, run_batch
-from tandem.executor.kv_storage import KVStorage, choose_num_blocks
+from tandem.executor.kv_storage import (
+    KVStorage,
+    choose_num_blocks,
+    free_memory_bytes,
+    lazy_zeros,
+)
+from tandem.executor.recorder import Recorder
+from tandem.executor.training import TrainingState, as_lora
+from tandem.model.account import model_bytes
 from tandem.model.load import LoadedModel
 from tandem.model.lora_files import read_lora
+from tandem.training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
+# Share of free memory that recordings may take, and tokens that are more than anybody needs.
+_RECORDING_SHARE = 0.1
+_MOST_RECORDING_TOKENS = 1 << 17
+_DEFAULT_LEARNING = LearningConfig()
 _NOT_FINITE = "the model's output was not finite"
 
 
@@ -35,8 +60,10 @@ class DeviceExecutor:
         cache: CacheConfig,
         scheduling: SchedulingConfig,
         adapters: AdapterConfig,
+        learning: LearningConfig = _DEFAULT_LEARNING,
     ) -> None:
-        """Allocates the KV cache. Raises `InvalidRequest` if it does not fit."""
+        """Allocates the KV cache and room for recordings. Raises `InvalidRequest` if it does not
+        fit."""
         self._model = model
         self._max_rank = adapters.max_rank
         num_blocks = choose_num_blocks(model, cache, scheduling)
@@ -46,6 +73,7 @@ class DeviceExecutor:
         self._limits = SpanLimits(
             model.vocab_size, model.max_model_len, num_blocks, cache.block_size
         )
+        self._training = _make_training(model, learning, adapters.max_rank)
         self._info = ModelInfo(
             model=model.name,
             architecture=model.architecture,
@@ -59,6 +87,8 @@ class DeviceExecutor:
             num_parameters=model.num_parameters,
             weight_bytes=model.weight_bytes,
             kernels=model.kernels,
+            num_layers=len(model.layers),
+            recording_tokens=self._training.recordings.capacity if self._training else 0,
         )
         self._finished: list[StepResult] = []
         self._tickets = 0
@@ -71,10 +101,11 @@ class DeviceExecutor:
     def submit(self, plan: LanePlan) -> int:
         """Compute `plan`; its result waits for `poll`."""
         started = time.perf_counter()
+        self._prepare(plan)
         failed: dict[int, str] = {}
         runnable: list[int] = []
         for place, span in enumerate(plan.spans):
-            problem = self._limits.problem(span, self._model.lora)
+            problem = self._span_problem(span)
             if problem is None:
                 runnable.append(place)
             else:
@@ -82,9 +113,21 @@ class DeviceExecutor:
         self._storage.copy(plan.copies)
         outcomes = self._compute(plan.spans, runnable, failed)
         draws, scores = self._collect(plan.spans, outcomes, failed)
-        elapsed = time.perf_counter() - started
+        forwarded = time.perf_counter()
+        slices = tuple(self._run_slice(each) for each in plan.slices)
+        updates = tuple(self._run_update(each) for each in plan.updates)
         self._finished.append(
-            StepResult(plan.step, plan.lane, elapsed, draws, scores, tuple(failed.items()))
+            StepResult(
+                plan.step,
+                plan.lane,
+                time.perf_counter() - started,
+                draws,
+                scores,
+                tuple(failed.items()),
+                forward_s=forwarded - started,
+                slices=slices,
+                updates=updates,
+            )
         )
         self._tickets += 1
         return self._tickets
@@ -114,6 +157,66 @@ class DeviceExecutor:
         """Forget an adapter; harmless if it is not loaded."""
         self._model.lora.drop(content_hash)
 
+    def open_trainer(self, spec: TrainerSpec) -> TrainerState:
+        """See `Executor`."""
+        return self._required_training().open_trainer(spec)
+
+    def close_trainer(self, name: str) -> None:
+        """See `Executor`."""
+        if self._training is not None:
+            self._training.close_trainer(name)
+
+    def snapshot_trainer(self, name: str) -> Checkpoint:
+        """See `Executor`."""
+        return self._required_training().snapshot_trainer(name)
+
+    def adopt(self, snapshot: TrainerSnapshot, content_hash: str) -> None:
+        """See `Executor`; `snapshot` is one of this executor's."""
+        if not isinstance(snapshot, Checkpoint):
+            raise AdapterError("only a snapshot of this engine's own trainers can be adopted")
+        if content_hash not in self._model.lora:
+            flat = snapshot.parameters.to(self._model.dtype, copy=True)
+            adapter = as_lora(snapshot.layout.pairs(flat), snapshot.layout)
+            self._model.lora.add(content_hash, adapter)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """See `Executor`."""
+        account = model_bytes(self._model) | {"kv": self._storage.nbytes}
+        training = self._training
+        account |= training.memory_bytes() if training is not None else {}
+        working = training.working_bytes if training is not None else 0
+        return account | {"adapters": self._model.lora.nbytes - working}
+
+    @property
+    def training(self) -> TrainingState:
+        """Trainers and recordings, for checks and tests. Raises `AdapterError` without any."""
+        return self._required_training()
+
+    def _required_training(self) -> TrainingState:
+        if self._training is None:
+            raise AdapterError("this engine does not train: it is off, or the model cannot be")
+        return self._training
+
+    def _prepare(self, plan: LanePlan) -> None:
+        if plan.discards or plan.opens:
+            training = self._required_training()
+            for discard in plan.discards:
+                training.discard(discard)
+            for each in plan.opens:
+                training.open_micro_batch(each)
+
+    def _span_problem(self, span: Span) -> str | None:
+        problem = self._limits.problem(span, self._model.lora)
+        if problem is None and span.record is not None:
+            return self._required_training().span_problem(span)
+        return problem
+
+    def _run_slice(self, plan: BackwardSlice) -> SliceResult:
+        return self._required_training().run_slice(plan)
+
+    def _run_update(self, plan: Update) -> UpdateResult:
+        return self._required_training().run_update(plan)
+
     def _compute(
         self, spans: Sequence[Span], runnable: list[int], failed: dict[int, str]
     ) -> dict[int, SpanOutcome]:
@@ -138,7 +241,10 @@ class DeviceExecutor:
         batch = build_batch(
             [spans[place] for place in places], storage.block_size, model.device, model.dtype
         )
-        outcomes = run_batch(model, storage, batch)
+        recorder = None
+        if any(span.record is not None for span in batch.spans):
+            recorder = Recorder(self._required_training().recordings, batch)
+        outcomes = run_batch(model, storage, batch, recorder)
         return {places[at]: outcome for at, outcome in zip(batch.order, outcomes, strict=True)}
 
     def _collect(
@@ -159,6 +265,21 @@ class DeviceExecutor:
             if outcome.score is not None:
                 scores.append(outcome.score)
         return tuple(draws), tuple(scores)
+
+
+def _make_training(
+    model: LoadedModel, learning: LearningConfig, max_rank: int
+) -> TrainingState | None:
+    """Room for recordings as configured, else a share of free memory; None without training."""
+    if not learning.enabled or model.stack is None:
+        return None
+    each = len(model.layers) * model.width * model.dtype.itemsize
+    tokens = learning.recording_tokens
+    if not tokens:
+        tokens = int(free_memory_bytes(model.device) * _RECORDING_SHARE) // each
+        tokens = min(tokens, _MOST_RECORDING_TOKENS)
+    size = (len(model.layers), max(tokens, 1), model.width)
+    return TrainingState(model, lazy_zeros(size, model.device, model.dtype), max_rank)
 
 
 def _context(model_tokens: int, cache_tokens: int) -> int:

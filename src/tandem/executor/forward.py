@@ -6,14 +6,18 @@ Rows that nobody asked about never meet the head. Scores are computed a few rows
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tandem.core.plan import Draw, DrawResult, ScoreResult, Span, TokenLogprob
+from tandem.core.plan import Draw, DrawResult, ScoreResult, TokenLogprob
 from tandem.executor.batch import Batch
 from tandem.executor.kv_storage import KVStorage
+from tandem.executor.recorder import Recorder
+from tandem.executor.scores import sum_scores
 from tandem.model.attention.base import PagedContext
 from tandem.model.load import LoadedModel
 from tandem.model.logprobs import token_logprobs
@@ -32,21 +36,43 @@ class SpanOutcome:
     score_failed: bool
 
 
-def run_batch(model: LoadedModel, storage: KVStorage, batch: Batch) -> list[SpanOutcome]:
-    """Outcomes of the batch's spans, in row order. KV of all rows is written."""
+def run_batch(
+    model: LoadedModel, storage: KVStorage, batch: Batch, recorder: Recorder | None
+) -> list[SpanOutcome]:
+    """Outcomes of the batch's spans, in row order. KV of all rows is written.
+
+    `recorder` takes what is recorded; without one, no span is.
+    """
     context = PagedContext(model.kernel.prepare(batch.layout), storage.layers)
     # Never inference_mode: its tensors could not be recorded for a later backward.
     with torch.no_grad():
         model.lora.activate(batch.segments)
         try:
-            hidden = model.hidden(batch.tokens, batch.positions, context)
+            with _recording(model, recorder):
+                hidden = model.hidden(batch.tokens, batch.positions, context)
         finally:
             model.lora.activate(())
         drawn = _draw_all(model, hidden, batch)
-        return [
-            _outcome(model, hidden, span, first, drawn[place])
-            for place, (span, first) in enumerate(zip(batch.spans, batch.first_rows, strict=True))
+        totals = sum_scores(model.head, hidden, batch, recorder, _piece(model))
+        outcomes = [
+            _outcome(model, hidden, batch, place, drawn[place], totals.get(place))
+            for place in range(len(batch.spans))
         ]
+    if recorder is not None:
+        recorder.finish()
+    return outcomes
+
+
+def _recording(model: LoadedModel, recorder: Recorder | None) -> AbstractContextManager[None]:
+    if recorder is None:
+        return nullcontext()
+    assert model.stack is not None
+    return model.stack.recording(recorder.take)
+
+
+def _piece(model: LoadedModel) -> int:
+    """Rows whose logits are computed at once for scores."""
+    return max(1, _SCORE_BYTES // (4 * model.vocab_size))
 
 
 def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[DrawResult | None]]:
@@ -69,21 +95,34 @@ def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[Dra
 
 
 def _outcome(
-    model: LoadedModel, hidden: Tensor, span: Span, first: int, draws: list[DrawResult | None]
+    model: LoadedModel,
+    hidden: Tensor,
+    batch: Batch,
+    place: int,
+    draws: list[DrawResult | None],
+    total: float | None,
 ) -> SpanOutcome:
-    targets = span.score_targets
-    if not targets:
-        return SpanOutcome(draws, None, False)
-    piece = max(1, _SCORE_BYTES // (4 * model.vocab_size))
+    """`total` is the sum of the span's scores where it was computed already."""
+    span, first = batch.spans[place], batch.first_rows[place]
+    if total is not None and not math.isfinite(total):
+        return SpanOutcome(draws, None, True)
+    if not span.score_targets or (span.score_top is None and total is not None):
+        score = None if total is None else ScoreResult(span.seq_id, span.start, (), total)
+        return SpanOutcome(draws, score, False)
+    rows = [row for row, target in enumerate(span.score_targets) if target >= 0]
     found: list[TokenLogprob] = []
-    for start in range(0, len(targets), piece):
-        some = targets[start : start + piece]
-        logits = model.head(hidden[first + start : first + start + len(some)])
-        for logprob in token_logprobs(logits, some, [span.score_top] * len(some)):
+    top, piece = span.score_top or 0, _piece(model)
+    for start in range(0, len(rows), piece):
+        some = rows[start : start + piece]
+        logits = model.head(_pick(hidden[first : first + len(span.tokens)], some))
+        targets = [span.score_targets[row] for row in some]
+        for logprob in token_logprobs(logits, targets, [top] * len(some)):
             if logprob is None:
                 return SpanOutcome(draws, None, True)
             found.append(logprob)
-    return SpanOutcome(draws, ScoreResult(span.seq_id, span.start, tuple(found)), False)
+    if total is None:
+        total = math.fsum(each.logprob for each in found)
+    return SpanOutcome(draws, ScoreResult(span.seq_id, span.start, tuple(found), total), False)
 
 
 def _pick(rows: Tensor, wanted: list[int]) -> Tensor:

@@ -43,7 +43,14 @@ class KVStorage:
         self.layers: list[LayerKV] = []
         for shape in shapes:
             size = (num_blocks, block_size, shape.kv_heads, shape.head_dim)
-            self.layers.append(LayerKV(_zeros(size, device, dtype), _zeros(size, device, dtype)))
+            self.layers.append(
+                LayerKV(lazy_zeros(size, device, dtype), lazy_zeros(size, device, dtype))
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all layers, whether written yet or not."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, all reads before all writes."""
@@ -65,7 +72,7 @@ class KVStorage:
                 store.index_copy_(0, where, clean)
 
 
-def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def lazy_zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Zeros, since a masked position still multiplies what is stored there by zero.
 
     On a CPU the pages come from the system when they are first written, in large pages where it
@@ -105,10 +112,16 @@ def choose_num_blocks(model: LoadedModel, cache: CacheConfig, scheduling: Schedu
 
 
 def _free_share(device: torch.device) -> int:
+    share = _CUDA_SHARE if device.type == "cuda" else _CPU_SHARE
+    return int(free_memory_bytes(device) * share)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """What this process may still take on `device`."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE)
-    return int(min(psutil.virtual_memory().available, _container_free()) * _CPU_SHARE)
+        return int(free)
+    return int(min(psutil.virtual_memory().available, _container_free()))
 
 
 def _container_free() -> int:

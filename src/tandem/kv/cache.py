@@ -1,8 +1,9 @@
 """The KV cache as scheduling sees it: attach, extend, commit, fork, release, check.
 
 Bookkeeping only; the executor moves the data. A released sequence's full blocks stay in the
-prefix tree until somebody needs the room, so preempted or finished work is found again. Invariant:
-a held node's ancestors are held, so idle nodes can always be evicted leaf first.
+prefix tree until somebody needs the room, so preempted or finished work is found again. A private
+sequence (one under working parameters) neither finds nor leaves anything there. Invariant: a held
+node's ancestors are held, so idle nodes can always be evicted leaf first.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ class KVCache:
         assert seq.seq_id not in self._tables and seq.computed == 0
         self.remove_reader(seq)
         found = self._match(seq)
-        root = self._tree.root(_adapter_hash(seq), seq.request.tenant)
+        # A private table never leaves the root, so any will do that stays.
+        key = (None, "") if _private(seq) else (_adapter_hash(seq), seq.request.tenant)
+        root = self._tree.root(*key)
         table = BlockTable(len(self._pools), root)
         for node in found:
             self._hold(node)
@@ -123,6 +126,8 @@ class KVCache:
 
     def count_lookup(self, seq: Sequence, hits_tokens: int) -> None:
         """Count an `attach` that led to an admission."""
+        if _private(seq):
+            return
         self.counters.queries_tokens += len(seq.tokens)
         self.counters.hits_tokens += hits_tokens
 
@@ -146,7 +151,7 @@ class KVCache:
 
     def commit(self, seq: Sequence) -> None:
         """Register blocks that `seq.computed` has filled, so that others can find them."""
-        if not self._prefix_caching:
+        if not self._prefix_caching or _private(seq):
             return
         table, size = self._tables[seq.seq_id], self.block_size
         while (len(table.nodes) + 1) * size <= seq.computed:
@@ -198,7 +203,7 @@ class KVCache:
 
     def add_reader(self, seq: Sequence) -> None:
         """A waiting sequence announces what it will read (eviction spares that longer)."""
-        if not self._prefix_caching or seq.seq_id in self._readers:
+        if not self._prefix_caching or seq.seq_id in self._readers or _private(seq):
             return
         limit = min(_reusable(seq), len(seq.tokens) - 1)
         reader = self._tree.add_reader(_adapter_hash(seq), seq.request.tenant, seq.tokens, limit)
@@ -260,7 +265,7 @@ class KVCache:
     # ------------------------------------------------------------------ inside
 
     def _match(self, seq: Sequence) -> list[Node]:
-        if not self._prefix_caching:
+        if not self._prefix_caching or _private(seq):
             return []
         limit = min(_reusable(seq), len(seq.tokens) - 1)
         return self._tree.match(_adapter_hash(seq), seq.request.tenant, seq.tokens, limit)
@@ -348,8 +353,14 @@ def _adapter_hash(seq: Sequence) -> str | None:
     return seq.adapter.content_hash if seq.adapter is not None else None
 
 
+def _private(seq: Sequence) -> bool:
+    return seq.scoring is not None and seq.scoring.private
+
+
 def _reusable(seq: Sequence) -> int:
     """Tokens that may come from the cache: positions still to be scored may not."""
+    if seq.scoring is not None:
+        return seq.scored - 1
     if seq.request.sampling.prompt_logprobs is None or seq.scored >= seq.prompt_tokens:
         return len(seq.tokens)
     return seq.scored - 1

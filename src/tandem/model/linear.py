@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tandem.model import kernels
+from tandem.model.kernels.layer import Panels
 
 # oneDNN blocks a weight for an expected number of rows; this one serves decode and prefill.
 _ONEDNN_ROWS = 256
@@ -92,24 +93,25 @@ class AmxWeight:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._rows = weight.shape[0]
-        self._packed = kernels.pack_weight(weight.contiguous())
-        self._bias: Tensor | None = None
+        padded: Tensor | None = None
+        packed = kernels.pack_weight(weight.contiguous())
         if bias is not None:
-            self._bias = torch.zeros(self._packed.shape[0] * _STEP)
-            self._bias[: self._rows] = bias
+            padded = torch.zeros(packed.shape[0] * _STEP)
+            padded[: self._rows] = bias
+        self.panels = Panels(packed, padded)
 
     @property
     def nbytes(self) -> int:
         """See `PackedWeight`."""
-        return self._packed.nbytes
+        return self.panels.packed.nbytes
 
     def multiply(self, x: Tensor) -> Tensor:
         """See `PackedWeight`."""
-        return kernels.packed_linear(x, self._packed, self._bias, self._rows)
+        return kernels.packed_linear(x, self.panels.packed, self.panels.bias, self._rows)
 
     def transposed(self) -> PackedWeight:
         """See `PackedWeight`."""
-        return pack(kernels.unpack_weight(self._packed, self._rows).t().contiguous(), None)
+        return pack(kernels.unpack_weight(self.panels.packed, self._rows).t().contiguous(), None)
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedWeight:
@@ -208,16 +210,25 @@ class LinearGroup:
         self._input: Tensor | None = None
         self._version = 0
         self._output: Tensor | None = None
+        self._split: dict[int, Tensor] = {}
 
     def part(self, x: Tensor, start: int, end: int) -> Tensor:
         """Columns start:end of the joined product of `x`, a view."""
         # Identity alone is not enough: the caller may have written into the tensor meanwhile.
         if self._input is not x or self._version != x._version or self._output is None:
+            self._split = {}
             self._output = self.joined(x)
             self._input, self._version = x, x._version
-        part = self._output[..., start:end]
+            if self._output.requires_grad:
+                # One node for all parts: its backward joins their gradients without zero padding.
+                sizes = [member.out_features for member in self.members]
+                parts = self._output.split(sizes, dim=-1)
+                starts = [member.start for member in self.members]
+                self._split = dict(zip(starts, parts, strict=True))
+        part = self._split[start] if self._split else self._output[..., start:end]
         if end == self.joined.out_features:
             self._input = self._output = None
+            self._split = {}
         return part
 
 

@@ -7,6 +7,7 @@ Invariant: a `LoadedModel` passed its self-test after every change that was made
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,9 @@ from tandem.model.linear import pack_linears
 from tandem.model.lora import LoraLayers, adaptable_linears
 from tandem.model.probe import probe_layers
 from tandem.model.self_test import SelfTest
+from tandem.model.stack import LayerStack
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 _DTYPES = {
@@ -52,13 +56,19 @@ class LoadedModel:
     """A model that can be served, with what its callers need to know about it.
 
     `layers` has the KV shape of each decoder layer in order. `backbone` maps tokens to the hidden
-    states after the final norm; its decoder layers stay callable one at a time.
+    states after the final norm; its names are those of the whole model after `prefix`. `stack` has
+    its decoder layers one at a time, None where they cannot be had (then nothing can be trained).
+    `source` is the directory or hub name that the weights came from.
     """
 
     name: str
+    source: str
     architecture: str
+    prefix: str
     backbone: nn.Module
     head: Head
+    stack: LayerStack | None
+    width: int
     layers: tuple[LayerShape, ...]
     lora: LoraLayers
     kernel: AttentionKernel
@@ -139,19 +149,25 @@ def prepare_model(
     register()
     model.set_attn_implementation(IMPLEMENTATION)
     backbone: nn.Module = model.base_model
-    linears = adaptable_linears(backbone, f"{model.base_model_prefix}.")
+    prefix = f"{model.base_model_prefix}."
+    linears = adaptable_linears(backbone, prefix)
     progress("packing weights", 0.7)
     kernel, kernel_names = _accelerate(model, config.kernels)
     head = Head.of(model.get_output_embeddings(), description)
     progress("testing what will serve", 0.9)
     test.check(backbone, head, shapes, kernel)
     lora = LoraLayers(model, linears)
+    stack = _stack(name, backbone, len(shapes))
     progress("ready", 1.0)
     return LoadedModel(
         name=name,
+        source=config.model,
         architecture=type(model).__name__,
+        prefix=prefix,
         backbone=backbone,
         head=head,
+        stack=stack,
+        width=model.get_output_embeddings().in_features,
         layers=shapes,
         lora=lora,
         kernel=kernel,
@@ -183,6 +199,15 @@ def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str
     done.append("packed")
     kernel: AttentionKernel = CpuKernel() if kernels.status().available else SdpaKernel()
     return kernel, "+".join([kernel.name, *done])
+
+
+def _stack(name: str, backbone: nn.Module, count: int) -> LayerStack | None:
+    """The layers one at a time. A model without is served all the same."""
+    try:
+        return LayerStack(backbone, count)
+    except (UnsupportedModel, RuntimeError, ValueError, TypeError, KeyError) as error:
+        logger.warning("%s cannot be trained: %s", name, error)
+        return None
 
 
 def choose_device(name: str) -> torch.device:

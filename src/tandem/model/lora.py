@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -46,12 +47,28 @@ class LoraLinear(nn.Module):
         out: Tensor = self.base(x)
         for segment in self._active.segments:
             weights = self._weights.get(segment.key)
-            if weights is not None:
-                length = segment.stop - segment.start
-                low = linear(x.narrow(-2, segment.start, length), weights.a)
-                update = linear(low, weights.b)
+            if weights is None:
+                continue
+            length = segment.stop - segment.start
+            low = linear(x.narrow(-2, segment.start, length), weights.a)
+            update = linear(low, weights.b)
+            if torch.is_grad_enabled():
+                # Out of place, since autograd may hold `out`; a backward has one adapter alone.
+                assert length == x.shape[-2]
+                out = torch.add(out, update, alpha=weights.scale)
+            else:
                 out.narrow(-2, segment.start, length).add_(update, alpha=weights.scale)
         return out
+
+    @property
+    def idle(self) -> bool:
+        """Whether no adapter acts on the pass under way, so that `base` is all there is."""
+        return not self._active.segments
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of this layer's adapters."""
+        return sum(each.a.nbytes + each.b.nbytes for each in self._weights.values())
 
     def put(self, key: str, weights: LoraWeights) -> None:
         """Use `weights` for rows of adapter `key`."""
@@ -82,10 +99,18 @@ class LoraLayers:
         return key in self._loaded
 
     def add(self, key: str, adapter: Lora) -> None:
-        """Make `adapter` usable as `key`."""
+        """Make `adapter` usable as `key`, in place of what that was before.
+
+        Tensors are replaced, not written: a pending backward keeps those that it has read.
+        """
         for name, weights in adapter.items():
             self._layers[name].put(key, weights)
         self._loaded.add(key)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all adapters."""
+        return sum(layer.nbytes for layer in self._layers.values())
 
     def drop(self, key: str) -> None:
         """Forget `key`; harmless if it is not loaded."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,10 +186,10 @@ def _check_targets(
 def _is_target(name: str, config: dict[str, Any]) -> bool:
     """PEFT's rule: full regular expression or list of names and suffixes, minus exclusions."""
     excluded = config.get("exclude_modules")
-    if excluded and _named(name, excluded):
+    if excluded and is_named(name, excluded):
         return False
     targets = config.get("target_modules") or []
-    if not _named(name, targets):
+    if not is_named(name, targets):
         return False
     layers = config.get("layers_to_transform")
     if isinstance(targets, str) or layers is None or layers == []:
@@ -202,7 +202,8 @@ def _is_target(name: str, config: dict[str, Any]) -> bool:
     return False
 
 
-def _named(name: str, names: str | list[str]) -> bool:
+def is_named(name: str, names: str | Sequence[str]) -> bool:
+    """Whether PEFT's `target_modules` of `names` would choose the module `name`."""
     if isinstance(names, str):
         try:
             return re.fullmatch(names, name) is not None

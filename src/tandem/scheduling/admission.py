@@ -1,39 +1,60 @@
 """Turns a decision into a plan that exceeds no budget.
 
-The one place where a policy's wish meets blocks, tokens and sequence slots; it attaches, extends
-and preempts, but never chooses: order and victims come from the decision. Invariant: a plan has at
-most `max_batch_tokens` rows and `max_sequences` spans, and every row has a block.
+The one place where a policy's wish meets blocks, tokens, sequence slots and room for recordings; it
+attaches, extends and preempts, but never chooses: order and victims come from the decision.
+Invariant: a plan has at most `max_batch_tokens` rows and `max_sequences` spans, every row has a
+block, and every recorded one a place.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tandem.core.decision import Candidate, Decision
-from tandem.core.plan import DEVICE_LANE, BlockCopy, Draw, LanePlan, Span, StepPlan
+from tandem.core.decision import Candidate, Decision, LaneDecision, SliceCandidate
+from tandem.core.plan import (
+    DEVICE_LANE,
+    BackwardSlice,
+    BlockCopy,
+    Draw,
+    LanePlan,
+    OpenMicroBatch,
+    Span,
+    StepPlan,
+    Update,
+)
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.kv.cache import KVCache
+from tandem.scheduling.learning import Learning
+from tandem.scheduling.scoring import chunk_limit, scoring_span
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.view import Budgets
 
 
 @dataclass(slots=True)
 class _Grant:
-    """What one iteration has given away so far."""
+    """What one iteration has given away so far.
+
+    Once a recording found no room, no other may be opened: it would keep a large one waiting.
+    """
 
     tokens_left: int
     victims: list[int]
     spans: list[Span] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     granted: set[int] = field(default_factory=set)
+    opens: list[OpenMicroBatch] = field(default_factory=list)
+    recordings_full: bool = False
 
 
 class Admission:
     """Grants candidates in order. Changes state and cache; called once an iteration."""
 
-    def __init__(self, state: SchedulerState, cache: KVCache, budgets: Budgets) -> None:
+    def __init__(
+        self, state: SchedulerState, cache: KVCache, learning: Learning, budgets: Budgets
+    ) -> None:
         self._state = state
         self._cache = cache
+        self._learning = learning
         self._budgets = budgets
         self.preemptions = 0
 
@@ -46,7 +67,9 @@ class Admission:
         if decision.evict:
             self._cache.evict_first(decision.evict)
         lanes = []
-        for lane, wish in decision.lanes.items():
+        discards = self._learning.take_discards()
+        wishes = decision.lanes or ({DEVICE_LANE: LaneDecision(())} if discards else {})
+        for lane, wish in wishes.items():
             assert lane == DEVICE_LANE, "there is one lane today"
             grant = _Grant(self._budgets.max_batch_tokens, list(reversed(decision.victims)))
             for candidate in wish.candidates:
@@ -54,29 +77,79 @@ class Admission:
                     break
                 if not self._grant(candidate, grant, now):
                     break
-            if grant.spans:
-                lanes.append(LanePlan(step, lane, tuple(grant.spans), tuple(grant.copies)))
+            slices, updates = self._grant_slices(wish.slices, grant)
+            if grant.spans or slices or updates or discards or grant.opens:
+                lanes.append(
+                    LanePlan(
+                        step,
+                        lane,
+                        tuple(grant.spans),
+                        tuple(grant.copies),
+                        discards,
+                        tuple(grant.opens),
+                        slices,
+                        updates,
+                    )
+                )
         return StepPlan(step, tuple(lanes)) if lanes else None
+
+    def _grant_slices(
+        self, wishes: tuple[SliceCandidate, ...], grant: _Grant
+    ) -> tuple[tuple[BackwardSlice, ...], tuple[Update, ...]]:
+        """Backward slices of steps, and the updates of those that have nothing else left."""
+        slices: list[BackwardSlice] = []
+        updates: list[Update] = []
+        ending = (
+            {
+                span.seq_id
+                for span in grant.spans
+                if span.end == len(self._state.all[span.seq_id].tokens)
+            }
+            if wishes
+            else set()
+        )
+        for wish in {wish.step_id: wish for wish in reversed(wishes)}.values():
+            slices += self._learning.slices(wish.step_id, wish.max_layers)
+            update = self._learning.update(wish.step_id, ending)
+            if update is not None:
+                updates.append(update)
+        return tuple(slices), tuple(updates)
 
     def _grant(self, candidate: Candidate, grant: _Grant, now: float) -> bool:
         """Give a candidate what it may have; False if no later one may be served either."""
         seq = self._state.all.get(candidate.seq_id)
         if seq is None or seq.seq_id in grant.granted:
             return True
-        if seq.status is SequenceStatus.WAITING and not self._start(seq, candidate, grant, now):
-            return False
+        if seq.status is SequenceStatus.WAITING:
+            if seq.scoring is not None and not self._may_record(seq, grant):
+                return True
+            if not self._start(seq, candidate, grant, now):
+                return False
         limit = candidate.max_tokens if candidate.max_tokens is not None else seq.remaining
-        wanted = min(seq.remaining, limit, grant.tokens_left)
+        wanted = chunk_limit(seq, min(seq.remaining, limit, grant.tokens_left))
         if wanted <= 0:
             return True
         tokens = self._extend(seq, wanted, candidate, grant)
         if tokens == 0:  # without room for one token, what it holds is of more use to others
             self._preempt(seq)
             return False
-        grant.spans.append(_span(seq, tokens, self._state.forks.get(seq.seq_id, []), self._cache))
+        if seq.scoring is not None:
+            grant.spans.append(scoring_span(seq, tokens, self._cache))
+        else:
+            forks = self._state.forks.get(seq.seq_id, [])
+            grant.spans.append(_span(seq, tokens, forks, self._cache))
         grant.granted.add(seq.seq_id)
         grant.tokens_left -= tokens
         return True
+
+    def _may_record(self, seq: Sequence, grant: _Grant) -> bool:
+        """Whether learning lets a waiting sequence start, its recording included."""
+        if self._learning.opens(seq) and grant.recordings_full:
+            return False
+        if self._learning.may_start(seq):
+            return True
+        grant.recordings_full |= self._learning.opens(seq)
+        return False
 
     def _start(self, seq: Sequence, candidate: Candidate, grant: _Grant, now: float) -> bool:
         """Make a waiting sequence a running one, preempting victims if need be and allowed.
@@ -103,6 +176,9 @@ class Admission:
             seq.first_scheduled_s = now
             seq.cached_tokens = seq.computed
         self._state.run(seq)
+        if seq.scoring is not None:
+            opened = self._learning.started(seq, now)
+            grant.opens += [opened] if opened is not None else []
         return True
 
     def _extend(self, seq: Sequence, wanted: int, candidate: Candidate, grant: _Grant) -> int:
@@ -133,7 +209,10 @@ class Admission:
         self._cache.release(seq)
         seq.computed = 0
         seq.preemptions += 1
-        self.preemptions += 1
+        if seq.scoring is not None:
+            self._learning.preempted(seq)
+        else:
+            self.preemptions += 1
         self._state.wait(seq)
         self._cache.add_reader(seq)
 

@@ -1,4 +1,4 @@
-"""Keeps the state of all requests: add, abort, schedule, apply.
+"""Keeps the state of all requests and of learning: add, abort, schedule, apply.
 
 Returns plans and never runs anything; takes results and returns events. Knows no policy, no
 tensor and no text. Invariant: between `schedule` and `apply` of a plan no sequence of it is
@@ -7,24 +7,39 @@ released: `abort` is called between two iterations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import count
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.events import RequestTimes, TokenEvent
-from tandem.core.plan import DrawResult, ScoreResult, Span, StepPlan, StepResult
+from tandem.core.events import ModelInfo, RequestTimes, TokenEvent
+from tandem.core.plan import (
+    DrawResult,
+    LanePlan,
+    ScoreResult,
+    SliceResult,
+    Span,
+    StepPlan,
+    StepResult,
+    UpdateResult,
+)
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason, Sequence, SequenceStatus
+from tandem.core.slo import Slo
 from tandem.core.version import AdapterVersion
+from tandem.estimators.latency import LatencyModel
 from tandem.kv.cache import KVCache
 from tandem.scheduling.admission import Admission
+from tandem.scheduling.learning import Learning
 from tandem.scheduling.state import SchedulerState
-from tandem.scheduling.view import Budgets, Policy, View
+from tandem.scheduling.training import LearningLimits
+from tandem.scheduling.view import DEFAULT_SLO, Budgets, Policy, View
 
 
 class Scheduler:
     """Sequences, blocks and the policy of one engine. Called from one thread.
 
+    Steps and scores are handed to `learning` directly, between two iterations, with a `wake`.
     `prompt_tokens` and `generation_tokens` are totals since the start.
     """
 
@@ -33,32 +48,54 @@ class Scheduler:
         policy: Policy,
         cache: KVCache,
         budgets: Budgets,
+        model: ModelInfo,
         *,
-        max_model_len: int,
-        eos_token_ids: Iterable[int] = (),
+        default_slo: Slo = DEFAULT_SLO,
     ) -> None:
         self.state = SchedulerState()
         self.cache = cache
         self.budgets = budgets
+        self.latency = LatencyModel(
+            weight_bytes=model.weight_bytes,
+            num_parameters=model.num_parameters,
+            num_layers=model.num_layers,
+        )
         self._policy = policy
-        self._admission = Admission(self.state, cache, budgets)
-        self._max_model_len = max_model_len
-        self._eos = frozenset(eos_token_ids)
+        self._default_slo = default_slo
+        self._max_model_len = model.max_model_len
+        self._eos = frozenset(model.eos_token_ids)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self._requests: dict[str, list[Sequence]] = {}
         self._seq_ids = count()
+        self.learning = Learning(
+            self.state,
+            cache,
+            self._seq_ids,
+            LearningLimits(
+                model.num_layers,
+                model.recording_tokens,
+                model.max_model_len,
+                cache.num_blocks * cache.block_size,
+            ),
+        )
+        self._admission = Admission(self.state, cache, self.learning, budgets)
         self._steps = count()
+        self._idle_until: float | None = None
         self._in_flight: StepPlan | None = None
         self._last_plan: StepPlan | None = None
         self._last_results: tuple[StepResult, ...] = ()
 
     # ------------------------------------------------------------------ requests
 
-    @property
-    def has_work(self) -> bool:
-        """True if a call of `schedule` may return a plan."""
-        return bool(self.state.all)
+    def ready_at(self, now: float) -> float:
+        """When a call of `schedule` may return a plan: now, later, or never (infinity).
+
+        Later or never only while the policy lets what there is wait; any command changes that.
+        """
+        if not (self.state.all or self.learning.has_work):
+            return math.inf
+        return now if self._idle_until is None else self._idle_until
 
     @property
     def preemptions(self) -> int:
@@ -68,6 +105,7 @@ class Scheduler:
     def add(self, request: Request, adapter: AdapterVersion | None) -> None:
         """Take a request. Raises `InvalidRequest` if it could never run to its end here."""
         self._validate(request)
+        self._idle_until = None
         stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             stop_ids |= self._eos
@@ -90,31 +128,53 @@ class Scheduler:
 
     def is_active(self, request_id: str) -> bool:
         """True while a choice of this request has not finished."""
-        return request_id in self._requests
+        return request_id in self._requests or request_id in self.learning.scores
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End one choice of a request or all of them, silently; unknown ones are ignored.
+        """End one choice of a request or all of them, or a score; unknown ones are ignored.
 
-        Between two iterations only.
+        Silently, and between two iterations only.
         """
         assert self._in_flight is None
+        self._idle_until = None
+        self.learning.scores.abort(request_id)
         chosen = [
             seq for seq in self._requests.get(request_id, ()) if index is None or seq.index == index
         ]
         for seq in chosen:
             self._finish(seq, FinishReason.ABORT)
 
+    def wake(self) -> None:
+        """Something was changed in `learning`: ask the policy again."""
+        assert self._in_flight is None
+        self._idle_until = None
+
     # ------------------------------------------------------------------ iteration
 
     def schedule(self, now: float) -> StepPlan | None:
         """Ask the policy and grant what fits; None if nothing can run now."""
         assert self._in_flight is None, "the last plan has not been applied"
-        if not self.has_work:
+        if not (self.state.all or self.learning.has_work):
             return None
-        view = View(now, self.budgets, self._last_plan, self._last_results, self.state, self.cache)
+        view = View(
+            now,
+            self.budgets,
+            self._last_plan,
+            self._last_results,
+            self.latency,
+            self.state,
+            self.cache,
+            self.learning,
+            self._default_slo,
+        )
         decision = self._policy.decide(view)
         plan = self._admission.plan(next(self._steps), decision, now)
         self._in_flight = plan
+        self._idle_until = None
+        if plan is None and decision.wake_at is not None:
+            self._idle_until = decision.wake_at
+        elif plan is None and not (self.state.num_waiting or self.state.num_running):
+            self._idle_until = math.inf
         return plan
 
     def apply(self, results: Iterable[StepResult], now: float) -> list[TokenEvent]:
@@ -129,7 +189,20 @@ class Scheduler:
         scores = {score.seq_id: score for result in results for score in result.scores}
         draws = {draw.seq_id: draw for result in results for draw in result.draws}
         for span in spans:
+            seq = self.state.all.get(span.seq_id)
+            if seq is None:  # its step has failed with an earlier span
+                continue
+            if seq.scoring is not None:
+                score, problem = scores.get(seq.seq_id), failed.get(seq.seq_id)
+                self.learning.take_span(seq, span, score, problem, now)
+                continue
             events.extend(self._advance(span, scores.get(span.seq_id), draws, failed, now))
+        for lane, result in zip(plan.lanes, results, strict=False):
+            self.latency.observe(lane, result, self.learning.rows_of)
+            for piece in result.slices:
+                self.learning.take_slice(piece, now)
+            for update in result.updates:
+                self.learning.take_update(update, now)
         return events
 
     def fail_step(self, reason: str, now: float) -> list[TokenEvent]:
@@ -142,14 +215,13 @@ class Scheduler:
             for span in lane.spans
             for seq_id in {span.seq_id, *(draw.seq_id for draw in span.draws)}
         )
-        lost = [StepResult(plan.step, lane.lane, 0.0, failed=everyone) for lane in plan.lanes]
-        return self.apply(lost, now)
+        return self.apply([_lost(plan.step, lane, everyone, reason) for lane in plan.lanes], now)
 
     # ------------------------------------------------------------------ inside
 
     def _validate(self, request: Request) -> None:
         prompt, wanted = len(request.prompt), request.sampling.max_tokens
-        if request.request_id in self._requests:
+        if self.is_active(request.request_id):
             raise InvalidRequest(f"request id {request.request_id!r} is in use")
         if request.n < 1:
             raise InvalidRequest(f"n is {request.n}; ask for at least one choice", param="n")
@@ -298,6 +370,20 @@ class Scheduler:
         self.cache.add_reader(heir)
         for sibling in others:
             self.state.add_fork(heir, sibling)
+
+
+def _lost(
+    step: int, lane: LanePlan, everyone: tuple[tuple[int, str], ...], reason: str
+) -> StepResult:
+    """What is reported of a lane that could not be computed."""
+    slices = tuple(
+        SliceResult(piece.micro_batch, piece.hi, piece.lo, 0.0, reason) for piece in lane.slices
+    )
+    updates = tuple(
+        UpdateResult(update.trainer, update.revision, False, math.nan, math.nan, 0.0, reason)
+        for update in lane.updates
+    )
+    return StepResult(step, lane.lane, 0.0, failed=everyone, slices=slices, updates=updates)
 
 
 def _times(seq: Sequence, now: float) -> RequestTimes:

@@ -1,6 +1,7 @@
 """The sequences that the scheduler knows, by status, in the order of their arrival.
 
-Invariant: a sequence is in exactly one of `waiting`, `running` and `forks`; `all` holds them all.
+Invariant: a sequence is in exactly one of `waiting`, `learning`, `running` and `forks`; `all` holds
+them all.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ class SchedulerState:
     A preempted sequence goes back to `waiting`; policies order by arrival, not by position.
     `forks` lists the later choices of an `n > 1` request under the `seq_id` of choice 0, whose
     prompt they will share once it is computed. `waiting_tokens` counts what waits in tokens.
+    Sequences that are scored (training, evaluation) wait apart in `learning`, uncounted.
     """
 
     all: dict[int, Sequence] = field(default_factory=dict)
     waiting: dict[int, Sequence] = field(default_factory=dict)
+    learning: dict[int, Sequence] = field(default_factory=dict)
     running: dict[int, Sequence] = field(default_factory=dict)
     forks: dict[int, list[Sequence]] = field(default_factory=dict)
     waiting_tokens: int = 0
@@ -28,7 +31,12 @@ class SchedulerState:
     @property
     def num_waiting(self) -> int:
         """Sequences that do not run yet, later choices of `n > 1` requests included."""
-        return len(self.all) - len(self.running)
+        return len(self.all) - len(self.running) - len(self.learning)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences of requests that hold blocks, without those that are scored."""
+        return sum(seq.scoring is None for seq in self.running.values())
 
     def add(self, seq: Sequence) -> None:
         """A new sequence starts waiting."""
@@ -55,8 +63,7 @@ class SchedulerState:
 
     def run(self, seq: Sequence) -> None:
         """From waiting to running."""
-        del self.waiting[seq.seq_id]
-        self.waiting_tokens -= len(seq.tokens)
+        self._stop_waiting(seq)
         seq.status = SequenceStatus.RUNNING
         self.running[seq.seq_id] = seq
 
@@ -71,9 +78,8 @@ class SchedulerState:
         siblings = next((f for f in self.forks.values() if seq in f), None)
         if siblings is not None:
             siblings.remove(seq)
-        elif seq.seq_id in self.waiting:
-            del self.waiting[seq.seq_id]
-            self.waiting_tokens -= len(seq.tokens)
+        elif seq.seq_id in self.waiting or seq.seq_id in self.learning:
+            self._stop_waiting(seq)
         else:  # running, or a fork that was taken and never ran
             self.running.pop(seq.seq_id, None)
         del self.all[seq.seq_id]
@@ -81,5 +87,15 @@ class SchedulerState:
 
     def _wait(self, seq: Sequence) -> None:
         seq.status = SequenceStatus.WAITING
+        if seq.scoring is not None:
+            self.learning[seq.seq_id] = seq
+            return
         self.waiting[seq.seq_id] = seq
         self.waiting_tokens += len(seq.tokens)
+
+    def _stop_waiting(self, seq: Sequence) -> None:
+        if seq.scoring is not None:
+            del self.learning[seq.seq_id]
+            return
+        del self.waiting[seq.seq_id]
+        self.waiting_tokens -= len(seq.tokens)

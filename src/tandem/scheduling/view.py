@@ -13,8 +13,14 @@ from typing import Protocol
 from tandem.core.decision import Decision
 from tandem.core.plan import StepPlan, StepResult
 from tandem.core.sequence import Sequence
+from tandem.core.slo import Slo
+from tandem.estimators.latency import LatencyModel
 from tandem.kv.cache import KVCache
+from tandem.scheduling.learning import Learning
 from tandem.scheduling.state import SchedulerState
+from tandem.scheduling.training import StepWork
+
+DEFAULT_SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +33,59 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A policy's window on the scheduler. Times in seconds on the engine's clock."""
+    """A policy's window on the scheduler. Times in seconds on the engine's clock.
+
+    `latency` predicts what work costs. Sequences with `scoring` belong to learning: those of
+    training steps (`scoring.step_id`) and scores that were asked for alone.
+    """
 
     now: float
     budgets: Budgets
     last_plan: StepPlan | None
     last_results: tuple[StepResult, ...]
+    latency: LatencyModel
     _state: SchedulerState
     _cache: KVCache
+    _learning: Learning
+    _default_slo: Slo
 
     @property
     def waiting(self) -> ValuesView[Sequence]:
-        """Sequences without blocks, oldest first (preempted ones at the end)."""
+        """Sequences of requests without blocks, oldest first (preempted ones at the end)."""
         return self._state.waiting.values()
 
     @property
+    def learning(self) -> ValuesView[Sequence]:
+        """Sequences of steps and scores without blocks, oldest first (preempted ones at the end).
+
+        One is here only if its step is the trainer's first. It does not start, and lets later
+        candidates go ahead, while there is no room for its recording.
+        """
+        return self._state.learning.values()
+
+    @property
     def running(self) -> ValuesView[Sequence]:
-        """Sequences that hold blocks, in the order in which they were admitted."""
+        """Sequences that hold blocks, learning's too, in the order in which they were admitted."""
         return self._state.running.values()
+
+    @property
+    def steps(self) -> list[StepWork]:
+        """The training step of each trainer that may run now, oldest first."""
+        return self._learning.heads
+
+    @property
+    def queued_steps(self) -> list[str]:
+        """Ids of all training steps that have not ended, oldest first."""
+        return self._learning.queued
+
+    @property
+    def recording_room(self) -> int:
+        """Rows that can be recorded beside the open micro-batches."""
+        return self._learning.recording_room
+
+    def slo(self, seq: Sequence) -> Slo:
+        """The objective of a sequence: its request's, else the server's."""
+        return seq.request.slo or self._default_slo
 
     @property
     def block_size(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.ports import EngineClient
 from tandem.core.version import AdapterVersion
+from tandem.services.models import INTERNAL
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -34,7 +35,11 @@ class Adapters:
 
     def listed(self) -> list[AdapterVersion]:
         """Current versions, by name."""
-        return [version for _, version in sorted(self._client.adapters.items())]
+        return [
+            version
+            for name, version in sorted(self._client.adapters.items())
+            if not name.startswith(INTERNAL)
+        ]
 
     async def load(self, name: str, path: str | None = None) -> AdapterVersion:
         """Make the PEFT directory at `path` the current version of `name`.
@@ -44,7 +49,7 @@ class Adapters:
         `InvalidRequest`, or `AdapterError` if the files do not fit.
         """
         check_name(name)
-        directory = await asyncio.to_thread(self._allowed, name, path)
+        directory = await self.directory(name, path)
         return await self._client.load_adapter(name, str(directory))
 
     async def unload(self, name: str) -> AdapterVersion:
@@ -56,6 +61,10 @@ class Adapters:
             raise NotFound(f"no adapter is loaded as '{name}'; loaded: {known}", param="name")
         await self._client.unload_adapter(name)
         return version
+
+    async def directory(self, name: str, path: str | None) -> Path:
+        """The directory that `load` would read. Raises `InvalidRequest`."""
+        return await asyncio.to_thread(self._allowed, name, path)
 
     def _allowed(self, name: str, path: str | None) -> Path:
         if path is None and name in self._preload:

@@ -1,19 +1,21 @@
 """One answer while it is made: the events of its requests become deltas, usage and metrics.
 
 Knows which choices still run. Invariant: when `deltas` ends in whichever way, the engine has
-been told to stop whatever of this answer did not finish by itself.
+been told to stop whatever of this answer did not finish by itself; the last delta comes after the
+receipt was committed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.events import TokenEvent
+from tandem.core.learning import ReceiptChoice
 from tandem.core.plan import TokenLogprob
 from tandem.core.ports import EngineClient
 from tandem.core.request import Request
@@ -22,6 +24,7 @@ from tandem.services.admission import Admission
 from tandem.services.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.merge import merge
 from tandem.services.models import BASE_LABEL, ServedModel
+from tandem.services.receipts import Draft, Receipts
 from tandem.services.tokenizer import Tokenizer
 from tandem.telemetry.metrics import RequestTiming, ServerMetrics
 
@@ -39,22 +42,28 @@ class Usage:
     cached_tokens: int
 
 
+def _nobody(label: str) -> None:
+    """Hears of an answer when nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every answer of a server works with."""
+    """What every answer of a server works with; `answered` hears which version wrote one."""
 
     client: EngineClient
     tokenizer: Tokenizer
     admission: Admission
     metrics: ServerMetrics
     clock: Clock
+    receipts: Receipts
+    answered: Callable[[str], None] = _nobody
 
 
 class Answer:
     """The answer to one client request: all choices of all its prompts.
 
     `deltas` can be iterated once. `adapter` and `usage` are right from the first delta on and
-    final after the last.
+    final after the last. `draft` is the receipt without its choices; None keeps none.
     """
 
     def __init__(
@@ -67,11 +76,13 @@ class Answer:
         stops: Sequence[str],
         echoes: Sequence[str] | None,
         prompt_only: bool,
+        draft: Draft | None,
     ) -> None:
         self.id = answer_id
         self.model = model
         self.adapter = BASE_LABEL
         self._tools = tools
+        self._draft = draft
         self._parts = [
             _Part(
                 request,
@@ -109,15 +120,25 @@ class Answer:
                     part = self._parts[place]
                     if event.tokens:
                         self.adapter = event.adapter or BASE_LABEL
-                    for delta in await part.take(event):
+                        self._tools.answered(self.adapter)
+                    gained = await part.take(event)
+                    finished = all(part.finished for part in self._parts)
+                    if finished:
+                        await self._keep_receipt()
+                    for delta in gained:
                         yield delta
                     await part.end_stopped()
-                    if all(part.finished for part in self._parts):
+                    if finished:
                         break
         finally:
             ticket.close()
             for part in self._parts:
                 await part.abort()
+
+    async def _keep_receipt(self) -> None:
+        if self._draft is not None:
+            answers = [part.receipt_choices() for part in self._parts]
+            await self._tools.receipts.keep(self._draft.finish(self.adapter, answers))
 
 
 class _Part:
@@ -158,6 +179,8 @@ class _Part:
             for k in range(request.n)
         ]
         self._begun: set[int] = set()
+        self._texts: list[list[str]] = [[] for _ in range(request.n)]
+        self._reasons: list[str] = [""] * request.n
 
     @property
     def finished(self) -> bool:
@@ -168,6 +191,13 @@ class _Part:
     def output_tokens(self) -> int:
         """Tokens generated so far, over all choices."""
         return sum(choice.output_tokens for choice in self._choices)
+
+    def receipt_choices(self) -> list[ReceiptChoice]:
+        """What the choices have become, without the echoed prompt."""
+        return [
+            ReceiptChoice(choice.index, "".join(texts), reason)
+            for choice, texts, reason in zip(self._choices, self._texts, self._reasons, strict=True)
+        ]
 
     async def take(self, event: TokenEvent) -> list[Delta]:
         """Deltas of one event; tokens wait for the scores of the whole prompt, if asked for.
@@ -215,7 +245,9 @@ class _Part:
             delta = choice.take((), (), event.finish_reason and FinishReason.LENGTH, None)
         else:
             delta = choice.take(event.tokens, event.logprobs, event.finish_reason, event.stop_token)
+        self._texts[event.index].append(delta.text)
         if delta.finish_reason is not None:
+            self._reasons[event.index] = delta.finish_reason.value
             self._timing.finished(delta.finish_reason, choice.output_tokens, event.times, now_s)
         return [*self._opening(event.index, choice), delta]
 

@@ -1,4 +1,4 @@
-"""API keys: who may use the server.
+"""API keys: who may use the server, and for what.
 
 Knows digests only; a plain key is hashed when it is read and then forgotten. Invariant: checking
 a key takes the same time whichever key it is compared with, and whether it matches or not.
@@ -9,70 +9,171 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from tandem.core.errors import InvalidRequest, Unauthorized
+import msgspec
 
+from tandem.core.errors import Forbidden, InvalidRequest, Unauthorized
+
+BASE = "base"
 _DIGEST_PREFIX = "sha256:"
 _TENANT_DIGITS = 16
 
 
-class ApiKeys:
-    """The set of accepted keys; empty means that every caller is accepted."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. `serve` and `train` are patterns of adapter names (`formal*`).
 
-    def __init__(self, digests: Iterable[bytes] = ()) -> None:
-        self._digests = tuple(dict.fromkeys(digests))
+    `tenant` tells callers apart: it salts KV blocks and owns files, feedback and receipts. The base
+    model is called `base` in `serve`. Caps of 0 do not bound: `feedback_per_hour` counts what is
+    accepted, `samples_cap` the samples that go into one adapter, ever. An administrator sees
+    everybody's feedback and manages adapters.
+    """
+
+    tenant: str = ""
+    name: str = ""
+    serve: tuple[str, ...] = ("*",)
+    train: tuple[str, ...] = ("*",)
+    admin: bool = True
+    feedback_per_hour: int = 0
+    samples_cap: int = 0
+
+    def may_serve(self, adapter: str | None) -> bool:
+        """Whether this caller may use an adapter (None: the base model)."""
+        return _matches(adapter or BASE, self.serve)
+
+    def require_serve(self, adapter: str | None) -> None:
+        """Raise `Forbidden` unless `may_serve`."""
+        if not self.may_serve(adapter):
+            what = f"the adapter '{adapter}'" if adapter else "the base model"
+            raise Forbidden(f"this API key may not use {what}; ask for a key that may ('serve')")
+
+    def require_train(self, adapter: str) -> None:
+        """Raise `Forbidden` unless this caller may teach an adapter."""
+        if not _matches(adapter, self.train):
+            raise Forbidden(
+                f"this API key may not train the adapter '{adapter}'; ask for a key that may "
+                "('train')"
+            )
+
+    def require_admin(self) -> None:
+        """Raise `Forbidden` unless this caller may manage the server."""
+        if not self.admin:
+            raise Forbidden("this API key may not manage adapters; ask for a key with 'admin'")
+
+
+class ApiKeys:
+    """The accepted keys; without any, every caller is accepted and may do everything."""
+
+    def __init__(self, callers: Iterable[tuple[bytes, Caller]] = ()) -> None:
+        self._callers = dict(callers)
 
     @classmethod
     def read(cls, keys: Iterable[str], file: str = "") -> ApiKeys:
-        """Keys from flags and from a file with one key a line.
+        """Keys from flags and from a file: one key a line, or TOML if its name ends in `.toml`.
 
-        A key is plain text or `sha256:` and the hex digest of it; empty lines and lines that
-        begin with `#` are skipped. Raises `InvalidRequest` if the file cannot be read or holds
-        no key (a server that was meant to be closed must not come up open).
+        A key is plain text or `sha256:` and the hex digest of it; it may do everything. Empty
+        lines and lines that begin with `#` are skipped. In TOML each `[[keys]]` has `key` and what
+        it may do: `name`, `serve` (default: all), `train` (default: nothing), `admin` (default:
+        no), `feedback_per_hour`, `samples_cap`. Raises `InvalidRequest` if the file cannot be read
+        or holds no key (a server that was meant to be closed must not come up open).
         """
-        digests = [_digest_of(key, "a key given by flag") for key in keys]
+        found = [_plain(key, "a key given by flag") for key in keys]
         if file:
-            digests += _read_file(Path(file))
-        return cls(digests)
+            found += _read_file(Path(file))
+        return cls(found)
 
     @property
     def required(self) -> bool:
         """Whether callers need a key."""
-        return bool(self._digests)
+        return bool(self._callers)
 
-    def tenant_of(self, authorization: str | None) -> str:
-        """Check an `Authorization` header; the caller's tenant (salt of its KV blocks).
-
-        Without configured keys all callers share the tenant "". Raises `Unauthorized`.
-        """
-        if not self._digests:
-            return ""
+    def caller_of(self, authorization: str | None) -> Caller:
+        """Check an `Authorization` header. Raises `Unauthorized`."""
+        if not self._callers:
+            return Caller()
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise Unauthorized("this server needs an API key: send 'Authorization: Bearer <key>'")
         digest = hashlib.sha256(key.strip().encode()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if not any(matches):
+        matches = [known for known in self._callers if hmac.compare_digest(digest, known)]
+        if not matches:
             raise Unauthorized("incorrect API key provided; check the key that you send")
-        return digest.hex()[:_TENANT_DIGITS]
+        return self._callers[matches[0]]
 
 
-def _read_file(path: Path) -> list[bytes]:
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """One `[[keys]]` of a TOML file."""
+
+    key: str
+    name: str = ""
+    serve: tuple[str, ...] = ("*",)
+    train: tuple[str, ...] = ()
+    admin: bool = False
+    feedback_per_hour: int = 0
+    samples_cap: int = 0
+
+    def caller(self, tenant: str) -> Caller:
+        return Caller(
+            tenant,
+            self.name,
+            self.serve,
+            self.train,
+            self.admin,
+            self.feedback_per_hour,
+            self.samples_cap,
+        )
+
+
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
+    keys: tuple[_Entry, ...] = ()
+
+
+def _read_file(path: Path) -> list[tuple[bytes, Caller]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read the API key file {path}: {error}") from error
-    stripped = ((number, line.strip()) for number, line in enumerate(lines, start=1))
-    digests = [
-        _digest_of(line, f"{path}, line {number}")
+    found = _from_toml(text, path) if path.suffix == ".toml" else _from_lines(text, path)
+    if not found:
+        raise InvalidRequest(f"the API key file {path} holds no key; add one a line")
+    return found
+
+
+def _from_lines(text: str, path: Path) -> list[tuple[bytes, Caller]]:
+    stripped = ((number, line.strip()) for number, line in enumerate(text.splitlines(), start=1))
+    return [
+        _plain(line, f"{path}, line {number}")
         for number, line in stripped
         if line and not line.startswith("#")
     ]
-    if not digests:
-        raise InvalidRequest(f"the API key file {path} holds no key; add one a line")
-    return digests
+
+
+def _from_toml(text: str, path: Path) -> list[tuple[bytes, Caller]]:
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+        entries = msgspec.convert(data, _KeyFile).keys
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"cannot read the API key file {path}: {error}") from error
+    found: list[tuple[bytes, Caller]] = []
+    for place, entry in enumerate(entries, start=1):
+        digest = _digest_of(entry.key, f"{path}, key {place}")
+        found.append((digest, entry.caller(_tenant(digest))))
+    return found
+
+
+def _plain(key: str, where: str) -> tuple[bytes, Caller]:
+    digest = _digest_of(key, where)
+    return digest, Caller(_tenant(digest))
+
+
+def _tenant(digest: bytes) -> str:
+    return digest.hex()[:_TENANT_DIGITS]
 
 
 def _digest_of(key: str, where: str) -> bytes:
@@ -85,3 +186,7 @@ def _digest_of(key: str, where: str) -> bytes:
     if not key or not key.isascii() or any(character.isspace() for character in key):
         raise InvalidRequest(f"{where}: an API key is visible ASCII text without spaces")
     return hashlib.sha256(key.encode()).digest()
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

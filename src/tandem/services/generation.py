@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.core.errors import InvalidRequest
+from tandem.core.learning import Messages, Receipt
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.services.answer import Answer, Tools
 from tandem.services.models import Models, ServedModel
+from tandem.services.receipts import Draft
 
 _SEED_BITS = 63
 _ENCODE_IN_THREAD_CHARS = 20_000
@@ -29,7 +31,8 @@ class Options:
 
     `max_tokens` is None for "as many as fit", 0 (with `echo`) for the prompt alone; `seed` is
     None for a random one. `sampling.max_tokens` and `sampling.seed` are filled in here.
-    `tenant` salts the KV cache.
+    `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
+    `user` is the client's own word for a person.
     """
 
     model: str
@@ -41,6 +44,8 @@ class Options:
     echo: bool = False
     priority: int = 0
     tenant: str = ""
+    user: str = ""
+    receipt: bool = True
 
 
 class Generation:
@@ -60,7 +65,8 @@ class Generation:
         model = self._models.find(options.model)
         self._check(options, 1)
         prompt = await self.encode_chat(messages)
-        return self._answer("chatcmpl", model, [prompt], options)
+        draft = self._draft("chatcmpl", model, options, tuple(dict(turn) for turn in messages))
+        return self._answer(draft, model, [prompt], options)
 
     async def complete(self, prompts: Sequence[str | tuple[int, ...]], options: Options) -> Answer:
         """Prepare the continuation of one or several prompts, each text or token ids.
@@ -70,13 +76,12 @@ class Generation:
         model = self._models.find(options.model)
         self._check(options, len(prompts))  # before any of them is encoded
         encoded = [await self._encode(prompt) for prompt in prompts]
-        echoes = None
-        if options.echo:
-            echoes = [
-                prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
-                for prompt in prompts
-            ]
-        return self._answer("cmpl", model, encoded, options, echoes)
+        texts = tuple(
+            prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+            for prompt in prompts
+        )
+        draft = self._draft("cmpl", model, options, prompts=texts)
+        return self._answer(draft, model, encoded, options)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -112,28 +117,58 @@ class Generation:
                     param=param,
                 )
 
-    def _answer(
+    def _draft(
         self,
         prefix: str,
         model: ServedModel,
+        options: Options,
+        messages: Messages = (),
+        prompts: tuple[str, ...] = (),
+    ) -> Draft:
+        seed = self._rng.getrandbits(_SEED_BITS) if options.seed is None else options.seed
+        sampling = {
+            "seed": seed % (1 << _SEED_BITS),
+            "temperature": options.sampling.temperature,
+            "top_p": options.sampling.top_p,
+            "max_tokens": options.max_tokens,
+            "n": options.n,
+        }
+        receipt = Receipt(
+            completion_id=f"{prefix}-{self._rng.getrandbits(96):024x}",
+            created_s=self._tools.receipts.now(),
+            tenant=options.tenant,
+            adapter=model.adapter.name if model.adapter else None,
+            version="",
+            messages=messages,
+            prompt="",
+            choices=(),
+            sampling=sampling,
+            user=options.user,
+        )
+        return Draft(receipt, prompts)
+
+    def _answer(
+        self,
+        draft: Draft,
+        model: ServedModel,
         prompts: Sequence[tuple[int, ...]],
         options: Options,
-        echoes: Sequence[str] | None = None,
     ) -> Answer:
-        answer_id = f"{prefix}-{self._rng.getrandbits(96):024x}"
-        seed = self._rng.getrandbits(_SEED_BITS) if options.seed is None else options.seed
+        answer_id, seed = draft.receipt.completion_id, draft.receipt.sampling["seed"]
         requests = [
             self._request(f"{answer_id}-{place}", model, prompt, options, seed)
             for place, prompt in enumerate(prompts)
         ]
+        prompt_only = options.max_tokens == 0
         return Answer(
             answer_id,
             model,
             requests,
             self._tools,
             stops=options.stops,
-            echoes=echoes,
-            prompt_only=options.max_tokens == 0,
+            echoes=draft.prompts if options.echo else None,
+            prompt_only=prompt_only,
+            draft=draft if options.receipt and not prompt_only else None,
         )
 
     def _request(
@@ -147,7 +182,7 @@ class Generation:
         sampling = replace(
             options.sampling,
             max_tokens=_output_budget(len(prompt), options.max_tokens, model.max_model_len),
-            seed=seed % (1 << _SEED_BITS),
+            seed=seed,
             prompt_logprobs=options.sampling.logprobs if options.echo else None,
         )
         return Request(

@@ -1,7 +1,8 @@
 """Which names clients may put into `model`, and what each of them selects.
 
-`NAME` is the base model and `NAME:ADAPTER` the base with an adapter. Invariant: only names that
-the engine can serve at this moment are listed or resolved.
+`NAME` is the base model and `NAME:ADAPTER` the base with an adapter; an adapter that has learned
+nothing yet answers as the base does. Invariant: only names that the engine can serve at this moment
+are listed or resolved, and never those that begin with `INTERNAL`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from tandem.core.version import AdapterVersion
 
 BASE_LABEL = "base"
 SEPARATOR = ":"
+INTERNAL = "~"
+"""Begins names in the engine that clients never see, such as those of candidates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One name of the list; `adapter` is None for the base model, `max_model_len` in tokens."""
+    """One name of the list; `adapter` is the version that answers (None: the base model),
+    `max_model_len` in tokens. `name` is the adapter's, also while it has no version yet."""
 
     id: str
     base: str
     adapter: AdapterVersion | None
     max_model_len: int
+    name: str | None = None
 
 
 class Models:
@@ -33,15 +38,28 @@ class Models:
         self._client = client
         self.served_name = served_name
         self.created_s = created_s
+        self._announced: set[str] = set()
+
+    def announce(self, adapter: str) -> None:
+        """An adapter exists, though perhaps without a version yet."""
+        self._announced.add(adapter)
+
+    def withdraw(self, adapter: str) -> None:
+        """An adapter is gone, unless the engine has a version of it."""
+        self._announced.discard(adapter)
 
     def listed(self) -> list[ServedModel]:
         """Base first, then adapters by name. Raises `EngineDead` before the first start."""
         length = self._client.info.max_model_len
         base = ServedModel(self.served_name, self.served_name, None, length)
-        adapters = sorted(self._client.adapters.items())
+        loaded = {
+            name: version
+            for name, version in self._client.adapters.items()
+            if not name.startswith(INTERNAL)
+        }
         return [base] + [
-            ServedModel(self.id_of(name), self.served_name, version, length)
-            for name, version in adapters
+            ServedModel(self.id_of(name), self.served_name, loaded.get(name), length, name)
+            for name in sorted(self._announced | loaded.keys())
         ]
 
     def id_of(self, adapter: str) -> str:

@@ -66,6 +66,13 @@ class Tokenizer:
 
         Raises `InvalidRequest` if the model has no template or the template refuses the messages.
         """
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """`messages` as the model's chat template writes them. Raises as `encode_chat` does."""
         if not self.has_chat_template:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions with a plain prompt",
@@ -81,7 +88,7 @@ class Tokenizer:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return self.encode(text, add_special_tokens=False)
+        return str(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens; incomplete UTF-8 becomes U+FFFD."""

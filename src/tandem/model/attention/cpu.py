@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tandem.model import kernels
 from tandem.model.attention.base import AttentionBatch, AttentionParams, BatchLayout, LayerKV
+from tandem.model.kernels.layer import BatchTables
 
 
 class CpuKernel:
@@ -31,23 +32,26 @@ class CpuBatch:
 
     def __init__(self, layout: BatchLayout) -> None:
         ends = np.cumsum(layout.lengths)
-        self._slots = layout.slots
-        self._tables = torch.from_numpy(layout.tables)
-        self._query_start = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
-        self._context = torch.from_numpy((layout.starts + layout.lengths).astype(np.int32))
+        self.tables = BatchTables(
+            slots=layout.slots,
+            blocks=torch.from_numpy(layout.tables),
+            query_start=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+            context_len=torch.from_numpy((layout.starts + layout.lengths).astype(np.int32)),
+        )
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
     ) -> Tensor:
         """See `AttentionBatch`."""
-        kernels.write_kv(key, value, cache.keys, cache.values, self._slots)
+        tables = self.tables
+        kernels.write_kv(key, value, cache.keys, cache.values, tables.slots)
         return kernels.paged_attention(
             query,
             cache.keys,
             cache.values,
-            self._tables,
-            self._query_start,
-            self._context,
+            tables.blocks,
+            tables.query_start,
+            tables.context_len,
             scale=params.scale,
             window=params.window,
             softcap=params.softcap,

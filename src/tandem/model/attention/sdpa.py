@@ -101,13 +101,13 @@ def _attend_group(
     picked = query[group.rows]
     if group.length == 1:
         folded = picked.reshape(group.count, kv_heads, heads // kv_heads, dim)
-        return _dot_product(folded, keys, values, group.bias, params).reshape(-1, heads, dim)
+        return dot_product(folded, keys, values, group.bias, params).reshape(-1, heads, dim)
     spans = picked.reshape(group.count, group.length, heads, dim).transpose(1, 2)
-    mixed = _dot_product(spans, keys, values, group.bias, params)
+    mixed = dot_product(spans, keys, values, group.bias, params)
     return mixed.transpose(1, 2).reshape(-1, heads, dim)
 
 
-def _dot_product(
+def dot_product(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, params: AttentionParams
 ) -> Tensor:
     """Attention of [n, heads, length, d] over [n, kv_heads, context, d]; causal without `bias`."""

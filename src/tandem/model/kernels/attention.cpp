@@ -25,13 +25,15 @@ void attend_plain(const Problem<T>& p, const Item& it, Partial o, std::vector<fl
   const int64_t dim = p.dim, rows = it.rows;
   buffer.resize(rows * dim + dim + rows * KEY_BLOCK);
   float *q = buffer.data(), *row = q + rows * dim, *score = row + dim;
-  for (int64_t r = 0; r < rows; ++r) {
-    const T* from = p.q + p.token(it, r) * p.q_token + p.head(it, r) * p.q_head;
+  int64_t position[MAX_TILES * TILE_ROWS];
+  p.each_row(it, [&](int64_t r, int64_t token, int64_t head) {
+    const T* from = p.q + token * p.q_token + head * p.q_head;
     for (int64_t d = 0; d < dim; ++d) q[r * dim + d] = static_cast<float>(from[d]);
+    position[r] = p.position(it, token);
     std::fill_n(o.sums + r * dim, dim, 0.0f);
     o.maximum[r] = NEVER;
     o.total[r] = 0.0f;
-  }
+  });
   for (int64_t k0 = it.key_begin; k0 < it.key_end; k0 += KEY_BLOCK) {
     const int64_t keys = std::min<int64_t>(KEY_BLOCK, it.key_end - k0);
     for (int64_t j = 0; j < keys; ++j) {
@@ -44,7 +46,7 @@ void attend_plain(const Problem<T>& p, const Item& it, Partial o, std::vector<fl
         for (int64_t d = 0; d < dim; ++d) dot += a[d] * row[d];
         dot *= p.scale;
         if (p.softcap > 0) dot = p.softcap * std::tanh(dot / p.softcap);
-        const int64_t behind = p.position(it, r) - (k0 + j);
+        const int64_t behind = position[r] - (k0 + j);
         const bool seen = behind >= 0 && (p.window == 0 || behind < p.window);
         score[r * KEY_BLOCK + j] = seen ? dot * LOG2_E : -std::numeric_limits<float>::infinity();
       }
@@ -75,12 +77,13 @@ void attend_plain(const Problem<T>& p, const Item& it, Partial o, std::vector<fl
 // Writes sums / total of one item's rows.
 template <typename T>
 void finish(const Problem<T>& p, const Item& it, const Partial& o) {
-  for (int64_t r = 0; r < it.rows; ++r) {
+  p.each_row(it, [&](int64_t r, int64_t token, int64_t head) {
     const float by = 1.0f / o.total[r];
     const float* from = o.sums + r * p.dim;
-    T* to = p.out + (p.token(it, r) * p.heads + p.head(it, r)) * p.dim;
-    for (int64_t d = 0; d < p.dim; ++d) to[d] = static_cast<T>(from[d] * by);
-  }
+    T* to = p.out + (token * p.heads + head) * p.dim;
+#pragma omp simd
+    for (int64_t d = 0; d < p.dim; ++d) to[d] = narrow<T>(from[d] * by);
+  });
 }
 
 // Merges `others` into `o`, row by row.
@@ -148,14 +151,20 @@ void attend(const Problem<T>& p, int64_t spans) {
   const bool tiled = std::is_same_v<T, at::BFloat16> && amx_usable() && p.dim % 32 == 0 &&
                      p.block_size % 16 == 0;
 #endif
-  for_each_item(items.size(), 1, [&](const auto& take) {
+  const int64_t count = static_cast<int64_t>(items.size());
+  const int64_t grain = std::clamp<int64_t>(count / (16 * at::get_num_threads()), 1, 8);
+  for_each_item(count, grain, [&](const auto& take) {
     std::vector<float> own(size), buffer;
     const auto run = [&](const auto& one) {
       for (int64_t i, end; take(i, end);) {
-        const Item& it = items[i];
-        const Partial o = it.slot < 0 ? view(own.data()) : part(it.slot + it.partition);
-        one(it, o);
-        if (it.slot < 0) finish(p, it, o);
+        for (; i < end; ++i) {
+          const Item& it = items[i];
+          const Partial o = it.slot < 0 ? view(own.data()) : part(it.slot + it.partition);
+          // The items of one span and head read the same keys.
+          const Item* next = i + 1 < end && !items[i + 1].same_keys(it) ? &items[i + 1] : nullptr;
+          one(it, next, o);
+          if (it.slot < 0) finish(p, it, o);
+        }
       }
     };
 #ifdef TANDEM_AMX
@@ -163,12 +172,14 @@ void attend(const Problem<T>& p, int64_t spans) {
       if (tiled) {
         const Tiles tiles(TileConfig{});
         Workspace workspace(p.dim);
-        run([&](const Item& it, const Partial& o) { attend_tiles(p, it, o, workspace); });
+        run([&](const Item& it, const Item* next, const Partial& o) {
+          attend_tiles(p, it, next, o, workspace);
+        });
         return;
       }
     }
 #endif
-    run([&](const Item& it, const Partial& o) { attend_plain(p, it, o, buffer); });
+    run([&](const Item& it, const Item*, const Partial& o) { attend_plain(p, it, o, buffer); });
   });
   if (slots == 0) return;
   at::parallel_for(0, items.size(), 1, [&](int64_t begin, int64_t end) {
@@ -190,6 +201,8 @@ void check_cache(const at::Tensor& k_cache, const at::Tensor& v_cache) {
                   k_cache.stride(2) == k_cache.size(3),
               "the caches are [blocks, block_size, kv_heads, dim] alike, heads and dims dense");
 }
+
+}  // namespace
 
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& k_cache,
                            const at::Tensor& v_cache, const at::Tensor& block_table,
@@ -235,22 +248,30 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& k_cache,
   return out;
 }
 
+void check_slots(const at::Tensor& k_cache, const at::Tensor& v_cache, const at::Tensor& slots,
+                 int64_t tokens) {
+  check_cache(k_cache, v_cache);
+  TORCH_CHECK(slots.scalar_type() == at::kLong && slots.is_contiguous() && slots.size(0) == tokens,
+              "slots is one int64 a token");
+  const int64_t capacity = k_cache.size(0) * k_cache.size(1);
+  const int64_t* slot = slots.const_data_ptr<int64_t>();
+  for (int64_t t = 0; t < tokens; ++t) {
+    TORCH_CHECK(slot[t] >= 0 && slot[t] < capacity, "slot ", slot[t], " lies outside the cache");
+  }
+}
+
+namespace {
+
 void write_kv(const at::Tensor& k, const at::Tensor& v, const at::Tensor& k_cache,
               const at::Tensor& v_cache, const at::Tensor& slots) {
-  check_cache(k_cache, v_cache);
   TORCH_CHECK(k.dim() == 3 && k.sizes() == v.sizes() && k.stride(2) == 1 && v.stride(2) == 1 &&
                   k.scalar_type() == k_cache.scalar_type() &&
                   v.scalar_type() == v_cache.scalar_type(),
               "k and v are [tokens, kv_heads, dim] in the cache's dtype");
-  TORCH_CHECK(slots.scalar_type() == at::kLong && slots.is_contiguous() &&
-                  slots.size(0) == k.size(0),
-              "slots is one int64 a token");
+  check_slots(k_cache, v_cache, slots, k.size(0));
   const int64_t heads = k.size(1), bytes = k.size(2) * k.element_size(), unit = k.element_size();
-  const int64_t block_size = k_cache.size(1), capacity = k_cache.size(0) * block_size;
+  const int64_t block_size = k_cache.size(1);
   const int64_t* slot = slots.const_data_ptr<int64_t>();
-  for (int64_t t = 0; t < k.size(0); ++t) {
-    TORCH_CHECK(slot[t] >= 0 && slot[t] < capacity, "slot ", slot[t], " lies outside the cache");
-  }
   const auto copy = [&](const at::Tensor& from, const at::Tensor& to, int64_t t) {
     const int64_t block = slot[t] / block_size, offset = slot[t] % block_size;
     const char* source = static_cast<const char*>(from.const_data_ptr());

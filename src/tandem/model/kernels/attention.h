@@ -14,15 +14,30 @@
 
 namespace tandem {
 
+// The operator; see `tandem.model.kernels.paged_attention`.
+at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& k_cache,
+                           const at::Tensor& v_cache, const at::Tensor& block_table,
+                           const at::Tensor& query_start, const at::Tensor& context_len,
+                           double scale, int64_t window, double softcap);
+
+// Raises unless the caches are alike and `slots` names one place in them for each token.
+void check_slots(const at::Tensor& k_cache, const at::Tensor& v_cache, const at::Tensor& slots,
+                 int64_t tokens);
+
 constexpr int TILE_ROWS = 16;        // query rows of one tile
 constexpr int MAX_TILES = 4;         // tiles of one work item
 constexpr int KEY_BLOCK = 128;       // keys between two rescalings of the softmax
+constexpr int KEY_TILE = 16;         // keys that lie together in a block of the cache
 constexpr float NEVER = -1e30f;      // running maximum before the first key
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Item {
   int32_t span, kv_head, row0, rows, key_begin, key_end;
   int32_t partition, partitions, slot;  // slot: first of the partitions in the scratch, or -1
+
+  bool same_keys(const Item& other) const {
+    return span == other.span && kv_head == other.kv_head;
+  }
 };
 
 template <typename T>
@@ -35,15 +50,21 @@ struct Problem {
   float scale, softcap;
   int32_t window;
 
-  int64_t token(const Item& it, int64_t r) const {
-    return query_start[it.span] + (it.row0 + r) / group;
+  // Calls f(r, token, head) for the rows of an item, in order; without a division for each.
+  template <typename F>
+  void each_row(const Item& it, const F& f) const {
+    int64_t token = query_start[it.span] + it.row0 / group, head = it.row0 % group;
+    for (int64_t r = 0; r < it.rows; ++r) {
+      f(r, token, it.kv_head * group + head);
+      if (++head == group) {
+        head = 0;
+        ++token;
+      }
+    }
   }
-  int64_t head(const Item& it, int64_t r) const {
-    return it.kv_head * group + (it.row0 + r) % group;
-  }
-  // Last position that row r may see, itself included.
-  int64_t position(const Item& it, int64_t r) const {
-    return context_len[it.span] - query_start[it.span + 1] + token(it, r);
+  // Last position that a token may see: its own.
+  int64_t position(const Item& it, int64_t token) const {
+    return context_len[it.span] - query_start[it.span + 1] + token;
   }
   int64_t offset(const Item& it, int64_t key) const {
     const int64_t block = table[it.span * table_width + key / block_size];
@@ -58,7 +79,6 @@ struct Partial {
 
 #ifdef TANDEM_AMX
 
-
 // Scratch of one thread, in 64-byte lines; `queries` and `values` are in the pair-interleaved
 // order in which AMX wants its right operand.
 struct Workspace {
@@ -71,6 +91,8 @@ struct Workspace {
     weights = values + KEY_BLOCK / 2 * dim / 16 + MAX_TILES * KEY_BLOCK;
   }
   std::vector<__m512i> lines;
+  alignas(64) int32_t position[MAX_TILES * TILE_ROWS];  // last key that each row may see
+  int64_t places[KEY_BLOCK / KEY_TILE];                 // of every 16 keys of a key block
   __m512i* queries;  // [tile][pair of dims][query]
   __m512i* values;   // [pair of keys][dim]
   float* scores;     // [tile][key][query]
@@ -79,16 +101,20 @@ struct Workspace {
 
 using Bf16Problem = Problem<at::BFloat16>;
 
+// Packs the queries of an item and notes their positions; rows past the end see what the last does.
 inline void load_queries(const Bf16Problem& p, const Item& it, Workspace& w) {
-  const int64_t lines = p.dim / 2;
+  const int64_t lines = p.dim / 2, padded = (it.rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+  const at::BFloat16* rows[MAX_TILES * TILE_ROWS] = {};
+  p.each_row(it, [&](int64_t r, int64_t token, int64_t head) {
+    rows[r] = p.q + token * p.q_token + head * p.q_head;
+    w.position[r] = static_cast<int32_t>(p.position(it, token));
+  });
+  std::fill(w.position + it.rows, w.position + padded, w.position[it.rows - 1]);
   for (int64_t r0 = 0; r0 < it.rows; r0 += TILE_ROWS) {
     for (int64_t d = 0; d < p.dim; d += 32) {
       __m512i block[16];
       for (int64_t r = 0; r < 16; ++r) {
-        const bool real = r0 + r < it.rows;
-        block[r] = real ? _mm512_loadu_si512(p.q + p.token(it, r0 + r) * p.q_token +
-                                             p.head(it, r0 + r) * p.q_head + d)
-                        : _mm512_setzero_si512();
+        block[r] = rows[r0 + r] ? _mm512_loadu_si512(rows[r0 + r] + d) : _mm512_setzero_si512();
       }
       transpose_16x16(block);
       std::copy_n(block, 16, w.queries + r0 / 16 * lines + d / 2);
@@ -109,7 +135,8 @@ inline void load_values(const Bf16Problem& p, const Item& it, int64_t k0, int64_
   const int64_t end = std::min<int64_t>(k0 + keys, it.key_end);
   for (int64_t j = 0; j < keys; j += 2) {
     const bool first = k0 + j < end, second = k0 + j + 1 < end;
-    const at::BFloat16* a = first ? p.v + p.offset(it, k0 + j) : nullptr;
+    const at::BFloat16* a =
+        first ? p.v + w.places[j / KEY_TILE] + j % KEY_TILE * p.token_stride : nullptr;
     const at::BFloat16* b = second ? a + p.token_stride : nullptr;
     __m512i* to = w.values + j / 2 * (p.dim / 16);
     for (int64_t d = 0; d < p.dim; d += 32) {
@@ -121,11 +148,11 @@ inline void load_values(const Bf16Problem& p, const Item& it, int64_t k0, int64_
   }
 }
 
-// scores[tile][key][query] = k . q for `keys` (a multiple of 16) keys from k0.
+// scores[tile][key][query] = k . q for the `keys` (a multiple of 16) keys whose places are noted.
 template <int TILES>
-void score_keys(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys, Workspace& w) {
+void score_keys(const Bf16Problem& p, int64_t keys, Workspace& w) {
   for (int64_t j = 0; j < keys; j += 16) {
-    const at::BFloat16* k = p.k + p.offset(it, k0 + j);
+    const at::BFloat16* k = p.k + w.places[j / KEY_TILE];
     const __m512i* q = w.queries;
     const int64_t tile_lines = p.dim / 2, stride = p.token_stride * 2;
     _tile_zero(0);
@@ -162,11 +189,8 @@ void score_keys(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys, 
 inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, int64_t keys,
             const Partial& o, Workspace& w) {
   float* s = w.scores + tile * KEY_BLOCK * 16;
-  alignas(64) int32_t position[16];
-  const int64_t r0 = tile * TILE_ROWS, last_row = std::min<int64_t>(r0 + 15, it.rows - 1);
-  for (int64_t r = 0; r < 16; ++r) {
-    position[r] = static_cast<int32_t>(p.position(it, std::min(r0 + r, last_row)));
-  }
+  const int64_t r0 = tile * TILE_ROWS;
+  const int32_t* position = w.position + r0;
   const bool cut = k0 + keys - 1 > position[0] || k0 + keys > it.key_end ||
                    (p.window > 0 && position[15] - p.window >= k0);
   const __m512 factor = _mm512_set1_ps(p.softcap > 0 ? 1.0f : p.scale * LOG2_E);
@@ -206,12 +230,16 @@ inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, i
                                                          21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                          11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i order = _mm512_loadu_si512(interleave);
+  const auto weigh = [](__m512 x) [[gnu::always_inline]] {
+    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+    return _mm512_maskz_mov_ps(seen, exp2_ps(x));
+  };
   for (int64_t j0 = 0; j0 < keys; j0 += 32) {
     __m512i pairs[16];
     for (int64_t i = 0; i < 16; ++i) {
       const float* from = s + (j0 + 2 * i) * 16;
-      const __m512 a = exp2_ps(_mm512_fmsub_ps(_mm512_loadu_ps(from), factor, maximum));
-      const __m512 b = exp2_ps(_mm512_fmsub_ps(_mm512_loadu_ps(from + 16), factor, maximum));
+      const __m512 a = weigh(_mm512_fmsub_ps(_mm512_loadu_ps(from), factor, maximum));
+      const __m512 b = weigh(_mm512_fmsub_ps(_mm512_loadu_ps(from + 16), factor, maximum));
       total = _mm512_add_ps(total, _mm512_add_ps(a, b));
       const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
       pairs[i] = _mm512_permutexvar_epi16(order, both);
@@ -234,30 +262,60 @@ inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, i
   }
 }
 
-// sums[tile] += weights x values, two 16-column tiles of the result at a time.
-inline void add_values(const Bf16Problem& p, int tile, int64_t keys, const Partial& o,
-                       const Workspace& w) {
+// sums[tile] += weights x values; WIDE takes 64 columns of the result at a time, otherwise 32.
+template <bool WIDE>
+void add_values(const Bf16Problem& p, int tile, int64_t keys, const Partial& o,
+                const Workspace& w) {
   const int64_t stride = p.dim * 4;
-  for (int64_t d = 0; d < p.dim; d += 32) {
+  for (int64_t d = 0; d < p.dim; d += WIDE ? 64 : 32) {
     float* sums = o.sums + tile * TILE_ROWS * p.dim + d;
     _tile_loadd(0, sums, stride);
     _tile_loadd(1, sums + 16, stride);
+    if constexpr (WIDE) {
+      _tile_loadd(2, sums + 32, stride);
+      _tile_loadd(3, sums + 48, stride);
+    }
     for (int64_t j = 0; j < keys; j += 32) {
       const __m512i* v = w.values + (j / 2 * p.dim + d) / 16;
       _tile_loadd(4, w.weights + j / 2, 64);
       _tile_loadd(5, v, stride);
-      _tile_loadd(6, v + 1, stride);
       _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(6, v + 1, stride);
       _tile_dpbf16ps(1, 4, 6);
+      if constexpr (WIDE) {
+        _tile_loadd(5, v + 2, stride);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(6, v + 3, stride);
+        _tile_dpbf16ps(3, 4, 6);
+      }
     }
     _tile_stored(0, sums, stride);
     _tile_stored(1, sums + 16, stride);
+    if constexpr (WIDE) {
+      _tile_stored(2, sums + 32, stride);
+      _tile_stored(3, sums + 48, stride);
+    }
+  }
+}
+
+// Fetches keys k0 and on of an item, with their values, into the second-level cache.
+inline void fetch_keys(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys) {
+  const int64_t end = std::min<int64_t>(k0 + keys, it.key_end);
+  for (int64_t j = k0; j < end; ++j) {
+    const int64_t at = p.offset(it, j);
+    for (int64_t d = 0; d < p.dim; d += 32) {
+      _mm_prefetch(reinterpret_cast<const char*>(p.k + at + d), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(p.v + at + d), _MM_HINT_T1);
+    }
   }
 }
 
 // One item on AMX, with tiles configured by the caller. `o` has room for whole tiles of rows.
-inline void attend_tiles(const Bf16Problem& p, const Item& it, const Partial& o, Workspace& w) {
+// While it is computed, the keys and values of `next` (or null) are fetched.
+inline void attend_tiles(const Bf16Problem& p, const Item& it, const Item* next, const Partial& o,
+                         Workspace& w) {
   const int tiles = (it.rows + TILE_ROWS - 1) / TILE_ROWS;
+  const bool wide = p.dim % 64 == 0;
   std::fill_n(o.sums, tiles * TILE_ROWS * p.dim, 0.0f);
   std::fill_n(o.maximum, tiles * TILE_ROWS, NEVER);
   std::fill_n(o.total, tiles * TILE_ROWS, 0.0f);
@@ -265,14 +323,16 @@ inline void attend_tiles(const Bf16Problem& p, const Item& it, const Partial& o,
   for (int64_t k0 = it.key_begin / 16 * 16; k0 < it.key_end; k0 += KEY_BLOCK) {
     const int64_t keys = std::min<int64_t>(KEY_BLOCK, (it.key_end - k0 + 15) / 16 * 16);
     const int64_t padded = (keys + 31) / 32 * 32;
-    if (tiles == 1) score_keys<1>(p, it, k0, keys, w);
-    if (tiles == 2) score_keys<2>(p, it, k0, keys, w);
-    if (tiles == 3) score_keys<3>(p, it, k0, keys, w);
-    if (tiles == 4) score_keys<4>(p, it, k0, keys, w);
+    for (int64_t j = 0; j < keys; j += KEY_TILE) w.places[j / KEY_TILE] = p.offset(it, k0 + j);
+    if (next != nullptr) fetch_keys(p, *next, next->key_begin + k0 - it.key_begin, keys);
+    if (tiles == 1) score_keys<1>(p, keys, w);
+    if (tiles == 2) score_keys<2>(p, keys, w);
+    if (tiles == 3) score_keys<3>(p, keys, w);
+    if (tiles == 4) score_keys<4>(p, keys, w);
     load_values(p, it, k0, padded, w);
     for (int tile = 0; tile < tiles; ++tile) {
       soften(p, it, tile, k0, padded, o, w);
-      add_values(p, tile, padded, o, w);
+      wide ? add_values<true>(p, tile, padded, o, w) : add_values<false>(p, tile, padded, o, w);
     }
   }
 }

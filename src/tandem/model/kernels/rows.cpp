@@ -1,12 +1,11 @@
-// What a layer does row by row between its matrix products: RMS norm, rotary embedding, gating.
+// The operators for RMS norm, rotary embedding and gating; rows.h has what they do to a row.
 //
 // Inputs may be views with any outer strides (slices of one fused projection); the last dimension
-// is dense. Sums and functions are in float32; results are rounded to the dtype where
-// transformers' modules round, except inside the rotation, which rounds once.
+// is dense.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "tiles.h"
+#include "rows.h"
 
 namespace tandem {
 namespace {
@@ -41,27 +40,6 @@ void for_each_row(int64_t rows, int64_t width, const F& f) {
   });
 }
 
-// Normalises one row. With `shifted` the factor is (1 + weight) in float32 and the result is
-// rounded once (Gemma); otherwise the normalised row is rounded before the product (Llama).
-template <typename T>
-void normalise(const T* x, const T* weight, T* out, int64_t width, float eps, bool shifted) {
-  float square = 0.0f;
-#pragma omp simd reduction(+ : square)
-  for (int64_t d = 0; d < width; ++d) square += widen(x[d]) * widen(x[d]);
-  const float factor = 1.0f / std::sqrt(square / static_cast<float>(width) + eps);
-  if (shifted) {
-#pragma omp simd
-    for (int64_t d = 0; d < width; ++d) {
-      out[d] = narrow<T>(widen(x[d]) * factor * (1.0f + widen(weight[d])));
-    }
-  } else {
-#pragma omp simd
-    for (int64_t d = 0; d < width; ++d) {
-      out[d] = narrow<T>(widen(narrow<T>(widen(x[d]) * factor)) * widen(weight[d]));
-    }
-  }
-}
-
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool shifted) {
   const int64_t width = x.size(-1);
   TORCH_CHECK(weight.numel() == width && weight.is_contiguous() &&
@@ -77,19 +55,6 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, b
     });
   });
   return out;
-}
-
-// Rotates the first `angles` elements of one head; the rest is copied.
-template <typename T>
-void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t width, int64_t angles) {
-  const int64_t half = angles / 2;
-#pragma omp simd
-  for (int64_t d = 0; d < half; ++d) {
-    const float a = widen(x[d]), b = widen(x[d + half]);
-    out[d] = narrow<T>(a * widen(cos[d]) - b * widen(sin[d]));
-    out[d + half] = narrow<T>(b * widen(cos[d + half]) + a * widen(sin[d + half]));
-  }
-  std::copy(x + angles, x + width, out + angles);
 }
 
 at::Tensor rotate_heads(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
@@ -112,64 +77,6 @@ at::Tensor rotate_heads(const at::Tensor& x, const at::Tensor& cos, const at::Te
 std::tuple<at::Tensor, at::Tensor> rotary(const at::Tensor& q, const at::Tensor& k,
                                           const at::Tensor& cos, const at::Tensor& sin) {
   return {rotate_heads(q, cos, sin), rotate_heads(k, cos, sin)};
-}
-
-// Both gates are x / (1 + e^-y(x)); `Function` gives y.
-struct Silu {
-  template <typename V>
-  [[gnu::always_inline]] static V of(V x) {
-    return x;
-  }
-};
-
-struct GeluTanh {  // x / 2 * (1 + tanh(y / 2)) = x / (1 + e^-y)
-  template <typename V>
-  [[gnu::always_inline]] static V of(V x) {
-    return x * (x * x * 0.07135481628f + 1.5957691216f);
-  }
-};
-
-template <typename Function, typename T>
-void gate_row(const T* x, const T* up, T* out, int64_t begin, int64_t end) {
-#pragma omp simd
-  for (int64_t d = begin; d < end; ++d) {
-    const float value = widen(x[d]);
-    const float gated = value / (1.0f + exponential(-Function::of(value)));
-    out[d] = narrow<T>(widen(narrow<T>(gated)) * widen(up[d]));
-  }
-}
-
-#ifdef TANDEM_AMX
-
-inline __m512 load_16(const at::BFloat16* from) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
-// The compiler's own vectors take twice as long.
-template <typename Function>
-void gate_row(const at::BFloat16* x, const at::BFloat16* up, at::BFloat16* out, int64_t width) {
-  const __m512 minus_log2_e = _mm512_set1_ps(-1.44269504f), one = _mm512_set1_ps(1.0f);
-  int64_t d = 0;
-  for (; d + 16 <= width; d += 16) {
-    const __m512 value = load_16(x + d);
-    const __m512 power = exp2_ps(_mm512_mul_ps(Function::of(value), minus_log2_e));
-    const __m512 gated = _mm512_div_ps(value, _mm512_add_ps(one, power));
-    const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(gated));
-    const __m512 wide =
-        _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + d),
-                        reinterpret_cast<__m256i>(
-                            _mm512_cvtneps_pbh(_mm512_mul_ps(wide, load_16(up + d)))));
-  }
-  gate_row<Function, at::BFloat16>(x, up, out, d, width);
-}
-
-#endif
-
-template <typename Function, typename T>
-void gate_row(const T* x, const T* up, T* out, int64_t width) {
-  gate_row<Function, T>(x, up, out, 0, width);
 }
 
 template <typename Function>

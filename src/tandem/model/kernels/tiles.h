@@ -130,19 +130,21 @@ inline void transpose_16x16(__m512i r[16]) {
   }
 }
 
-// 2^x to float accuracy (about 2 ulp); anything under -200 is 0.
+// 2^x within 3e-6, for results that are rounded to bfloat16; saturates at 2^-126 and 2^127. The
+// exponent is added as an integer: instructions that may yield denormal numbers are slow where they
+// do.
 inline __m512 exp2_ps(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-200.0f));
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(x, whole);
-  __m512 p = _mm512_set1_ps(1.540353e-4f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, whole);
+  x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-126.0f)), _mm512_set1_ps(127.0f));
+  const __m512 magic = _mm512_set1_ps(12582912.0f);  // its last bit counts ones
+  const __m512 shifted = _mm512_add_ps(x, magic);
+  const __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
+  __m512 p = _mm512_set1_ps(9.57010173e-3f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.59178606e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240247448f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693121815f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999999261f));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent));
 }
 
 #endif

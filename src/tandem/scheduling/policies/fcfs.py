@@ -2,15 +2,23 @@
 
 Decodes go on, then prompts in order of arrival (chunked into what the token budget leaves). When
 blocks run out, the latest arrival gives way. This is the continuous batching of Orca and vLLM.
+Learning comes last: it starts when no request waits.
 """
 
 from __future__ import annotations
 
-from itertools import islice
-
 from tandem.core.decision import Candidate, Decision
-from tandem.core.sequence import Sequence
+from tandem.scheduling.queues import (
+    arrival,
+    class_then_arrival,
+    first_waiting,
+    slices_within,
+)
 from tandem.scheduling.view import Policy, View
+
+# Backward slices in an iteration with requests (one layer at least), and in one without.
+_BESIDE_S = 0.02
+_ALONE_S = 0.25
 
 
 def create() -> Policy:
@@ -23,18 +31,14 @@ class FirstComeFirstServed:
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        running = sorted(view.running, key=_arrival)
+        running = sorted(view.running, key=class_then_arrival)
         free_slots = view.budgets.max_sequences - len(running)
-        # A preempted sequence or a later choice arrived before others that wait: sort only if
-        # there is one.
-        queue = list(islice(view.waiting, max(0, free_slots) + 1))
-        if any(seq.preemptions or seq.index for seq in view.waiting):
-            queue = sorted(view.waiting, key=_arrival)[: max(0, free_slots) + 1]
+        queue = first_waiting(view, max(0, free_slots) + 1)
         candidates = [Candidate(seq.seq_id, may_preempt=True) for seq in running]
         candidates += [Candidate(seq.seq_id) for seq in queue]
+        candidates += [Candidate(seq.seq_id) for seq in sorted(view.learning, key=arrival)]
         victims = tuple(seq.seq_id for seq in reversed(running))
-        return Decision.on_device(tuple(candidates), victims=victims)
-
-
-def _arrival(seq: Sequence) -> tuple[float, int]:
-    return (seq.request.arrival_s, seq.seq_id)
+        alone = not queue and all(seq.scoring is not None for seq in running[:1])
+        budget_s = _ALONE_S if alone else _BESIDE_S
+        slices, _ = slices_within(view.steps, view.latency, budget_s, True)
+        return Decision.on_device(tuple(candidates), slices=tuple(slices), victims=victims)

@@ -2,6 +2,7 @@
 
 `priority` follows vLLM's convention (lower is more urgent), ties go by arrival. Preempted work
 keeps its blocks in the prefix tree while nobody needs them, so it usually resumes cheaply.
+Learning is less urgent than any request.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ import heapq
 
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
+from tandem.scheduling.queues import arrival, slices_within
 from tandem.scheduling.view import Policy, View
+
+# Backward slices in an iteration with requests (one layer at least), and in one without.
+_BESIDE_S = 0.02
+_ALONE_S = 0.25
 
 
 def create() -> Policy:
@@ -28,12 +34,17 @@ class MostUrgentFirst:
         """See the module."""
         waiting = heapq.nsmallest(view.budgets.max_sequences, view.waiting, key=_urgency)
         running = sorted(view.running, key=_urgency)
-        order = heapq.merge(running, waiting, key=_urgency)
-        candidates = tuple(Candidate(seq.seq_id, may_preempt=True) for seq in order)
+        order = [*heapq.merge(running, waiting, key=_urgency), *sorted(view.learning, key=arrival)]
+        alone = not waiting and all(seq.scoring is not None for seq in running[:1])
+        budget_s = _ALONE_S if alone else _BESIDE_S
+        slices, _ = slices_within(view.steps, view.latency, budget_s, True)
         return Decision.on_device(
-            candidates, victims=tuple(seq.seq_id for seq in reversed(running))
+            tuple(Candidate(seq.seq_id, may_preempt=True) for seq in order),
+            slices=tuple(slices),
+            victims=tuple(seq.seq_id for seq in reversed(running)),
         )
 
 
-def _urgency(seq: Sequence) -> tuple[int, float, int]:
-    return (seq.request.priority, seq.request.arrival_s, seq.seq_id)
+def _urgency(seq: Sequence) -> tuple[bool, int, float, int]:
+    request = seq.request
+    return (seq.scoring is not None, request.priority, request.arrival_s, seq.seq_id)

@@ -1,0 +1,44 @@
+"""The learning benchmark in one command: train the dialogue model, make all runs, write results.
+
+    python -m benchmarks.learning
+
+Both the model and finished runs are kept in the cache, so that it goes on where it was interrupted.
+See docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import dialogue_model
+from tandem.bench.experiment import ExperimentOptions, Sources
+from tandem.bench.learning_report import as_markdown
+from tandem.cli.bench import run_experiment, write_learning
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="The shared data's folder.")] = Path("../shared/data"),
+    cache: Annotated[Path, typer.Option(help="Model and finished runs.")] = Path(".bench-cache"),
+    seeds: Annotated[int, typer.Option(help="Runs of each policy at each rate.")] = 3,
+    rate: Annotated[
+        list[float] | None, typer.Option("--retrain-rate", help="Repeatable; default: three.")
+    ] = None,
+) -> None:
+    """Train, run, write."""
+    model = cache / "dialogue-model"
+    dialogue_model.main(data=data, out=model)
+    options = ExperimentOptions(
+        retrain_rates=tuple(rate or (0.1, 0.25, 0.5)), seeds=tuple(range(seeds))
+    )
+    found = run_experiment(Sources(data, model, cache), options)
+    write_learning(RESULTS, options, found, figures=True)
+    print(as_markdown(found))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,245 @@
+"""Routes of feedback: send it, list it, look it up, erase it.
+
+Knows how feedback looks from outside, not what is learned from it. Invariant: 202 is sent only
+after the feedback and its samples were committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.api.connection import read_body
+from tandem.api.paging import read_limit, read_text
+from tandem.api.schemas import PERSON, Body, Message, parse
+from tandem.api.surface import Surface
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import Sample, SampleState
+from tandem.services.auth import Caller
+from tandem.services.feedback import Said
+from tandem.services.signals import Signal, SignalType
+from tandem.services.subject import Ask
+from tandem.store.feedback import Erased, Filter, Stored
+
+_MOST = 100
+_MAX_WEIGHT = 10.0
+_MAX_SECONDS = 86_400.0
+_KEY = r"^[A-Za-z0-9._:-]{1,128}$"
+
+Answer = Annotated[int, Field(ge=0)] | str
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Preference(_Part):
+    """Two answers: texts, or indexes of the completion's choices."""
+
+    chosen: Answer
+    rejected: Answer
+
+
+class SignalBody(_Part):
+    """An implicit signal; see docs/learning.md."""
+
+    type: Annotated[SignalType, Field(strict=False)]
+    text: str | None = None
+    seconds: Annotated[float, Field(ge=0, le=_MAX_SECONDS)] | None = None
+
+
+class FeedbackRequest(Body):
+    """Body of POST /v1/feedback."""
+
+    feedback_id: Annotated[str, Field(pattern=_KEY)] | None = None
+    completion_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    choice: Annotated[int, Field(ge=0)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    prompt: str | None = None
+    completion: str | None = None
+    model: Annotated[str, Field(max_length=256)] | None = None
+    adapter: Annotated[str, Field(max_length=128)] | None = None
+    rating: bool | Share | None = None
+    preference: Preference | None = None
+    demonstration: str | None = None
+    comment: Annotated[str, Field(min_length=1, max_length=16_384)] | None = None
+    signal: SignalBody | None = None
+    weight: Annotated[float, Field(gt=0, le=_MAX_WEIGHT)] | None = None
+    user: Annotated[str, Field(pattern=PERSON)] | None = None
+    conversation: Annotated[str, Field(pattern=PERSON)] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
+
+
+def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
+    """Add /v1/feedback."""
+
+    @app.post("/v1/feedback")
+    async def send_feedback(request: Request) -> Response:
+        """Teach an adapter; 202 when it is stored."""
+        raw = await read_body(request, surface.max_body_bytes)
+        said = _said(parse(FeedbackRequest, raw), raw, request.headers.get("idempotency-key"))
+        stored = await surface.feedback.take(said, request.state.caller)
+        return _json(feedback_json(surface, stored), 202)
+
+    @app.get("/v1/feedback")
+    async def list_feedback(request: Request) -> Response:
+        """Feedback of this key, newest first."""
+        limit = read_limit(request, 20, _MOST)
+        caller: Caller = request.state.caller
+        found = await surface.feedback.listed(
+            _filter(request), caller, after=read_text(request, "after"), limit=limit + 1
+        )
+        page = [feedback_json(surface, stored) for stored in found[:limit]]
+        return _json({"object": "list", "data": page, "has_more": len(found) > limit})
+
+    @app.delete("/v1/feedback")
+    async def erase_feedback(request: Request) -> Response:
+        """Erase the feedback of a user, about an adapter, or both."""
+        erased = await surface.feedback.erase(_filter(request), request.state.caller)
+        return _json(_erased_json(erased))
+
+    @app.get("/v1/feedback/{feedback_id}")
+    async def retrieve_feedback(feedback_id: str, request: Request) -> Response:
+        """One of them."""
+        stored = await surface.feedback.find(feedback_id, request.state.caller)
+        return _json(feedback_json(surface, stored))
+
+    @app.delete("/v1/feedback/{feedback_id}")
+    async def erase_one_feedback(feedback_id: str, request: Request) -> Response:
+        """Erase it."""
+        erased = await surface.feedback.erase_one(feedback_id, request.state.caller)
+        return _json({"id": feedback_id, **_erased_json(erased)})
+
+
+def feedback_json(surface: Surface, stored: Stored) -> dict[str, Any]:
+    """Feedback as clients see it."""
+    said = stored.feedback
+    return {
+        "id": said.feedback_id,
+        "object": "feedback",
+        "created_at": int(said.created_s),
+        "adapter": said.adapter,
+        "model": surface.models.id_of(said.adapter),
+        "kind": said.kind.value,
+        "signal": said.signal,
+        "completion_id": said.completion_id or None,
+        "version": said.version or None,
+        "messages": list(said.messages) or None,
+        "prompt": None if said.messages else said.prompt,
+        "chosen": said.chosen or None,
+        "rejected": said.rejected or None,
+        "rating": said.rating,
+        "comment": said.comment or None,
+        "weight": said.weight,
+        "user": said.user or None,
+        "conversation": said.conversation,
+        "metadata": said.metadata,
+        "samples": [_sample_json(sample) for sample in stored.samples],
+    }
+
+
+def _sample_json(sample: Sample) -> dict[str, Any]:
+    return {
+        "id": sample.sample_id,
+        "kind": sample.kind.value,
+        "state": sample.state.value,
+        "split": sample.split.value,
+        "weight": sample.weight,
+        "desirable": sample.desirable,
+        "version": sample.version,
+        "uses": sample.uses,
+        "loss": sample.loss,
+        "problem": sample.problem or None,
+    }
+
+
+def _erased_json(erased: Erased) -> dict[str, Any]:
+    return {
+        "object": "feedback.deleted",
+        "deleted": True,
+        "feedback": erased.feedback,
+        "samples": erased.samples,
+        "receipts": erased.receipts,
+        "tainted_versions": [f"{adapter}@{number}" for adapter, number in erased.tainted],
+    }
+
+
+def _said(body: FeedbackRequest, raw: bytes, idempotency_key: str | None) -> Said:
+    saying = {
+        "rating": body.rating,
+        "preference": body.preference,
+        "demonstration": body.demonstration,
+        "signal": body.signal,
+    }
+    given = [name for name, value in saying.items() if value is not None]
+    if len(given) > 1 or not (given or body.comment):
+        raise InvalidRequest(
+            f"send one of: {', '.join(saying)}, or a 'comment'",
+            param=given[1] if given else "rating",
+        )
+    if idempotency_key is not None and not 0 < len(idempotency_key) <= 256:
+        raise InvalidRequest("an Idempotency-Key has 1 to 256 characters", param="idempotency-key")
+    pair, signal = body.preference, body.signal
+    ask = Ask(
+        completion_id=body.completion_id,
+        choice=body.choice,
+        messages=tuple(message.rendered() for message in body.messages or ()),
+        prompt=body.prompt,
+        completion=body.completion,
+        rating=None if body.rating is None else float(body.rating),
+        preferred=pair.chosen if pair else None,
+        dispreferred=pair.rejected if pair else None,
+        demonstration=body.demonstration,
+        comment=body.comment,
+        signal=Signal(signal.type, signal.text, signal.seconds) if signal else None,
+    )
+    return Said(
+        ask=ask,
+        feedback_id=body.feedback_id,
+        idempotency_key=idempotency_key,
+        digest=_digest(raw),
+        model=body.model,
+        adapter=body.adapter,
+        weight=1.0 if body.weight is None else body.weight,
+        user=body.user or "",
+        conversation=body.conversation or "",
+        metadata=body.metadata or {},
+    )
+
+
+def _digest(raw: bytes) -> str:
+    """The same for the same JSON, whatever the order of its keys."""
+    canonical = msgspec.json.encode(msgspec.json.decode(raw), order="sorted")
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def _filter(request: Request) -> Filter:
+    """`adapter`, `user`, `state`; `keys=all` for that of all keys."""
+    state = read_text(request, "state")
+    if state is not None and state not in set(SampleState):
+        raise InvalidRequest(f"'state' must be one of: {', '.join(SampleState)}", param="state")
+    whose = read_text(request, "keys")
+    if whose not in (None, "all"):
+        raise InvalidRequest("'keys' must be 'all' or be left out", param="keys")
+    user = request.query_params.get("user")
+    return Filter(
+        adapter=read_text(request, "adapter"),
+        user=user or None,
+        key_id=None if whose else request.state.caller.tenant,
+        state=state,
+    )
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")

@@ -1,0 +1,148 @@
+"""Routes of OpenAI's files API: upload, list, retrieve, content, delete.
+
+An upload is spooled by the form parser and copied in pieces; it is never whole in memory.
+Invariant: a key sees its own files only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.responses import FileResponse
+
+from tandem.api.errors import BodyTooLarge
+from tandem.api.paging import read_limit, read_text
+from tandem.api.surface import Surface
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import FileRecord
+from tandem.services.files import UPLOAD_PURPOSES
+
+_MOST = 10_000
+_PART_BYTES = 1 << 20
+_FORM_BYTES = 64 * 1024  # for what is in the form beside the file
+_MAX_NAME_CHARS = 255
+
+
+def add_file_routes(app: FastAPI, surface: Surface) -> None:
+    """Add /v1/files."""
+
+    @app.post("/v1/files")
+    async def upload_file(request: Request) -> Response:
+        """Keep a file: multipart form with `file` and `purpose`."""
+        form = await _read_form(request, surface.files.max_bytes + _FORM_BYTES)
+        try:
+            upload, purpose = _fields(form)
+            name = (upload.filename or "file")[:_MAX_NAME_CHARS]
+            tenant: str = request.state.caller.tenant
+            file = await surface.files.create(name, purpose, tenant, _parts(upload))
+        finally:
+            await form.close()
+        return _json(_file_json(file))
+
+    @app.get("/v1/files")
+    async def list_files(request: Request) -> Response:
+        """Files of this key, newest first unless `order` is asc."""
+        limit = read_limit(request, _MOST, _MOST)
+        order = read_text(request, "order") or "desc"
+        if order not in ("asc", "desc"):
+            raise InvalidRequest("'order' must be asc or desc", param="order")
+        found = await surface.files.listed(
+            request.state.caller.tenant,
+            purpose=read_text(request, "purpose"),
+            after=read_text(request, "after"),
+            ascending=order == "asc",
+            limit=limit + 1,
+        )
+        page = [_file_json(file) for file in found[:limit]]
+        return _json(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": page[0]["id"] if page else None,
+                "last_id": page[-1]["id"] if page else None,
+                "has_more": len(found) > limit,
+            }
+        )
+
+    @app.get("/v1/files/{file_id}")
+    async def retrieve_file(file_id: str, request: Request) -> Response:
+        """One of them."""
+        return _json(_file_json(await surface.files.find(file_id, request.state.caller.tenant)))
+
+    @app.get("/v1/files/{file_id}/content")
+    async def file_content(file_id: str, request: Request) -> Response:
+        """Its bytes."""
+        file = await surface.files.find(file_id, request.state.caller.tenant)
+        return FileResponse(file.path, media_type="application/octet-stream")
+
+    @app.delete("/v1/files/{file_id}")
+    async def delete_file(file_id: str, request: Request) -> Response:
+        """Forget it."""
+        await surface.files.delete(file_id, request.state.caller.tenant)
+        return _json({"id": file_id, "object": "file", "deleted": True})
+
+
+async def _read_form(request: Request, limit_bytes: int) -> FormData:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise InvalidRequest("send a form (multipart/form-data) with 'file' and 'purpose'")
+
+    async def bounded() -> Any:
+        size_bytes = 0
+        async for part in request.stream():
+            size_bytes += len(part)
+            if size_bytes > limit_bytes:
+                raise BodyTooLarge(
+                    f"the file has more than {surface_limit} bytes; send less, or raise "
+                    "store.max_file_bytes",
+                    param="file",
+                )
+            yield part
+
+    surface_limit = limit_bytes - _FORM_BYTES
+    parser = MultiPartParser(request.headers, bounded(), max_files=1, max_fields=8)
+    try:
+        return await parser.parse()
+    except (MultiPartException, KeyError) as error:
+        raise InvalidRequest(f"the form cannot be read: {error}") from error
+
+
+def _fields(form: FormData) -> tuple[UploadFile, str]:
+    """The file and its purpose. Raises `InvalidRequest` that names the field."""
+    for name in form:
+        if name not in ("file", "purpose"):
+            raise InvalidRequest(f"'{name[:100]}' is not supported; remove it", param=name[:100])
+    upload, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(upload, UploadFile):
+        raise InvalidRequest("missing required parameter: 'file'", param="file")
+    if purpose not in UPLOAD_PURPOSES:
+        known = ", ".join(UPLOAD_PURPOSES)
+        raise InvalidRequest(f"'purpose' must be one of: {known}", param="purpose")
+    return upload, str(purpose)
+
+
+async def _parts(upload: UploadFile) -> AsyncIterator[bytes]:
+    while part := await upload.read(_PART_BYTES):
+        yield part
+
+
+def _file_json(file: FileRecord) -> dict[str, Any]:
+    return {
+        "id": file.file_id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": int(file.created_s),
+        "expires_at": None,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": file.status,
+        "status_details": None,
+    }
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,190 @@
+"""`tandem feedback`: move feedback between a running server and JSONL files.
+
+A line is a body of POST /v1/feedback. Invariant: both commands can be interrupted and run again;
+an id that the server knows is not stored twice, and an export goes on after its last line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tandem.cli.remote import DEFAULT_URL, Key, Remote, RemoteError, Url, connected, plain
+
+app = typer.Typer(help="Feedback of a running server: import and export as JSONL.")
+
+_PAGE = 100
+_SHOWN_FAILURES = 10
+
+Target = Annotated[str, typer.Option(help="Adapter that learns, for lines that name none")]
+
+
+@app.command("import")
+def import_command(
+    file: Annotated[Path, typer.Argument(help="JSONL, a body of POST /v1/feedback in each line")],
+    adapter: Target = "",
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at a time")] = 8,
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+) -> None:
+    """Send each line as feedback; lines that were sent before are not stored twice."""
+    console = Console(stderr=True)
+    failures: list[str] = []
+    with connected(url, api_key) as server, _progress(console) as progress:
+        lines = _lines(file)
+        task = progress.add_task("import", total=sum(1 for _ in _lines(file)))
+        with ThreadPoolExecutor(concurrency) as pool:
+            bodies = ((number, _body(text, adapter)) for number, text in _distinct(lines))
+            for number, problem in _sent(server, pool, bodies, concurrency):
+                if problem:
+                    failures.append(f"line {number}: {problem}")
+                progress.advance(task)
+        total = int(progress.tasks[0].completed)
+    Console().print(f"{total - len(failures)} of {total} lines are stored")
+    for failure in failures[:_SHOWN_FAILURES]:
+        console.print(plain(failure), markup=False, highlight=False)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command("export")
+def export_command(
+    file: Annotated[Path, typer.Argument(help="JSONL to write, or to go on with")],
+    adapter: Annotated[str, typer.Option(help="Only feedback that this adapter learns from")] = "",
+    user: Annotated[str, typer.Option(help="Only feedback of this user")] = "",
+    all_keys: Annotated[bool, typer.Option(help="That of all API keys (administrators)")] = False,
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+) -> None:
+    """Write feedback, newest first, so that `import` takes it."""
+    query = {
+        "adapter": adapter or None,
+        "user": user or None,
+        "keys": "all" if all_keys else None,
+        "limit": _PAGE,
+    }
+    number, after = _written(file)
+    with (
+        connected(url, api_key) as server,
+        file.open("a", encoding="utf-8") as target,
+        _progress(Console(stderr=True)) as progress,
+    ):
+        task = progress.add_task("export", total=None, completed=number)
+        more = True
+        while more:
+            page = server.get("feedback", after=after, **query)
+            for said in page["data"]:
+                target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
+                number, after = number + 1, said["id"]
+            progress.update(task, completed=number)
+            more = page["has_more"]
+    Console().print(f"{number} lines in {file}", markup=False, highlight=False)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not empty, with their numbers."""
+    try:
+        with file.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield number, line.strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RemoteError(f"cannot read {file}: {error}") from error
+
+
+def _distinct(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Lines with ids made of their text; equal lines differ by their count."""
+    seen: Counter[str] = Counter()
+    for number, text in lines:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+        seen[digest] += 1
+        yield number, (text, f"import-{digest}-{seen[digest]}")
+
+
+def _body(line: tuple[str, str], adapter: str) -> dict[str, Any] | str:
+    """What is to be sent, or what is wrong with the line."""
+    text, made_id = line
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        return f"not JSON: {error}"
+    if not isinstance(body, dict):
+        return "not a JSON object"
+    if adapter and "adapter" not in body and "model" not in body:
+        body["adapter"] = adapter
+    return {"feedback_id": made_id, **body}
+
+
+def _sent(
+    server: Remote,
+    pool: ThreadPoolExecutor,
+    bodies: Iterator[tuple[int, dict[str, Any] | str]],
+    concurrency: int,
+) -> Iterator[tuple[int, str]]:
+    """Send all, a few at a time; number and problem (or "") of each as they end."""
+
+    def send(number: int, body: dict[str, Any] | str) -> tuple[int, str]:
+        if isinstance(body, str):
+            return number, body
+        try:
+            server.post("feedback", body)
+        except RemoteError as error:
+            return number, str(error)
+        return number, ""
+
+    running: set[Future[tuple[int, str]]] = set()
+    while True:
+        running |= {pool.submit(send, *item) for item in islice(bodies, concurrency - len(running))}
+        if not running:
+            return
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for ended in done:
+            yield ended.result()
+
+
+def _written(file: Path) -> tuple[int, str | None]:
+    """Lines and last id of an export that is to go on; a line that was cut off is removed."""
+    if not file.exists():
+        return 0, None
+    content = file.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        file.write_bytes(whole)
+    lines = whole.splitlines()
+    return len(lines), json.loads(lines[-1])["feedback_id"] if lines else None
+
+
+def _request(said: dict[str, Any]) -> dict[str, Any]:
+    """A body of POST /v1/feedback that says the same."""
+    body: dict[str, Any] = {"feedback_id": said["id"], "adapter": said["adapter"]}
+    if said["messages"]:
+        body["messages"] = said["messages"]
+    else:
+        body["prompt"] = said["prompt"]
+    match said["kind"]:
+        case "rating":
+            body |= {"completion": said["chosen"], "rating": said["rating"]}
+        case "preference":
+            body["preference"] = {"chosen": said["chosen"], "rejected": said["rejected"]}
+        case "demonstration":
+            body |= {"demonstration": said["chosen"], "completion": said["rejected"]}
+        case _:
+            body["completion"] = said["chosen"]
+    body |= {name: said[name] for name in ("comment", "user", "conversation", "metadata")}
+    body["weight"] = said["weight"] or None
+    return {name: value for name, value in body.items() if value not in (None, {})}
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console)

@@ -1,0 +1,175 @@
+"""`tandem finetune`: start fine-tuning jobs on a running server and watch them.
+
+Progress comes from the job's own events. Invariant: leaving a watch never ends the job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tandem.cli.remote import DEFAULT_URL, Key, Remote, Url, connected, plain, table
+
+app = typer.Typer(help="Fine-tuning jobs of a running server.")
+
+JobId = Annotated[str, typer.Argument(help="Id of the job")]
+_POLL_S = 0.5
+_PAGE = 100
+_RUNNING = ("validating_files", "queued", "running")
+
+
+@app.command("create")
+def create_command(
+    training_file: Annotated[Path, typer.Argument(help="JSONL with the examples")],
+    model: Annotated[str, typer.Option(help="What to train; NAME:ADAPTER goes on with it")],
+    method: Annotated[str, typer.Option(help="supervised, dpo or kto")] = "supervised",
+    validation_file: Annotated[Path | None, typer.Option(help="JSONL to measure on")] = None,
+    suffix: Annotated[str, typer.Option(help="Begins the new adapter's name")] = "",
+    epochs: Annotated[int | None, typer.Option(help="Times over all examples")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples of a step")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of AdamW")] = None,
+    beta: Annotated[float | None, typer.Option(help="Of DPO and KTO")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides order and start")] = None,
+    watch: Annotated[bool, typer.Option(help="Show the progress until it ends")] = True,
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+) -> None:
+    """Upload the files and start a job."""
+    given = {
+        "n_epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "beta": beta,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    with connected(url, api_key) as server:
+        body: dict[str, Any] = {
+            "model": model,
+            "training_file": server.upload(training_file, "fine-tune"),
+            "method": {"type": method, method: {"hyperparameters": chosen}},
+        }
+        if validation_file is not None:
+            body["validation_file"] = server.upload(validation_file, "fine-tune")
+        body |= {name: value for name, value in (("suffix", suffix), ("seed", seed)) if value}
+        job = server.post("fine_tuning/jobs", body)
+        print(plain(job["id"]))
+        if watch:
+            raise typer.Exit(_watch(server, job["id"], Console()))
+
+
+@app.command("list")
+def list_command(url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Show the jobs of this API key, newest first."""
+    with connected(url, api_key) as server:
+        jobs = server.get("fine_tuning/jobs", limit=_PAGE)["data"]
+    rows = [
+        [
+            job["id"],
+            job["status"],
+            job["method"]["type"],
+            job["model"],
+            job["fine_tuned_model"] or "",
+            (job["error"] or {}).get("message", ""),
+        ]
+        for job in jobs
+    ]
+    Console().print(table(("id", "status", "method", "model", "result", "error"), rows))
+
+
+@app.command("watch")
+def watch_command(job_id: JobId, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Show the progress of a job until it ends."""
+    with connected(url, api_key) as server:
+        raise typer.Exit(_watch(server, job_id, Console()))
+
+
+@app.command("events")
+def events_command(job_id: JobId, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Show what happened, oldest first."""
+    with connected(url, api_key) as server:
+        for event in _events(server, job_id, None):
+            print(plain(f"{event['created_at']} {event['level']}: {event['message']}"))
+
+
+@app.command("cancel")
+def cancel_command(job_id: JobId, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Give a job up."""
+    _steer(job_id, "cancel", url, api_key)
+
+
+@app.command("pause")
+def pause_command(job_id: JobId, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Stop a job after its current step."""
+    _steer(job_id, "pause", url, api_key)
+
+
+@app.command("resume")
+def resume_command(job_id: JobId, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Go on with a paused job."""
+    _steer(job_id, "resume", url, api_key)
+
+
+def _steer(job_id: str, what: str, url: str, api_key: str) -> None:
+    with connected(url, api_key) as server:
+        job = server.post(f"fine_tuning/jobs/{job_id}/{what}")
+    print(plain(f"{job['id']}: {job['status']}"))
+
+
+def _watch(server: Remote, job_id: str, console: Console) -> int:
+    """A progress bar over the job's steps; the exit code, 0 if it succeeded or is paused."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[loss]}"),
+    )
+    seen = ""
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("validating_files", total=None, loss="")
+        while True:
+            job = server.get(f"fine_tuning/jobs/{job_id}")
+            progress.update(bar, description=job["status"])
+            for event in _events(server, job_id, seen or None):
+                seen = event["id"]
+                if event["type"] == "metrics":
+                    done, total = _steps(event)
+                    loss = f"loss {event['data']['train_loss']:.4f}"
+                    progress.update(bar, completed=done, total=total, loss=loss)
+                else:
+                    progress.console.print(plain(event["message"]), markup=False, highlight=False)
+            if job["status"] not in _RUNNING:
+                break
+            time.sleep(_POLL_S)
+    if job["status"] == "succeeded":
+        console.print(plain(f"{job['fine_tuned_model']} is ready"), markup=False, highlight=False)
+    elif job["error"]:
+        console.print(plain(job["error"]["message"]), markup=False, highlight=False, style="red")
+    return 0 if job["status"] in ("succeeded", "paused") else 1
+
+
+def _events(server: Remote, job_id: str, seen: str | None) -> Iterator[dict[str, Any]]:
+    """Events after the one with the id `seen`, oldest first."""
+    found: list[dict[str, Any]] = []
+    after = None
+    while True:
+        page = server.get(f"fine_tuning/jobs/{job_id}/events", limit=_PAGE, after=after)
+        for event in page["data"]:
+            if event["id"] == seen:
+                return iter(found[::-1])
+            found.append(event)
+        if not page["has_more"]:
+            return iter(found[::-1])
+        after = page["last_id"]
+
+
+def _steps(event: dict[str, Any]) -> tuple[int, int]:
+    """Step and total of a metrics event, whose message begins with `Step 3/20:`."""
+    done, _, total = event["message"].removeprefix("Step ").partition(":")[0].partition("/")
+    return int(done), int(total)

@@ -1,0 +1,125 @@
+"""A running server, as commands talk to it: requests, errors as one line, tables.
+
+Knows the wire format only. Invariant: what a server sends is shown without its control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_CONNECT_TIMEOUT_S = 10.0
+
+Url = Annotated[str, typer.Option(help="Base URL of the server, with its /v1")]
+Key = Annotated[str, typer.Option(help="API key", envvar=["TANDEM_API_KEY", "OPENAI_API_KEY"])]
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+
+
+class RemoteError(Exception):
+    """The server refused or cannot be reached; the message is for the user."""
+
+
+class Remote:
+    """One server; made by `connected`."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        """The JSON at `path`. Raises `RemoteError`."""
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._json(self._send("GET", path, params=given))
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send JSON. Raises `RemoteError`."""
+        return self._json(self._send("POST", path, json=body or {}))
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Delete what is at `path`. Raises `RemoteError`."""
+        return self._json(self._send("DELETE", path))
+
+    def upload(self, path: Path, purpose: str) -> str:
+        """Upload a file; its id. Raises `RemoteError`."""
+        try:
+            with path.open("rb") as stream:
+                answer = self._send(
+                    "POST", "files", files={"file": (path.name, stream)}, data={"purpose": purpose}
+                )
+        except OSError as error:
+            raise RemoteError(f"cannot read {path}: {error}") from error
+        return str(self._json(answer)["id"])
+
+    def download(self, path: str, target: Path) -> int:
+        """Write what is at `path` into a file; its bytes. Raises `RemoteError`."""
+        size_bytes = 0
+        try:
+            with self._http.stream("GET", path) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise RemoteError(_message(answer))
+                with target.open("wb") as file:
+                    for part in answer.iter_bytes():
+                        size_bytes += file.write(part)
+        except (OSError, httpx.HTTPError) as error:
+            raise RemoteError(f"cannot download to {target}: {error}") from error
+        return size_bytes
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise RemoteError(f"cannot reach {self._http.base_url}: {error}") from error
+        if answer.is_error:
+            raise RemoteError(_message(answer))
+        return answer
+
+    @staticmethod
+    def _json(answer: httpx.Response) -> dict[str, Any]:
+        body: dict[str, Any] = answer.json()
+        return body
+
+
+@contextmanager
+def connected(url: str, api_key: str) -> Iterator[Remote]:
+    """A server for the length of a command; errors end it with one line and the code 1."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+    with httpx.Client(base_url=url, headers=headers, timeout=timeout) as http:
+        try:
+            yield Remote(http)
+        except RemoteError as error:
+            Console(stderr=True).print(Text(f"error: {plain(str(error))}", style="red"))
+            raise typer.Exit(1) from None
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """A table of plain text."""
+    made = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        made.add_row(*(Text(plain(str(cell))) for cell in row))
+    return made
+
+
+def number(value: object) -> str:
+    """A measured value, or nothing."""
+    return f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def plain(text: str) -> str:
+    """Without control characters."""
+    return "".join(c for c in text if c.isprintable() or c == "\n")
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {answer.status_code}"

@@ -1,0 +1,63 @@
+"""Takes the recorded rows of one batch into the arena, while its forward pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.core.plan import Span
+from tandem.executor.batch import Batch
+from tandem.training.recordings import Recording, Recordings
+
+
+class Recorder:
+    """For one forward pass; all recorded spans of `batch` passed `TrainingState.span_problem`."""
+
+    def __init__(self, recordings: Recordings, batch: Batch) -> None:
+        self._spans: dict[int, tuple[Span, int, Recording]] = {}
+        self._targets: list[tuple[int, int, Tensor]] = []
+        for place, (span, first) in enumerate(zip(batch.spans, batch.first_rows, strict=True)):
+            if span.record is None:
+                continue
+            recording = recordings.get(span.record.micro_batch)
+            assert recording is not None
+            self._spans[place] = (span, first, recording)
+            arena = recordings.rows(recording)
+            if arena is not None:
+                start = recording.starts[span.record.sequence] + span.start
+                rows = arena[:, start : start + len(span.tokens)]
+                self._targets.append((first, first + len(span.tokens), rows))
+
+    @property
+    def empty(self) -> bool:
+        """Whether the batch records nothing."""
+        return not self._spans
+
+    def take(self, layer: int, hidden: Tensor) -> None:
+        """`RowSink`: keep the rows of `hidden` [rows, width] that are recorded."""
+        for start, stop, rows in self._targets:
+            rows[layer - 1].copy_(hidden[start:stop])
+
+    def slopes(self, place: int, offsets: Sequence[int], slopes: Tensor) -> None:
+        """Keep d(log p)/d(hidden) [len(offsets), width] of rows of the span at `place`."""
+        span, _, recording = self._spans[place]
+        assert span.record is not None
+        if recording.slopes is None:
+            recording.slopes = torch.zeros(
+                recording.num_rows, slopes.shape[1], dtype=slopes.dtype, device=slopes.device
+            )
+        first = recording.starts[span.record.sequence] + span.start
+        where = torch.tensor([first + offset for offset in offsets], device=slopes.device)
+        recording.slopes[where] = slopes
+
+    def finish(self) -> None:
+        """The pass has run: these rows are there now."""
+        for span, _, recording in self._spans.values():
+            assert span.record is not None
+            sequence = span.record.sequence
+            first = recording.starts[sequence] + span.start
+            end = first + len(span.tokens)
+            recording.tokens[first:end] = torch.tensor(span.tokens, device=recording.tokens.device)
+            recording.done[sequence] = max(recording.done[sequence], span.end)

@@ -1,0 +1,71 @@
+"""Summed log-probabilities of given tokens, and for recorded spans what a backward needs of them.
+
+Rows of all spans that want a sum share the head's products, a piece at a time, so that no
+[tokens, vocabulary] float32 tensor of a long sample exists.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tandem.core.plan import Span
+from tandem.executor.batch import Batch
+from tandem.executor.recorder import Recorder
+from tandem.model.head import Head
+
+
+def wants_sum(span: Span) -> bool:
+    """Whether the sum of a span's scores is computed here."""
+    return bool(span.score_targets) and (span.score_top is None or span.record is not None)
+
+
+def sum_scores(
+    head: Head, hidden: Tensor, batch: Batch, recorder: Recorder | None, piece: int
+) -> dict[int, float]:
+    """Sums by place in the batch; `piece` rows at a time meet the head."""
+    totals: dict[int, float] = {}
+    for recorded in (False, True):
+        places = [
+            place
+            for place, span in enumerate(batch.spans)
+            if wants_sum(span) and (span.record is not None) == recorded
+        ]
+        _sum_some(head, hidden, batch, places, recorder if recorded else None, piece, totals)
+    return totals
+
+
+def _sum_some(
+    head: Head,
+    hidden: Tensor,
+    batch: Batch,
+    places: list[int],
+    recorder: Recorder | None,
+    piece: int,
+    totals: dict[int, float],
+) -> None:
+    offsets = {
+        place: [row for row, target in enumerate(batch.spans[place].score_targets) if target >= 0]
+        for place in places
+    }
+    rows = [batch.first_rows[place] + row for place in places for row in offsets[place]]
+    targets = [batch.spans[place].score_targets[row] for place in places for row in offsets[place]]
+    logprobs: list[Tensor] = []
+    slopes: list[Tensor] = []
+    for start in range(0, len(rows), piece):
+        picked = torch.tensor(rows[start : start + piece], device=hidden.device)
+        wanted = torch.tensor(targets[start : start + piece], device=hidden.device)
+        found, slope = head.score(
+            hidden.index_select(0, picked), wanted, gradient=recorder is not None
+        )
+        logprobs.append(found)
+        if slope is not None:
+            slopes.append(slope)
+    counts = [len(offsets[place]) for place in places]
+    sums = torch.cat(logprobs).double().split(counts) if logprobs else [hidden[:0]] * len(places)
+    for place, part in zip(places, sums, strict=True):
+        totals[place] = float(part.sum())
+    if recorder is not None and slopes:
+        for place, part in zip(places, torch.cat(slopes).split(counts), strict=True):
+            if offsets[place]:
+                recorder.slopes(place, offsets[place], part)

@@ -1,0 +1,244 @@
+"""The training half of the device: trainers, their recordings, backward slices and updates.
+
+Joins `tandem.training`, which knows no model, to the model's layers. Invariant: a recording
+belongs to an open trainer at its present revision; whatever ends that revision lets it go.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.core.errors import AdapterError
+from tandem.core.plan import (
+    BackwardSlice,
+    Discard,
+    OpenMicroBatch,
+    SliceResult,
+    Span,
+    Update,
+    UpdateResult,
+    working_key,
+)
+from tandem.core.training import TrainerSpec, TrainerState
+from tandem.executor.starts import make_start, trainable_prefixes
+from tandem.model.attention.dense import DenseContext
+from tandem.model.load import LoadedModel
+from tandem.model.lora import Segment
+from tandem.model.lora_files import Lora, LoraWeights
+from tandem.model.stack import Replay
+from tandem.training.checkpoint import Checkpoint
+from tandem.training.layerwise import run_slice, slice_problem
+from tandem.training.parameters import Pair, ParameterLayout
+from tandem.training.recordings import Recordings
+from tandem.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+_FAILURES = (RuntimeError, MemoryError, ValueError, IndexError)
+
+
+class TrainingState:
+    """All trainers of one device. Usable only if the model has a layer stack."""
+
+    def __init__(self, model: LoadedModel, arena: Tensor, max_rank: int) -> None:
+        """`arena` is [layers, recording tokens, width], its rows are written when recorded."""
+        self._model = model
+        self._max_rank = max_rank
+        self._trainers: dict[str, Trainer] = {}
+        self._working: dict[str, Lora] = {}
+        self.recordings = Recordings(arena)
+
+    def open_trainer(self, spec: TrainerSpec) -> TrainerState:
+        """See `Executor`; an open one of that name is closed when the new one is ready."""
+        if not spec.name:
+            raise AdapterError("a trainer needs a name", param="name")
+        try:
+            start = make_start(self._model, spec, self._max_rank)
+            trainer = Trainer(spec, start, self._model.source)
+        except (MemoryError, RuntimeError) as error:
+            raise AdapterError(f"cannot open trainer {spec.name}: {error}") from error
+        self.close_trainer(spec.name)
+        self._trainers[spec.name] = trainer
+        self._refresh(trainer)
+        return trainer.state
+
+    def close_trainer(self, name: str) -> None:
+        """See `Executor`."""
+        if self._trainers.pop(name, None) is None:
+            return
+        self._close_recordings(name)
+        self._working.pop(name)
+        self._model.lora.drop(working_key(name))
+
+    def snapshot_trainer(self, name: str) -> Checkpoint:
+        """See `Executor`."""
+        trainer = self._trainers.get(name)
+        if trainer is None:
+            raise AdapterError(f"trainer {name} is not open")
+        return trainer.snapshot()
+
+    def gradients(self, name: str) -> Mapping[str, Pair]:
+        """What an open trainer has accumulated since its last update, by module."""
+        return self._trainers[name].gradients()
+
+    def discard(self, plan: Discard) -> None:
+        """Give up recordings and what their trainer has accumulated."""
+        for micro_batch in plan.micro_batches:
+            self.recordings.close(micro_batch)
+        trainer = self._trainers.get(plan.trainer)
+        if trainer is not None:
+            trainer.drop_gradients()
+
+    def open_micro_batch(self, plan: OpenMicroBatch) -> None:
+        """Make room; if that cannot be, the spans and slices that need it say so."""
+        trainer = self._trainers.get(plan.trainer)
+        if trainer is None or trainer.revision != plan.revision:
+            logger.warning("micro-batch %d is of another revision", plan.micro_batch)
+            return
+        try:
+            self.recordings.open(plan)
+        except _FAILURES:
+            logger.exception("micro-batch %d cannot be opened", plan.micro_batch)
+
+    def span_problem(self, span: Span) -> str | None:
+        """Why a span that is to be recorded cannot be, if so."""
+        target = span.record
+        if target is None:
+            return None
+        recording = self.recordings.get(target.micro_batch)
+        if recording is None:
+            return f"micro-batch {target.micro_batch} is not open"
+        if span.adapter != working_key(recording.trainer):
+            return f"micro-batch {target.micro_batch} belongs to trainer {recording.trainer}"
+        if not 0 <= target.sequence < len(recording.lengths):
+            return f"micro-batch {target.micro_batch} has no sequence {target.sequence}"
+        if span.start > recording.done[target.sequence]:
+            return f"rows before {span.start} of the sequence were not recorded"
+        if span.end > recording.lengths[target.sequence]:
+            return f"the sequence was opened with {recording.lengths[target.sequence]} rows"
+        if recording.at != self.recordings.num_layers:
+            return f"the backward pass of micro-batch {target.micro_batch} has begun"
+        return None
+
+    def run_slice(self, plan: BackwardSlice) -> SliceResult:
+        """Compute a slice; if it is the last one of its micro-batch, let the recording go."""
+        started = time.perf_counter()
+        recording = self.recordings.get(plan.micro_batch)
+        problem = slice_problem(recording, plan, self.recordings.num_layers)
+        if problem is None:
+            assert recording is not None
+            try:
+                found = run_slice(self.recordings, recording, plan, self._replay)
+                self._trainers[recording.trainer].accumulate(found)
+            except _FAILURES as error:
+                logger.exception("a backward slice failed")
+                problem = f"the backward pass failed: {error}"
+            else:
+                if plan.lo == 0:
+                    self.recordings.close(plan.micro_batch)
+        elapsed = time.perf_counter() - started
+        return SliceResult(plan.micro_batch, plan.hi, plan.lo, elapsed, problem)
+
+    def run_update(self, plan: Update) -> UpdateResult:
+        """Optimiser step; recordings of the old revision that are left are let go."""
+        started = time.perf_counter()
+        trainer = self._trainers.get(plan.trainer)
+        if trainer is None or trainer.revision != plan.revision:
+            at = trainer.revision if trainer is not None else plan.revision
+            problem = f"trainer {plan.trainer} is not at revision {plan.revision}"
+            return UpdateResult(plan.trainer, at, False, 0.0, 0.0, 0.0, problem)
+        applied = trainer.update()
+        if applied.applied:
+            self._close_recordings(plan.trainer)
+            self._refresh(trainer)
+        return UpdateResult(
+            plan.trainer,
+            trainer.revision,
+            applied.applied,
+            applied.grad_norm,
+            applied.learning_rate,
+            time.perf_counter() - started,
+            None if applied.applied else "the gradient was not finite",
+        )
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes by purpose."""
+        masters = sum(each.nbytes for each in self._trainers.values())
+        return {"recordings": self.recordings.nbytes, "trainers": masters + self.working_bytes}
+
+    @property
+    def working_bytes(self) -> int:
+        """Memory of what forward passes read of the trainers; `LoraLayers` counts it too."""
+        return sum(
+            weights.a.nbytes + weights.b.nbytes
+            for adapter in self._working.values()
+            for weights in adapter.values()
+        )
+
+    def check(self) -> None:
+        """Account for every recorded row. Raises `AccountingError`."""
+        self.recordings.check(self._trainers.__contains__)
+
+    def _refresh(self, trainer: Trainer) -> None:
+        """Let forward passes read the parameters as they are now, from new tensors."""
+        pairs = trainer.working_copy(self._model.dtype)
+        adapter = as_lora(pairs, trainer.layout)
+        self._working[trainer.spec.name] = adapter
+        self._model.lora.add(working_key(trainer.spec.name), adapter)
+
+    def _close_recordings(self, trainer: str) -> None:
+        for recording in self.recordings.of(trainer):
+            self.recordings.close(recording.micro_batch)
+
+    def _replay(self, trainer: str, tokens: Tensor, lengths: Sequence[int]) -> LoraReplay:
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        assert self._model.stack is not None
+        replay = self._model.stack.replay(
+            tokens, positions.to(tokens.device), DenseContext(lengths)
+        )
+        segment = Segment(working_key(trainer), 0, len(tokens))
+        return LoraReplay(self._model, replay, segment, self._working[trainer])
+
+
+class LoraReplay:
+    """`tandem.training.layerwise.LayerReplay` over the model's layers with one adapter."""
+
+    def __init__(self, model: LoadedModel, replay: Replay, segment: Segment, adapter: Lora) -> None:
+        self.embedded = replay.embedded
+        self._lora = model.lora
+        self._replay = replay
+        self._segments = (segment,)
+        self._leaves: list[dict[str, Pair]] = [
+            {
+                name: (weights.a, weights.b)
+                for name, weights in adapter.items()
+                if name.startswith(prefix)
+            }
+            for prefix in trainable_prefixes(model)
+        ]
+
+    def layer(self, index: int, hidden: Tensor) -> Tensor:
+        """See `LayerReplay`."""
+        self._lora.activate(self._segments)
+        try:
+            return self._replay.layer(index, hidden)
+        finally:
+            self._lora.activate(())
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """See `LayerReplay`."""
+        return self._replay.finish(hidden)
+
+    def leaves(self, index: int) -> Mapping[str, Pair]:
+        """See `LayerReplay`."""
+        return self._leaves[index]
+
+
+def as_lora(pairs: Mapping[str, Pair], layout: ParameterLayout) -> Lora:
+    """An adapter of the model from parameters by module."""
+    return {name: LoraWeights(a, b, layout.modules[name].scale) for name, (a, b) in pairs.items()}

@@ -1,0 +1,21 @@
+"""What the weights of a loaded model take, in every packing."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tandem.model.linear import GroupMember, PackedLinear
+from tandem.model.load import LoadedModel
+
+
+def model_bytes(model: LoadedModel) -> dict[str, int]:
+    """Bytes of the weights that forward passes read, and of the packings for the backward."""
+    modules: set[nn.Module] = {*model.backbone.modules(), *model.head.linear.modules()}
+    packed = {each for each in modules if isinstance(each, PackedLinear)}
+    packed |= {each.group.joined for each in modules if isinstance(each, GroupMember)}
+    plain = {parameter for each in modules for parameter in each.parameters(recurse=False)}
+    forward = sum(each.weights.nbytes for each in packed)
+    return {
+        "weights": forward + sum(parameter.nbytes for parameter in plain),
+        "backward_weights": sum(each.nbytes for each in packed) - forward,
+    }

@@ -1,0 +1,68 @@
+"""Attention over whole sequences without a cache, differentiable in queries, keys and values.
+
+For recomputing recorded layers: rows of all sequences lie one after the other, and each sequence
+attends to itself alone. Keys and values of all its tokens, the prompt's too, carry gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.model.attention.base import AttentionParams
+from tandem.model.attention.sdpa import dot_product
+
+
+class DenseContext:
+    """See `AttentionContext`: `lengths[s]` consecutive rows belong to sequence s, from its start.
+
+    Neighbouring sequences of equal length share one call.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._runs: list[tuple[int, int]] = []
+        for length in lengths:
+            if length and self._runs and self._runs[-1][1] == length:
+                self._runs[-1] = (self._runs[-1][0] + 1, length)
+            elif length:
+                self._runs.append((1, length))
+        self._biases: dict[tuple[int, int], Tensor] = {}
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
+    ) -> Tensor:
+        """See `AttentionContext`."""
+        sizes = [count * length for count, length in self._runs]
+        tensors = (query.split(sizes), key.split(sizes), value.split(sizes))
+        mixed = []
+        for run, q, k, v in zip(self._runs, *tensors, strict=True):
+            rows = (_by_sequence(q, *run), _by_sequence(k, *run), _by_sequence(v, *run))
+            mixed.append(self._attend_run(*rows, params))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    def _attend_run(
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
+    ) -> Tensor:
+        """[count, heads, length, d] each -> [count * length, heads, d]."""
+        length = query.shape[2]
+        bias = self._bias(length, params.window, query) if 0 < params.window < length else None
+        mixed = dot_product(query, key, value, bias, params)
+        return mixed.transpose(1, 2).flatten(0, 1)
+
+    def _bias(self, length: int, window: int, like: Tensor) -> Tensor:
+        """[1, 1, length, length]: 0 where a row sees a key, else minus infinity."""
+        known = self._biases.get((length, window))
+        if known is None:
+            ones = torch.ones(length, length, dtype=torch.bool, device=like.device)
+            seen = ones.tril().triu(1 - window)
+            known = torch.zeros(length, length, dtype=like.dtype, device=like.device)
+            known = known.masked_fill_(~seen, -torch.inf)[None, None]
+            self._biases[length, window] = known
+        return known
+
+
+def _by_sequence(rows: Tensor, count: int, length: int) -> Tensor:
+    """[count * length, heads, d] -> [count, heads, length, d]."""
+    return rows.unflatten(0, (count, length)).transpose(1, 2)

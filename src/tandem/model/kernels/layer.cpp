@@ -1,0 +1,217 @@
+// The two halves of a decoder layer as one call each: attention and the gated inner layer, with
+// their norms and residual sums.
+//
+// They compute what the single operators compute, value for value, but what lies between two
+// products stays in the form in which the next one reads it: a normalised or gated row goes
+// straight into tiles, keys and values straight into the cache.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include "attention.h"
+#include "matmul.h"
+
+namespace tandem {
+namespace {
+
+#ifdef TANDEM_AMX
+
+using Optional = std::optional<at::Tensor>;
+
+constexpr int64_t GRAIN = 16384;  // elements worth a thread
+
+const BFloat16* data(const at::Tensor& x) { return x.const_data_ptr<BFloat16>(); }
+const BFloat16* data(const Optional& x) { return x ? data(*x) : nullptr; }
+const float* bias_of(const Optional& x) { return x ? x->const_data_ptr<float>() : nullptr; }
+
+// Room for `rows` rows of `steps` steps as tiles; rows past the end hold anything, since what is
+// computed from them is not read.
+at::Tensor empty_tiles(const at::Tensor& like, int64_t rows, int64_t steps) {
+  return at::empty({(rows + SIDE - 1) / SIDE * steps * STEP}, like.options());
+}
+
+Product product(const at::Tensor& tiles, const at::Tensor& packed, int64_t rows) {
+  return {Left::of_tiles(data(tiles), packed.size(1)), data(packed), rows, packed.size(1),
+          packed.size(0)};
+}
+
+struct Norm {
+  const at::Tensor& weight;
+  float eps;
+  bool shifted;
+};
+
+// Normalised rows of a dense x [..., k], as tiles.
+at::Tensor normalised_tiles(const at::Tensor& x, const Norm& norm, int64_t rows) {
+  const int64_t width = x.size(-1), steps = width / SIDE;
+  at::Tensor tiles = empty_tiles(x, rows, steps);
+  const BFloat16 *from = data(x), *weight = data(norm.weight);
+  BFloat16* to = tiles.mutable_data_ptr<BFloat16>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, GRAIN / width), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      normalise_wide(from + r * width, weight, to + in_tiles(r, 0, steps), width, STEP, norm.eps,
+                     norm.shifted);
+    }
+  });
+  return tiles;
+}
+
+// Two finished blocks, gate and up, become one step of the tiles of the next product.
+template <typename Function>
+struct ToGate {
+  BFloat16* tiles;
+  const float* bias;
+  int64_t rows, steps;
+
+  void claim(int64_t b, int64_t unit) const {
+    const char* at = reinterpret_cast<const char*>(tiles + (b * steps + unit) * STEP);
+    for (int64_t i = 0; i < STEP_LINES; ++i) __builtin_prefetch(at + i * 64, 1);
+  }
+  void write(const std::array<const float*, 2>& blocks, int64_t b, int64_t unit) const {
+    BFloat16* to = tiles + (b * steps + unit) * STEP;
+    const float* gate_bias = bias ? bias + unit * SIDE : nullptr;
+    const float* up_bias = bias ? bias + (steps + unit) * SIDE : nullptr;
+    const int64_t end = std::min(SIDE, rows - b * SIDE);
+    for (int64_t r = 0; r < end; ++r) {
+      const __m512i gate = round_row(blocks[0] + r * SIDE, gate_bias);
+      const __m512i up = round_row(blocks[1] + r * SIDE, up_bias);
+      _mm512_store_si512(to + r * SIDE, gate_32<Function>(gate, up));
+    }
+  }
+};
+
+// x + down(act(gate(n)) * up(n)), n = norm(x); x dense [..., hidden], gate and up joined.
+at::Tensor mlp_block(const at::Tensor& x, const at::Tensor& norm_weight, double eps, bool shifted,
+                     const at::Tensor& gate_up, const Optional& gate_up_bias,
+                     const at::Tensor& down, const Optional& down_bias, bool gelu) {
+  const int64_t width = x.size(-1), rows = x.numel() / width, inner = down.size(1);
+  TORCH_CHECK(amx_usable(), "the system does not grant AMX");
+  TORCH_CHECK(x.is_contiguous() && width == gate_up.size(1) * SIDE &&
+                  gate_up.size(0) == 2 * inner && down.size(0) * SIDE == width,
+              "x is dense, and all widths are multiples of ", SIDE);
+  at::Tensor out = at::empty_like(x);
+  if (rows == 0) return out;
+  const at::Tensor normal =
+      normalised_tiles(x, {norm_weight, static_cast<float>(eps), shifted}, rows);
+  at::Tensor gated = empty_tiles(x, rows, inner);
+  const Product first = product(normal, gate_up, rows);
+  BFloat16* to = gated.mutable_data_ptr<BFloat16>();
+  if (gelu) {
+    run_product<2>(first, ToGate<GeluTanh>{to, bias_of(gate_up_bias), rows, inner});
+  } else {
+    run_product<2>(first, ToGate<Silu>{to, bias_of(gate_up_bias), rows, inner});
+  }
+  run_product<1>(product(gated, down, rows), ToRows{out.mutable_data_ptr<BFloat16>(), data(x),
+                                                    bias_of(down_bias), rows, width});
+  return out;
+}
+
+// Where the rows of the batch are in the cache, and who sees what: as for `paged_attention`.
+struct Paged {
+  const at::Tensor &k_cache, &v_cache, &slots, &table, &query_start, &context_len;
+};
+
+// Heads of one token in the joined projection: queries, keys, values.
+struct Heads {
+  int64_t queries, keys, dim;
+  int64_t width() const { return (queries + 2 * keys) * dim; }
+};
+
+// Queries are normalised and rotated in place; keys likewise into the cache, values copied there.
+void turn_and_store(BFloat16* qkv, int64_t rows, const Heads& heads, const Paged& paged,
+                    const at::Tensor& cos, const at::Tensor& sin, const BFloat16* q_norm,
+                    const BFloat16* k_norm, const Norm& norm) {
+  const int64_t dim = heads.dim, angles = cos.size(-1);
+  const int64_t block_size = paged.k_cache.size(1), unit = paged.k_cache.stride(1);
+  const int64_t* slot = paged.slots.const_data_ptr<int64_t>();
+  BFloat16* keys = paged.k_cache.mutable_data_ptr<BFloat16>();
+  BFloat16* values = paged.v_cache.mutable_data_ptr<BFloat16>();
+  const BFloat16 *c = data(cos), *s = data(sin);
+  const int64_t grain = std::max<int64_t>(1, GRAIN / heads.width());
+  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      BFloat16* x = qkv + t * heads.width();
+      const int64_t at =
+          slot[t] / block_size * paged.k_cache.stride(0) + slot[t] % block_size * unit;
+      for (int64_t h = 0; h < heads.queries + heads.keys; ++h, x += dim) {
+        const bool key = h >= heads.queries;
+        const BFloat16* weight = key ? k_norm : q_norm;
+        if (weight != nullptr) normalise(x, weight, x, dim, norm.eps, norm.shifted);
+        BFloat16* to = key ? keys + at + (h - heads.queries) * dim : x;
+        rotate(x, c + t * angles, s + t * angles, to, dim, angles);
+      }
+      std::copy(x, x + heads.keys * dim, values + at);
+    }
+  });
+}
+
+// x + o(attention(qkv(norm(x)))); x dense [1, T, hidden], cos and sin dense [1, T, R].
+at::Tensor attention_block(const at::Tensor& x, const at::Tensor& norm_weight, double eps,
+                           bool shifted, const at::Tensor& qkv, const Optional& qkv_bias,
+                           const Optional& q_norm, const Optional& k_norm, const at::Tensor& o,
+                           const Optional& o_bias, const at::Tensor& cos, const at::Tensor& sin,
+                           const at::Tensor& k_cache, const at::Tensor& v_cache,
+                           const at::Tensor& slots, const at::Tensor& table,
+                           const at::Tensor& query_start, const at::Tensor& context_len,
+                           double scale, int64_t window, double softcap) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const int64_t kv_heads = k_cache.size(2), dim = k_cache.size(3);
+  const Heads heads{o.size(1) * SIDE / dim, kv_heads, dim};
+  const Paged paged{k_cache, v_cache, slots, table, query_start, context_len};
+  TORCH_CHECK(amx_usable(), "the system does not grant AMX");
+  TORCH_CHECK(x.is_contiguous() && width == qkv.size(1) * SIDE && o.size(0) * SIDE == width &&
+                  (heads.width() + SIDE - 1) / SIDE == qkv.size(0),
+              "x is dense, and the weights fit it and the cache");
+  TORCH_CHECK(cos.is_contiguous() && sin.is_contiguous() && cos.numel() == sin.numel() &&
+                  cos.numel() == rows * cos.size(-1) && cos.scalar_type() == at::kBFloat16 &&
+                  sin.scalar_type() == at::kBFloat16,
+              "one dense row of cos and of sin a token");
+  check_slots(k_cache, v_cache, slots, rows);
+  at::Tensor out = at::empty_like(x);
+  if (rows == 0) return out;
+  const Norm norm{norm_weight, static_cast<float>(eps), shifted};
+  at::Tensor joined = at::empty({rows, heads.width()}, x.options());
+  BFloat16* to = joined.mutable_data_ptr<BFloat16>();
+  run_product<1>(product(normalised_tiles(x, norm, rows), qkv, rows),
+                 ToRows{to, nullptr, bias_of(qkv_bias), rows, heads.width()});
+  turn_and_store(to, rows, heads, paged, cos, sin, data(q_norm), data(k_norm), norm);
+  const at::Tensor queries =
+      joined.narrow(1, 0, heads.queries * dim).view({rows, heads.queries, dim});
+  const at::Tensor mixed = paged_attention(queries, k_cache, v_cache, table, query_start,
+                                           context_len, scale, window, softcap);
+  Product last{Left::of_rows(data(mixed), heads.queries * dim), data(o), rows, o.size(1),
+               o.size(0)};
+  at::Tensor tiles;
+  if (rows > SIDE) {
+    tiles = pack_rows(mixed, rows, heads.queries * dim, o.size(1));
+    last = product(tiles, o, rows);
+  }
+  run_product<1>(last, ToRows{out.mutable_data_ptr<BFloat16>(), data(x), bias_of(o_bias), rows,
+                              width});
+  return out;
+}
+
+#endif
+
+TORCH_LIBRARY_FRAGMENT(tandem, m) {
+#ifdef TANDEM_AMX
+  m.def(
+      "mlp_block(Tensor x, Tensor norm, float eps, bool shifted, Tensor gate_up, "
+      "Tensor? gate_up_bias, Tensor down, Tensor? down_bias, bool gelu) -> Tensor");
+  m.def(
+      "attention_block(Tensor x, Tensor norm, float eps, bool shifted, Tensor qkv, "
+      "Tensor? qkv_bias, Tensor? q_norm, Tensor? k_norm, Tensor o, Tensor? o_bias, Tensor cos, "
+      "Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor table, "
+      "Tensor query_start, Tensor context_len, float scale, int window, float softcap) -> Tensor");
+#endif
+}
+
+#ifdef TANDEM_AMX
+TORCH_LIBRARY_IMPL(tandem, CPU, m) {
+  m.impl("mlp_block", mlp_block);
+  m.impl("attention_block", attention_block);
+}
+#endif
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,265 @@
+// Products of bfloat16 rows with weights packed for AMX, with what is done to each finished block.
+//
+// A weight [n, k] is panels of 32 output columns; a panel holds, for every 32 inputs, two tiles of
+// 16 columns in the pair-interleaved order of AMX's right operand, so that a product reads it front
+// to back. Up to 32 rows are bound by that stream. More rows are tiles too, and every panel, in
+// slices that fit the first-level cache, serves many of them. Sums are in float32, and their order
+// does not depend on the number of rows.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "rows.h"
+
+namespace tandem {
+
+#ifdef TANDEM_AMX
+
+using at::BFloat16;
+
+constexpr int64_t SIDE = 32;             // rows and columns of one block, inputs of one step
+constexpr int64_t STEP = SIDE * SIDE;    // elements of a panel, or of a block of rows, for one step
+constexpr int64_t STEP_LINES = STEP * 2 / 64;
+constexpr int64_t L1_STEPS = 8;          // of a panel that stay in the first-level cache: 16 KiB
+constexpr int64_t WHOLE_STEPS = 36;      // rows up to this long stay in the second-level cache
+constexpr int64_t SLICE_STEPS = 16;      // of longer rows that do
+constexpr int64_t MOST_BLOCKS = 16;      // row blocks of one work item: with WHOLE_STEPS, 1.1 MiB
+constexpr int64_t MOST_PANELS = 4;       // panels of one work item, if their sums need not be kept
+constexpr int64_t KEPT_SUMS = 256;       // blocks of sums kept between slices: 1 MiB
+constexpr int64_t STREAM_AHEAD = 4096;   // bytes; the hardware looks farther
+
+// Where a block of 32 rows is: bytes between rows, elements between steps, to its lower half and
+// to the next block.
+struct Left {
+  const BFloat16* at;
+  int64_t row_bytes, step, lower, block;
+
+  static Left of_rows(const BFloat16* at, int64_t stride) {
+    return {at, stride * 2, SIDE, 16 * stride, 0};
+  }
+  static Left of_tiles(const BFloat16* at, int64_t steps) {
+    return {at, 64, STEP, STEP / 2, steps * STEP};
+  }
+};
+
+// Where element 0 of `step` of row `row` is among tiles.
+inline int64_t in_tiles(int64_t row, int64_t step, int64_t steps) {
+  return (row / SIDE * steps + step) * STEP + row % SIDE * SIDE;
+}
+
+// Rows `stride` elements apart, copied into tiles; zeros fill the last block.
+at::Tensor pack_rows(const at::Tensor& x, int64_t rows, int64_t stride, int64_t steps);
+
+struct Product {
+  Left left;
+  const BFloat16* weight;
+  int64_t rows, steps, panels;
+
+  int64_t blocks() const { return (rows + SIDE - 1) / SIDE; }
+};
+
+// What to fetch during a product: `lines` cache lines a step from `at` on.
+struct Ahead {
+  const char* at;
+  int64_t lines;
+
+  void fetch() {
+    for (const char* end = at + lines * 64; at < end; at += 64) _mm_prefetch(at, _MM_HINT_T1);
+  }
+};
+
+// block (+)= rows x panel over `steps`; TALL with both halves of the rows. Fetches go to the
+// second-level cache: into the first they would push out the rows.
+template <bool TALL>
+inline void multiply(const BFloat16* rows, const Left& left, const BFloat16* panel, int64_t steps,
+                     bool fresh, float* block, Ahead& weights, Ahead more) {
+  constexpr int64_t lower = 16 * SIDE, bytes = SIDE * 4;
+  if (fresh) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (TALL) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, block, bytes);
+    _tile_loadd(1, block + 16, bytes);
+    if constexpr (TALL) {
+      _tile_loadd(2, block + lower, bytes);
+      _tile_loadd(3, block + lower + 16, bytes);
+    }
+  }
+  for (int64_t s = 0; s < steps; ++s, panel += STEP, rows += left.step) {
+    weights.fetch();
+    more.fetch();
+    _tile_loadd(4, rows, left.row_bytes);
+    _tile_loadd(6, panel, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, panel + STEP / 2, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (TALL) {
+      _tile_loadd(5, rows + left.lower, left.row_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, block, bytes);
+  _tile_stored(1, block + 16, bytes);
+  if constexpr (TALL) {
+    _tile_stored(2, block + lower, bytes);
+    _tile_stored(3, block + lower + 16, bytes);
+  }
+}
+
+// At most 32 rows: one pass over the weights. Of the next panel the beginning is fetched: with
+// several parts that panel comes a little later.
+template <int PARTS, typename Out>
+void stream(const Product& p, const Out& out) {
+  constexpr int64_t units_at_once = 2 / PARTS;
+  const int64_t units = p.panels / PARTS;
+  for_each_item((units + units_at_once - 1) / units_at_once, 1, [&](const auto& take) {
+    TileConfig config;
+    const bool tall = p.rows > 16;
+    for (int t : {0, 1, 4}) config.rows[t] = static_cast<uint8_t>(std::min<int64_t>(p.rows, 16));
+    if (tall) {
+      for (int t : {2, 3, 5}) config.rows[t] = static_cast<uint8_t>(p.rows - 16);
+    }
+    const Tiles tiles(config);
+    const auto run = tall ? multiply<true> : multiply<false>;
+    alignas(64) float sums[PARTS][STEP];
+    for (int64_t item, end; take(item, end);) {
+      const int64_t last = std::min(units, (item + 1) * units_at_once);
+      for (int64_t unit = item * units_at_once; unit < last; ++unit) {
+        out.claim(0, unit);
+        std::array<const float*, PARTS> blocks;
+        for (int part = 0; part < PARTS; ++part) {
+          const BFloat16* w = p.weight + (unit + part * units) * p.steps * STEP;
+          Ahead ahead{reinterpret_cast<const char*>(w) + STREAM_AHEAD, STEP_LINES};
+          run(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0});
+          blocks[part] = sums[part];
+        }
+        out.write(blocks, 0, unit);
+      }
+    }
+  });
+}
+
+// How many rows are divided into work items: a row group against a group of units, in slices of
+// the inputs. Long rows are read again by every group of units, so these are as large as the sums
+// that have to be kept allow; each thread gets several items where that is possible.
+struct Division {
+  int64_t blocks, row_groups, units, unit_groups, steps, slices;
+
+  Division(const Product& p, int64_t parts) {
+    const int64_t all = p.panels / parts, wanted = 2 * at::get_num_threads();
+    row_groups = (p.blocks() + MOST_BLOCKS - 1) / MOST_BLOCKS;
+    blocks = (p.blocks() + row_groups - 1) / row_groups;
+    slices = p.steps <= WHOLE_STEPS ? 1 : (p.steps + SLICE_STEPS - 1) / SLICE_STEPS;
+    steps = (p.steps + slices - 1) / slices;
+    const int64_t most = slices == 1 ? MOST_PANELS / parts : KEPT_SUMS / parts / blocks;
+    unit_groups = std::max((all + most - 1) / most, (wanted + row_groups - 1) / row_groups);
+    units = (all + unit_groups - 1) / unit_groups;
+    unit_groups = (all + units - 1) / units;
+  }
+};
+
+// Many rows, as tiles. While one panel is multiplied the next one and the next slice of the rows
+// are fetched, a little at every step.
+template <int PARTS, typename Out>
+void compute(const Product& p, const Out& out) {
+  const Division d(p, PARTS);
+  const int64_t units = p.panels / PARTS;
+  for_each_item(d.row_groups * d.unit_groups, 1, [&](const auto& take) {
+    const Tiles tiles(TileConfig{});
+    std::vector<float> sums((d.slices > 1 ? d.units : 1) * PARTS * d.blocks * STEP);
+    for (int64_t item, end; take(item, end);) {
+      const int64_t first = item / d.unit_groups * d.blocks;
+      const int64_t last = std::min(p.blocks(), first + d.blocks);
+      const int64_t unit0 = item % d.unit_groups * d.units;
+      const int64_t panels = (std::min(units, unit0 + d.units) - unit0) * PARTS;
+      const auto panel_of = [&](int64_t i) { return unit0 + i / PARTS + i % PARTS * units; };
+      for (int64_t s0 = 0; s0 < p.steps; s0 += d.steps) {
+        const int64_t s1 = std::min(p.steps, s0 + d.steps);
+        const int64_t pieces = (s1 - s0 + L1_STEPS - 1) / L1_STEPS;
+        const int64_t lines = (std::min(p.steps, s1 + d.steps) - s1) * STEP_LINES;
+        const int64_t share = (lines + panels * pieces - 1) / (panels * pieces);
+        for (int64_t i = 0; i < panels; ++i) {
+          const int64_t next =
+              i + 1 < panels ? panel_of(i + 1) * p.steps + s0 : panel_of(0) * p.steps + s1;
+          Ahead weights{reinterpret_cast<const char*>(p.weight + next * STEP),
+                        (STEP_LINES + last - first - 1) / (last - first)};
+          float* part = sums.data() + (d.slices > 1 ? i : i % PARTS) * d.blocks * STEP;
+          for (int64_t piece = 0; piece < pieces; ++piece) {
+            const int64_t s = s0 + piece * L1_STEPS, steps = std::min(L1_STEPS, s1 - s);
+            const BFloat16* w = p.weight + (panel_of(i) * p.steps + s) * STEP;
+            const bool done = s + steps == p.steps && i % PARTS == PARTS - 1;
+            for (int64_t b = first; b < last; ++b) {
+              const BFloat16* block_rows = p.left.at + b * p.left.block;
+              const Ahead rows{reinterpret_cast<const char*>(block_rows + s1 * p.left.step) +
+                                   (i * pieces + piece) * share * 64,
+                               (share + steps - 1) / steps};
+              float* block = part + (b - first) * STEP;
+              if (done) out.claim(b, unit0 + i / PARTS);
+              multiply<true>(block_rows + s * p.left.step, p.left, w, steps, s == 0, block, weights,
+                             rows);
+              if (!done) continue;
+              std::array<const float*, PARTS> blocks;
+              for (int k = 0; k < PARTS; ++k) blocks[k] = block - (PARTS - 1 - k) * d.blocks * STEP;
+              out.write(blocks, b, unit0 + i / PARTS);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+template <int PARTS, typename Out>
+void run_product(const Product& p, const Out& out) {
+  p.rows <= SIDE ? stream<PARTS>(p, out) : compute<PARTS>(p, out);
+}
+
+// The 32 sums of one row of a block plus the bias, rounded to bfloat16.
+inline __m512i round_row(const float* row, const float* bias) {
+  __m512 a = _mm512_loadu_ps(row), b = _mm512_loadu_ps(row + 16);
+  if (bias != nullptr) {
+    a = _mm512_add_ps(a, _mm512_loadu_ps(bias));
+    b = _mm512_add_ps(b, _mm512_loadu_ps(bias + 16));
+  }
+  return round_32(a, b);
+}
+
+// Finished blocks become rows [rows, columns]; with `residual`, a tensor alike, its sum with them.
+struct ToRows {
+  BFloat16* out;
+  const BFloat16* residual;
+  const float* bias;
+  int64_t rows, columns;
+
+  // Claims the lines that `write` will fill, so that it does not wait for each of them.
+  void claim(int64_t b, int64_t panel) const {
+    const int64_t end = std::min(SIDE, rows - b * SIDE), at = b * SIDE * columns + panel * SIDE;
+    for (int64_t r = 0; r < end; ++r) {
+      __builtin_prefetch(out + at + r * columns, 1);
+      if (residual != nullptr) __builtin_prefetch(residual + at + r * columns, 0);
+    }
+  }
+  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel) const {
+    const int64_t width = std::min(SIDE, columns - panel * SIDE);
+    const __mmask32 real = width == SIDE ? ~__mmask32{0} : (__mmask32{1} << width) - 1;
+    const int64_t end = std::min(SIDE, rows - b * SIDE), at = b * SIDE * columns + panel * SIDE;
+    for (int64_t r = 0; r < end; ++r) {
+      __m512i y = round_row(block[0] + r * SIDE, bias ? bias + panel * SIDE : nullptr);
+      if (residual != nullptr) {
+        const __m512i x = _mm512_maskz_loadu_epi16(real, residual + at + r * columns);
+        y = round_32(_mm512_add_ps(low_16(x), low_16(y)), _mm512_add_ps(high_16(x), high_16(y)));
+      }
+      _mm512_mask_storeu_epi16(out + at + r * columns, real, y);
+    }
+  }
+};
+
+#endif
+
+}  // namespace tandem

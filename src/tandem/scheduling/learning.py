@@ -1,0 +1,391 @@
+"""Keeps trainers, their steps, and scores: begins, opens, accounts, ends.
+
+Turns what the executor reports into the next work that is left, and into outcomes. Which work runs
+is the policy's choice; whether there is room for it, `admission`'s question. Invariants: at most
+`recording_tokens` rows are open; no forward of a trainer's step before the update of the last one;
+no update while a score under the trainer's parameters is half done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from tandem.core.errors import InvalidRequest, NotFound
+from tandem.core.plan import (
+    BackwardSlice,
+    Discard,
+    OpenMicroBatch,
+    RecordTarget,
+    ScoreResult,
+    SliceResult,
+    Span,
+    Update,
+    UpdateResult,
+)
+from tandem.core.sequence import Sequence
+from tandem.core.training import (
+    Score,
+    ScoreRequest,
+    StepOutcome,
+    TrainerState,
+    TrainingStep,
+)
+from tandem.core.version import AdapterVersion
+from tandem.kv.cache import KVCache
+from tandem.scheduling.scores import ScoreFailed, Scores
+from tandem.scheduling.scoring import enter, leave, training_sequence
+from tandem.scheduling.state import SchedulerState
+from tandem.scheduling.training import (
+    LearningCounters,
+    LearningLimits,
+    MicroBatchWork,
+    StepWork,
+    TrainerWork,
+)
+from tandem.training.losses import micro_batch_loss
+
+Learned = StepOutcome | Score | ScoreFailed
+
+
+@dataclass(slots=True)
+class _Books:
+    """Everything that is under way."""
+
+    trainers: dict[str, TrainerWork] = field(default_factory=dict)
+    steps: dict[str, StepWork] = field(default_factory=dict)
+    open: dict[int, tuple[StepWork, MicroBatchWork]] = field(default_factory=dict)
+    discards: list[Discard] = field(default_factory=list)
+    ended: list[Learned] = field(default_factory=list)
+
+
+class Learning:
+    """See the module. Owned by the scheduler; changed between iterations and by their results."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        cache: KVCache,
+        seq_ids: Iterator[int],
+        limits: LearningLimits,
+    ) -> None:
+        self._state = state
+        self._cache = cache
+        self._seq_ids = seq_ids
+        self._limits = limits
+        self._numbers = count()
+        self._books = _Books()
+        self.scores = Scores(state, cache)
+        self._places: dict[int, tuple[StepWork, MicroBatchWork, int]] = {}
+        self._recorded_rows = 0
+        self.counters = LearningCounters()
+
+    # ------------------------------------------------------------------ for policies
+
+    @property
+    def heads(self) -> list[StepWork]:
+        """The step of each trainer that may run now, oldest first."""
+        heads = [work.steps[0] for work in self._books.trainers.values() if work.steps]
+        return sorted(heads, key=lambda work: (work.arrival_s, work.step_id))
+
+    @property
+    def queued(self) -> list[str]:
+        """Ids of all steps that have not ended, in order of arrival."""
+        return list(self._books.steps)
+
+    @property
+    def recording_room(self) -> int:
+        """Rows that can be recorded beside what is open."""
+        return self._limits.recording_tokens - self._recorded_rows
+
+    # ------------------------------------------------------------------ commands
+
+    def open_trainer(self, state: TrainerState) -> None:
+        """The executor has opened it. One of the same name was closed before."""
+        assert state.name not in self._books.trainers
+        self._books.trainers[state.name] = TrainerWork(state.name, state.revision)
+
+    def close_trainer(self, name: str) -> list[str]:
+        """Forget a trainer and its work; the ids of its steps. The executor frees the rest."""
+        if name not in self._books.trainers:
+            return []
+        cancelled = self._clear(name)
+        del self._books.trainers[name]
+        self._books.discards = [d for d in self._books.discards if d.trainer != name]
+        for seq in self.scores.under(name):
+            self._books.ended.append(self.scores.fail(seq, f"trainer {name} was closed"))
+        return cancelled
+
+    def add_step(self, step: TrainingStep, now: float) -> None:
+        """Queue a step behind the trainer's others. Raises `InvalidRequest` if it can never run."""
+        trainer = self._require_trainer(step.trainer)
+        if step.step_id in self._books.steps:
+            raise InvalidRequest(f"step id {step.step_id!r} is in use", param="step_id")
+        items = self._limits.check_step(step)
+        work = StepWork(step, now, items)
+        self._books.steps[step.step_id] = work
+        trainer.steps.append(work)
+        self._begin(trainer)
+
+    def cancel_steps(self, name: str) -> list[str]:
+        """Give up all steps of a trainer; their ids. The next plan discards what they recorded."""
+        return self._clear(name) if name in self._books.trainers else []
+
+    def add_score(self, request: ScoreRequest, version: AdapterVersion | None, now: float) -> None:
+        """Queue a score; `version` is the adapter's, pinned. Raises `InvalidRequest`."""
+        if request.trainer is not None:
+            self._require_trainer(request.trainer)
+        self._limits.check_length(len(request.tokens))
+        self.scores.add(next(self._seq_ids), request, version, now)
+
+    def take_ended(self) -> list[Learned]:
+        """What has ended since the last call."""
+        ended, self._books.ended = self._books.ended, []
+        return ended
+
+    # ------------------------------------------------------------------ planning
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step waits, runs, or is to be given up. Scores are sequences like any."""
+        return bool(self._books.steps or self._books.discards)
+
+    def rows_of(self, micro_batch: int) -> int:
+        """Recorded rows of an open micro-batch; 0 if it is not open."""
+        opened = self._books.open.get(micro_batch)
+        return opened[1].rows if opened is not None else 0
+
+    def take_discards(self) -> tuple[Discard, ...]:
+        """What the plan now being made gives up."""
+        discards, self._books.discards = tuple(self._books.discards), []
+        return discards
+
+    def opens(self, seq: Sequence) -> bool:
+        """Whether the start of a sequence opens a recording."""
+        scoring = seq.scoring
+        assert scoring is not None
+        return scoring.record is not None and not self._places[seq.seq_id][1].opened
+
+    def may_start(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence has room for its recording, or may be scored now."""
+        scoring = seq.scoring
+        assert scoring is not None
+        if scoring.record is not None:
+            _, batch, _ = self._places[seq.seq_id]
+            return batch.opened or batch.rows <= self.recording_room
+        if scoring.trainer is None or scoring.step_id is not None:
+            return True
+        trainer = self._books.trainers[scoring.trainer]
+        return not (trainer.steps and trainer.steps[0].updatable)
+
+    def started(self, seq: Sequence, now: float) -> OpenMicroBatch | None:
+        """A sequence got its blocks; the recording to open for it, if it is the first."""
+        scoring = seq.scoring
+        assert scoring is not None
+        if scoring.step_id is None:
+            return None
+        work = self._books.steps[scoring.step_id]
+        if work.started_s is None:
+            work.started_s = now
+        if scoring.record is None:
+            return None
+        _, batch, _ = self._places[seq.seq_id]
+        if batch.opened:
+            return None
+        batch.opened = True
+        self._books.open[batch.number] = (work, batch)
+        self._recorded_rows += batch.rows
+        work.revision = self._books.trainers[work.trainer].revision
+        return OpenMicroBatch(batch.number, work.trainer, work.revision, batch.lengths)
+
+    def preempted(self, seq: Sequence) -> None:
+        """Its KV is gone. Rows that were recorded stay so and are only forwarded again; a score
+        under working parameters begins anew."""
+        if seq.scoring is not None and seq.scoring.step_id is None:
+            self.scores.preempted(seq)
+
+    def slices(self, step_id: str, max_layers: int | None) -> list[BackwardSlice]:
+        """Up to `max_layers` layers of a step, over its scored micro-batches in order."""
+        work = self._books.steps.get(step_id)
+        if work is None:
+            return []
+        left = work.layers_left if max_layers is None else max_layers
+        granted = []
+        for batch in work.owed():
+            if left <= 0:
+                break
+            layers = min(left, batch.layers_left)
+            left -= layers
+            assert batch.coefficients is not None
+            hi = batch.layers_left
+            granted.append(BackwardSlice(batch.number, hi, hi - layers, batch.coefficients))
+        return granted
+
+    def update(self, step_id: str, ending: set[int]) -> Update | None:
+        """The update of a step, if nothing else is left of it.
+
+        `ending` are sequences that this plan finishes; a score under the trainer's parameters that
+        began and is not among them holds the update up.
+        """
+        work = self._books.steps.get(step_id)
+        if work is None or not work.updatable:
+            return None
+        if self.scores.holds_update(work.trainer, ending):
+            return None
+        return Update(work.trainer, self._books.trainers[work.trainer].revision)
+
+    # ------------------------------------------------------------------ results
+
+    def take_span(
+        self, seq: Sequence, span: Span, score: ScoreResult | None, problem: str | None, now: float
+    ) -> None:
+        """A span of a sequence was forwarded, or could not be (`problem`)."""
+        scoring = seq.scoring
+        assert scoring is not None
+        if problem is None and any(target >= 0 for target in span.score_targets):
+            if score is None or not math.isfinite(score.total):
+                problem = "the log-probability is not a finite number"
+            else:
+                scoring.total += score.total
+        if problem is not None:
+            self._fail_sequence(seq, problem, now)
+            return
+        seq.computed = span.end
+        seq.scored = max(seq.scored, span.end + 1)
+        if scoring.record is not None:
+            scoring.recorded = max(scoring.recorded, span.end)
+        self._cache.commit(seq)
+        if seq.remaining == 0:
+            self._finish_sequence(seq, now)
+
+    def take_slice(self, result: SliceResult, now: float) -> None:
+        """Layers of a micro-batch were computed."""
+        if result.micro_batch not in self._books.open:
+            return  # its step has failed in this very iteration
+        work, batch = self._books.open[result.micro_batch]
+        if result.problem is not None:
+            self._fail_step(work, result.problem, now)
+            return
+        batch.layers_left = result.lo
+        if batch.layers_left == 0:
+            self._close(batch)
+
+    def take_update(self, result: UpdateResult, now: float) -> None:
+        """A trainer was updated, or its update was left out: the step has ended."""
+        trainer = self._books.trainers[result.trainer]
+        trainer.revision = result.revision
+        work = trainer.steps[0]
+        assert work.updatable
+        loss = math.fsum(batch.loss for batch in work.micro_batches)
+        if result.applied:
+            trainer.last_loss = loss
+            self.counters.steps += 1
+            self.counters.tokens += work.step.num_tokens
+        else:
+            self._books.discards.append(Discard(work.trainer, ()))
+        self._end_step(work, work.outcome(result, loss, now))
+
+    # ------------------------------------------------------------------ inside
+
+    def _begin(self, trainer: TrainerWork) -> None:
+        """Let the first step of a trainer wait for its forwards, if it does not yet."""
+        if not trainer.steps or trainer.steps[0].begun:
+            return
+        work = trainer.steps[0]
+        work.begun, work.last_loss = True, trainer.last_loss
+        for place, sequences in enumerate(work.step.micro_batches):
+            batch = MicroBatchWork.of(next(self._numbers), sequences, self._limits.num_layers)
+            work.micro_batches.append(batch)
+            for index, source in enumerate(sequences):
+                record = None
+                if index in batch.gradients:
+                    record = RecordTarget(batch.number, batch.gradients.index(index))
+                seq = training_sequence(
+                    next(self._seq_ids),
+                    (work.step_id, trainer.name),
+                    source,
+                    (place, index),
+                    record,
+                    work.arrival_s,
+                )
+                work.sequences[seq.seq_id] = seq
+                self._places[seq.seq_id] = (work, batch, index)
+                enter(seq, self._state, self._cache)
+
+    def _finish_sequence(self, seq: Sequence, now: float) -> None:
+        """All rows are forwarded: the KV is not needed any more, the sum is known."""
+        scoring = seq.scoring
+        assert scoring is not None
+        if scoring.step_id is None:
+            self._books.ended.append(self.scores.finish(seq))
+            return
+        work, batch, index = self._places[seq.seq_id]
+        batch.logprobs[index] = scoring.total
+        del work.sequences[seq.seq_id], self._places[seq.seq_id]
+        leave(seq, self._state, self._cache)
+        known = [value for value in batch.logprobs if value is not None]
+        if len(known) < len(batch.sequences):
+            return
+        share = micro_batch_loss(work.step.loss, batch.sequences, known, work.items)
+        if not all(math.isfinite(value) for value in (share.loss, *share.coefficients)):
+            self._fail_step(work, "the loss is not a finite number", now)
+            return
+        batch.loss = share.loss
+        batch.coefficients = tuple(share.coefficients[place] for place in batch.gradients)
+
+    def _fail_sequence(self, seq: Sequence, problem: str, now: float) -> None:
+        if seq.request.request_id in self.scores:
+            self._books.ended.append(self.scores.fail(seq, problem))
+            return
+        self._fail_step(self._places[seq.seq_id][0], problem, now)
+
+    def _fail_step(self, work: StepWork, problem: str, now: float) -> None:
+        """End a step without its update; nothing of it remains."""
+        self._discard(work)
+        revision = self._books.trainers[work.trainer].revision
+        nothing = UpdateResult(work.trainer, revision, False, math.nan, math.nan, 0.0, problem)
+        self._end_step(work, work.outcome(nothing, math.nan, now))
+
+    def _end_step(self, work: StepWork, outcome: StepOutcome) -> None:
+        self._forget(work)
+        self._books.ended.append(outcome)
+        self._begin(self._books.trainers[work.trainer])
+
+    def _clear(self, name: str) -> list[str]:
+        """Give up all steps of a trainer; their ids."""
+        trainer = self._books.trainers[name]
+        cancelled = []
+        for work in list(trainer.steps):
+            self._discard(work)
+            self._forget(work)
+            cancelled.append(work.step_id)
+        return cancelled
+
+    def _discard(self, work: StepWork) -> None:
+        """Have the executor forget what a step has recorded and accumulated, if it has."""
+        if any(batch.opened for batch in work.micro_batches):
+            numbers = tuple(b.number for b in work.micro_batches if b.number in self._books.open)
+            self._books.discards.append(Discard(work.trainer, numbers))
+
+    def _forget(self, work: StepWork) -> None:
+        for seq in work.sequences.values():
+            del self._places[seq.seq_id]
+            leave(seq, self._state, self._cache)
+        work.sequences.clear()
+        for batch in work.micro_batches:
+            self._close(batch)
+        del self._books.steps[work.step_id]
+        self._books.trainers[work.trainer].steps.remove(work)
+
+    def _close(self, batch: MicroBatchWork) -> None:
+        """The executor has let its recording go, or is going to before it opens another."""
+        if self._books.open.pop(batch.number, None) is not None:
+            self._recorded_rows -= batch.rows
+
+    def _require_trainer(self, name: str) -> TrainerWork:
+        trainer = self._books.trainers.get(name)
+        if trainer is None:
+            raise NotFound(f"there is no trainer {name!r}; open it first", param="trainer")
+        return trainer

@@ -1,0 +1,47 @@
+"""Serves and never trains: the baseline that shows what learning is worth (MACE, figures 2 and 9).
+
+Requests as under `fcfs`; scores (evaluation) run behind them. Training steps wait for ever, until
+they are cancelled.
+"""
+
+from __future__ import annotations
+
+from tandem.core.decision import Candidate, Decision
+from tandem.scheduling.queues import (
+    arrival,
+    class_then_arrival,
+    first_waiting,
+    is_lone_score,
+)
+from tandem.scheduling.view import Policy, View
+
+
+def create() -> Policy:
+    """The policy of this file."""
+    return NoRetraining()
+
+
+class NoRetraining:
+    """Order of arrival without training."""
+
+    def decide(self, view: View) -> Decision:
+        """See the module."""
+        return serve(view)
+
+
+def serve(view: View, wake_at: float | None = None) -> Decision:
+    """Requests by arrival, then scores; no sequence of a training step, no slice."""
+    running = sorted(view.running, key=class_then_arrival)
+    free_slots = view.budgets.max_sequences - len(running)
+    queue = first_waiting(view, max(0, free_slots) + 1)
+    scores = [seq for seq in sorted(view.learning, key=arrival) if is_lone_score(seq)]
+    training = [seq for seq in running if seq.scoring is not None and not is_lone_score(seq)]
+    served = [seq for seq in running if seq not in training]
+    candidates = [Candidate(seq.seq_id, may_preempt=True) for seq in served]
+    candidates += [Candidate(seq.seq_id) for seq in (*queue, *scores)]
+    return Decision.on_device(
+        tuple(candidates),
+        victims=tuple(seq.seq_id for seq in reversed(running)),
+        preempt=tuple(seq.seq_id for seq in training),
+        wake_at=wake_at,
+    )

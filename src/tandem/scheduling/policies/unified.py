@@ -1,0 +1,334 @@
+"""Serve everything online first, then learn in what is left of the iteration's rows and time.
+
+Training forwards fill the pass that decodes need anyway (fused), backward slices the time until the
+most urgent answer is due. MACE's priority (section 4.1) orders the steps, and lets one that has
+waited long go before prompts; a share of the time is learning's however many requests there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.core.decision import Candidate, Decision, SliceCandidate
+from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
+from tandem.scheduling.queues import (
+    arrival,
+    class_then_arrival,
+    first_waiting,
+    is_lone_score,
+    slices_within,
+)
+from tandem.scheduling.training import StepWork
+from tandem.scheduling.view import Policy, View
+
+# A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
+_PIECE_TOKENS = 16
+# What a score counts as urgent: a sample whose loss is unknown (log 2).
+_UNKNOWN_LOSS = 0.6931471805599453
+# MACE's priorities: prompts begin one above learning and age at a quarter of its rate.
+_PROMPT_PRIORITY = 1.0
+_PROMPT_AGEING = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Dials of the policy.
+
+    `ceiling_s` bounds an iteration's predicted time when nobody waits for a token. `min_share` of
+    the time is learning's under any load. `patience_s` is after how long a step of no urgency goes
+    before prompts (one over MACE's delta_ft); `gamma` weighs urgency. `temporal_only` keeps
+    learning out of passes with requests (for comparison).
+    """
+
+    ceiling_s: float = 0.25
+    min_share: float = 0.05
+    patience_s: float = 30.0
+    gamma: float = 0.3
+    temporal_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ceiling_s <= 0.0 or self.patience_s <= 0.0 or not 0.0 < self.min_share <= 1.0:
+            raise ValueError("ceiling_s, patience_s and min_share (a share) must be above 0")
+
+
+def create(options: Options = Options()) -> Policy:
+    """The policy of this file."""
+    return Unified(options)
+
+
+@dataclass(slots=True)
+class _Item:
+    """A training step, or a score that was asked for alone."""
+
+    priority: float
+    arrival_s: float
+    sequences: list[Sequence]
+    step: StepWork | None = None
+    overdue: bool = False
+
+
+@dataclass(slots=True)
+class _Room:
+    """What an iteration has left for learning. `fixed_s` is owed by the first forward of a pass
+    that would not run otherwise."""
+
+    tokens: int
+    seconds: float
+    fixed_s: float
+    recording_rows: int
+    blocks: int
+    opened: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Serving:
+    """The requests of an iteration: how many rows they will take, and when the first is due."""
+
+    running: list[Sequence]
+    queue: list[Sequence]
+    running_rows: int
+    rows: int
+    predicted_s: float
+    due_s: float
+
+
+@dataclass(slots=True)
+class _Learning:
+    """Forwards before and after the waiting requests, slices, and who does not give way."""
+
+    first: list[Candidate] = field(default_factory=list)
+    last: list[Candidate] = field(default_factory=list)
+    slices: list[SliceCandidate] = field(default_factory=list)
+    protected: set[int] = field(default_factory=set)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was found to fit."""
+        return not (self.first or self.last or self.slices)
+
+
+class Unified:
+    """See the module. Remembers how much time learning has earned but not used."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._earned_s = 0.0
+        self._decided_s: float | None = None
+        self._served = False
+
+    def decide(self, view: View) -> Decision:
+        """See the module."""
+        running = sorted(view.running, key=class_then_arrival)
+        serving = [seq for seq in running if seq.scoring is None]
+        queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
+        items = self._items(view, running, queue)
+        if not items:
+            self._earned_s, self._decided_s = 0.0, None
+            return _decision(running, _all(serving), _all(queue), _Learning())
+        requests = _requests(view, serving, queue)
+        self._earn(view, items[0])
+        seconds = min(requests.due_s, self._options.ceiling_s) - requests.predicted_s
+        if self._earned_s >= _least_s(view, items[0]):
+            seconds = max(seconds, self._earned_s)
+        if self._options.temporal_only and requests.rows:
+            return self._take_turns(view, running, requests, items, seconds)
+        learning = self._learn(view, items, requests, seconds, needed=requests.rows == 0)
+        return _decision(running, _all(serving), _all(queue), learning)
+
+    def _items(self, view: View, running: list[Sequence], queue: list[Sequence]) -> list[_Item]:
+        """Learning work by MACE's priority; overdue is what has passed the oldest prompt."""
+        ageing, gamma = 1.0 / self._options.patience_s, self._options.gamma
+
+        def priority(arrival_s: float, urgency: float) -> float:
+            return (view.now - arrival_s) * ageing + gamma * urgency
+
+        items = [
+            _Item(
+                priority(step.arrival_s, step.urgency),
+                step.arrival_s,
+                list(step.sequences.values()),
+                step,
+            )
+            for step in view.steps
+        ]
+        scores = [seq for seq in running if is_lone_score(seq)]
+        scores += [seq for seq in sorted(view.learning, key=arrival) if is_lone_score(seq)]
+        for seq in scores[: view.budgets.max_sequences]:
+            since = seq.request.arrival_s
+            items.append(_Item(priority(since, _UNKNOWN_LOSS), since, [seq]))
+        items.sort(key=lambda item: (-item.priority, item.arrival_s))
+        oldest = min((seq.request.arrival_s for seq in queue), default=view.now)
+        prompt = _PROMPT_PRIORITY + _PROMPT_AGEING * ageing * (view.now - oldest)
+        for item in items:
+            item.overdue = item.priority > prompt
+        return items
+
+    def _earn(self, view: View, first: _Item) -> None:
+        """Credit learning with its share of the time since the last decision."""
+        if self._decided_s is not None:
+            passed = min(view.now - self._decided_s, 1.0)
+            self._earned_s += self._options.min_share * passed
+        self._decided_s = view.now
+        most = max(self._options.ceiling_s, _least_s(view, first))
+        self._earned_s = min(self._earned_s, most)
+
+    def _learn(
+        self,
+        view: View,
+        items: list[_Item],
+        requests: _Serving,
+        seconds: float,
+        *,
+        needed: bool,
+    ) -> _Learning:
+        """What of `items` fits beside the requests into so many seconds; with `needed`, at least
+        the smallest piece."""
+        room = _Room(
+            view.budgets.max_batch_tokens - requests.running_rows,
+            seconds,
+            0.0 if requests.rows else view.latency.forward.coefficients[0],
+            view.recording_room,
+            view.available_blocks - len(view.running),
+        )
+        found = _Learning()
+        for overdue in (True, False):
+            if not overdue:  # the waiting requests come between
+                room.tokens -= requests.rows - requests.running_rows
+            for item in (item for item in items if item.overdue is overdue):
+                forwards = _forwards(view, item, room, needed and found.empty)
+                (found.first if overdue else found.last).extend(forwards)
+                if overdue:
+                    found.protected |= {seq.seq_id for seq in item.sequences}
+                if item.step is not None:
+                    slices, room.seconds = slices_within(
+                        [item.step], view.latency, room.seconds, needed and found.empty
+                    )
+                    found.slices += slices
+        self._earned_s = max(0.0, self._earned_s - max(0.0, seconds - room.seconds))
+        return found
+
+    def _take_turns(
+        self,
+        view: View,
+        running: list[Sequence],
+        requests: _Serving,
+        items: list[_Item],
+        seconds: float,
+    ) -> Decision:
+        """Requests in one iteration, learning within their slack in the next."""
+        if self._served:
+            self._served = False
+            nobody = _Serving([], [], 0, 0, 0.0, seconds)
+            learning = self._learn(view, items, nobody, seconds, needed=False)
+            if not learning.empty:
+                return _decision(running, [], [], learning)
+        self._served = True
+        return _decision(running, _all(requests.running), _all(requests.queue), _Learning())
+
+
+def _requests(view: View, serving: list[Sequence], queue: list[Sequence]) -> _Serving:
+    """Rows and time of the requests as admission will grant them, nearly; and the time budget.
+
+    Budget (Echo 5.1): token i is due at arrival + TTFT + i * TPOT, a missed one a TPOT from now.
+    What needs several iterations has its share of the slack in each. No iteration is longer
+    than the shortest TPOT: slack that was saved up is not spent on one long pause.
+    """
+    left = view.budgets.max_batch_tokens
+    rows = draws = context = running_rows = 0
+    due_s = float("inf")
+    for place, seq in enumerate((*serving, *queue)):
+        if left <= 0:
+            break
+        taken = min(seq.remaining, left)
+        left -= taken
+        rows += taken
+        draws += taken == seq.remaining
+        context += seq.computed + taken
+        if place < len(serving):
+            running_rows = rows
+        if seq.request.work_class is WorkClass.ONLINE:
+            due_s = min(due_s, _slack_s(view, seq))
+    predicted_s = view.latency.forward_s(rows, draws, 0, context)
+    return _Serving(serving, queue, running_rows, rows, predicted_s, max(due_s, predicted_s))
+
+
+def _slack_s(view: View, seq: Sequence) -> float:
+    slo = view.slo(seq)
+    due_s = seq.request.arrival_s + slo.ttft_s + seq.output_tokens * slo.tpot_s
+    if due_s < view.now:
+        due_s = view.now + slo.tpot_s
+    iterations = -(-seq.remaining // view.budgets.max_batch_tokens)
+    return min((due_s - view.now) / max(1, iterations), slo.tpot_s)
+
+
+def _least_s(view: View, item: _Item) -> float:
+    """Time of the smallest piece of work that an item can be given."""
+    owed = next(item.step.owed(), None) if item.step is not None else None
+    if owed is not None:
+        return view.latency.slice_s(owed.rows, 1)
+    if not item.sequences:
+        return view.latency.update_s()
+    rows = min(_PIECE_TOKENS, item.sequences[0].remaining)
+    return view.latency.forward.coefficients[0] + rows * view.latency.token_s
+
+
+def _forwards(view: View, item: _Item, room: _Room, needed: bool) -> list[Candidate]:
+    """What fits of an item's forwards, in order; with `needed` at least one piece of them."""
+    candidates: list[Candidate] = []
+    token_s = view.latency.token_s
+    for seq in item.sequences:
+        if seq.computed == 0 and not _can_start(view, item, seq, room):
+            break
+        least = min(seq.remaining, _PIECE_TOKENS)
+        affordable = int((room.seconds - room.fixed_s) / token_s + 1e-9)
+        if needed and not candidates:
+            affordable = max(affordable, least)
+        taken = min(seq.remaining, room.tokens, affordable)
+        if taken < min(least, room.tokens) or taken <= 0:
+            break
+        candidates.append(Candidate(seq.seq_id, taken, may_preempt=item.overdue))
+        room.tokens -= taken
+        room.seconds -= taken * token_s + room.fixed_s
+        room.fixed_s = 0.0
+    return candidates
+
+
+def _can_start(view: View, item: _Item, seq: Sequence, room: _Room) -> bool:
+    """Whether there seem to be blocks and room for its recording; counts them as taken."""
+    blocks = -(-seq.remaining // view.block_size)
+    if blocks > room.blocks and not item.overdue and len(view.running) > 0:
+        return False
+    record = seq.scoring.record if seq.scoring is not None else None
+    if item.step is not None and record is not None and record.micro_batch not in room.opened:
+        batch = next(b for b in item.step.micro_batches if b.number == record.micro_batch)
+        if not batch.opened:
+            if batch.rows > room.recording_rows:
+                return False
+            room.recording_rows -= batch.rows
+        room.opened.add(record.micro_batch)
+    room.blocks -= blocks
+    return True
+
+
+def _all(sequences: list[Sequence]) -> list[Candidate]:
+    return [Candidate(seq.seq_id, may_preempt=True) for seq in sequences]
+
+
+def _decision(
+    running: list[Sequence],
+    serving: list[Candidate],
+    queue: list[Candidate],
+    learning: _Learning,
+) -> Decision:
+    """Running requests, overdue learning, waiting requests, other learning.
+
+    Learning gives way first, but not what is overdue, then the latest of the least class.
+    """
+    return Decision.on_device(
+        (*serving, *learning.first, *queue, *learning.last),
+        slices=tuple(learning.slices),
+        victims=tuple(
+            seq.seq_id for seq in reversed(running) if seq.seq_id not in learning.protected
+        ),
+    )

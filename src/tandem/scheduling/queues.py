@@ -1,0 +1,80 @@
+"""Orders and fillings that several policies share: who came first, what fits into a time.
+
+Reads the view, changes nothing. Invariant: every order is total, so that equal views give equal
+decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from tandem.core.decision import SliceCandidate
+from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
+from tandem.estimators.latency import LatencyModel
+from tandem.scheduling.training import StepWork
+from tandem.scheduling.view import View
+
+
+def arrival(seq: Sequence) -> tuple[float, int]:
+    """Order of arrival."""
+    return (seq.request.arrival_s, seq.seq_id)
+
+
+def class_then_arrival(seq: Sequence) -> tuple[int, float, int]:
+    """Online, then offline, then learning; within each, order of arrival."""
+    request = seq.request
+    rank = 2 if seq.scoring is not None else int(request.work_class is WorkClass.OFFLINE)
+    return (rank, request.arrival_s, seq.seq_id)
+
+
+def first_waiting(view: View, count: int) -> list[Sequence]:
+    """The `count` waiting sequences of requests that come first by class and arrival."""
+    # A preempted sequence or a later choice arrived before others that wait: sort only if there is
+    # one, or if there are two classes.
+    if any(_out_of_order(seq) for seq in view.waiting):
+        return sorted(view.waiting, key=class_then_arrival)[:count]
+    return list(islice(view.waiting, count))
+
+
+def _out_of_order(seq: Sequence) -> bool:
+    late = seq.preemptions or seq.index
+    return bool(late) or seq.request.work_class is not WorkClass.ONLINE
+
+
+def learning_sequences(view: View) -> list[Sequence]:
+    """All sequences of steps and scores: running ones first, each part by arrival."""
+    running = [seq for seq in view.running if seq.scoring is not None]
+    return sorted(running, key=arrival) + sorted(view.learning, key=arrival)
+
+
+def is_lone_score(seq: Sequence) -> bool:
+    """Whether a sequence is a score that was asked for, not a part of a training step."""
+    return seq.scoring is not None and seq.scoring.step_id is None
+
+
+def slices_within(
+    steps: Iterable[StepWork], latency: LatencyModel, seconds: float, at_least_one: bool
+) -> tuple[list[SliceCandidate], float]:
+    """Backward slices and updates of `steps`, in order, that fit into `seconds`; what is left.
+
+    With `at_least_one`, the first layer (or update) is granted however long it takes.
+    """
+    granted: list[SliceCandidate] = []
+    for step in steps:
+        layers = 0
+        for batch in step.owed():
+            fitting = min(batch.layers_left, latency.layers_within(batch.rows, seconds))
+            if fitting == 0 and at_least_one and not granted and not layers:
+                fitting = 1
+            layers += fitting
+            seconds -= latency.slice_s(batch.rows, fitting)
+            if fitting < batch.layers_left:
+                break
+        update_s = latency.update_s() if step.updatable else 0.0
+        due = step.updatable and (update_s <= seconds or (at_least_one and not granted))
+        if layers or due:
+            granted.append(SliceCandidate(step.step_id, layers))
+            seconds -= update_s
+    return granted, seconds

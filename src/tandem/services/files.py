@@ -1,0 +1,131 @@
+"""Files that clients upload and jobs produce: bytes in the store's directory, rows in the store.
+
+Bytes are written aside, flushed and renamed before their row is committed; a row goes before its
+bytes. Knows neither HTTP nor what is in a file. Invariant: the bytes of every row are complete;
+what a crash left without a row is removed at the next start. Callers see their own files only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from tandem.core.errors import InvalidRequest, NotFound
+from tandem.core.learning import FileRecord
+from tandem.store import Store
+from tandem.store import files as rows
+
+UPLOAD_PURPOSES = ("fine-tune", "batch", "user_data")
+_PARTIAL = ".partial"
+
+
+class Files:
+    """All files below `directory`; `max_bytes` bounds one of them."""
+
+    def __init__(
+        self, store: Store, directory: Path, max_bytes: int, now: Callable[[], float]
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._store = store
+        self._directory = directory
+        self._now = now
+
+    async def start(self) -> int:
+        """Remove what crashes have left; how many files that were."""
+        known = await self._store.read(rows.paths)
+        return await asyncio.to_thread(self._clean, known)
+
+    async def create(
+        self, filename: str, purpose: str, tenant: str, parts: AsyncIterator[bytes]
+    ) -> FileRecord:
+        """Keep what `parts` yields. Raises `InvalidRequest` if it is empty or too large."""
+        path = self._directory / f"file-{uuid.uuid4().hex}"
+        partial = path.with_name(path.name + _PARTIAL)
+        try:
+            size_bytes = await self._write(partial, parts)
+            await asyncio.to_thread(_finish, partial, path)
+            file = FileRecord(
+                file_id=path.name,
+                created_s=self._now(),
+                filename=filename,
+                purpose=purpose,
+                num_bytes=size_bytes,
+                path=str(path),
+                tenant=tenant,
+            )
+            await self._store.write(rows.add, file)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        return file
+
+    async def listed(
+        self,
+        tenant: str,
+        *,
+        purpose: str | None = None,
+        after: str | None = None,
+        ascending: bool = False,
+        limit: int = 10_000,
+    ) -> list[FileRecord]:
+        """Files of a tenant by age, those that follow file `after`."""
+        return await self._store.read(
+            rows.listed, tenant, purpose=purpose, after=after, ascending=ascending, limit=limit
+        )
+
+    async def find(self, file_id: str, tenant: str) -> FileRecord:
+        """One file of a tenant. Raises `NotFound`."""
+        file = await self._store.read(rows.find, file_id)
+        if file is None or file.tenant != tenant:
+            raise NotFound(f"there is no file '{file_id[:100]}'", param="file_id")
+        return file
+
+    async def delete(self, file_id: str, tenant: str) -> None:
+        """Forget a file and remove its bytes. Raises `NotFound`."""
+        file = await self.find(file_id, tenant)
+        await self._store.write(rows.delete, file_id)
+        await asyncio.to_thread(Path(file.path).unlink, missing_ok=True)
+
+    async def _write(self, path: Path, parts: AsyncIterator[bytes]) -> int:
+        size_bytes = 0
+        await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True)
+        with await asyncio.to_thread(path.open, "wb") as stream:
+            async for part in parts:
+                size_bytes += len(part)
+                if size_bytes > self.max_bytes:
+                    raise InvalidRequest(
+                        f"the file has more than {self.max_bytes} bytes; send less, or raise "
+                        "store.max_file_bytes",
+                        param="file",
+                    )
+                await asyncio.to_thread(stream.write, part)
+            if not size_bytes:
+                raise InvalidRequest("the file is empty", param="file")
+            await asyncio.to_thread(_flush, stream.fileno(), stream.flush)
+        return size_bytes
+
+    def _clean(self, known: set[str]) -> int:
+        if not self._directory.is_dir():
+            return 0
+        lost = [path for path in self._directory.glob("file-*") if str(path) not in known]
+        for path in lost:
+            path.unlink()
+        return len(lost)
+
+
+def _flush(number: int, flush: Callable[[], None]) -> None:
+    flush()
+    os.fsync(number)
+
+
+def _finish(partial: Path, path: Path) -> None:
+    """Rename, and make the name itself durable."""
+    partial.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

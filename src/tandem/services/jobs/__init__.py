@@ -1,0 +1,1 @@
+"""SERVE: fine-tuning jobs: files of examples become steps, checkpoints and a version."""

@@ -1,0 +1,157 @@
+"""Reads JSONL training files: OpenAI's supervised and preference formats, and ours for KTO.
+
+Every line becomes samples, as feedback does; a supervised conversation gives one sample for each
+assistant turn with weight 1. Knows no tokens. Invariant: an error names its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import Sample, SampleKind
+
+_ROLES = frozenset(("system", "developer", "user", "assistant"))
+
+
+class BadLine(InvalidRequest):
+    """A line of a training file is wrong; `line` counts from 1."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(f"line {line}: {message}", code="invalid_training_file")
+        self.line = line
+
+
+class _Turn(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | list[dict[str, Any]]
+    weight: int | None = None
+    name: str | None = None
+
+    def rendered(self) -> dict[str, str]:
+        """As the chat template takes it. Raises `InvalidRequest`."""
+        if self.role not in _ROLES:
+            raise InvalidRequest(f"the role '{self.role}' is not supported")
+        if self.weight not in (None, 0, 1):
+            raise InvalidRequest("weight is 0 or 1")
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": _text(self.content)}
+
+
+class _Supervised(msgspec.Struct, forbid_unknown_fields=True):
+    messages: list[_Turn]
+
+
+class _Input(msgspec.Struct, forbid_unknown_fields=True):
+    messages: list[_Turn]
+
+
+class _Preference(msgspec.Struct, forbid_unknown_fields=True):
+    input: _Input
+    preferred_output: list[_Turn]
+    non_preferred_output: list[_Turn]
+
+
+class _Labelled(msgspec.Struct, forbid_unknown_fields=True):
+    completion: str | list[_Turn]
+    label: bool
+    messages: list[_Turn] = []
+    prompt: str = ""
+
+
+def parse_examples(raw: bytes, kind: SampleKind, adapter: str) -> list[Sample]:
+    """Samples of a training file, in order; their ids name the line. Raises `BadLine`."""
+    samples: list[Sample] = []
+    for number, line in enumerate(raw.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            made = [*_READERS[kind](line)]
+        except (msgspec.MsgspecError, InvalidRequest) as error:
+            raise BadLine(number, str(error)) from None
+        for place, (messages, prompt, chosen, rejected, desirable) in enumerate(made):
+            sample_id = f"line-{number}" + (f"-{place}" if len(made) > 1 else "")
+            samples.append(
+                Sample(
+                    sample_id=sample_id,
+                    feedback_id="",
+                    adapter=adapter,
+                    kind=kind,
+                    created_s=0.0,
+                    messages=messages,
+                    prompt=prompt,
+                    chosen=chosen,
+                    rejected=rejected,
+                    desirable=desirable,
+                )
+            )
+    if not samples:
+        raise InvalidRequest("the file has no examples", code="invalid_training_file")
+    return samples
+
+
+_Example = tuple[tuple[dict[str, str], ...], str, str, str, bool]
+
+
+def _supervised(line: bytes) -> Iterator[_Example]:
+    turns = msgspec.json.decode(line, type=_Supervised).messages
+    rendered = [turn.rendered() for turn in turns]
+    trained = [
+        place
+        for place, turn in enumerate(turns)
+        if turn.role == "assistant" and turn.weight != 0 and place > 0
+    ]
+    if not trained:
+        raise InvalidRequest("there is no assistant message to learn from")
+    for place in trained:
+        yield tuple(rendered[:place]), "", rendered[place]["content"], "", True
+
+
+def _preference(line: bytes) -> Iterator[_Example]:
+    example = msgspec.json.decode(line, type=_Preference)
+    if not example.input.messages:
+        raise InvalidRequest("'input.messages' is empty")
+    yield (
+        tuple(turn.rendered() for turn in example.input.messages),
+        "",
+        _only_answer(example.preferred_output, "preferred_output"),
+        _only_answer(example.non_preferred_output, "non_preferred_output"),
+        True,
+    )
+
+
+def _labelled(line: bytes) -> Iterator[_Example]:
+    example = msgspec.json.decode(line, type=_Labelled)
+    if bool(example.messages) == bool(example.prompt):
+        raise InvalidRequest("give either 'messages' or 'prompt'")
+    answer = example.completion
+    text = answer if isinstance(answer, str) else _only_answer(answer, "completion")
+    turns = tuple(turn.rendered() for turn in example.messages)
+    yield turns, example.prompt, text, "", example.label
+
+
+_READERS = {
+    SampleKind.SFT: _supervised,
+    SampleKind.DPO: _preference,
+    SampleKind.KTO: _labelled,
+}
+
+
+def _only_answer(turns: list[_Turn], name: str) -> str:
+    if len(turns) != 1 or turns[0].role != "assistant":
+        raise InvalidRequest(f"'{name}' must be one assistant message")
+    return turns[0].rendered()["content"]
+
+
+def _text(content: str | list[dict[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest("only parts of type 'text' are supported")
+        texts.append(part["text"])
+    return "".join(texts)

@@ -1,0 +1,171 @@
+"""A job's method: which loss, which hyperparameters, and the steps that follow from them.
+
+Reads OpenAI's `method` object; "auto" is decided here. Pure. Invariant: the same job over the same
+examples has the same steps, so that a job goes on where its last checkpoint was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import SampleKind
+from tandem.core.training import LossKind, LossSpec
+from tandem.services.learning.settings import LearningSettings
+
+KINDS = {"supervised": SampleKind.SFT, "dpo": SampleKind.DPO, "kto": SampleKind.KTO}
+_AUTO_EPOCHS = 3
+_AUTO_BATCH = 8
+_MOST_EPOCHS = 1000
+_MOST_BATCH = 1024
+
+Auto = Literal["auto"]
+
+
+class _Hyperparameters(msgspec.Struct, forbid_unknown_fields=True):
+    n_epochs: Auto | int | None = None
+    batch_size: Auto | int | None = None
+    learning_rate_multiplier: Auto | float | None = None
+    learning_rate: float | None = None
+    beta: Auto | float | None = None
+    label_smoothing: float | None = None
+    desirable_weight: float | None = None
+    undesirable_weight: float | None = None
+
+
+class _Options(msgspec.Struct, forbid_unknown_fields=True):
+    hyperparameters: _Hyperparameters | None = None
+
+
+class _Method(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    supervised: _Options | None = None
+    dpo: _Options | None = None
+    kto: _Options | None = None
+
+
+_OWN = {
+    "supervised": {"n_epochs", "batch_size", "learning_rate_multiplier", "learning_rate"},
+    "dpo": {"beta", "label_smoothing"},
+    "kto": {"beta", "desirable_weight", "undesirable_weight"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A job's hyperparameters; None (OpenAI's "auto") until the examples are known."""
+
+    kind: SampleKind
+    n_epochs: int | None
+    batch_size: int | None
+    learning_rate_multiplier: float | None
+    learning_rate: float
+    loss: LossSpec
+
+    def decided(self, examples: int) -> Method:
+        """With "auto" replaced for so many examples."""
+        return Method(
+            self.kind,
+            self.n_epochs or _AUTO_EPOCHS,
+            self.batch_size or min(_AUTO_BATCH, examples),
+            self.learning_rate_multiplier or 1.0,
+            self.learning_rate,
+            self.loss,
+        )
+
+    def steps(self, sample_ids: Sequence[str], seed: int) -> list[list[str]]:
+        """Samples of each step, all epochs; shuffled anew for each, by the seed."""
+        assert self.n_epochs and self.batch_size
+        found: list[list[str]] = []
+        for epoch in range(self.n_epochs):
+            order = list(sample_ids)
+            Random(f"{seed}/{epoch}").shuffle(order)
+            found += [
+                order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)
+            ]
+        return found
+
+
+def read_method(
+    method: Mapping[str, Any] | None,
+    hyperparameters: Mapping[str, Any] | None,
+    defaults: LearningSettings,
+) -> tuple[dict[str, Any], Method]:
+    """OpenAI's objects, complete, and what they mean. Raises `InvalidRequest`.
+
+    `hyperparameters` is the old way to give them, for supervised jobs alone.
+    """
+    if method is None:
+        method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters or {}}}
+    elif hyperparameters:
+        raise InvalidRequest("give 'method' or 'hyperparameters', not both", param="method")
+    try:
+        parsed = msgspec.convert(dict(method), _Method)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"method: {error}", param="method") from None
+    if parsed.type not in KINDS:
+        raise InvalidRequest(
+            f"method.type is one of {', '.join(KINDS)}, not '{parsed.type[:40]}'", param="method"
+        )
+    options = {"supervised": parsed.supervised, "dpo": parsed.dpo, "kto": parsed.kto}
+    foreign = [name for name, given in options.items() if given and name != parsed.type]
+    if foreign:
+        raise InvalidRequest(
+            f"method.{foreign[0]} does not go with the type '{parsed.type}'", param="method"
+        )
+    chosen = options[parsed.type]
+    given = (chosen.hyperparameters if chosen else None) or _Hyperparameters()
+    return _complete(parsed.type, given), _meaning(parsed.type, given, defaults)
+
+
+def _complete(kind: str, given: _Hyperparameters) -> dict[str, Any]:
+    """As OpenAI shows it: what was not given is "auto"."""
+    values = {
+        name: value for name, value in msgspec.to_builtins(given).items() if value is not None
+    }
+    shown = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"}
+    if kind == "dpo":
+        shown["beta"] = "auto"
+    return {"type": kind, kind: {"hyperparameters": {**shown, **values}}}
+
+
+def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings) -> Method:
+    values = {
+        name: value
+        for name, value in msgspec.to_builtins(given).items()
+        if value not in (None, "auto")
+    }
+    allowed = _OWN["supervised"] | _OWN[kind]
+    for name, value in values.items():
+        path = f"method.{kind}.hyperparameters.{name}"
+        if name not in allowed:
+            raise InvalidRequest(f"'{path}' does not go with this method", param=path)
+        if not math.isfinite(value) or value < 0 or (value == 0 and name != "label_smoothing"):
+            raise InvalidRequest(f"'{path}' must be above 0", param=path)
+    if values.get("n_epochs", 1) > _MOST_EPOCHS or values.get("batch_size", 1) > _MOST_BATCH:
+        raise InvalidRequest(
+            f"n_epochs is at most {_MOST_EPOCHS}, batch_size at most {_MOST_BATCH}", param="method"
+        )
+    multiplier = values.get("learning_rate_multiplier")
+    rate = values.get("learning_rate", defaults.learning_rate) * (multiplier or 1.0)
+    loss = LossSpec(
+        LossKind(KINDS[kind].value),
+        values.get("beta", defaults.beta),
+        values.get("label_smoothing", defaults.label_smoothing),
+        values.get("desirable_weight", defaults.desirable_weight),
+        values.get("undesirable_weight", defaults.undesirable_weight),
+    )
+    return Method(
+        KINDS[kind],
+        values.get("n_epochs"),
+        values.get("batch_size"),
+        multiplier,
+        rate,
+        loss,
+    )

@@ -1,0 +1,389 @@
+"""One fine-tuning job from its files to its version, committed every few steps.
+
+A commit is a directory (adapter and optimiser state) and then the job's row; after a crash the job
+goes on from the last one. Knows one job. Invariant: `job.step` updates are in `checkpoint_path`,
+always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tandem.core.errors import EngineDead, InvalidRequest, TandemError, TrainingCancelled
+from tandem.core.learning import (
+    AdapterRecord,
+    CheckpointRecord,
+    EventRecord,
+    GateMode,
+    JobRecord,
+    JobStatus,
+    Sample,
+    VersionRecord,
+    VersionState,
+)
+from tandem.core.training import OptimizerSpec, TrainerSpec
+from tandem.core.version import AdapterVersion
+from tandem.services.jobs.data import BadLine, parse_examples
+from tandem.services.jobs.method import Method, read_method
+from tandem.services.jobs.results import step_event
+from tandem.services.jobs.validation import Validation
+from tandem.services.learning.learner import Learner
+from tandem.services.learning.publish import (
+    Conclusion,
+    candidate_name,
+    engine_ready,
+    move_durably,
+    nothing,
+    remove_tree,
+)
+from tandem.services.learning.settings import LearningSettings, resolve_settings
+from tandem.services.learning.steps import Failed, StepMaker, StepShape, Wanted, run_steps
+from tandem.services.learning.tools import LearningTools
+from tandem.services.models import INTERNAL
+from tandem.store import Connection, adapters, events, files, jobs
+
+logger = logging.getLogger(__name__)
+
+COMMIT_STEPS = 10
+_MOST_FAILURES = 5
+
+
+class JobFailed(TandemError):
+    """The job cannot go on; `code` and `param` are for its `error` object."""
+
+    def __init__(self, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class _Paused(Exception):
+    """Somebody asked to pause, and everything is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTools:
+    """What all jobs work with. `directory` is the store's; `at` is called at points where tests may
+    end the process."""
+
+    course: LearningTools
+    learner: Learner
+    directory: Path
+    announce: Callable[[str], None]
+    at: Callable[[str], None] = nothing
+
+
+class JobRun:
+    """The work of one job; `run` once. `pause` may be called meanwhile."""
+
+    def __init__(
+        self,
+        job: JobRecord,
+        tools: JobTools,
+        finish: Callable[[JobRecord], Awaitable[None]],
+    ) -> None:
+        """`finish` lets a job succeed once its version is published."""
+        self.job = job
+        self._finish = finish
+        self._tools = tools
+        self._course = tools.course
+        self._store = tools.course.store
+        self._client = tools.course.client
+        self._pausing = False
+        self._failures = 0
+
+    @property
+    def trainer(self) -> str:
+        """The trainer's name in the engine."""
+        return f"job/{self.job.job_id}"
+
+    @property
+    def directory(self) -> Path:
+        """Where its checkpoints are."""
+        return self._tools.directory / "jobs" / self.job.job_id
+
+    def pause(self) -> None:
+        """Commit after the current step and stop."""
+        self._pausing = True
+
+    async def run(self) -> None:
+        """Work until the job succeeded, failed or is paused. Raises `StoreError` only."""
+        try:
+            method, examples, held = await self._examples()
+            await self._update(status=JobStatus.RUNNING)
+            while True:
+                try:
+                    await self._train(method, examples, held)
+                    await self._publish()
+                    break
+                except (EngineDead, TrainingCancelled) as error:
+                    await self._tell(
+                        "warning", f"Interrupted: {error}; going on from the last commit"
+                    )
+                    await engine_ready(self._client)
+            await self._finish(self.job)
+        except _Paused:
+            await self._update(status=JobStatus.PAUSED)
+            await self._tell("info", "Job paused")
+        except JobFailed as error:
+            await self.fail(str(error), error.code, error.param)
+        except InvalidRequest as error:
+            await self.fail(str(error), error.code or "training_failed", error.param)
+        finally:
+            await self._close()
+
+    async def fail(self, message: str, code: str, param: str | None) -> None:
+        """End the job with an error."""
+        error = {"code": code, "message": message, "param": param}
+        await self._update(status=JobStatus.FAILED, error=error, finished_s=self._course.now())
+        await self._tell("error", message)
+
+    # ------------------------------------------------------------------ examples
+
+    async def _examples(self) -> tuple[Method, list[Sample], list[Sample]]:
+        settings = await self._settings()
+        _, method = read_method(self.job.method, None, settings)
+        training = await self._read(self.job.training_file, "training_file", method)
+        held: list[Sample] = []
+        if self.job.validation_file:
+            held = await self._read(self.job.validation_file, "validation_file", method)
+            held = [replace(sample, sample_id=f"valid-{sample.sample_id}") for sample in held]
+        method = method.decided(len(training))
+        steps = len(method.steps([s.sample_id for s in training], self.job.seed))
+        await self._update(total_steps=steps)
+        return method, training, held
+
+    async def _settings(self) -> LearningSettings:
+        record = await self._store.read(adapters.find, self.job.adapter)
+        own = {} if record is None else record.settings
+        return resolve_settings(self._course.defaults, own)
+
+    async def _read(self, file_id: str, param: str, method: Method) -> list[Sample]:
+        file = await self._store.read(files.find, file_id)
+        if file is None or file.tenant != self.job.tenant:
+            raise JobFailed(f"the file {file_id} does not exist", "file_not_found", param)
+        try:
+            raw = await asyncio.to_thread(Path(file.path).read_bytes)
+            return await asyncio.to_thread(parse_examples, raw, method.kind, self.job.adapter)
+        except OSError as error:
+            raise JobFailed(f"cannot read {file_id}: {error}", "file_not_found", param) from error
+        except InvalidRequest as error:
+            raise JobFailed(f"{file_id}: {error}", "invalid_training_file", param) from error
+
+    # ------------------------------------------------------------------ training
+
+    async def _train(
+        self, method: Method, examples: Sequence[Sample], held: Sequence[Sample]
+    ) -> None:
+        """From the last commit to the last step."""
+        settings = await self._settings()
+        info = self._client.info
+        shape = StepShape(
+            self.trainer,
+            self._course.references.base,
+            settings.micro_batch_samples,
+            info.recording_tokens,
+        )
+        maker = StepMaker(self._course.encoder(settings), self._course.references, shape)
+        problems = await asyncio.to_thread(maker.admit, [*examples, *held])
+        for sample_id, problem in problems.items():
+            param = "validation_file" if sample_id.startswith("valid-") else "training_file"
+            line = sample_id.removeprefix("valid-").split("-")[1]
+            raise JobFailed(str(BadLine(int(line), problem)), "invalid_training_file", param)
+        await self._open(method)
+        plans = method.steps([sample.sample_id for sample in examples], self.job.seed)
+        validation = Validation(self._client, maker, held, method.loss)
+        epoch = -(-len(plans) // (method.n_epochs or 1))
+        while self.job.step < len(plans):
+            start = self.job.step
+            ends = min(start + COMMIT_STEPS, (start // epoch + 1) * epoch, len(plans))
+            await self._segment(plans[start:ends], maker, method, validation, ends % epoch == 0)
+
+    async def _open(self, method: Method) -> None:
+        """Open the trainer at the last commit, or where the job begins."""
+        settings = await self._settings()
+        source, resume = self.job.checkpoint_path, bool(self.job.checkpoint_path)
+        if not resume:
+            record = await self._store.read(adapters.find, self.job.adapter)
+            current = record.current if record is not None else 0
+            version = await self._store.read(adapters.version, self.job.adapter, current)
+            source = version.path if version is not None else ""
+        await self._client.open_trainer(
+            TrainerSpec(
+                name=self.trainer,
+                lora=replace(settings.lora, seed=self.job.seed),
+                optimizer=OptimizerSpec(learning_rate=method.learning_rate),
+                source=source,
+                resume=resume,
+            )
+        )
+
+    async def _segment(
+        self,
+        plans: Sequence[Sequence[str]],
+        maker: StepMaker,
+        method: Method,
+        validation: Validation,
+        epoch_ends: bool,
+    ) -> None:
+        """Some steps and the commit after them. A pause cuts the segment short."""
+        numbers: dict[str, Any] = {}
+        done = tokens = 0
+        first = self.job.step
+        wanted: list[Wanted] = [
+            (f"step-{uuid.uuid4().hex}", ids, method.loss, 0.0) for ids in plans
+        ]
+        results = run_steps(self._client, maker, wanted, more=lambda: not self._pausing)
+        async with aclosing(results):
+            async for result in results:
+                done += 1
+                if isinstance(result, Failed):
+                    await self._left_out(first + done, result)
+                    continue
+                prepared, outcome = result
+                self._failures = 0
+                tokens += prepared.step.num_tokens
+                numbers = {
+                    "step": first + done,
+                    "train_loss": outcome.loss,
+                    "train_accuracy": prepared.accuracy(outcome),
+                }
+                if epoch_ends and done == len(plans) and validation.samples:
+                    numbers |= await validation.measure()
+                await self._report(numbers)
+        epoch_ends = epoch_ends and done == len(plans)
+        if done:
+            await self._commit(first + done, tokens, numbers if epoch_ends else None)
+        if self._pausing and self.job.step < self.job.total_steps:
+            raise _Paused
+
+    async def _report(self, numbers: dict[str, Any]) -> None:
+        now_s = self._course.now()
+        event = step_event(self.job.job_id, now_s, self.job.total_steps, numbers)
+        await self._store.write(events.add, event)
+        self._tools.at("job step")
+
+    async def _left_out(self, step: int, failed: Failed) -> None:
+        self._failures += 1
+        await self._tell("warning", f"Step {step} was left out: {failed.problem}")
+        if self._failures >= _MOST_FAILURES:
+            raise JobFailed(
+                f"{self._failures} steps in a row failed, the last one because: {failed.problem}",
+                "training_failed",
+            )
+
+    # ------------------------------------------------------------------ commits
+
+    async def _commit(self, step: int, tokens: int, epoch: dict[str, Any] | None) -> None:
+        """Write the trainer's state aside, rename it, and let the job's row name it."""
+        path = self.directory / str(step)
+        aside = path.with_name(f"{step}.tmp")
+        await asyncio.to_thread(_make_room, path, aside)
+        name = f"{INTERNAL}checkpoint/{self.job.job_id}"
+        staged = await self._client.stage(self.trainer, name, str(aside))
+        await self._course.publisher.forget(name)
+        self._tools.at("job before rename")
+        await asyncio.to_thread(move_durably, aside, path)
+        self._tools.at("job after rename")
+        checkpoint = None
+        if epoch is not None:
+            checkpoint = CheckpointRecord(
+                checkpoint_id=f"ftckpt_{uuid.uuid4().hex[:24]}",
+                job_id=self.job.job_id,
+                created_s=self._course.now(),
+                step=step,
+                path=str(path),
+                content_hash=staged.content_hash,
+                metrics=epoch,
+            )
+        before = self.job.checkpoint_path
+        job = replace(
+            self.job,
+            step=step,
+            checkpoint_path=str(path),
+            trained_tokens=self.job.trained_tokens + tokens,
+        )
+        await self._store.write(_commit, job, checkpoint)
+        self.job = job
+        self._tools.at("job after commit")
+        kept = await self._store.read(jobs.checkpoints, job.job_id)
+        if before and before not in {record.path for record in kept}:
+            await asyncio.to_thread(remove_tree, Path(before))
+
+    async def _publish(self) -> None:
+        """Make the result a version of the job's adapter; once, however often it is asked for."""
+        name, number = self.job.adapter, 0
+        async with self._tools.learner.held(name):
+            known = await self._store.read(adapters.versions, name)
+            made = [version for version in known if version.origin == self.job.job_id]
+            if not made:
+                number = await self._store.write(_allocate, AdapterRecord(name, self._course.now()))
+                await self._publish_as(name, number)
+        self._tools.announce(name)
+
+    async def _publish_as(self, name: str, number: int) -> None:
+        publisher = self._course.publisher
+        path = await publisher.staging_path(name, number)
+        staged = await self._client.stage(self.trainer, candidate_name(name), str(path))
+        settings = replace(await self._settings(), gate=GateMode.ALWAYS)
+        verdict = await self._course.examiner.examine(
+            name, staged, settings, (), self._course.encoder(settings)
+        )
+        record = await self._store.read(adapters.find, name)
+        version = VersionRecord(
+            adapter=name,
+            number=number,
+            content_hash=staged.content_hash,
+            path=str(publisher.path(name, number)),
+            created_s=self._course.now(),
+            state=VersionState.CANDIDATE,
+            parent=record.current if record is not None else 0,
+            origin=self.job.job_id,
+            metrics=verdict.metrics,
+            reason="; ".join(verdict.reasons),
+        )
+        label = AdapterVersion(name, number, "", "").label
+        event = EventRecord(
+            name, self._course.now(), "info", f"{label} made by {self.job.job_id}", verdict.metrics
+        )
+        await publisher.publish(Conclusion(version, (), (), event))
+        self._course.metrics.versions.labels(name, "published").inc()
+        await self._tell("info", f"Published {label}", {"canary": verdict.metrics})
+
+    async def _close(self) -> None:
+        try:
+            await self._client.close_trainer(self.trainer)
+        except EngineDead:
+            logger.debug("the engine is gone, and the trainer with it")
+
+    async def _update(self, **changes: Any) -> None:
+        self.job = replace(self.job, **changes)
+        await self._store.write(jobs.update, self.job)
+
+    async def _tell(self, level: str, message: str, data: dict[str, Any] | None = None) -> None:
+        event = EventRecord(self.job.job_id, self._course.now(), level, message, data or {})
+        await self._store.write(events.add, event)
+
+
+def _commit(connection: Connection, job: JobRecord, checkpoint: CheckpointRecord | None) -> None:
+    jobs.update(connection, job)
+    if checkpoint is not None:
+        jobs.add_checkpoint(connection, checkpoint)
+
+
+def _allocate(connection: Connection, record: AdapterRecord) -> int:
+    adapters.create(connection, record)
+    return adapters.allocate(connection, record.name)
+
+
+def _make_room(path: Path, aside: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in (path, aside):
+        remove_tree(old)

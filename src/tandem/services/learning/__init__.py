@@ -1,0 +1,1 @@
+"""SERVE: samples become steps, steps candidates, and candidates, past the gate, versions."""

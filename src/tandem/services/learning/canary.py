@@ -1,0 +1,165 @@
+"""The canary set: trusted prompts and answers on which no candidate may leave the base far behind.
+
+A line of the file is `{"messages": [...]}` or `{"prompt": ...}`, with `answer` where the operator
+wrote one; otherwise the base model's own greedy answer is trusted, made once and kept. Invariant:
+the answers depend on the file and the base model alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.ports import EngineClient
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.services.learning.encode import Encoder
+from tandem.services.learning.gate import CanaryMeasures
+from tandem.services.learning.references import Model, References, Scored
+
+DEFAULT_FILE = Path(__file__).parent / "canary.jsonl"
+_ANSWER_TOKENS = 48
+
+
+class CanaryLine(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of the file."""
+
+    messages: list[dict[str, str]] = []
+    prompt: str = ""
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CanarySet:
+    """The lines of a canary file; `digest` identifies its content."""
+
+    lines: tuple[CanaryLine, ...]
+    digest: str
+
+
+def read_canary(path: str) -> CanarySet:
+    """The set at `path`; empty: the one that is shipped. Raises `InvalidRequest`."""
+    file = Path(path) if path else DEFAULT_FILE
+    try:
+        raw = file.read_bytes()
+        lines = tuple(
+            msgspec.json.decode(line, type=CanaryLine) for line in raw.splitlines() if line.strip()
+        )
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"learning.canary_file: cannot use {file}: {error}") from error
+    if not lines or any(bool(line.messages) == bool(line.prompt) for line in lines):
+        raise InvalidRequest(
+            f"learning.canary_file: {file} needs lines with either 'messages' or 'prompt'"
+        )
+    return CanarySet(lines, hashlib.sha256(raw).hexdigest()[:16])
+
+
+class Canary:
+    """Measures candidates on a canary set; `directory` keeps the base model's answers."""
+
+    def __init__(
+        self, canary: CanarySet, client: EngineClient, references: References, directory: Path
+    ) -> None:
+        self._set = canary
+        self._client = client
+        self._references = references
+        self._directory = directory
+        self._numbers = itertools.count(1)
+
+    async def measure(self, candidate: Model, encoder: Encoder) -> CanaryMeasures:
+        """Compare a loaded candidate with the base model. Raises as the engine client does."""
+        prompts = self._prompts(encoder)
+        trusted = await self._trusted(prompts, encoder)
+        spoken = await self._answers(prompts, candidate.adapter)
+        base = self._references.base
+        before = await self._references.scores(base, trusted)
+        after = await self._references.scores(candidate, trusted)
+        under_base = await self._references.scores(base, spoken)
+        drop = (math.fsum(before) - math.fsum(after)) / _tokens(trusted)
+        longer = sum(
+            max(said.completion_tokens, own.completion_tokens)
+            for said, own in zip(spoken, trusted, strict=True)
+        )
+        divergence = -math.fsum(under_base) / longer + math.fsum(before) / _tokens(trusted)
+        return CanaryMeasures(len(trusted), drop, divergence)
+
+    def _prompts(self, encoder: Encoder) -> list[tuple[int, ...]]:
+        room = self._client.info.max_model_len - _ANSWER_TOKENS
+        prompts = [encoder.prompt(line.messages, line.prompt) for line in self._set.lines]
+        if any(len(prompt) > room for prompt in prompts):
+            raise InvalidRequest("learning.canary_file: a prompt does not fit the model's context")
+        return prompts
+
+    async def _trusted(self, prompts: Sequence[tuple[int, ...]], encoder: Encoder) -> list[Scored]:
+        given = [
+            encoder.completion(line.messages, line.prompt, line.answer) if line.answer else ()
+            for line in self._set.lines
+        ]
+        if all(given):
+            return [_scored(p, a) for p, a in zip(prompts, given, strict=True)]
+        base = hashlib.sha256(self._references.base.content.encode()).hexdigest()[:16]
+        file = self._directory / f"{self._set.digest}-{base}.json"
+        made = await asyncio.to_thread(_read_answers, file)
+        if made is None or len(made) != len(prompts):
+            made = [
+                item.tokens[item.prompt_tokens :] for item in await self._answers(prompts, None)
+            ]
+            await asyncio.to_thread(_write_answers, file, made)
+        return [
+            _scored(prompt, own or base_answer)
+            for prompt, own, base_answer in zip(prompts, given, made, strict=True)
+        ]
+
+    async def _answers(
+        self, prompts: Sequence[tuple[int, ...]], adapter: str | None
+    ) -> list[Scored]:
+        """Greedy answers, all at once."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._answer(prompt, adapter)) for prompt in prompts]
+        return [_scored(p, task.result()) for p, task in zip(prompts, tasks, strict=True)]
+
+    async def _answer(self, prompt: tuple[int, ...], adapter: str | None) -> tuple[int, ...]:
+        request = Request(
+            request_id=f"canary-{next(self._numbers)}",
+            prompt=prompt,
+            sampling=SamplingParams(temperature=0.0, max_tokens=_ANSWER_TOKENS),
+            adapter=adapter,
+        )
+        tokens: list[int] = []
+        async with aclosing(self._client.generate(request)) as events:
+            async for event in events:
+                tokens.extend(event.tokens)
+        return tuple(tokens)
+
+
+def _scored(prompt: tuple[int, ...], answer: tuple[int, ...]) -> Scored:
+    return Scored(prompt + answer, len(prompt))
+
+
+def _tokens(answers: Sequence[Scored]) -> int:
+    return sum(answer.completion_tokens for answer in answers)
+
+
+def _read_answers(file: Path) -> list[tuple[int, ...]] | None:
+    try:
+        return [tuple(answer) for answer in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError):
+        return None
+
+
+def _write_answers(file: Path, answers: Sequence[tuple[int, ...]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{os.getpid()}.tmp")
+    aside.write_text(json.dumps(answers), encoding="utf-8")
+    aside.replace(file)

@@ -1,0 +1,169 @@
+"""Samples as token sequences for training and scoring.
+
+Prompt and completion are tokenised apart, as TRL does, and the completion ends as the chat template
+ends an assistant's turn. Knows no store and no engine. Invariant: nothing is ever truncated; a
+sample that does not fit is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import Sample, SampleKind
+from tandem.core.training import Role, TrainingSequence
+from tandem.services.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The longest sample: `sample_tokens` by configuration, `model_tokens` of one sequence,
+    `recording_tokens` of all sequences of one micro-batch (0: not known)."""
+
+    sample_tokens: int
+    model_tokens: int
+    recording_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One sample in tokens. `chosen` and `rejected` are completions of `prompt`."""
+
+    sample_id: str
+    kind: SampleKind
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...] = ()
+    desirable: bool = True
+    weight: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """Rows that a step forwards for it, a mismatched partner not counted."""
+        rows = len(self.prompt) + len(self.chosen) - 1
+        return rows + (len(self.prompt) + len(self.rejected) - 1 if self.rejected else 0)
+
+
+class Encoder:
+    """Encodes samples for one model; `end_token` ends a completion that has no end of its own."""
+
+    def __init__(self, tokenizer: Tokenizer, end_tokens: Sequence[int], limits: Limits) -> None:
+        self._tokenizer = tokenizer
+        self._end_tokens = frozenset(end_tokens)
+        self._default_end = tuple(end_tokens[:1])
+        self._limits = limits
+
+    def encode(self, sample: Sample) -> Encoded:
+        """Tokens of a sample. Raises `InvalidRequest` that says why it cannot be trained on."""
+        prompt = self._prompt(sample.messages, sample.prompt)
+        chosen = self._answer(sample, sample.chosen, "the answer")
+        rejected: tuple[int, ...] = ()
+        if sample.kind is SampleKind.DPO:
+            rejected = self._answer(sample, sample.rejected, "the rejected answer")
+            if rejected == chosen:
+                raise InvalidRequest("the preferred and the rejected answer are the same")
+        encoded = Encoded(
+            sample.sample_id,
+            sample.kind,
+            prompt,
+            chosen,
+            rejected,
+            sample.desirable,
+            sample.weight,
+        )
+        self._check(encoded)
+        return encoded
+
+    def completion(
+        self, messages: Sequence[Mapping[str, str]], prompt: str, answer: str
+    ) -> tuple[int, ...]:
+        """Tokens of an answer to `messages` (or to a plain `prompt`), its end included."""
+        text = answer
+        if messages:
+            opened = self._tokenizer.render_chat(messages)
+            turn = {"role": "assistant", "content": answer}
+            whole = self._tokenizer.render_chat([*messages, turn], add_generation_prompt=False)
+            # A template that rewrites earlier turns leaves no common beginning.
+            text = whole.removeprefix(opened) if whole.startswith(opened) else answer
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        ends = [place for place, token in enumerate(tokens) if token in self._end_tokens]
+        return tokens[: ends[-1] + 1] if ends else tokens + self._default_end
+
+    def prompt(self, messages: Sequence[Mapping[str, str]], prompt: str) -> tuple[int, ...]:
+        """Tokens in front of an answer, as a request for it would have them."""
+        return self._prompt(messages, prompt)
+
+    def _prompt(self, messages: Sequence[Mapping[str, str]], prompt: str) -> tuple[int, ...]:
+        if messages:
+            tokens = self._tokenizer.encode_chat(messages)
+        else:
+            tokens = self._tokenizer.encode(prompt)
+        if not tokens:
+            raise InvalidRequest("the prompt is empty")
+        return tokens
+
+    def _answer(self, sample: Sample, answer: str, what: str) -> tuple[int, ...]:
+        if not answer.strip():
+            raise InvalidRequest(f"{what} is empty")
+        return self.completion(sample.messages, sample.prompt, answer)
+
+    def _check(self, encoded: Encoded) -> None:
+        longest = len(encoded.prompt) + max(len(encoded.chosen), len(encoded.rejected))
+        for limit, name in (
+            (self._limits.sample_tokens, "learning.max_sample_tokens"),
+            (self._limits.model_tokens, "the model's context"),
+        ):
+            if longest > limit:
+                raise InvalidRequest(f"{longest} tokens are more than {name} allows ({limit})")
+        room = self._limits.recording_tokens
+        if room and encoded.rows > room:
+            raise InvalidRequest(f"{encoded.rows} rows do not fit into {room} recorded rows")
+
+
+def sequences_of(
+    encoded: Sequence[Encoded], partner: tuple[int, ...] = ()
+) -> tuple[TrainingSequence, ...]:
+    """One micro-batch; all samples are of one kind. References are still 0.
+
+    KTO: each prompt is also joined with the completion of the sample before it, as TRL does. A
+    single sample takes `partner`, the completion of another sample; without one the KL term is 0.
+    """
+    kind = encoded[0].kind
+    if kind is SampleKind.SFT:
+        return tuple(_sequence(item, item.chosen, Role.TARGET) for item in encoded)
+    if kind is SampleKind.DPO:
+        return tuple(
+            _sequence(item, completion, role)
+            for item in encoded
+            for completion, role in ((item.chosen, Role.CHOSEN), (item.rejected, Role.REJECTED))
+        )
+    labelled = tuple(
+        _sequence(item, item.chosen, Role.DESIRABLE if item.desirable else Role.UNDESIRABLE)
+        for item in encoded
+    )
+    others = [encoded[place - 1].chosen for place in range(len(encoded))]
+    if len(encoded) == 1:
+        others = [partner] if partner and partner != encoded[0].chosen else []
+    return labelled + tuple(
+        _sequence(item, other, Role.MISMATCHED)
+        for item, other in zip(encoded, others, strict=False)
+    )
+
+
+def micro_batches(encoded: Sequence[Encoded], samples: int, rows: int) -> list[tuple[Encoded, ...]]:
+    """Cut a step into micro-batches of up to `samples` samples and `rows` rows (0: any)."""
+    batches: list[list[Encoded]] = []
+    used = 0
+    for item in encoded:
+        need = item.rows * (2 if item.kind is SampleKind.KTO else 1)
+        if not batches or len(batches[-1]) >= samples or (rows and used + need > rows):
+            batches.append([])
+            used = 0
+        batches[-1].append(item)
+        used += need
+    return [tuple(batch) for batch in batches]
+
+
+def _sequence(item: Encoded, completion: tuple[int, ...], role: Role) -> TrainingSequence:
+    return TrainingSequence(item.prompt + completion, len(item.prompt), role, weight=item.weight)

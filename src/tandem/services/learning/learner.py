@@ -1,0 +1,151 @@
+"""Keeps every adapter that has new samples learning, a bounded number of them at once.
+
+One task for each such adapter; it ends its turn when nothing is left to learn. Knows no HTTP.
+Invariant: an error of one adapter delays that adapter and no other, and never ends the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tandem.core.errors import EngineDead, TandemError, TrainingCancelled
+from tandem.core.learning import EventRecord, SampleState, Split
+from tandem.services.learning.course import Course, Progress
+from tandem.services.learning.publish import engine_ready
+from tandem.services.learning.tools import LearningTools
+from tandem.store import events, samples
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 2
+_POLL_S = 2.0
+_SOON_S = 0.1
+_REST_AFTER_S = 60.0
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 60.0
+
+
+class Learner:
+    """The learning of all adapters. `start` and `stop` run in the server's event loop."""
+
+    def __init__(self, tools: LearningTools) -> None:
+        self._tools = tools
+        self._courses: dict[str, Course] = {}
+        self._wake: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def start(self) -> None:
+        """Begin to learn. `recovery.py` has put the state in order before."""
+        self._watching = asyncio.create_task(self._watch(), name="learner")
+
+    async def stop(self) -> None:
+        """End learning; a version that is just being published is finished first."""
+        tasks = [*self._tasks.values(), *([self._watching] if self._watching else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._watching = None
+
+    def notify(self, adapter: str) -> None:
+        """There may be new samples for `adapter`. Saves the wait for the next look."""
+        if self._watching is None:
+            return
+        self._wake.setdefault(adapter, asyncio.Event()).set()
+        if adapter not in self._tasks:
+            self._tasks[adapter] = asyncio.create_task(
+                self._teach(adapter), name=f"learn {adapter}"
+            )
+
+    @asynccontextmanager
+    async def held(self, adapter: str) -> AsyncIterator[None]:
+        """Nothing of `adapter` is trained inside, and what was under way is given up.
+
+        For roll back, import, deletion and erasure; learning goes on afterwards from the version
+        that is current then.
+        """
+        async with self._course(adapter).held():
+            yield
+        self.notify(adapter)
+
+    async def discard(self, adapter: str) -> None:
+        """Throw away what `adapter` has learned since its current version."""
+        async with self.held(adapter):
+            pass
+
+    async def count(self) -> None:
+        """Show the samples by state as metrics, and wake whoever has some to learn from."""
+        counted = await self._tools.store.read(samples.counts)
+        for adapter, splits in counted.items():
+            for split in Split:
+                states = splits.get(split, {})
+                for state in SampleState:
+                    gauge = self._tools.metrics.samples.labels(adapter, split.value, state.value)
+                    gauge.set(states.get(state, 0))
+            if splits.get(Split.TRAIN, {}).get(SampleState.ACCEPTED):
+                self.notify(adapter)
+
+    def _course(self, adapter: str) -> Course:
+        if adapter not in self._courses:
+            self._courses[adapter] = Course(adapter, self._tools)
+        return self._courses[adapter]
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.count()
+            except TandemError as error:
+                logger.warning("cannot look for new samples: %s", error)
+            await asyncio.sleep(_POLL_S)
+
+    async def _teach(self, adapter: str) -> None:
+        """Turns until nothing came for a while; then the trainer's memory is freed."""
+        course, wake = self._course(adapter), self._wake[adapter]
+        retry_s = _FIRST_RETRY_S
+        try:
+            while True:
+                wake.clear()
+                try:
+                    async with self._slots:
+                        progress = await course.turn()
+                    retry_s = _FIRST_RETRY_S
+                except EngineDead:
+                    await engine_ready(self._tools.client)
+                    continue
+                except TrainingCancelled:
+                    continue
+                except Exception as error:
+                    await self._failed(adapter, error)
+                    await asyncio.sleep(retry_s)
+                    retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                    continue
+                if progress is Progress.SOON:
+                    await asyncio.sleep(_SOON_S)
+                elif progress is Progress.IDLE and not await _woken(wake):
+                    await course.rest()
+                    if not wake.is_set():
+                        return
+        finally:
+            del self._tasks[adapter]
+
+    async def _failed(self, adapter: str, error: Exception) -> None:
+        """Say it where people look: in the log and in the adapter's history."""
+        logger.error("learning of %s failed", adapter, exc_info=error)
+        event = EventRecord(adapter, self._tools.now(), "error", f"learning failed: {error}")
+        try:
+            await self._tools.store.write(events.add, event)
+        except TandemError as unwritten:
+            logger.error("and the store cannot be written: %s", unwritten)
+
+
+async def _woken(wake: asyncio.Event) -> bool:
+    try:
+        await asyncio.wait_for(wake.wait(), _REST_AFTER_S)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,202 @@
+"""From files that were written aside to a version that answers: rename, commit, adopt.
+
+The database decides: a directory without a row is nothing, a row without adoption is adopted when
+the engine is there. Invariant: a directory named by a row was flushed to disk before the row, and
+samples change state in the transaction that makes the row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tandem.core.errors import EngineDead, NotFound
+from tandem.core.learning import EventRecord, VersionRecord
+from tandem.core.ports import EngineClient, EngineState
+from tandem.core.version import AdapterVersion
+from tandem.services.models import INTERNAL
+from tandem.store import Connection, Store, adapters, events
+
+logger = logging.getLogger(__name__)
+
+POINTS = (
+    "before rename",
+    "after rename",
+    "before commit",
+    "after commit",
+    "before adopt",
+    "after adopt",
+)
+"""Where tests may end the process."""
+
+_ENGINE_POLL_S = 0.1
+
+
+def nothing(point: str) -> None:
+    """What happens at a point when nobody tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """How a candidate ended: its record, which samples it used first, and all it was trained on."""
+
+    record: VersionRecord
+    consumed: Sequence[str]
+    trained_on: Sequence[str]
+    event: EventRecord
+
+
+def candidate_name(adapter: str) -> str:
+    """The engine's name of an adapter's candidate."""
+    return f"{INTERNAL}candidate/{adapter}"
+
+
+def reference_name(adapter: str, number: int) -> str:
+    """The engine's name of a version that is a reference."""
+    return f"{INTERNAL}reference/{adapter}/{number}"
+
+
+class Publisher:
+    """Moves candidates to where they stay. `directory` is the store's, `at` is called at each of
+    `POINTS`."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        store: Store,
+        directory: Path,
+        at: Callable[[str], None] = nothing,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._directory = directory
+        self._at = at
+
+    def path(self, adapter: str, number: int) -> Path:
+        """Where the files of a version stay."""
+        return self._directory / "adapters" / adapter / str(number)
+
+    async def staging_path(self, adapter: str, number: int) -> Path:
+        """Where they are written first; its parent exists."""
+        path = self.path(adapter, number)
+        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        return path.with_name(f"{number}.tmp")
+
+    async def keep_files(self, adapter: str, number: int) -> Path:
+        """Rename a staged directory to its final name, durably."""
+        path = self.path(adapter, number)
+        self._at("before rename")
+        await asyncio.to_thread(move_durably, path.with_name(f"{number}.tmp"), path)
+        self._at("after rename")
+        return path
+
+    async def publish(self, conclusion: Conclusion) -> VersionRecord:
+        """Keep the files, commit the version and its samples, let the engine adopt it."""
+        record = await self._keep(conclusion.record)
+        self._at("before commit")
+        record = await self._store.write(
+            adapters.publish,
+            record,
+            consumed=conclusion.consumed,
+            trained_on=conclusion.trained_on,
+            event=conclusion.event,
+        )
+        self._at("after commit")
+        await self.adopt(record)
+        await self.forget(candidate_name(record.adapter))
+        return record
+
+    async def refuse(self, conclusion: Conclusion) -> VersionRecord:
+        """Keep the files for whoever wants to look, commit the refusal and its samples."""
+        record = await self._keep(conclusion.record)
+        self._at("before commit")
+        record = await self._store.write(
+            adapters.refuse,
+            record,
+            consumed=conclusion.consumed,
+            trained_on=conclusion.trained_on,
+            event=conclusion.event,
+        )
+        self._at("after commit")
+        await self.forget(candidate_name(record.adapter))
+        return record
+
+    async def hold(self, conclusion: Conclusion) -> VersionRecord:
+        """Keep the files and a candidate's row; its samples stay assigned until the decision."""
+        record = await self._keep(conclusion.record)
+        self._at("before commit")
+        record = await self._store.write(
+            _save_candidate, record, conclusion.trained_on, conclusion.event
+        )
+        self._at("after commit")
+        await self.forget(candidate_name(record.adapter))
+        return record
+
+    async def adopt(self, record: VersionRecord) -> AdapterVersion:
+        """Make a committed version the one that answers; waits for the engine if need be."""
+        version = AdapterVersion(record.adapter, record.number, record.content_hash, record.path)
+        self._at("before adopt")
+        while True:
+            try:
+                adopted = await self._client.publish_adapter(version)
+            except EngineDead:
+                await engine_ready(self._client)
+                continue
+            self._at("after adopt")
+            return adopted
+
+    async def forget(self, name: str) -> None:
+        """Take a name out of the engine, if it is there and the engine is."""
+        try:
+            await self._client.unload_adapter(name)
+        except (NotFound, EngineDead):
+            logger.debug("%s was not loaded", name)
+
+    async def _keep(self, record: VersionRecord) -> VersionRecord:
+        path = await self.keep_files(record.adapter, record.number)
+        return replace(record, path=str(path))
+
+
+def _save_candidate(
+    connection: Connection, record: VersionRecord, trained_on: Sequence[str], event: EventRecord
+) -> VersionRecord:
+    record = adapters.save_version(connection, record, trained_on)
+    events.add(connection, event)
+    return record
+
+
+async def engine_ready(client: EngineClient) -> None:
+    """Wait until the engine takes requests again."""
+    while client.state is not EngineState.READY:
+        await asyncio.sleep(_ENGINE_POLL_S)
+
+
+def move_durably(source: Path, target: Path) -> None:
+    """Rename a directory whose files were flushed, and flush the rename. Blocks."""
+    flush_directory(source)
+    source.rename(target)
+    flush_directory(target.parent)
+
+
+def flush_directory(path: Path) -> None:
+    """Flush a directory's entries to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory in two steps, so that what remains after a crash is visibly waste."""
+    if path.exists():
+        waste = path.with_name(f"{path.name}.tmp") if path.suffix != ".tmp" else path
+        if waste != path:
+            shutil.rmtree(waste, ignore_errors=True)
+            path.rename(waste)
+        shutil.rmtree(waste)

@@ -1,0 +1,132 @@
+"""Which samples the next version learns from, and how they are grouped into steps.
+
+MACE's priority (4.1): older and worse-aligned samples first. Pure functions of sample heads.
+Invariant: the same heads and the same time give the same choice, and no API key contributes more
+than its share of what is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.learning import SampleKind
+from tandem.services.learning.settings import LearningSettings
+from tandem.store.samples import SampleHead
+
+UNSCORED_LOSS = math.log(2.0)
+"""DPO's loss of a pair on which policy and reference agree."""
+
+# pi_ft is the same for all samples and drops out of their order. A sample of ln 2 more loss is
+# worth as much as one that has waited ten minutes longer.
+_DELTA_PER_S = UNSCORED_LOSS / 600.0
+_GAMMA = 1.0
+
+# Where a sample counts as learned: half of what DPO and KTO begin with; for SFT, nats a token.
+_LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The samples of one step, all of one kind; `replayed` were used by an earlier version."""
+
+    kind: SampleKind
+    new: tuple[str, ...]
+    replayed: tuple[str, ...] = ()
+    urgency: float = UNSCORED_LOSS
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        """New and replayed."""
+        return self.new + self.replayed
+
+
+def priority(head: SampleHead, now_s: float) -> float:
+    """MACE's total priority of a fine-tuning task, without the constant of its class."""
+    age_s = max(0.0, now_s - head.created_s)
+    return _DELTA_PER_S * age_s + _GAMMA * _loss(head)
+
+
+def choose(
+    heads: Sequence[SampleHead], most: int, key_share: float, now_s: float
+) -> list[SampleHead]:
+    """The new samples of the next version, at most so many, best first.
+
+    As many as the keys' shares allow: what one key sent beyond its share waits for others.
+    """
+    ranked = sorted(heads, key=lambda head: (-priority(head, now_s), head.row))
+    keys = Counter(head.key_id for head in ranked)
+    total = next(
+        (
+            total
+            for total in range(min(most, len(ranked)), 0, -1)
+            if sum(min(n, _cap(key_share, total)) for n in keys.values()) >= total
+        ),
+        0,
+    )
+    cap = _cap(key_share, total)
+    chosen: list[SampleHead] = []
+    taken: Counter[str] = Counter()
+    for head in ranked:
+        if len(chosen) < total and taken[head.key_id] < cap:
+            chosen.append(head)
+            taken[head.key_id] += 1
+    return chosen
+
+
+def still_learning(head: SampleHead) -> bool:
+    """MACE's CheckEnd (4.2): whether the sample's last loss says that it must be seen again."""
+    return head.loss is None or head.loss > _LEARNED_LOSS[head.kind]
+
+
+def plan_steps(
+    chosen: Sequence[SampleHead],
+    seen: Sequence[SampleHead],
+    settings: LearningSettings,
+    epoch: int = 0,
+) -> list[StepPlan]:
+    """Steps over `chosen`, once; each kind of sample has steps of its own.
+
+    A share of each step is replay: of the samples `seen` by earlier versions those that were used
+    least come first, among them those with the highest loss. In a later `epoch` neighbours differ.
+    """
+    steps: list[StepPlan] = []
+    fresh = settings.batch_samples - settings.replay_samples
+    for kind in SampleKind:
+        new = [head for head in chosen if head.kind is kind]
+        old = sorted(
+            (head for head in seen if head.kind is kind),
+            key=lambda head: (head.uses, -_loss(head), head.row),
+        )
+        size = fresh if old else settings.batch_samples
+        turn = epoch * size // 2 % max(1, len(new))
+        order = [*new[turn:], *new[:turn]]
+        at = epoch * math.ceil(len(order) / size) * settings.replay_samples
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            share = math.ceil(len(part) * settings.replay_samples / fresh)
+            count = min(share, len(old))
+            again = [old[(at + place) % len(old)] for place in range(count)]
+            at += count
+            steps.append(_plan(kind, part, again))
+    return steps
+
+
+def _plan(kind: SampleKind, new: Sequence[SampleHead], old: Sequence[SampleHead]) -> StepPlan:
+    heads = [*new, *old]
+    return StepPlan(
+        kind,
+        tuple(head.sample_id for head in new),
+        tuple(head.sample_id for head in old),
+        math.fsum(_loss(head) for head in heads) / len(heads),
+    )
+
+
+def _loss(head: SampleHead) -> float:
+    return UNSCORED_LOSS if head.loss is None else head.loss
+
+
+def _cap(share: float, total: int) -> int:
+    return math.floor(share * total + 1e-9)

@@ -1,0 +1,130 @@
+"""How one adapter learns: the server's defaults under the adapter's own settings.
+
+An adapter keeps only what differs from the defaults (`AdapterRecord.settings`). Invariant: what is
+kept was checked here, so that reading it back cannot fail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import msgspec
+
+from tandem.config import LearningConfig
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import GateMode, SampleKind
+from tandem.core.training import LoraSpec, LossKind, LossSpec, OptimizerSpec
+
+BASE = "base"
+_VERSION = re.compile(r"version:([1-9]\d*)")
+
+
+@dataclass(frozen=True, slots=True)
+class LearningSettings:
+    """One adapter's settings; meanings as in `LearningConfig` and `core.training`.
+
+    `epochs` is how often the samples of a version are trained on before it is made.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ()
+    learning_rate: float = 1e-3
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+    batch_samples: int = 8
+    micro_batch_samples: int = 4
+    steps_per_version: int = 4
+    epochs: int = 4
+    replay: float = 0.25
+    reference: str = BASE
+    gate: GateMode = GateMode.AUTO
+    key_share: float = 1.0
+    max_sample_tokens: int = 2048
+
+    @property
+    def reference_version(self) -> int:
+        """The number of the version that is the reference; 0 for the base model."""
+        match = _VERSION.fullmatch(self.reference)
+        return int(match[1]) if match else 0
+
+    def version_samples(self, *, replaying: bool) -> int:
+        """The most samples that one version uses for the first time; `replaying`: there are used
+        ones to mix in."""
+        fresh = self.batch_samples - (self.replay_samples if replaying else 0)
+        return self.steps_per_version * fresh
+
+    @property
+    def replay_samples(self) -> int:
+        """Samples of a full step that were used by earlier versions; never the whole step."""
+        return min(round(self.replay * self.batch_samples), self.batch_samples - 1)
+
+    @property
+    def lora(self) -> LoraSpec:
+        """The shape of a new adapter."""
+        return LoraSpec(self.rank, self.alpha, self.targets)
+
+    @property
+    def optimizer(self) -> OptimizerSpec:
+        """The optimiser of its trainer."""
+        return OptimizerSpec(learning_rate=self.learning_rate)
+
+    def loss(self, kind: SampleKind) -> LossSpec:
+        """The loss for samples of one kind."""
+        return LossSpec(
+            LossKind(kind.value),
+            self.beta,
+            self.label_smoothing,
+            self.desirable_weight,
+            self.undesirable_weight,
+        )
+
+
+def defaults(config: LearningConfig) -> LearningSettings:
+    """The server's defaults. Raises `InvalidRequest` that names the setting."""
+    names = {item.name for item in fields(LearningSettings)}
+    known = {item.name: getattr(config, item.name) for item in fields(config) if item.name in names}
+    return resolve_settings(LearningSettings(), known)
+
+
+def resolve_settings(base: LearningSettings, own: Mapping[str, Any]) -> LearningSettings:
+    """`base` with an adapter's own settings. Raises `InvalidRequest` that names the setting."""
+    unknown = set(own) - {item.name for item in fields(LearningSettings)}
+    if unknown:
+        known = ", ".join(item.name for item in fields(LearningSettings))
+        raise InvalidRequest(
+            f"there is no setting '{min(unknown)}'; known: {known}", param=min(unknown)
+        )
+    try:
+        typed = msgspec.convert(msgspec.to_builtins(dict(own)), dict[str, Any])
+        merged = {**msgspec.to_builtins(base), **typed}
+        settings = msgspec.convert(merged, LearningSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"learning settings: {error}", param="settings") from error
+    _check(settings)
+    return replace(settings)
+
+
+def _check(settings: LearningSettings) -> None:
+    at_least_one = ("rank", "batch_samples", "micro_batch_samples", "steps_per_version", "epochs")
+    values = msgspec.to_builtins(settings)
+    for name in (*at_least_one, "max_sample_tokens"):
+        if values[name] < 1:
+            raise InvalidRequest(f"{name} must be at least 1, not {values[name]}", param=name)
+    for name in ("alpha", "learning_rate", "beta", "desirable_weight", "undesirable_weight"):
+        if not 0.0 < values[name] < float("inf"):
+            raise InvalidRequest(f"{name} must be above 0, not {values[name]}", param=name)
+    for name in ("replay", "label_smoothing"):
+        if not 0.0 <= values[name] < 1.0:
+            raise InvalidRequest(f"{name} must be in [0, 1), not {values[name]}", param=name)
+    if not 0.0 < settings.key_share <= 1.0:
+        raise InvalidRequest("key_share must be in (0, 1]", param="key_share")
+    if settings.reference != BASE and not _VERSION.fullmatch(settings.reference):
+        raise InvalidRequest(
+            f"reference is 'base' or 'version:N', not '{settings.reference}'", param="reference"
+        )

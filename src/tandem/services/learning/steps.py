@@ -1,0 +1,179 @@
+"""From samples to the engine's steps, and from outcomes back to the samples' losses.
+
+Used by learning from feedback and by fine-tuning jobs alike. Invariant: a step's micro-batches list
+their samples in order, so that every loss finds its sample again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import Sample, SampleKind
+from tandem.core.ports import EngineClient
+from tandem.core.training import LossSpec, StepOutcome, TrainingStep
+from tandem.services.learning.encode import Encoded, Encoder, micro_batches, sequences_of
+from tandem.services.learning.references import Model, NotFinite, References
+from tandem.training.losses import micro_batch_loss, step_items
+
+AHEAD = 2
+"""Steps of one trainer that the engine has at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step and the samples of its micro-batches."""
+
+    step: TrainingStep
+    sample_ids: tuple[tuple[str, ...], ...]
+
+    @property
+    def samples(self) -> list[str]:
+        """All of them, in order."""
+        return [sample_id for batch in self.sample_ids for sample_id in batch]
+
+    def losses(self, outcome: StepOutcome) -> dict[str, float]:
+        """The loss of each sample before the update."""
+        found: dict[str, float] = {}
+        items = step_items(self.step.loss, self.step.micro_batches)
+        for ids, batch, logprobs in zip(
+            self.sample_ids, self.step.micro_batches, outcome.logprobs, strict=True
+        ):
+            share = micro_batch_loss(self.step.loss, batch, logprobs, items)
+            found.update(zip(ids, share.item_losses, strict=True))
+        return found
+
+    def accuracy(self, outcome: StepOutcome) -> float | None:
+        """DPO: the share of pairs with a positive implicit reward margin; None for other losses."""
+        if self.step.loss.kind.value != SampleKind.DPO.value:
+            return None
+        wins, pairs = 0, 0
+        for batch, logprobs in zip(self.step.micro_batches, outcome.logprobs, strict=True):
+            rewards = [p - s.reference for s, p in zip(batch, logprobs, strict=True)]
+            for at in range(0, len(rewards), 2):
+                pairs += 1
+                wins += rewards[at] > rewards[at + 1]
+        return wins / pairs
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the steps of one trainer have in common. `rows` bounds a micro-batch (0: nothing
+    known)."""
+
+    trainer: str
+    reference: Model
+    micro_batch_samples: int
+    rows: int
+
+
+class StepMaker:
+    """Encodes samples, remembers their tokens, and makes steps of them."""
+
+    def __init__(self, encoder: Encoder, references: References, shape: StepShape) -> None:
+        self._encoder = encoder
+        self._references = references
+        self._shape = shape
+        self._encoded: dict[str, Encoded] = {}
+        self._last_completion: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> StepShape:
+        """As given."""
+        return self._shape
+
+    def admit(self, samples: Sequence[Sample]) -> dict[str, str]:
+        """Encode samples; the problem of each one that cannot be used. Blocks."""
+        problems: dict[str, str] = {}
+        for sample in samples:
+            try:
+                self._encoded[sample.sample_id] = self._encoder.encode(sample)
+            except InvalidRequest as error:
+                problems[sample.sample_id] = str(error)
+        return problems
+
+    def has(self, sample_id: str) -> bool:
+        """Whether this sample was admitted."""
+        return sample_id in self._encoded
+
+    def tokens(self, sample_id: str) -> int:
+        """Rows of an admitted sample."""
+        return self._encoded[sample_id].rows
+
+    async def prepare(
+        self, step_id: str, sample_ids: Sequence[str], loss: LossSpec, urgency: float
+    ) -> PreparedStep:
+        """A step over admitted samples of one kind. Raises `NotFinite`, and as `score` does."""
+        encoded = [self._encoded[sample_id] for sample_id in sample_ids]
+        batches = micro_batches(encoded, self._shape.micro_batch_samples, self._shape.rows)
+        filled = []
+        for batch in batches:
+            sequences = sequences_of(batch, self._last_completion)
+            filled.append(await self._references.fill(self._shape.reference, sequences))
+            self._last_completion = batch[-1].chosen
+        step = TrainingStep(step_id, self._shape.trainer, loss, tuple(filled), urgency)
+        return PreparedStep(step, tuple(tuple(e.sample_id for e in batch) for batch in batches))
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A step that was not applied; `problem` is for people."""
+
+    sample_ids: tuple[str, ...]
+    problem: str
+
+
+Wanted = tuple[str, Sequence[str], LossSpec, float]
+"""What `StepMaker.prepare` takes."""
+
+
+def always() -> bool:
+    """Yes."""
+    return True
+
+
+async def run_steps(
+    client: EngineClient,
+    maker: StepMaker,
+    wanted: Sequence[Wanted],
+    more: Callable[[], bool] = always,
+) -> AsyncGenerator[tuple[PreparedStep, StepOutcome] | Failed, None]:
+    """Train steps in order, a few submitted ahead; what became of each.
+
+    Once `more()` is false, none is submitted any more, and those in the engine are waited for.
+    Raises `TrainingCancelled` and `EngineDead`; steps that are still in the engine when the
+    generator is closed are cancelled.
+    """
+    waiting = list(wanted)
+    running: list[tuple[PreparedStep, asyncio.Task[StepOutcome]]] = []
+    try:
+        while (waiting and more()) or running:
+            while waiting and more() and len(running) < AHEAD:
+                request = waiting.pop(0)
+                try:
+                    prepared = await maker.prepare(*request)
+                except NotFinite as error:
+                    yield Failed(tuple(request[1]), str(error))
+                    continue
+                running.append((prepared, asyncio.create_task(client.train(prepared.step))))
+                await asyncio.sleep(0)  # the first of them shall be on its way before the next
+            if not running:
+                continue
+            prepared, task = running.pop(0)
+            try:
+                outcome = await task
+            except InvalidRequest as error:
+                yield Failed(tuple(prepared.samples), str(error))
+                continue
+            if outcome.applied:
+                yield prepared, outcome
+            else:
+                yield Failed(tuple(prepared.samples), outcome.problem or "the update was left out")
+    finally:
+        if running:
+            for _, task in running:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+            await client.cancel_steps(maker.shape.trainer)

@@ -1,0 +1,39 @@
+"""What all learning works with, as one value. Made by the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.core.ports import EngineClient
+from tandem.services.learning.encode import Encoder, Limits
+from tandem.services.learning.freshness import Freshness
+from tandem.services.learning.measure import Examiner
+from tandem.services.learning.publish import Publisher
+from tandem.services.learning.references import References
+from tandem.services.learning.settings import LearningSettings
+from tandem.services.tokenizer import Tokenizer
+from tandem.store import Store
+from tandem.telemetry.learning import LearningMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class LearningTools:
+    """See the module. `now` is in seconds since the epoch."""
+
+    client: EngineClient
+    store: Store
+    tokenizer: Tokenizer
+    references: References
+    examiner: Examiner
+    publisher: Publisher
+    metrics: LearningMetrics
+    freshness: Freshness
+    defaults: LearningSettings
+    now: Callable[[], float]
+
+    def encoder(self, settings: LearningSettings) -> Encoder:
+        """Encodes for the served model. Raises `EngineDead` before it was ready."""
+        info = self.client.info
+        limits = Limits(settings.max_sample_tokens, info.max_model_len, info.recording_tokens)
+        return Encoder(self.tokenizer, info.eos_token_ids, limits)

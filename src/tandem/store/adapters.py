@@ -1,0 +1,264 @@
+"""Adapters and their versions: numbers, publication, roll back, and what erasure marks.
+
+Invariants: a number is given once; `current` of an adapter is 0 or a published version; samples
+change state in the transaction that publishes or refuses what they made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from tandem.core.errors import Conflict, NotFound
+from tandem.core.learning import (
+    AdapterRecord,
+    EventRecord,
+    SampleState,
+    VersionRecord,
+    VersionState,
+)
+from tandem.store import events, samples
+from tandem.store.session import Connection
+from tandem.store.tables import ADAPTERS, SAMPLES, USES, VERSIONS, from_row, in_chunks, to_row
+from tandem.store.upsert import upsert
+
+VersionKey = tuple[str, int]
+"""An adapter's name and a version's number."""
+
+
+def create(connection: Connection, adapter: AdapterRecord) -> AdapterRecord:
+    """Keep a new adapter, or leave the one of that name as it is; what is kept now."""
+    known = find(connection, adapter.name)
+    if known is None:
+        connection.execute(sa.insert(ADAPTERS), to_row(adapter))
+    return known or adapter
+
+
+def find(connection: Connection, name: str) -> AdapterRecord | None:
+    """One adapter."""
+    row = connection.execute(sa.select(ADAPTERS).where(ADAPTERS.c.name == name)).mappings().first()
+    return None if row is None else from_row(AdapterRecord, row)
+
+
+def listed(connection: Connection) -> list[AdapterRecord]:
+    """All adapters, by name."""
+    rows = connection.execute(sa.select(ADAPTERS).order_by(ADAPTERS.c.name)).mappings()
+    return [from_row(AdapterRecord, row) for row in rows]
+
+
+def set_settings(connection: Connection, name: str, settings: Mapping[str, Any]) -> None:
+    """Replace the adapter's own settings. Raises `NotFound`."""
+    change = sa.update(ADAPTERS).where(ADAPTERS.c.name == name).values(settings=dict(settings))
+    if not connection.execute(change).rowcount:
+        raise _unknown(name)
+
+
+def allocate(connection: Connection, name: str) -> int:
+    """The next version number, which nobody else gets. Raises `NotFound`."""
+    change = (
+        sa.update(ADAPTERS)
+        .where(ADAPTERS.c.name == name)
+        .values(next_number=ADAPTERS.c.next_number + 1)
+        .returning(ADAPTERS.c.next_number)
+    )
+    after = connection.execute(change).scalar()
+    if after is None:
+        raise _unknown(name)
+    return int(after) - 1
+
+
+def delete(connection: Connection, name: str) -> list[VersionRecord]:
+    """Forget an adapter with its versions, whose files are then to be removed; its samples stay.
+
+    Raises `NotFound`.
+    """
+    gone = versions(connection, name)
+    if not connection.execute(sa.delete(ADAPTERS).where(ADAPTERS.c.name == name)).rowcount:
+        raise _unknown(name)
+    return gone
+
+
+def version(connection: Connection, adapter: str, number: int) -> VersionRecord | None:
+    """One version."""
+    query = sa.select(VERSIONS).where(VERSIONS.c.adapter == adapter, VERSIONS.c.number == number)
+    row = connection.execute(query).mappings().first()
+    return None if row is None else from_row(VersionRecord, row)
+
+
+def versions(connection: Connection, adapter: str | None = None) -> list[VersionRecord]:
+    """Versions of an adapter (None: of all), by name and number."""
+    query = sa.select(VERSIONS).order_by(VERSIONS.c.adapter, VERSIONS.c.number)
+    if adapter is not None:
+        query = query.where(VERSIONS.c.adapter == adapter)
+    return [from_row(VersionRecord, row) for row in connection.execute(query).mappings()]
+
+
+def save_version(
+    connection: Connection, record: VersionRecord, sample_ids: Sequence[str] = ()
+) -> VersionRecord:
+    """Keep a version, new or changed, and which samples it was trained on (replay included).
+
+    A version that was made of samples that are gone (erased meanwhile), or of a tainted parent,
+    is tainted. What was kept; call it again with the changed record to change it.
+    """
+    known = {sample.sample_id for sample in samples.get(connection, sample_ids)}
+    parent = version(connection, record.adapter, record.parent)
+    before = version(connection, record.adapter, record.number)
+    tainted = (
+        record.tainted
+        or len(known) < len(set(sample_ids))
+        or (parent is not None and parent.tainted)
+        or (before is not None and before.tainted)
+    )
+    record = replace(record, tainted=tainted)
+    upsert(connection, VERSIONS, [to_row(record)])
+    uses = [
+        {"adapter": record.adapter, "version": record.number, "sample_id": sample_id}
+        for sample_id in sorted(known - _used_by(connection, record))
+    ]
+    if uses:
+        connection.execute(sa.insert(USES), uses)
+    return record
+
+
+def trained_on(connection: Connection, adapter: str, number: int) -> list[str]:
+    """The samples that a version was trained on, replay included, by id."""
+    query = sa.select(USES.c.sample_id).where(USES.c.adapter == adapter, USES.c.version == number)
+    return sorted(connection.execute(query).scalars())
+
+
+def delete_version(connection: Connection, adapter: str, number: int) -> bool:
+    """Forget a version that is not current, before its files are removed; whether there was one.
+
+    For candidates that are given up and for old versions. Its number is not given again.
+    """
+    current = sa.select(ADAPTERS.c.current).where(ADAPTERS.c.name == adapter).scalar_subquery()
+    gone = sa.delete(VERSIONS).where(
+        VERSIONS.c.adapter == adapter, VERSIONS.c.number == number, VERSIONS.c.number != current
+    )
+    return connection.execute(gone).rowcount > 0
+
+
+def publish(
+    connection: Connection,
+    record: VersionRecord,
+    *,
+    consumed: Sequence[str] = (),
+    trained_on: Sequence[str] = (),
+    event: EventRecord | None = None,
+) -> VersionRecord:
+    """One transaction's worth: the version row, `current`, its samples, its event.
+
+    `consumed` are the assigned samples that it used first, `trained_on` all of them, replay
+    included. Raises `NotFound` for an unknown adapter.
+    """
+    record = replace(record, state=VersionState.PUBLISHED)
+    record = _conclude(connection, record, consumed, trained_on, event)
+    change = sa.update(ADAPTERS).where(ADAPTERS.c.name == record.adapter)
+    connection.execute(change.values(current=record.number))
+    return record
+
+
+def refuse(
+    connection: Connection,
+    record: VersionRecord,
+    *,
+    consumed: Sequence[str] = (),
+    trained_on: Sequence[str] = (),
+    event: EventRecord | None = None,
+) -> VersionRecord:
+    """As `publish`, for a candidate that the gate refused; `record.reason` says why.
+
+    Its samples become `REFUSED`: they are not tried again.
+    """
+    record = replace(record, state=VersionState.REFUSED)
+    return _conclude(connection, record, consumed, trained_on, event)
+
+
+def set_current(
+    connection: Connection, name: str, number: int, event: EventRecord | None = None
+) -> VersionRecord | None:
+    """Roll back (or forth) to a published version; 0 is the base. That version.
+
+    Raises `NotFound`, or `Conflict` if that version was never published.
+    """
+    target = version(connection, name, number)
+    if number and target is None:
+        raise NotFound(f"adapter '{name}' has no version {number}", param="version")
+    if target is not None and target.state is not VersionState.PUBLISHED:
+        raise Conflict(
+            f"version {number} of '{name}' is {target.state.value}; only a published version can "
+            "become current (publish it first)",
+            param="version",
+        )
+    change = sa.update(ADAPTERS).where(ADAPTERS.c.name == name).values(current=number)
+    if not connection.execute(change).rowcount:
+        raise _unknown(name)
+    if event is not None:
+        events.add(connection, event)
+    return target
+
+
+def taint(
+    connection: Connection, sample_ids: Sequence[str]
+) -> tuple[tuple[VersionKey, ...], frozenset[str]]:
+    """Mark all versions that learned from these samples, and their descendants.
+
+    Returns the versions that are tainted by this, and the adapters that had such a sample
+    assigned: their working parameters learn from it just now.
+    """
+    users: set[VersionKey] = set()
+    training: set[str] = set()
+    for chunk in in_chunks(sample_ids):
+        used = sa.select(USES.c.adapter, USES.c.version).where(USES.c.sample_id.in_(chunk))
+        users.update((adapter, number) for adapter, number in connection.execute(used))
+        assigned = sa.select(SAMPLES.c.adapter).where(
+            SAMPLES.c.sample_id.in_(chunk), SAMPLES.c.state == SampleState.ASSIGNED.value
+        )
+        training.update(connection.execute(assigned).scalars())
+    tainted: list[VersionKey] = []
+    for adapter in sorted({adapter for adapter, _ in users}):
+        for record in versions(connection, adapter):  # parents come before their children
+            key = (adapter, record.number)
+            if key in users or (adapter, record.parent) in users:
+                users.add(key)
+                tainted.append(key)
+    for adapter, number in tainted:
+        connection.execute(
+            sa.update(VERSIONS)
+            .where(VERSIONS.c.adapter == adapter, VERSIONS.c.number == number)
+            .values(tainted=True)
+        )
+    return tuple(tainted), frozenset(training)
+
+
+def _conclude(
+    connection: Connection,
+    record: VersionRecord,
+    consumed: Sequence[str],
+    trained_on: Sequence[str],
+    event: EventRecord | None,
+) -> VersionRecord:
+    if find(connection, record.adapter) is None:
+        raise _unknown(record.adapter)
+    record = save_version(connection, record, trained_on)
+    published = record.state is VersionState.PUBLISHED
+    state = SampleState.CONSUMED if published else SampleState.REFUSED
+    samples.finish(connection, consumed, state, record.number)
+    if event is not None:
+        events.add(connection, event)
+    return record
+
+
+def _used_by(connection: Connection, record: VersionRecord) -> set[str]:
+    query = sa.select(USES.c.sample_id).where(
+        USES.c.adapter == record.adapter, USES.c.version == record.number
+    )
+    return set(connection.execute(query).scalars())
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no adapter '{name}'", param="adapter")

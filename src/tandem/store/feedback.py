@@ -1,0 +1,161 @@
+"""Feedback as it was acknowledged, and its erasure with everything that was made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from tandem.core.learning import Feedback, Sample
+from tandem.store import adapters, samples
+from tandem.store.session import Connection
+from tandem.store.tables import FEEDBACK, RECEIPTS, SAMPLES, from_row, in_chunks, to_row
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which feedback is meant; None means any. All that is given must hold."""
+
+    adapter: str | None = None
+    user: str | None = None
+    key_id: str | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Feedback with its samples, and `digest`: a hash of what the client sent."""
+
+    feedback: Feedback
+    samples: tuple[Sample, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What an erasure removed and touched.
+
+    `tainted` are versions (adapter, number) that learned from it. `in_training` are adapters
+    whose next candidate has seen some of it: their working parameters must be thrown away.
+    """
+
+    feedback: int = 0
+    samples: int = 0
+    receipts: int = 0
+    tainted: tuple[tuple[str, int], ...] = ()
+    in_training: frozenset[str] = field(default_factory=frozenset)
+
+
+def add(
+    connection: Connection,
+    feedback: Feedback,
+    made: Sequence[Sample],
+    *,
+    idempotency_key: str | None = None,
+    digest: str = "",
+) -> None:
+    """Keep feedback and the samples made of it. The id and the key must be new."""
+    row = {**to_row(feedback), "idempotency_key": idempotency_key, "digest": digest}
+    connection.execute(sa.insert(FEEDBACK), row)
+    samples.add(connection, made)
+
+
+def find(connection: Connection, feedback_id: str) -> Stored | None:
+    """Feedback by its id."""
+    return _find(connection, FEEDBACK.c.feedback_id == feedback_id)
+
+
+def find_by_key(connection: Connection, key_id: str, idempotency_key: str) -> Stored | None:
+    """Feedback by the idempotency key that an API key's owner gave it."""
+    return _find(
+        connection,
+        sa.and_(FEEDBACK.c.key_id == key_id, FEEDBACK.c.idempotency_key == idempotency_key),
+    )
+
+
+def listed(
+    connection: Connection, which: Filter, *, after: str | None = None, limit: int = 20
+) -> list[Stored]:
+    """Feedback, newest first, older than feedback `after`."""
+    query = sa.select(FEEDBACK).where(*_conditions(which))
+    if after is not None:
+        last = sa.select(FEEDBACK.c.row).where(FEEDBACK.c.feedback_id == after).scalar_subquery()
+        query = query.where(FEEDBACK.c.row < last)
+    rows = connection.execute(query.order_by(FEEDBACK.c.row.desc()).limit(limit)).mappings().all()
+    return _with_samples(connection, rows)
+
+
+def erase(connection: Connection, which: Filter, *, feedback_id: str | None = None) -> Erased:
+    """Delete feedback, its samples and receipts, and mark the versions that learned from it.
+
+    With `user`, all receipts of that user go too (of that API key, if given).
+    """
+    conditions = _conditions(which)
+    if feedback_id is not None:
+        conditions.append(FEEDBACK.c.feedback_id == feedback_id)
+    chosen = connection.execute(
+        sa.select(FEEDBACK.c.feedback_id, FEEDBACK.c.completion_id).where(*conditions)
+    ).all()
+    feedback_ids = [row.feedback_id for row in chosen]
+    made = _sample_ids(connection, feedback_ids)
+    tainted, in_training = adapters.taint(connection, made)
+    receipts = _erase_receipts(connection, [row.completion_id for row in chosen], which)
+    for chunk in in_chunks(feedback_ids):
+        connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.feedback_id.in_(chunk)))
+    return Erased(len(feedback_ids), len(made), receipts, tainted, in_training)
+
+
+def _erase_receipts(connection: Connection, ids: Sequence[str], which: Filter) -> int:
+    gone = 0
+    for chunk in in_chunks(ids):
+        named = sa.delete(RECEIPTS).where(RECEIPTS.c.completion_id.in_(chunk))
+        gone += connection.execute(named).rowcount
+    if which.user:
+        of_user = sa.delete(RECEIPTS).where(RECEIPTS.c.user == which.user)
+        if which.key_id is not None:
+            of_user = of_user.where(RECEIPTS.c.tenant == which.key_id)
+        if which.adapter is not None:
+            of_user = of_user.where(RECEIPTS.c.adapter == which.adapter)
+        gone += connection.execute(of_user).rowcount
+    return gone
+
+
+def _sample_ids(connection: Connection, feedback_ids: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for chunk in in_chunks(feedback_ids):
+        query = sa.select(SAMPLES.c.sample_id).where(SAMPLES.c.feedback_id.in_(chunk))
+        found.extend(connection.execute(query).scalars())
+    return found
+
+
+def _find(connection: Connection, condition: sa.ColumnElement[bool]) -> Stored | None:
+    rows = connection.execute(sa.select(FEEDBACK).where(condition)).mappings().all()
+    stored = _with_samples(connection, rows)
+    return stored[0] if stored else None
+
+
+def _with_samples(connection: Connection, rows: Sequence[sa.RowMapping]) -> list[Stored]:
+    made: dict[str, list[Sample]] = {row["feedback_id"]: [] for row in rows}
+    for chunk in in_chunks(list(made)):
+        query = sa.select(SAMPLES).where(SAMPLES.c.feedback_id.in_(chunk)).order_by(SAMPLES.c.row)
+        for found in connection.execute(query).mappings():
+            made[found["feedback_id"]].append(from_row(Sample, found))
+    return [
+        Stored(from_row(Feedback, row), tuple(made[row["feedback_id"]]), row["digest"])
+        for row in rows
+    ]
+
+
+def _conditions(which: Filter) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if which.adapter is not None:
+        conditions.append(FEEDBACK.c.adapter == which.adapter)
+    if which.user is not None:
+        conditions.append(FEEDBACK.c.user == which.user)
+    if which.key_id is not None:
+        conditions.append(FEEDBACK.c.key_id == which.key_id)
+    if which.state is not None:
+        in_state = sa.select(SAMPLES.c.feedback_id).where(SAMPLES.c.state == which.state)
+        conditions.append(FEEDBACK.c.feedback_id.in_(in_state))
+    return conditions

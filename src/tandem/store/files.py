@@ -1,0 +1,51 @@
+"""Rows of files; the bytes lie in the file system."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tandem.core.learning import FileRecord
+from tandem.store.session import Connection
+from tandem.store.tables import FILES, from_row, to_row
+
+
+def add(connection: Connection, file: FileRecord) -> None:
+    """Make a file known; its bytes are on disk already."""
+    connection.execute(sa.insert(FILES), to_row(file))
+
+
+def find(connection: Connection, file_id: str) -> FileRecord | None:
+    """One file."""
+    row = connection.execute(sa.select(FILES).where(FILES.c.file_id == file_id)).mappings().first()
+    return None if row is None else from_row(FileRecord, row)
+
+
+def listed(
+    connection: Connection,
+    tenant: str,
+    *,
+    purpose: str | None = None,
+    after: str | None = None,
+    ascending: bool = False,
+    limit: int = 10_000,
+) -> list[FileRecord]:
+    """Files of a tenant in order of creation, those that follow file `after`."""
+    query = sa.select(FILES).where(FILES.c.tenant == tenant)
+    if purpose is not None:
+        query = query.where(FILES.c.purpose == purpose)
+    if after is not None:
+        last = sa.select(FILES.c.row).where(FILES.c.file_id == after).scalar_subquery()
+        query = query.where(FILES.c.row > last if ascending else FILES.c.row < last)
+    order = FILES.c.row.asc() if ascending else FILES.c.row.desc()
+    rows = connection.execute(query.order_by(order).limit(limit)).mappings()
+    return [from_row(FileRecord, row) for row in rows]
+
+
+def paths(connection: Connection) -> set[str]:
+    """Where the bytes of all files lie."""
+    return set(connection.execute(sa.select(FILES.c.path)).scalars())
+
+
+def delete(connection: Connection, file_id: str) -> bool:
+    """Forget a file, before its bytes are removed; whether there was one."""
+    return connection.execute(sa.delete(FILES).where(FILES.c.file_id == file_id)).rowcount > 0

@@ -1,0 +1,74 @@
+"""Fine-tuning jobs and their checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from tandem.core.learning import CheckpointRecord, JobRecord, JobStatus
+from tandem.store.session import Connection
+from tandem.store.tables import CHECKPOINTS, JOBS, from_row, to_row
+
+
+def add(connection: Connection, job: JobRecord) -> None:
+    """Keep a new job."""
+    connection.execute(sa.insert(JOBS), to_row(job))
+
+
+def update(connection: Connection, job: JobRecord) -> bool:
+    """Replace what is kept of a job; False if there is none of this id."""
+    changed = sa.update(JOBS).where(JOBS.c.job_id == job.job_id).values(to_row(job))
+    return connection.execute(changed).rowcount > 0
+
+
+def find(connection: Connection, job_id: str) -> JobRecord | None:
+    """One job."""
+    row = connection.execute(sa.select(JOBS).where(JOBS.c.job_id == job_id)).mappings().first()
+    return None if row is None else from_row(JobRecord, row)
+
+
+def listed(
+    connection: Connection, tenant: str, *, after: str | None = None, limit: int = 20
+) -> list[JobRecord]:
+    """Jobs of a tenant, newest first, those older than job `after`."""
+    query = sa.select(JOBS).where(JOBS.c.tenant == tenant)
+    if after is not None:
+        last = sa.select(JOBS.c.row).where(JOBS.c.job_id == after).scalar_subquery()
+        query = query.where(JOBS.c.row < last)
+    rows = connection.execute(query.order_by(JOBS.c.row.desc()).limit(limit)).mappings()
+    return [from_row(JobRecord, row) for row in rows]
+
+
+def in_status(connection: Connection, statuses: Sequence[JobStatus]) -> list[JobRecord]:
+    """Jobs of all tenants in one of `statuses`, oldest first."""
+    query = sa.select(JOBS).where(JOBS.c.status.in_([status.value for status in statuses]))
+    rows = connection.execute(query.order_by(JOBS.c.row)).mappings()
+    return [from_row(JobRecord, row) for row in rows]
+
+
+def add_checkpoint(connection: Connection, checkpoint: CheckpointRecord) -> None:
+    """Keep a checkpoint; its files are on disk already."""
+    connection.execute(sa.insert(CHECKPOINTS), to_row(checkpoint))
+
+
+def checkpoints(
+    connection: Connection, job_id: str, *, after: str | None = None, limit: int = 10_000
+) -> list[CheckpointRecord]:
+    """Checkpoints of a job, newest first, those older than checkpoint `after`."""
+    query = sa.select(CHECKPOINTS).where(CHECKPOINTS.c.job_id == job_id)
+    if after is not None:
+        last = (
+            sa.select(CHECKPOINTS.c.row)
+            .where(CHECKPOINTS.c.checkpoint_id == after)
+            .scalar_subquery()
+        )
+        query = query.where(CHECKPOINTS.c.row < last)
+    rows = connection.execute(query.order_by(CHECKPOINTS.c.row.desc()).limit(limit)).mappings()
+    return [from_row(CheckpointRecord, row) for row in rows]
+
+
+def delete_checkpoint(connection: Connection, checkpoint_id: str) -> bool:
+    """Forget a checkpoint, before its files are removed; whether there was one."""
+    gone = sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.checkpoint_id == checkpoint_id)
+    return connection.execute(gone).rowcount > 0

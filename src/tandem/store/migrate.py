@@ -1,0 +1,41 @@
+"""Brings the tables up to date with the Alembic revisions in `migrations/versions`.
+
+Runs at every start, inside the caller's transaction. Invariant: either all missing revisions are
+applied or none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.script import ScriptDirectory
+from alembic.script.revision import RevisionError
+from sqlalchemy.engine import Connection
+
+from tandem.core.errors import StoreError
+
+_FOLDER = Path(__file__).parent / "migrations"
+_ONE_AT_A_TIME = 7_426_361  # any number: two servers that start at once wait for each other
+
+
+def migrate(connection: Connection) -> None:
+    """Apply what is missing. Raises `StoreError` if the database is from a newer Tandem."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ONE_AT_A_TIME})")
+    scripts = ScriptDirectory(str(_FOLDER))
+    context = MigrationContext.configure(connection)
+    current = context.get_current_revision()
+    try:
+        missing = list(scripts.iterate_revisions("head", current))
+    except RevisionError as error:
+        raise StoreError(
+            f"the database has tables of revision {current}, which this Tandem does not know; "
+            "start the newer one that made them"
+        ) from error
+    with Operations.context(context):
+        for revision in reversed(missing):
+            revision.module.upgrade()
+    if missing:
+        context.stamp(scripts, "head")

@@ -1,0 +1,1 @@
+"""Alembic's folder: revisions of the tables, one module each, in `versions`."""

@@ -1,0 +1,40 @@
+"""A cache of log-probabilities under reference models, which never change.
+
+`reference` names the model exactly (the base, or an adapter's content hash), `sequence` what was
+scored (a sample's id and role, or a hash of tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from tandem.store.session import Connection
+from tandem.store.tables import REFERENCES, in_chunks
+from tandem.store.upsert import upsert
+
+
+def get(connection: Connection, reference: str, sequences: Sequence[str]) -> dict[str, float]:
+    """What is known of `sequences`; the others are missing."""
+    known: dict[str, float] = {}
+    for chunk in in_chunks(sequences):
+        query = sa.select(REFERENCES.c.sequence, REFERENCES.c.logprob).where(
+            REFERENCES.c.reference == reference, REFERENCES.c.sequence.in_(chunk)
+        )
+        known.update((row.sequence, row.logprob) for row in connection.execute(query))
+    return known
+
+
+def put(connection: Connection, reference: str, logprobs: Mapping[str, float]) -> None:
+    """Remember log-probabilities by sequence; what was known is replaced."""
+    rows = [
+        {"reference": reference, "sequence": sequence, "logprob": logprob}
+        for sequence, logprob in logprobs.items()
+    ]
+    upsert(connection, REFERENCES, rows)
+
+
+def forget(connection: Connection, reference: str) -> None:
+    """Delete what is known under a reference that no longer exists."""
+    connection.execute(sa.delete(REFERENCES).where(REFERENCES.c.reference == reference))

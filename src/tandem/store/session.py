@@ -1,0 +1,267 @@
+"""Opening the database, and the two ways to it: `write` and `read`.
+
+All writes of a process go through one thread, which gathers what waits into one transaction
+(group commit: a commit costs one flush to disk, however many callers share it). Reads run beside
+it on connections of their own. The event loop never waits for a disk. Invariant: when `write`
+returns, its effects are on disk; when it raises, none of them is there (unless the database was
+lost while it committed, which nobody can know).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from tandem.core.errors import StoreError
+from tandem.store.migrate import migrate
+
+__all__ = ["Connection", "Store"]
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+_DATABASE = "tandem.db"
+_LOCK = "lock"
+_BUSY_MS = 10_000
+_READERS = 4
+_MOST_IN_ONE_COMMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Something to be done by the writer; the future is settled after the commit."""
+
+    work: Callable[[Connection], Any]
+    done: Future[Any]
+
+
+class Store:
+    """The durable state of one server. Made by `open`; `close` before the process ends.
+
+    `write` and `read` take a function whose first argument is the `Connection`, and that
+    function's other arguments. A function that is written may be called again by nobody but its
+    caller: it runs once. Errors of the database are raised as `StoreError`.
+    """
+
+    def __init__(self, url: sa.URL, directory: Path, lock: IO[str]) -> None:
+        self.directory = directory
+        self._lock = lock
+        self._writing = _engine(url, writes=True)
+        self._reading = _engine(url, writes=False)
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="store-read")
+        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._run, name="store-write", daemon=True)
+        self._closing = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def open(cls, directory: str | Path, url: str = "") -> Store:
+        """Open (or make) the state in `directory`, its tables brought up to date.
+
+        The database is `<directory>/tandem.db`, or the one at `url`. Blocks. Raises `StoreError`:
+        also when another server uses the directory.
+        """
+        folder = Path(directory).resolve()
+        address = _parse(url, folder)
+        store = cls(address, folder, _lock(folder))
+        try:
+            with _translated("open the database"), store._writing.begin() as connection:
+                migrate(connection)
+        except BaseException:
+            store._release()
+            raise
+        store._writer.start()
+        return store
+
+    async def write(
+        self,
+        work: Callable[Concatenate[Connection, Args], Result],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
+    ) -> Result:
+        """Run `work(connection, ...)` in a transaction and return after its commit.
+
+        What `work` raises undoes what it did, and nothing else. If the caller is cancelled, the
+        write may or may not have been done.
+        """
+        done: Future[Result] = Future()
+        with self._closing:
+            if self._closed:
+                raise StoreError("the store is closed")
+            self._queue.put(_Write(partial(_call, work, args, kwargs), done))
+        return await asyncio.wrap_future(done)
+
+    async def read(
+        self,
+        work: Callable[Concatenate[Connection, Args], Result],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
+    ) -> Result:
+        """Run `work(connection, ...)` on one snapshot that has all finished writes."""
+
+        def run() -> Result:
+            with _translated("read"), self._reading.connect() as connection:
+                return work(connection, *args, **kwargs)
+
+        if self._closed:
+            raise StoreError("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+    def close(self) -> None:
+        """Finish the writes that wait, then close. Blocks; idempotent."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._writer.join()
+        self._readers.shutdown()
+        self._release()
+
+    def _release(self) -> None:
+        self._writing.dispose()
+        self._reading.dispose()
+        self._lock.close()
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            batch, ended = self._take()
+            if batch:
+                self._commit(batch)
+
+    def _take(self) -> tuple[list[_Write], bool]:
+        """What waits, at least one; and whether it is the end."""
+        batch: list[_Write] = []
+        item = self._queue.get()
+        while item is not None:
+            if item.done.set_running_or_notify_cancel():
+                batch.append(item)
+            if self._queue.empty() or len(batch) >= _MOST_IN_ONE_COMMIT:
+                return batch, False
+            item = self._queue.get()
+        return batch, True
+
+    def _commit(self, batch: list[_Write]) -> None:
+        """One transaction for all; each in a savepoint, so that a failure stays its own."""
+        results: list[tuple[_Write, Any]] = []
+        try:
+            with _translated("write"), self._writing.begin() as connection:
+                for item in batch:
+                    try:
+                        with _translated("write"), connection.begin_nested():
+                            results.append((item, item.work(connection)))
+                    except Exception as error:
+                        if connection.invalidated or not connection.in_transaction():
+                            raise
+                        item.done.set_exception(error)
+        except Exception as error:
+            for item in batch:
+                if not item.done.done():
+                    item.done.set_exception(error)
+            return
+        for item, result in results:
+            item.done.set_result(result)
+
+
+def _call(
+    work: Callable[Concatenate[Connection, Args], Result],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    connection: Connection,
+) -> Result:
+    return work(connection, *args, **kwargs)
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Errors of the database become `StoreError`."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        raise StoreError(f"cannot {what}: {error.args[0]}") from error
+
+
+def _parse(url: str, directory: Path) -> sa.URL:
+    if not url:
+        return sa.URL.create("sqlite+pysqlite", database=str(directory / _DATABASE))
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise StoreError("store.url is not a database URL (--store-url)") from None
+    backend = parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
+        return parsed.set(drivername="sqlite+pysqlite")
+    raise StoreError(
+        f"store.url: '{backend}' is not supported; use postgresql+psycopg://USER@HOST/DATABASE, "
+        "or leave it empty for SQLite in the store's directory"
+    )
+
+
+def _lock(directory: Path) -> IO[str]:
+    """Two servers on one directory would train the same samples twice."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / _LOCK).open("w", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot use the directory {directory}: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StoreError(
+            f"another server uses the directory {directory}; stop it or choose another "
+            "store.directory"
+        ) from None
+    return lock
+
+
+def _engine(url: sa.URL, *, writes: bool) -> sa.Engine:
+    options: dict[str, Any] = {
+        "pool_size": 1 if writes else _READERS,
+        "max_overflow": 0,
+        "json_serializer": _dump_json,
+    }
+    if url.get_backend_name() == "postgresql":
+        engine = sa.create_engine(url, pool_pre_ping=True, **options)
+        if writes:
+            return engine
+        return engine.execution_options(postgresql_readonly=True, isolation_level="REPEATABLE READ")
+    engine = sa.create_engine(url, poolclass=sa.QueuePool, **options)
+    sa.event.listen(engine, "connect", partial(_on_sqlite_connect, writes=writes))
+    begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine
+
+
+def _on_sqlite_connect(raw: Any, _: object, *, writes: bool) -> None:
+    """Leave transactions to us (the driver would open them late), and make commits durable."""
+    raw.isolation_level = None
+    cursor = raw.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    if writes:
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+    else:
+        cursor.execute("PRAGMA query_only=ON")
+    cursor.close()
+
+
+def _dump_json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,265 @@
+"""The tables, as the newest migration leaves them, and rows as records.
+
+A table has the fields of its record (`core/learning.py`) as columns, plus what only the store
+needs. Text that users write is kept as JSON: PostgreSQL's text type refuses the character U+0000,
+which a model may well generate. A test compares this file with what the migrations make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+Record = TypeVar("Record")
+Key = TypeVar("Key")
+
+_CHUNK = 1000  # databases bound the number of parameters of a statement
+
+METADATA = sa.MetaData()
+
+
+def _table(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+    return sa.Table(name, METADATA, *items)
+
+
+def _text(name: str, **options: Any) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=False, **options)
+
+
+def _json(name: str) -> sa.Column[Any]:
+    return sa.Column(name, sa.JSON, nullable=False)
+
+
+def _double(name: str) -> sa.Column[float]:
+    return sa.Column(name, sa.Double, nullable=False)
+
+
+def _integer(name: str) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False)
+
+
+def _counter(name: str) -> sa.Column[int]:
+    """Counts up with the rows; SQLite does that for this very type only."""
+    kind = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+    return sa.Column(name, kind, primary_key=True, autoincrement=True)
+
+
+RECEIPTS = _table(
+    "receipts",
+    _text("completion_id", primary_key=True),
+    _double("created_s"),
+    _text("tenant"),
+    sa.Column("adapter", sa.Text),
+    _text("version"),
+    _text("user"),
+    _json("messages"),
+    _json("prompt"),
+    _json("choices"),
+    _json("sampling"),
+    sa.Index("receipts_by_age", "created_s"),
+    sa.Index("receipts_by_user", "user"),
+)
+
+FEEDBACK = _table(
+    "feedback",
+    _counter("row"),
+    _text("feedback_id", unique=True),
+    _double("created_s"),
+    _text("adapter"),
+    _text("kind"),
+    _json("messages"),
+    _json("prompt"),
+    _json("chosen"),
+    _json("rejected"),
+    sa.Column("rating", sa.Double),
+    _json("comment"),
+    _double("weight"),
+    _text("signal"),
+    _text("conversation"),
+    _text("user"),
+    _text("key_id"),
+    _text("completion_id"),
+    _text("version"),
+    _json("metadata"),
+    sa.Column("idempotency_key", sa.Text),
+    _text("digest"),
+    sa.UniqueConstraint("key_id", "idempotency_key", name="feedback_once"),
+    sa.Index("feedback_by_adapter", "adapter", "row"),
+    sa.Index("feedback_by_user", "user", "row"),
+    sa.Index("feedback_by_completion", "completion_id"),
+)
+
+SAMPLES = _table(
+    "samples",
+    _counter("row"),
+    _text("sample_id", unique=True),
+    sa.Column(
+        "feedback_id",
+        sa.Text,
+        sa.ForeignKey("feedback.feedback_id", ondelete="CASCADE"),
+        nullable=False,
+    ),
+    _text("adapter"),
+    _text("kind"),
+    _double("created_s"),
+    _json("messages"),
+    _json("prompt"),
+    _json("chosen"),
+    _json("rejected"),
+    sa.Column("desirable", sa.Boolean, nullable=False),
+    _double("weight"),
+    _text("split"),
+    _text("conversation"),
+    _text("user"),
+    _text("key_id"),
+    _text("state"),
+    sa.Column("version", sa.BigInteger),
+    _integer("uses"),
+    sa.Column("loss", sa.Double),
+    _text("problem"),
+    sa.Index("samples_by_state", "adapter", "split", "state", "row"),
+    sa.Index("samples_by_feedback", "feedback_id"),
+)
+
+ADAPTERS = _table(
+    "adapters",
+    _text("name", primary_key=True),
+    _double("created_s"),
+    _integer("current"),
+    _integer("next_number"),
+    _json("settings"),
+)
+
+VERSIONS = _table(
+    "versions",
+    sa.Column(
+        "adapter",
+        sa.Text,
+        sa.ForeignKey("adapters.name", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    _text("content_hash"),
+    _text("path"),
+    _double("created_s"),
+    _text("state"),
+    _integer("parent"),
+    _text("origin"),
+    _json("metrics"),
+    _json("reason"),
+    sa.Column("tainted", sa.Boolean, nullable=False),
+)
+
+USES = _table(
+    "uses",
+    _text("adapter", primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column(
+        "sample_id",
+        sa.Text,
+        sa.ForeignKey("samples.sample_id", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    sa.ForeignKeyConstraint(
+        ["adapter", "version"], ["versions.adapter", "versions.number"], ondelete="CASCADE"
+    ),
+    sa.Index("uses_by_sample", "sample_id"),
+)
+
+EVENTS = _table(
+    "events",
+    _counter("number"),
+    _text("subject"),
+    _double("created_s"),
+    _text("level"),
+    _json("message"),
+    _json("data"),
+    sa.Index("events_by_subject", "subject", "number"),
+)
+
+JOBS = _table(
+    "jobs",
+    _counter("row"),
+    _text("job_id", unique=True),
+    _double("created_s"),
+    _text("tenant"),
+    _text("model"),
+    _text("adapter"),
+    _text("status"),
+    _json("method"),
+    _text("training_file"),
+    _text("validation_file"),
+    _json("result_files"),
+    _text("suffix"),
+    _integer("seed"),
+    _integer("step"),
+    _integer("total_steps"),
+    _integer("trained_tokens"),
+    _text("checkpoint_path"),
+    sa.Column("finished_s", sa.Double),
+    _json("error"),
+    _json("metadata"),
+    sa.Index("jobs_by_status", "status", "row"),
+)
+
+CHECKPOINTS = _table(
+    "checkpoints",
+    _counter("row"),
+    _text("checkpoint_id", unique=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.job_id", ondelete="CASCADE"), nullable=False),
+    _double("created_s"),
+    _integer("step"),
+    _text("path"),
+    _text("content_hash"),
+    _json("metrics"),
+    sa.Index("checkpoints_by_job", "job_id", "row"),
+)
+
+FILES = _table(
+    "files",
+    _counter("row"),
+    _text("file_id", unique=True),
+    _double("created_s"),
+    _json("filename"),
+    _text("purpose"),
+    _integer("num_bytes"),
+    _text("path"),
+    _text("tenant"),
+    _text("status"),
+    sa.Index("files_by_tenant", "tenant", "row"),
+)
+
+REFERENCES = _table(
+    "reference_logprobs",
+    _text("reference", primary_key=True),
+    _text("sequence", primary_key=True),
+    _double("logprob"),
+)
+
+KEY_USAGE = _table(
+    "key_usage",
+    _text("key_id", primary_key=True),
+    _text("what", primary_key=True),
+    _integer("count"),
+    _double("changed_s"),
+)
+
+
+def to_row(record: object) -> dict[str, Any]:
+    """The columns of a record, nested values as JSON has them."""
+    row: dict[str, Any] = msgspec.to_builtins(record)
+    return row
+
+
+def from_row(kind: type[Record], row: sa.RowMapping) -> Record:
+    """The record of a row; columns that are not its fields are left out."""
+    return msgspec.convert({str(name): value for name, value in row.items()}, kind)
+
+
+def in_chunks(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+    """`keys` in pieces that fit into one statement."""
+    for start in range(0, len(keys), _CHUNK):
+        yield keys[start : start + _CHUNK]

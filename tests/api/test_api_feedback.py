@@ -1,0 +1,309 @@
+"""/v1/feedback over a scripted engine: what becomes of it, who may send it, how it is erased."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fake_engine import FakeEngine, Script
+from serving import demo_tokenizer, live, make_app
+from tandem.config import LearningConfig, ServerConfig, StoreConfig
+
+TURNS = [{"role": "user", "content": "How are you?"}]
+ABOUT = {"messages": TURNS, "adapter": "formal"}
+KEYS = """
+[[keys]]
+key = "sk-boss"
+admin = true
+train = ["*"]
+[[keys]]
+key = "sk-app"
+serve = ["base"]
+train = ["formal*"]
+feedback_per_hour = 3
+samples_cap = 4
+[[keys]]
+key = "sk-other"
+train = ["*"]
+"""
+OFF = LearningConfig(held_out=0.0, batch_samples=1000)
+
+
+def play(_: object, index: int) -> Script:
+    text = ("Fine, thank you.", "What?")[index % 2]
+    return Script(tokens=demo_tokenizer().encode(text, add_special_tokens=False))
+
+
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    app = make_app(FakeEngine(play=play), learning=OFF)
+    with live(app) as url, httpx.Client(base_url=f"{url}/v1") as http:
+        yield http
+
+
+def send(http: httpx.Client, status: int = 202, **body: Any) -> Any:
+    answer = http.post("/feedback", json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def kinds(feedback: Any) -> list[tuple[str, float]]:
+    return [(sample["kind"], sample["weight"]) for sample in feedback["samples"]]
+
+
+def complete(http: httpx.Client, **body: Any) -> Any:
+    answer = http.post("/chat/completions", json={"model": "demo", "messages": TURNS, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    ("said", "made"),
+    [
+        ({"rating": True}, [("kto", 1.0)]),
+        ({"rating": False}, [("kto", 1.0)]),
+        ({"rating": 0.75}, [("kto", 0.5)]),
+        ({"rating": 0.5}, []),
+        ({"rating": 0.0, "weight": 2}, [("kto", 2.0)]),
+        ({"demonstration": "Very well."}, [("sft", 1.0), ("dpo", 1.0)]),
+        ({"comment": "too curt"}, []),
+        ({"preference": {"chosen": "Very well.", "rejected": "What?"}}, [("dpo", 1.0)]),
+        ({"signal": {"type": "skip"}}, [("kto", 0.1)]),
+        ({"signal": {"type": "edit", "text": "Very well."}}, [("sft", 0.5), ("dpo", 0.5)]),
+        ({"signal": {"type": "dwell_time", "seconds": 0.6}}, []),
+    ],
+)
+def test_each_kind_makes_its_samples(
+    http: httpx.Client, said: dict[str, Any], made: list[tuple[str, float]]
+) -> None:
+    feedback = send(http, **ABOUT, completion="Fine, thank you.", **said)
+    assert kinds(feedback) == made
+    assert {sample["state"] for sample in feedback["samples"]} <= {"accepted"}
+    assert http.get(f"/feedback/{feedback['id']}").json() == feedback
+    assert feedback["model"] == "demo:formal"
+
+
+def test_a_rating_says_which_side(http: httpx.Client) -> None:
+    good = send(http, **ABOUT, completion="Fine.", rating=0.9)["samples"][0]
+    bad = send(http, **ABOUT, completion="Fine.", rating=False)["samples"][0]
+    assert (good["desirable"], bad["desirable"]) == (True, False)
+
+
+def test_feedback_by_receipt_knows_what_was_said(http: httpx.Client) -> None:
+    answer = complete(http, user="ann")
+    feedback = send(http, completion_id=answer["id"], rating=True, adapter="formal")
+    assert feedback["messages"] == TURNS and feedback["chosen"] == "Fine, thank you."
+    assert (feedback["user"], feedback["version"]) == ("ann", "base")
+
+
+def test_choices_are_compared_by_index(http: httpx.Client) -> None:
+    answer = complete(http, n=2)
+    pair = {"chosen": 0, "rejected": 1}
+    feedback = send(http, completion_id=answer["id"], preference=pair, model="demo:formal")
+    assert (feedback["chosen"], feedback["rejected"]) == ("Fine, thank you.", "What?")
+    assert kinds(feedback) == [("dpo", 1.0)]
+    rated = send(http, completion_id=answer["id"], choice=1, rating=False, adapter="formal")
+    assert rated["chosen"] == "What?"
+    send(http, 400, completion_id=answer["id"], rating=False, adapter="formal")
+    send(http, 400, completion_id=answer["id"], choice=2, rating=False, adapter="formal")
+
+
+def test_streams_and_plain_completions_have_receipts_too(http: httpx.Client) -> None:
+    with openai.OpenAI(base_url=str(http.base_url), api_key="none") as client:
+        chunks = list(client.chat.completions.create(model="demo", messages=TURNS, stream=True))
+        ours: Any = {"completion_id": chunks[0].id, "rating": True, "adapter": "formal"}
+        assert client.post("/feedback", body=ours, cast_to=object)["chosen"] == "Fine, thank you."
+        prompts = ["One", "Two"]
+        done = client.completions.create(model="demo", prompt=prompts, n=2, echo=True)
+    feedback = send(http, completion_id=done.id, choice=3, rating=False, adapter="formal")
+    assert (feedback["prompt"], feedback["chosen"]) == ("Two", "What?")
+    pair = {"chosen": 0, "rejected": 3}
+    send(http, 400, completion_id=done.id, preference=pair, adapter="formal")
+
+
+def test_store_false_keeps_no_receipt(http: httpx.Client) -> None:
+    answer = complete(http, store=False)
+    send(http, 404, completion_id=answer["id"], rating=True, adapter="formal")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {**ABOUT, "completion": "x"},
+        {**ABOUT, "completion": "x", "rating": True, "demonstration": "y"},
+        {**ABOUT, "rating": True},
+        {**ABOUT, "completion": " ", "rating": True},
+        {**ABOUT, "completion": "x", "rating": 1.5},
+        {**ABOUT, "completion": "x", "rating": "yes"},
+        {**ABOUT, "completion": "x", "rating": True, "weight": 0},
+        {**ABOUT, "completion": "x", "rating": True, "user": "a\u0000b"},
+        {**ABOUT, "completion": "x", "rating": True, "unknown": 1},
+        {**ABOUT, "completion": "x", "demonstration": "x"},
+        {**ABOUT, "preference": {"chosen": "x", "rejected": "x"}},
+        {**ABOUT, "preference": {"chosen": "x", "rejected": " "}},
+        {**ABOUT, "preference": {"chosen": 0, "rejected": 1}},
+        {**ABOUT, "preference": {"chosen": "x"}},
+        {**ABOUT, "completion": "x", "signal": {"type": "wink"}},
+        {**ABOUT, "completion": "x", "signal": {"type": "edit"}},
+        {**ABOUT, "completion": "x", "signal": {"type": "dwell_time"}},
+        {"messages": TURNS, "completion": "x", "rating": True},
+        {"messages": TURNS, "completion": "x", "rating": True, "model": "demo"},
+        {**ABOUT, "completion": "x", "rating": True, "model": "demo:other"},
+        {"messages": TURNS, "completion": "x", "rating": True, "adapter": "../x"},
+        {**ABOUT, "prompt": "p", "completion": "x", "rating": True},
+        {"messages": [{"role": "assistant", "content": "x"}], "rating": True, "adapter": "a"},
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(http: httpx.Client, body: dict[str, Any]) -> None:
+    assert "error" in send(http, 400, **body)
+    assert http.get("/feedback").json()["data"] == []
+
+
+def test_numbers_that_are_none_are_refused(http: httpx.Client) -> None:
+    for number in ("NaN", "Infinity", "1e999"):
+        raw = f'{{"prompt": "p", "completion": "x", "adapter": "a", "rating": {number}}}'
+        assert http.post("/feedback", content=raw).status_code == 400
+        raw = (
+            f'{{"prompt": "p", "completion": "x", "adapter": "a", "rating": 1, "weight": {number}}}'
+        )
+        assert http.post("/feedback", content=raw).status_code == 400
+
+
+def test_too_long_is_stored_but_not_learned_from(http: httpx.Client) -> None:
+    feedback = send(http, **ABOUT, completion="long " * 5000, rating=True)
+    (sample,) = feedback["samples"]
+    assert sample["state"] == "invalid" and "tokens are more than" in sample["problem"]
+    listed = http.get("/feedback", params={"state": "invalid"}).json()["data"]
+    assert [item["id"] for item in listed] == [feedback["id"]]
+
+
+def test_repeating_gives_the_same_answer(http: httpx.Client) -> None:
+    body = {**ABOUT, "completion": "Fine.", "rating": True, "feedback_id": "mine-1"}
+    first = send(http, **body)
+    assert send(http, **dict(reversed(body.items()))) == first
+    assert send(http, 409, **{**body, "rating": False})["error"]["code"] == "conflict"
+    plain = {**ABOUT, "completion": "Fine.", "rating": True}
+    key = {"idempotency-key": "once"}
+    one = http.post("/feedback", json=plain, headers=key).json()
+    assert http.post("/feedback", json=plain, headers=key).json() == one
+    changed = http.post("/feedback", json={**plain, "rating": False}, headers=key)
+    assert changed.status_code == 409
+    assert len(http.get("/feedback").json()["data"]) == 2
+
+
+def test_the_split_follows_the_conversation() -> None:
+    app = make_app(FakeEngine(), learning=LearningConfig(held_out=0.5, batch_samples=1000))
+    with live(app) as url, httpx.Client(base_url=f"{url}/v1") as http:
+        found: dict[str, set[str]] = {}
+        for number in range(40):
+            talk = f"talk {number % 10}"
+            one = send(http, **ABOUT, completion=str(number), rating=True, conversation=talk)
+            found.setdefault(talk, set()).add(one["samples"][0]["split"])
+    assert all(len(splits) == 1 for splits in found.values())
+    assert set.union(*found.values()) == {"train", "held_out"}
+
+
+def test_lists_filter_and_page(http: httpx.Client) -> None:
+    for number in range(5):
+        send(
+            http, **ABOUT, completion=str(number), rating=True, user="ann" if number % 2 else "bob"
+        )
+    page = http.get("/feedback", params={"limit": 2}).json()
+    assert [item["chosen"] for item in page["data"]] == ["4", "3"] and page["has_more"]
+    after = {"limit": 2, "after": page["data"][-1]["id"], "user": "bob"}
+    rest = http.get("/feedback", params=after).json()
+    assert [item["chosen"] for item in rest["data"]] == ["2", "0"] and not rest["has_more"]
+    assert http.get("/feedback", params={"adapter": "other"}).json()["data"] == []
+    assert http.get("/feedback", params={"state": "lost"}).status_code == 400
+    assert http.get("/feedback/unknown").status_code == 404
+
+
+def test_erasure(http: httpx.Client) -> None:
+    answer = complete(http, user="ann")
+    one = send(http, completion_id=answer["id"], rating=True, adapter="formal")
+    kept = send(http, **ABOUT, completion="x", rating=True, user="bob")
+    erased = http.delete("/feedback", params={"user": "ann"}).json()
+    assert (erased["feedback"], erased["samples"], erased["receipts"]) == (1, 1, 1)
+    assert http.get(f"/feedback/{one['id']}").status_code == 404
+    send(http, 404, completion_id=answer["id"], rating=True, adapter="formal")
+    gone = http.delete(f"/feedback/{kept['id']}").json()
+    assert gone["deleted"] is True and gone["id"] == kept["id"]
+    assert http.delete(f"/feedback/{kept['id']}").status_code == 404
+    assert http.delete("/feedback").status_code == 400
+
+
+def test_a_key_does_what_it_may(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS)
+    app = make_app(FakeEngine(play=play), ServerConfig(api_key_file=str(file)), learning=OFF)
+    with live(app) as url:
+
+        def client(key: str) -> httpx.Client:
+            return httpx.Client(base_url=f"{url}/v1", headers={"authorization": f"Bearer {key}"})
+
+        with client("sk-app") as app_http, client("sk-boss") as boss, client("sk-other") as other:
+            answer = complete(app_http)
+            refused = send(app_http, 403, completion_id=answer["id"], rating=True, adapter="x")
+            assert refused["error"]["type"] == "permission_error"
+            first = send(app_http, completion_id=answer["id"], rating=True, adapter="formal")
+            send(other, 404, completion_id=answer["id"], rating=True, adapter="formal")
+            assert other.get(f"/feedback/{first['id']}").status_code == 404
+            assert other.delete(f"/feedback/{first['id']}").status_code == 404
+            assert other.get("/feedback", params={"keys": "all"}).status_code == 403
+            assert boss.get("/feedback").json()["data"] == []
+            assert len(boss.get("/feedback", params={"keys": "all"}).json()["data"]) == 1
+            shown = {**ABOUT, "completion": "x", "demonstration": "y"}
+            send(app_http, **shown)
+            over = app_http.post("/feedback", json=shown)  # 1 + 2 + 2 samples are more than 4
+            assert over.status_code == 429 and over.headers["retry-after"]
+            send(app_http, **ABOUT, completion="x", rating=True)
+            hourly = send(app_http, 429, **ABOUT, completion="x", rating=True)
+            assert "an hour" in hourly["error"]["message"]
+            app_http.post("/adapters/formal", json={"settings": {}})
+            talk = {"model": "demo:formal", "messages": TURNS}
+            assert app_http.post("/chat/completions", json=talk).status_code == 403
+            assert other.post("/chat/completions", json=talk).status_code == 200
+
+
+def test_what_is_switched_off_says_so() -> None:
+    store = LearningConfig(auto_adapters=False)
+    with live(make_app(FakeEngine(), learning=store)) as url:
+        with httpx.Client(base_url=f"{url}/v1") as http:
+            missing = send(http, 404, **ABOUT, completion="x", rating=True)
+            assert "auto_adapters" in missing["error"]["message"]
+            http.post("/adapters/formal", json={"settings": {}}).raise_for_status()
+            send(http, **ABOUT, completion="x", rating=True)
+    with live(make_app(FakeEngine(), learning=LearningConfig(enabled=False))) as url:
+        with httpx.Client(base_url=f"{url}/v1") as http:
+            off = send(http, 400, **ABOUT, completion="x", rating=True)
+            assert off["error"]["code"] == "learning_disabled"
+
+
+def test_without_receipts_feedback_brings_its_messages(tmp_path: Path) -> None:
+    store = StoreConfig(directory=str(tmp_path), receipt_days=0)
+    with live(make_app(FakeEngine(play=play), store=store, learning=OFF)) as url:
+        with httpx.Client(base_url=f"{url}/v1") as http:
+            answer = complete(http)
+            refused = send(http, 400, completion_id=answer["id"], rating=True, adapter="formal")
+            assert "receipt_days" in refused["error"]["message"]
+            body = {"model": "demo", "messages": TURNS, "store": True}
+            assert http.post("/chat/completions", json=body).status_code == 400
+            send(http, **ABOUT, completion="x", rating=True)
+
+
+def test_feedback_survives_a_restart(tmp_path: Path) -> None:
+    store = StoreConfig(directory=str(tmp_path))
+    with live(make_app(FakeEngine(play=play), store=store, learning=OFF)) as url:
+        with httpx.Client(base_url=f"{url}/v1") as http:
+            answer = complete(http)
+            said = send(http, **ABOUT, completion="x", rating=True)
+    with live(make_app(FakeEngine(play=play), store=store, learning=OFF)) as url:
+        with httpx.Client(base_url=f"{url}/v1") as http:
+            assert http.get(f"/feedback/{said['id']}").json()["samples"] == said["samples"]
+            send(http, completion_id=answer["id"], rating=True, adapter="formal")

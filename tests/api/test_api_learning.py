@@ -1,0 +1,253 @@
+"""Routes about adapters that learn and about fine-tuning jobs, with the openai client."""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fake_engine import FakeEngine
+from learning_world import CANARY
+from serving import live
+from tandem.build import build_app
+from tandem.config import LearningConfig, Settings, StoreConfig
+
+ADAPTER_FILES = {
+    "adapter_config.json": b'{"peft_type": "LORA", "r": 4, "lora_alpha": 8}',
+    "adapter_model.safetensors": b"weights",
+}
+
+
+@contextmanager
+def server(tmp_path: Path, engine: FakeEngine | None = None) -> Iterator[httpx.Client]:
+    """A whole server over the scripted engine."""
+    canary = tmp_path / "canary.jsonl"
+    canary.write_text(CANARY)
+    settings = Settings(
+        store=StoreConfig(directory=str(tmp_path / "state")),
+        learning=LearningConfig(canary_file=str(canary), batch_samples=4, steps_per_version=2),
+    )
+    app = build_app(settings, engine or FakeEngine())
+    with live(app) as url, httpx.Client(base_url=f"{url}/v1", timeout=30) as http:
+        yield http
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+def upload(client: openai.OpenAI, examples: list[dict[str, Any]]) -> str:
+    raw = "\n".join(json.dumps(example) for example in examples).encode()
+    return client.files.create(file=("train.jsonl", raw), purpose="fine-tune").id
+
+
+def archive() -> bytes:
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w") as target:
+        for name, content in ADAPTER_FILES.items():
+            target.writestr(f"my-adapter/{name}", content)
+    return packed.getvalue()
+
+
+def test_an_adapter_is_made_configured_and_deleted(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        made = http.post("/adapters/formal", json={"settings": {"rank": 4, "gate": "manual"}})
+        assert made.status_code == 200, made.text
+        body = made.json()
+        assert body["version"] == 0 and body["label"] == "base"
+        assert body["learning"]["settings"]["rank"] == 4
+        assert body["learning"]["settings"]["batch_samples"] == 4  # the server's
+        assert body["learning"]["own_settings"] == {"rank": 4, "gate": "manual"}
+        assert [model["id"] for model in http.get("/models").json()["data"]] == [
+            "demo",
+            "demo:formal",
+        ]
+        asked = {"model": "demo:formal", "messages": [{"role": "user", "content": "Hello"}]}
+        answer = http.post("/chat/completions", json=asked)
+        assert answer.status_code == 200 and answer.headers["x-tandem-adapter"] == "base"
+        assert http.get("/adapters/formal/versions").json()["data"] == []
+        assert http.delete("/adapters/formal").json()["deleted"] is True
+        assert http.get("/adapters/formal").status_code == 404
+        assert http.post("/chat/completions", json=asked).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"speed": 1}, "speed"),
+        ({"rank": 0}, "rank"),
+        ({"gate": "maybe"}, "settings"),
+        ({"reference": "version:x"}, "reference"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], param: str
+) -> None:
+    with server(tmp_path) as http:
+        refused = http.post("/adapters/formal", json={"settings": settings})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+
+
+def test_unknown_adapters_and_versions_are_404(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        http.post("/adapters/formal")
+        for method, path in (
+            ("GET", "/adapters/nobody"),
+            ("GET", "/adapters/nobody/versions"),
+            ("GET", "/adapters/nobody/events"),
+            ("POST", "/adapters/nobody/rollback"),
+            ("POST", "/adapters/formal/versions/7/publish"),
+            ("GET", "/adapters/formal/versions/7/export"),
+            ("DELETE", "/adapters/nobody"),
+        ):
+            assert http.request(method, path).status_code == 404, path
+        assert http.post("/adapters/formal/rollback").status_code == 409
+
+
+def test_import_export_pin_and_roll_back(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        file_id = client.files.create(file=("a.zip", archive()), purpose="user_data").id
+        first = http.post("/adapters/formal/import", json={"file_id": file_id})
+        assert first.status_code == 200, first.text
+        assert first.json()["version"] == 1 and first.json()["origin"] == "import"
+        assert http.post("/adapters/formal/import", json={"file_id": file_id}).json()["current"]
+        assert http.get("/adapters/formal").json()["label"] == "formal@2"
+        exported = http.get("/adapters/formal/versions/2/export")
+        with zipfile.ZipFile(BytesIO(exported.content)) as packed:
+            assert {name: packed.read(name) for name in packed.namelist()} == ADAPTER_FILES
+        back = http.post("/adapters/formal/rollback", json={"version": 1})
+        assert back.json()["version"] == 1
+        assert http.get("/adapters/formal").json()["label"] == "formal@1"
+        pinned = http.post("/adapters/formal/versions/2/publish")
+        assert pinned.status_code == 200
+        assert http.get("/adapters/formal").json()["label"] == "formal@2"
+        http.post("/adapters/formal/rollback", json={"version": 0})
+        assert http.get("/adapters/formal").json()["label"] == "base"
+        states = [
+            (v["version"], v["state"], v["current"])
+            for v in http.get("/adapters/formal/versions").json()["data"]
+        ]
+        assert states == [(2, "published", False), (1, "published", False)]
+        events = http.get("/adapters/formal/events", params={"limit": 2}).json()
+        assert events["has_more"] and "rolled back" in events["data"][0]["message"]
+        rest = http.get(
+            "/adapters/formal/events", params={"before": events["data"][1]["id"]}
+        ).json()
+        assert rest["data"] and not rest["has_more"]
+
+
+def test_a_broken_archive_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        file_id = client.files.create(file=("a.zip", b"no zip"), purpose="user_data").id
+        refused = http.post("/adapters/formal/import", json={"file_id": file_id})
+        assert refused.status_code == 400 and "archive" in refused.json()["error"]["message"]
+        assert http.get("/adapters/formal/versions").json()["data"] == []
+        assert not list((tmp_path / "state" / "adapters").glob("*/*"))
+
+
+def test_versions_survive_a_restart(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        file_id = client.files.create(file=("a.zip", archive()), purpose="user_data").id
+        http.post("/adapters/formal/import", json={"file_id": file_id})
+    engine = FakeEngine()
+    with server(tmp_path, engine) as http:
+        assert http.get("/adapters/formal").json()["label"] == "formal@1"
+        assert engine.adapters["formal"].number == 1
+
+
+def test_a_fine_tuning_job_with_the_openai_client(tmp_path: Path) -> None:
+    examples = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Number {n}?"},
+                {"role": "assistant", "content": f"It is {n}."},
+            ]
+        }
+        for n in range(6)
+    ]
+    with server(tmp_path) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        job = client.fine_tuning.jobs.create(
+            model="demo",
+            training_file=upload(client, examples),
+            validation_file=upload(client, examples[:2]),
+            suffix="numbers",
+            seed=1,
+            metadata={"team": "a"},
+            method={
+                "type": "supervised",
+                "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": 2}},
+            },
+        )
+        assert job.status == "validating_files" and job.fine_tuned_model is None
+        job = eventually(
+            lambda: (
+                found
+                if (found := client.fine_tuning.jobs.retrieve(job.id)).status
+                not in ("validating_files", "queued", "running")
+                else None
+            )
+        )
+        assert job.status == "succeeded", job.error
+        assert job.metadata == {"team": "a"} and job.seed == 1
+        assert job.hyperparameters.n_epochs == 2
+        assert job.trained_tokens and job.finished_at
+        assert job.fine_tuned_model in [model.id for model in client.models.list()]
+        events = client.fine_tuning.jobs.list_events(job.id, limit=4)
+        assert len(events.data) == 4 and events.has_more
+        every = [event.message for event in client.fine_tuning.jobs.list_events(job.id, limit=4)]
+        assert len(every) == len(set(every)) > 6
+        assert any(message.startswith("Step 6/6: training loss=") for message in every)
+        checkpoints = client.fine_tuning.jobs.checkpoints.list(job.id).data
+        assert [checkpoint.step_number for checkpoint in checkpoints] == [6, 3]
+        assert checkpoints[0].metrics.full_valid_loss is not None
+        text = client.files.content(job.result_files[0]).text
+        assert len(text.splitlines()) == 7
+        assert [listed.id for listed in client.fine_tuning.jobs.list()] == [job.id]
+        with pytest.raises(openai.ConflictError):
+            client.fine_tuning.jobs.cancel(job.id)
+
+
+def test_wrong_jobs_are_refused_by_name(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        file_id = upload(client, [{"messages": []}])
+        good = {"model": "demo", "training_file": file_id}
+        for changes, param in (
+            ({"training_file": "file-none"}, "training_file"),
+            ({"model": "nobody"}, "model"),
+            ({"method": {"type": "reinforcement"}}, "method"),
+            ({"integrations": [{"type": "wandb"}]}, "integrations"),
+            ({"seed": -1}, "seed"),
+            ({"speed": 1}, "speed"),
+        ):
+            refused = http.post("/fine_tuning/jobs", json={**good, **changes})
+            assert refused.json()["error"]["param"] == param, refused.text
+            assert refused.status_code in (400, 404)
+        job = client.fine_tuning.jobs.create(model="demo", training_file=file_id)
+        job = eventually(
+            lambda: (
+                found
+                if (found := client.fine_tuning.jobs.retrieve(job.id)).status == "failed"
+                else None
+            )
+        )
+        assert job.error and job.error.code == "invalid_training_file"
+        assert "line 1" in job.error.message and job.error.param == "training_file"

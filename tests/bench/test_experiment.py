@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fake_engine import INFO, FakeEngine, Script
+from tandem.bench.experiment import Experiment, ExperimentOptions, Sources
+from tandem.bench.learning_report import RunKey, report
+from tandem.bench.lessons import PriorityOptions
+from tandem.bench.stream import LoadOptions
+from tandem.bench.teaching import TeachingOptions
+from tandem.build import DEMO_PATH
+from tandem.cli.bench import app
+from tandem.core.errors import InvalidRequest
+
+OPTIONS = ExperimentOptions(
+    load=LoadOptions(rate=150.0, pairs=8, output_tokens=2),
+    teaching=TeachingOptions(batch=2, micro_batch=2, steps_per_version=1),
+    repeats=PriorityOptions(batch=2),
+    policies=("no_retrain", "unified"),
+    retrain_rates=(0.2, 0.1),
+    seeds=(0,),
+    sources=("gsm8k",),
+)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    folder = tmp_path / "data" / "preferences"
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "question": f"{n} + 1?",
+            "a": {"is_correct": True, "solution": f"It is {n + 1}."},
+            "b": {"is_correct": False, "solution": f"It is {n}."},
+        }
+        for n in range(12)
+    ]
+    text = "\n".join(json.dumps(row) for row in rows).encode()
+    (folder / "gsm8k_example_model_solutions.jsonl.gz").write_bytes(gzip.compress(text))
+    return Sources(tmp_path / "data", DEMO_PATH, tmp_path / "cache")
+
+
+def fake(policy: str) -> FakeEngine:
+    info = replace(INFO, vocab_size=4096)
+    return FakeEngine(lambda request, index: Script(tokens=(7, 8)), info=info, step_s=0.001)
+
+
+async def test_runs_are_made_once_and_found_again(sources: Sources) -> None:
+    experiment = Experiment(sources, OPTIONS, fake)
+    assert [key.retrain_rate for key in experiment.keys] == [0.2, 0.2, 0.1, 0.1]
+    for key in experiment.keys:
+        await experiment.make(key)
+    again = Experiment(sources, replace(OPTIONS, seeds=(0, 1)), fake)
+    records = again.finished()
+    assert set(records) == set(experiment.keys)  # seed 1 is still to be made
+    found = report(records)
+    assert found.averages[0.2]["unified"].pairs == 8
+    assert found.averages[0.1]["unified"].pairs == 4
+    assert found.averages[0.2]["unified"].updates > 0
+    assert sorted(path.suffix for path in again.folder.iterdir()) == [".json"] * 4
+    other = replace(OPTIONS, teaching=replace(OPTIONS.teaching, beta=0.2))
+    assert Experiment(sources, other, fake).finished() == {}
+
+
+def test_load_is_the_same_for_every_policy(sources: Sources) -> None:
+    experiment = Experiment(sources, OPTIONS, fake)
+    first, second = (experiment.load(RunKey(0.2, name, 0)) for name in OPTIONS.policies)
+    assert first == second and len(first.feedback) == 8
+    pair = first.feedback[0].pair
+    assert pair.chosen[-1] == pair.rejected[-1] == 2  # <|im_end|>
+    assert pair.chosen != pair.rejected
+
+
+def test_options_that_cannot_be_run(sources: Sources) -> None:
+    with pytest.raises(InvalidRequest, match="no policy 'fcfs'; known: no_retrain"):
+        Experiment(sources, replace(OPTIONS, policies=("fcfs",)), fake)
+    with pytest.raises(InvalidRequest, match="dialogue_model"):
+        empty = replace(sources, model=sources.data)
+        Experiment(empty, OPTIONS, fake)
+
+
+def test_command_without_shared_data(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["learning", "--data", str(tmp_path / "absent")])
+    assert result.exit_code == 2
+    assert "skipped: no shared data" in result.output

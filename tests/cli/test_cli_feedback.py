@@ -1,0 +1,93 @@
+"""`tandem feedback import` and `export` against a server over the scripted engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from fake_engine import FakeEngine
+from serving import live, make_app
+from tandem.cli import app
+from tandem.config import LearningConfig
+
+RUNNER = CliRunner(env={"COLUMNS": "200"})
+TURNS = [{"role": "user", "content": "How are you?"}]
+LINES: list[dict[str, Any]] = [
+    {"messages": TURNS, "completion": "Fine \u0000.", "rating": 0.25, "user": "ann", "weight": 2.0},
+    {"messages": TURNS, "preference": {"chosen": "Fine.", "rejected": "What?"}, "adapter": "other"},
+    {"prompt": "p", "demonstration": "x", "completion": "y", "comment": "hm"},
+    {"prompt": "p", "comment": "only words"},
+]
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with live(make_app(FakeEngine(), learning=LearningConfig(batch_samples=1000))) as address:
+        yield f"{address}/v1"
+
+
+def run(url: str, *words: str) -> Result:
+    return RUNNER.invoke(app, ["feedback", *words, "--url", url])
+
+
+def stored(url: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = httpx.get(f"{url}/feedback", params={"limit": 100}).json()["data"]
+    return found
+
+
+def write(file: Path, lines: list[Any]) -> str:
+    file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+    return str(file)
+
+
+def test_importing_twice_stores_once(url: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.jsonl", [*LINES, LINES[0]])
+    for _ in range(2):
+        done = run(url, "import", file, "--adapter", "formal", "--concurrency", "3")
+        assert done.exit_code == 0 and "5 of 5 lines are stored" in done.output, done.output
+        assert len(stored(url)) == 5  # the line that comes twice counts twice
+    assert sorted(item["adapter"] for item in stored(url)) == ["formal"] * 4 + ["other"]
+
+
+def test_lines_with_mistakes_are_told_and_the_others_stored(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(f'nonsense\n[1]\n{{"prompt": "p"}}\n{json.dumps(LINES[3])}\n')
+    done = run(url, "import", str(file), "--adapter", "formal")
+    assert done.exit_code == 1 and "1 of 4 lines are stored" in done.output
+    assert all(f"line {number}: " in done.output for number in (1, 2, 3))
+    assert run(url, "import", str(tmp_path / "absent")).exit_code == 1
+
+
+def test_an_export_can_be_imported(url: str, tmp_path: Path) -> None:
+    run(url, "import", write(tmp_path / "in.jsonl", LINES), "--adapter", "formal")
+    out = tmp_path / "out.jsonl"
+    assert "4 lines in" in run(url, "export", str(out)).output
+    before = {item["id"]: item for item in stored(url)}
+    with live(make_app(FakeEngine(), learning=LearningConfig(batch_samples=1000))) as address:
+        copy = f"{address}/v1"
+        assert run(copy, "import", str(out)).exit_code == 0
+        after = {item["id"]: item for item in stored(copy)}
+    changing = {"created_at", "samples"}
+    for name, item in before.items():
+        same = {key: value for key, value in item.items() if key not in changing}
+        assert {key: after[name][key] for key in same} == same
+        kinds = [[s["kind"] for s in one["samples"]] for one in (item, after[name])]
+        assert kinds[0] == kinds[1]
+
+
+def test_an_export_goes_on_where_it_ended(url: str, tmp_path: Path) -> None:
+    run(url, "import", write(tmp_path / "in.jsonl", LINES), "--adapter", "formal")
+    out = tmp_path / "out.jsonl"
+    run(url, "export", str(out))
+    whole = out.read_text()
+    lines = whole.splitlines(keepends=True)
+    out.write_text("".join(lines[:2]) + lines[2][:10])
+    run(url, "export", str(out))
+    assert out.read_text() == whole
+    assert "1 lines in" in run(url, "export", str(tmp_path / "one"), "--user", "ann").output

@@ -1,0 +1,264 @@
+"""Trainers on the device: whole steps against PEFT and torch, files, cancelling, failures."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+import torch
+
+import tiny_models
+from tandem.core.errors import AdapterError
+from tandem.core.plan import DEVICE_LANE, BackwardSlice, Discard, Draw, LanePlan, Span, Update
+from tandem.core.sampling import SamplingParams
+from tandem.core.training import LoraSpec, LossKind, LossSpec, OptimizerSpec, Role, TrainerSpec
+from tandem.core.version import AdapterVersion
+from tandem.executor import training
+from training_harness import (
+    Driver,
+    gentle,
+    make_executor,
+    open_trainer,
+    our_gradients,
+    peft_model,
+    peft_step,
+    random_sequences,
+)
+
+ROLES = {
+    LossKind.SFT: (Role.TARGET,),
+    LossKind.DPO: (Role.CHOSEN, Role.REJECTED),
+    LossKind.KTO: (Role.DESIRABLE, Role.UNDESIRABLE, Role.MISMATCHED),
+}
+
+
+@pytest.fixture
+def executor():
+    return make_executor(tiny_models.make_model("llama"))
+
+
+def parameters(executor, name="t"):
+    snapshot = executor.snapshot_trainer(name)
+    return snapshot.layout.named(snapshot.parameters)
+
+
+@pytest.mark.parametrize("kind", sorted(ROLES))
+def test_ten_steps_end_where_peft_and_torch_end(kind):
+    rng = random.Random(kind)
+    executor = make_executor(gentle("llama"))
+    open_trainer(executor, learning_rate=2e-3, weight_decay=0.01)
+    adapted = peft_model(gentle("llama"), executor)
+    start = {key: value.clone() for key, value in parameters(executor).items()}
+    trained = [p for key, p in adapted.named_parameters() if "lora_" in key]
+    for p in trained:
+        p.requires_grad_(True)
+    adam = torch.optim.AdamW(trained, lr=2e-3, weight_decay=0.01)
+    driver = Driver(executor, rng)
+    for revision in range(10):
+        count = 3 if kind is LossKind.KTO else 2
+        batches = [random_sequences(rng, count, ROLES[kind]) for _ in range(2)]
+        driver.step("t", revision, LossSpec(kind), batches)
+        result = driver.update("t", revision)
+        assert result.applied and result.revision == revision + 1
+        peft_step(adapted, LossSpec(kind), batches)
+        norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        assert result.grad_norm == pytest.approx(float(norm), rel=1e-2)
+        adam.step()
+        adam.zero_grad()
+    ours = parameters(executor)
+    theirs = {
+        key.replace(".default", ""): p.detach()
+        for key, p in adapted.named_parameters()
+        if "lora_" in key
+    }
+    gap = sum(float((ours[key] - theirs[key]).norm() ** 2) for key in ours) ** 0.5
+    distance = sum(float((theirs[key] - start[key]).norm() ** 2) for key in ours) ** 0.5
+    assert gap < 1e-3 * distance
+
+
+def test_files_load_in_peft_with_the_same_logits_and_training_goes_on(executor, tmp_path):
+    from peft import PeftModel
+
+    driver = Driver(executor)
+    open_trainer(executor, learning_rate=1e-3)
+    batches = [random_sequences(random.Random(1), 2, ROLES[LossKind.SFT])]
+    driver.step("t", 0, LossSpec(LossKind.SFT), batches)
+    driver.update("t", 0)
+    snapshot = executor.snapshot_trainer("t")
+    path = tmp_path / "version"
+    snapshot.write(str(path))
+    with pytest.raises(AdapterError, match="exists"):
+        snapshot.write(str(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = PeftModel.from_pretrained(tiny_models.make_model("llama"), path).eval()
+    tokens = list(range(5, 15))
+    expected = tiny_models.reference_logits(adapted, tokens).log_softmax(-1)
+    executor.adopt(snapshot, "memory")
+    executor.load_adapter(AdapterVersion("a", 1, "files", str(path)))
+    for key in ("memory", "files"):
+        span = Span(1, 0, tuple(tokens), ((0, 1, 2),), key, score_targets=tuple(tokens[1:]))
+        (score,) = driver.run(span).scores
+        wanted = sum(float(expected[i, t]) for i, t in enumerate(tokens[1:]))
+        assert score.total == pytest.approx(wanted, rel=1e-5, abs=1e-3)
+    spec = TrainerSpec("again", optimizer=OptimizerSpec(learning_rate=1e-3), source=str(path),
+                       resume=True)  # fmt: skip
+    assert executor.open_trainer(spec).revision == 1
+    for name in ("t", "again"):
+        driver.step(name, 1, LossSpec(LossKind.SFT), batches)
+        driver.update(name, 1)
+    for key, value in parameters(executor).items():
+        assert torch.equal(value, parameters(executor, "again")[key])
+
+
+def test_an_adapter_trained_by_peft_is_taken_over(executor, tmp_path):
+    path = tiny_models.save_adapter(tmp_path, "llama", 1)
+    spec = TrainerSpec("t", LoraSpec(rank=99), source=str(path))
+    state = executor.open_trainer(spec)
+    assert state.revision == 0
+    assert executor.snapshot_trainer("t").targets == ("q_proj", "v_proj")
+    with pytest.raises(AdapterError, match="optimiser"):
+        executor.open_trainer(TrainerSpec("u", source=str(path), resume=True))
+
+
+def test_discard_forgets_and_other_trainers_go_on(executor):
+    driver = Driver(executor)
+    open_trainer(executor, "t")
+    open_trainer(executor, "u", rank=2)
+    batch = random_sequences(random.Random(2), 2, ROLES[LossKind.SFT])
+    first, _ = driver.record("t", 0, batch)
+    second, _ = driver.record("u", 0, batch)
+    driver.run(slices=(BackwardSlice(first, 3, 1, (1.0, 1.0)),))
+    driver.run(slices=(BackwardSlice(second, 3, 2, (1.0, 1.0)),))
+    driver.run(discards=(Discard("t", (first, 99)),))
+    assert executor.training._trainers["t"]._gradient is None
+    driver.run(slices=(BackwardSlice(second, 2, 0, (1.0, 1.0)),))
+    executor.close_trainer("t")
+    executor.training.check()
+    found = our_gradients(executor, "u")
+    open_trainer(executor, "alone", rank=2)
+    driver.backward(driver.record("alone", 0, batch)[0], (1.0, 1.0))
+    for key, value in our_gradients(executor, "alone").items():
+        assert torch.allclose(found[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_not_finite_changes_nothing(executor):
+    driver = Driver(executor)
+    open_trainer(executor)
+    before = {key: value.clone() for key, value in parameters(executor).items()}
+    number, _ = driver.record("t", 0, random_sequences(random.Random(3), 2, ROLES[LossKind.SFT]))
+    driver.backward(number, (float("nan"), 1.0))
+    result = driver.update("t", 0)
+    assert not result.applied and result.problem and result.revision == 0
+    assert all(torch.equal(value, before[key]) for key, value in parameters(executor).items())
+
+
+def test_a_failing_slice_says_so_and_can_be_done_again(executor, monkeypatch):
+    driver = Driver(executor)
+    open_trainer(executor)
+    batch = random_sequences(random.Random(4), 2, ROLES[LossKind.SFT])
+    number, _ = driver.record("t", 0, batch)
+    layer = training.LoraReplay.layer
+
+    def failing(self, index, hidden):
+        if index == 1:
+            raise RuntimeError("out of memory")
+        return layer(self, index, hidden)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.LoraReplay, "layer", failing)
+        part = BackwardSlice(number, 3, 0, (1.0, 1.0))
+        executor.submit(LanePlan(0, DEVICE_LANE, (), slices=(part,)))
+        (result,) = executor.poll()
+        assert "out of memory" in result.slices[0].problem
+    driver.backward(number, (1.0, 1.0))
+    found = our_gradients(executor)
+    driver.run(discards=(Discard("t", ()),))
+    driver.backward(driver.record("t", 0, batch)[0], (1.0, 1.0))
+    for key, value in our_gradients(executor).items():
+        assert torch.equal(found[key], value)
+
+
+def test_unknown_and_stale_work_is_refused_by_name(executor):
+    driver = Driver(executor)
+    open_trainer(executor)
+    plans = LanePlan(
+        0,
+        DEVICE_LANE,
+        (),
+        slices=(BackwardSlice(7, 3, 0, (1.0,)),),
+        updates=(Update("t", 4), Update("nobody", 0)),
+    )
+    executor.submit(plans)
+    (result,) = executor.poll()
+    assert "not open" in result.slices[0].problem
+    assert [update.applied for update in result.updates] == [False, False]
+    with pytest.raises(AdapterError):
+        executor.snapshot_trainer("nobody")
+    assert driver.executor.info.recording_tokens == 512
+
+
+def test_the_account_names_every_purpose(executor):
+    driver = Driver(executor)
+    empty = executor.memory_bytes()
+    assert empty["recordings"] == empty["trainers"] == empty["adapters"] == 0 < empty["weights"]
+    open_trainer(executor)
+    driver.record("t", 0, random_sequences(random.Random(5), 2, ROLES[LossKind.SFT]))
+    account = executor.memory_bytes()
+    assert account["recordings"] > 0 and account["trainers"] > 0 and account["adapters"] == 0
+    executor.close_trainer("t")
+    assert executor.memory_bytes()["trainers"] == 0
+
+
+def test_more_than_fits_drops_recorded_inputs_and_gives_the_same_gradient():
+    batch = random_sequences(random.Random(6), 2, ROLES[LossKind.SFT])
+    rows = sum(len(s.tokens) - 1 for s in batch)
+    found = []
+    for room in (2 * rows, rows + 1):
+        executor = make_executor(tiny_models.make_model("llama"), recording_tokens=room)
+        open_trainer(executor)
+        driver = Driver(executor)
+        numbers = [driver.record("t", 0, batch)[0] for _ in range(2)]
+        executor.training.check()
+        for number in numbers:
+            driver.backward(number, (1.0, 0.5))
+        found.append(our_gradients(executor))
+    for key, value in found[0].items():
+        assert torch.allclose(found[1][key], value, rtol=1e-3, atol=1e-5 * float(value.abs().max()))
+
+
+class Beside(Driver):
+    """Puts one span of another sequence into the next plan, and keeps what it drew."""
+
+    def run(self, *spans, **parts):
+        waiting, self.waiting = self.waiting, []
+        result = super().run(*spans, *waiting, **parts)
+        self.drawn.extend(result.draws)
+        return result
+
+    waiting: list[Span]
+    drawn: list
+
+
+def test_neighbours_answer_the_same_with_training_beside_them(executor):
+    driver = Beside(executor)
+    driver.waiting, driver.drawn = [], []
+    open_trainer(executor)
+    batch = random_sequences(random.Random(7), 2, ROLES[LossKind.SFT])
+    table = tuple(range(240, 250))
+
+    def answer(busy: bool) -> list[int]:
+        tokens, done = [5, 9, 11, 40, 7], 0
+        for _ in range(12):
+            draw = Draw(1, 0, 0, SamplingParams(temperature=0.0))
+            driver.waiting = [Span(1, done, tuple(tokens[done:]), (table,), draws=(draw,))]
+            done = len(tokens)
+            if busy:
+                driver.backward(driver.record("t", 0, batch)[0], (1.0, 1.0))
+            else:
+                driver.run()
+            tokens.append(driver.drawn.pop().token)
+        return tokens
+
+    assert answer(True) == answer(False)

@@ -1,0 +1,135 @@
+"""A server's learning over the scripted engine and a real store, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from fake_engine import FakeEngine
+from serving import demo_tokenizer
+from tandem.core.learning import AdapterRecord, Feedback, FeedbackKind, Sample, SampleKind, Split
+from tandem.services.learning.canary import Canary, read_canary
+from tandem.services.learning.freshness import Freshness
+from tandem.services.learning.gate import Bounds
+from tandem.services.learning.learner import Learner
+from tandem.services.learning.measure import Examiner
+from tandem.services.learning.publish import Publisher, nothing
+from tandem.services.learning.recovery import recover
+from tandem.services.learning.references import References
+from tandem.services.learning.settings import LearningSettings
+from tandem.services.learning.tools import LearningTools
+from tandem.store import Connection, Store, adapters, feedback
+from tandem.telemetry.learning import LearningMetrics
+
+CANARY = (
+    '{"messages": [{"role": "user", "content": "Hello!"}]}\n{"prompt": "Once", "answer": "upon"}\n'
+)
+
+
+@dataclass
+class World:
+    """The parts, joined as `build.py` joins them."""
+
+    engine: FakeEngine
+    store: Store
+    tools: LearningTools
+    learner: Learner
+    directory: Path
+    registry: CollectorRegistry
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def give(
+        self, samples: Sequence[Sample], settings: dict[str, object] | None = None
+    ) -> None:
+        """Store samples as feedback of an adapter, which is created if need be."""
+        await self.store.write(_keep, samples, settings or {})
+
+    def sample(self, kind: SampleKind = SampleKind.DPO, **changes: object) -> Sample:
+        """A sample with an id of its own."""
+        number = next(self.numbers)
+        values: dict[str, object] = {
+            "sample_id": f"sample-{number}",
+            "feedback_id": f"feedback-{number}",
+            "adapter": "formal",
+            "kind": kind,
+            "created_s": time.time() - 60.0 + number / 1000,
+            "messages": ({"role": "user", "content": f"What is {number} plus 1?"},),
+            "prompt": "",
+            "chosen": f"Certainly. It is {number + 1}.",
+            "rejected": f"{number + 1}" if kind is SampleKind.DPO else "",
+            "conversation": f"conversation-{number}",
+        }
+        return Sample(**{**values, **changes})  # type: ignore[arg-type]
+
+    def held_out(self, count: int) -> list[Sample]:
+        """Pairs that are never trained on."""
+        return [self.sample(split=Split.HELD_OUT) for _ in range(count)]
+
+
+def _keep(connection: Connection, samples: Sequence[Sample], settings: dict[str, object]) -> None:
+    for sample in samples:
+        adapters.create(connection, AdapterRecord(sample.adapter, 0.0, settings=settings))
+        said = Feedback(
+            sample.feedback_id, sample.created_s, sample.adapter, FeedbackKind.PREFERENCE
+        )
+        feedback.add(connection, said, [sample])
+
+
+def join(
+    engine: FakeEngine,
+    store: Store,
+    directory: Path,
+    *,
+    settings: LearningSettings | None = None,
+    bounds: Bounds | None = None,
+    at: Callable[[str], None] = nothing,
+) -> World:
+    """Parts over an engine and an open store."""
+    canary_file = directory / "canary.jsonl"
+    canary_file.write_text(CANARY)
+    registry = CollectorRegistry()
+    metrics = LearningMetrics(registry)
+    references = References(engine, store)
+    canary = Canary(read_canary(str(canary_file)), engine, references, directory / "canary")
+    tools = LearningTools(
+        client=engine,
+        store=store,
+        tokenizer=demo_tokenizer(),
+        references=references,
+        examiner=Examiner(engine, store, references, canary, bounds or Bounds()),
+        publisher=Publisher(engine, store, directory, at),
+        metrics=metrics,
+        freshness=Freshness(metrics, time.time),
+        defaults=settings
+        or LearningSettings(batch_samples=4, steps_per_version=2, replay=0.25, epochs=1),
+        now=time.time,
+    )
+    return World(engine, store, tools, Learner(tools), directory, registry)
+
+
+@asynccontextmanager
+async def world(directory: Path, **options: object) -> AsyncIterator[World]:
+    """A world that learns from the start and is taken apart at the end."""
+    store = Store.open(directory)
+    made = join(options.pop("engine", FakeEngine()), store, directory, **options)  # type: ignore[arg-type]
+    try:
+        await recover(made.tools, directory)
+        await made.learner.start()
+        yield made
+    finally:
+        await made.learner.stop()
+        store.close()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until `condition()`; an assertion error if it never is."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,33 @@
+"""Options of policies: texts become the types that the policy declares, wrong ones are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.build import build_policy
+from tandem.core.errors import InvalidRequest
+from tandem.scheduling.policies.ekya import PeriodicRetraining
+from tandem.scheduling.policies.unified import Options, Unified
+
+
+def test_texts_are_converted():
+    policy = build_policy("unified", {"ceiling_s": "0.1", "temporal_only": "true"})
+    assert isinstance(policy, Unified)
+    assert policy._options == Options(ceiling_s=0.1, temporal_only=True)
+    assert isinstance(build_policy("ekya", {"interval_s": "7"}), PeriodicRetraining)
+    assert build_policy("unified")._options == Options()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "needle"),
+    [
+        ("unified", {"none": "1"}, "ceiling_s"),
+        ("fcfs", {"interval_s": "1"}, "it has: none"),
+        ("ekya", {"interval_s": "soon"}, "interval_s"),
+        ("ekya", {"interval_s": "0"}, "above 0"),
+        ("unified", {"min_share": "2"}, "min_share"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(name, options, needle):
+    with pytest.raises(InvalidRequest, match=needle):
+        build_policy(name, options)

@@ -1,0 +1,88 @@
+"""Training files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import SampleKind
+from tandem.services.jobs.data import BadLine, parse_examples
+
+
+def lines(*examples: object) -> bytes:
+    return "\n".join(json.dumps(example) for example in examples).encode()
+
+
+USER = {"role": "user", "content": "Hello"}
+
+
+def answer(text: str, **more: object) -> dict[str, object]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def test_supervised_trains_every_weighted_assistant_turn() -> None:
+    raw = lines(
+        {"messages": [USER, answer("A")]},
+        {"messages": [USER, answer("B", weight=0), USER, answer("C", weight=1), USER, answer("D")]},
+    )
+    samples = parse_examples(raw, SampleKind.SFT, "formal")
+    assert [(s.sample_id, s.chosen, len(s.messages)) for s in samples] == [
+        ("line-1", "A", 1),
+        ("line-2-0", "C", 3),
+        ("line-2-1", "D", 5),
+    ]
+
+
+def test_preferences_are_openais() -> None:
+    example = {
+        "input": {"messages": [USER]},
+        "preferred_output": [answer("good")],
+        "non_preferred_output": [answer("bad")],
+    }
+    [sample] = parse_examples(lines(example), SampleKind.DPO, "formal")
+    assert (sample.chosen, sample.rejected, sample.messages) == ("good", "bad", (USER,))
+
+
+def test_labels() -> None:
+    raw = lines(
+        {"messages": [USER], "completion": [answer("yes")], "label": True},
+        {"prompt": "Once", "completion": "no", "label": False},
+    )
+    first, second = parse_examples(raw, SampleKind.KTO, "formal")
+    assert (first.chosen, first.desirable, first.messages) == ("yes", True, (USER,))
+    assert (second.chosen, second.desirable, second.prompt) == ("no", False, "Once")
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "problem"),
+    [
+        (SampleKind.SFT, "{", "line 2"),
+        (SampleKind.SFT, '{"messages": []}', "no assistant message"),
+        (SampleKind.SFT, '{"messages": [{"role": "tool", "content": "x"}]}', "no assistant|role"),
+        (SampleKind.SFT, '{"messages": [], "tools": []}', "unknown field `tools`"),
+        (SampleKind.DPO, '{"messages": []}', "unknown field `messages`"),
+        (SampleKind.DPO, '{"input": {"messages": []}}', "preferred_output"),
+        (SampleKind.KTO, '{"completion": "x", "label": true}', "either 'messages' or 'prompt'"),
+        (SampleKind.KTO, '{"prompt": "a", "completion": "x", "label": 1}', "bool"),
+    ],
+)
+def test_errors_name_the_line(kind: SampleKind, line: str, problem: str) -> None:
+    good = {
+        SampleKind.SFT: {"messages": [USER, answer("A")]},
+        SampleKind.DPO: {
+            "input": {"messages": [USER]},
+            "preferred_output": [answer("a")],
+            "non_preferred_output": [answer("b")],
+        },
+        SampleKind.KTO: {"prompt": "a", "completion": "b", "label": True},
+    }[kind]
+    with pytest.raises(BadLine, match=problem) as caught:
+        parse_examples(lines(good) + b"\n" + line.encode(), kind, "formal")
+    assert caught.value.line == 2 and str(caught.value).startswith("line 2: ")
+
+
+def test_an_empty_file_has_no_examples() -> None:
+    with pytest.raises(InvalidRequest, match="no examples"):
+        parse_examples(b"\n \n", SampleKind.SFT, "formal")

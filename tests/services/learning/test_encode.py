@@ -1,0 +1,102 @@
+"""Samples as tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from serving import demo_tokenizer
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import Sample, SampleKind
+from tandem.core.training import LossKind, LossSpec, Role
+from tandem.services.learning.encode import Encoder, Limits, micro_batches, sequences_of
+from tandem.training.losses import step_items
+
+END = demo_tokenizer().encode("<|im_end|>", add_special_tokens=False)
+ENCODER = Encoder(demo_tokenizer(), END, Limits(64, 256, 100))
+
+
+def sample(kind: SampleKind = SampleKind.DPO, **changes: object) -> Sample:
+    values: dict[str, object] = {
+        "sample_id": "s",
+        "feedback_id": "f",
+        "adapter": "formal",
+        "kind": kind,
+        "created_s": 0.0,
+        "messages": ({"role": "user", "content": "Hello"},),
+        "prompt": "",
+        "chosen": "Good day.",
+        "rejected": "Hi.",
+    }
+    return Sample(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_tokens_are_those_of_the_whole_conversation() -> None:
+    encoded = ENCODER.encode(sample())
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}]
+    whole = demo_tokenizer().encode_chat(turns, add_generation_prompt=False)
+    joined = encoded.prompt + encoded.chosen
+    assert whole[: len(joined)] == joined
+    assert encoded.chosen[-1:] == END  # what the template writes after the end is left out
+    assert demo_tokenizer().decode(encoded.chosen) == "Good day."
+    assert encoded.prompt == demo_tokenizer().encode_chat(turns[:1])
+
+
+def test_a_plain_prompt_gets_an_end_token() -> None:
+    encoded = ENCODER.encode(sample(messages=(), prompt="Once upon", chosen=" a time"))
+    assert encoded.chosen == demo_tokenizer().encode(" a time", add_special_tokens=False) + END
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"chosen": " "}, "the answer is empty"),
+        ({"rejected": ""}, "the rejected answer is empty"),
+        ({"rejected": "Good day."}, "the same"),
+        ({"chosen": "word " * 80}, "learning.max_sample_tokens"),
+        ({"messages": (), "prompt": ""}, "the prompt is empty"),
+    ],
+)
+def test_unusable_samples_say_why(changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        ENCODER.encode(sample(**changes))
+
+
+def test_a_pair_that_no_recording_holds_is_refused() -> None:
+    small = Encoder(demo_tokenizer(), END, Limits(64, 256, 10))
+    with pytest.raises(InvalidRequest, match="do not fit into 10 recorded rows"):
+        small.encode(sample())
+
+
+def test_kto_partners_are_the_completions_of_neighbours() -> None:
+    items = [
+        ENCODER.encode(sample(SampleKind.KTO, sample_id=str(n), chosen=f"Answer {n}"))
+        for n in range(3)
+    ]
+    batch = sequences_of(items)
+    assert [s.role for s in batch] == [Role.DESIRABLE] * 3 + [Role.MISMATCHED] * 3
+    for place, other in enumerate((2, 0, 1)):
+        mismatched = batch[3 + place]
+        assert mismatched.tokens[: mismatched.prompt_tokens] == items[place].prompt
+        assert mismatched.tokens[mismatched.prompt_tokens :] == items[other].chosen
+
+
+def test_a_single_kto_sample_takes_a_partner_or_none() -> None:
+    alone = [ENCODER.encode(sample(SampleKind.KTO, desirable=False))]
+    assert [s.role for s in sequences_of(alone)] == [Role.UNDESIRABLE]
+    batch = sequences_of(alone, partner=(5, 6))
+    assert [s.role for s in batch] == [Role.UNDESIRABLE, Role.MISMATCHED]
+    assert [s.role for s in sequences_of(alone, partner=alone[0].chosen)] == [Role.UNDESIRABLE]
+
+
+@pytest.mark.parametrize("kind", list(SampleKind))
+def test_micro_batches_are_what_the_losses_take(kind: SampleKind) -> None:
+    items = [
+        ENCODER.encode(sample(kind, sample_id=str(n), chosen=f"Answer number {n}"))
+        for n in range(5)
+    ]
+    batches = micro_batches(items, 2, 0)
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    steps = [sequences_of(batch) for batch in batches]
+    assert step_items(LossSpec(LossKind(kind.value)), steps) > 0
+    narrow = micro_batches(items, 5, items[0].rows * (2 if kind is SampleKind.KTO else 1))
+    assert len(narrow) == 5

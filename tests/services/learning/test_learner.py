@@ -1,0 +1,275 @@
+"""Learning from samples to published versions, over the scripted engine and a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+
+from fake_engine import FakeEngine, score_of
+from learning_world import World, until, world
+from tandem.core.learning import Sample, SampleKind, SampleState, Split, VersionState
+from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
+from tandem.services.learning.settings import LearningSettings
+from tandem.store import adapters, events, samples
+
+
+async def state_of(world: World, sample: Sample) -> SampleState:
+    return (await world.store.read(samples.get, [sample.sample_id]))[0].state
+
+
+async def settled(world: World, adapter: str = "formal") -> None:
+    """Wait until nothing is accepted or assigned any more."""
+
+    async def left() -> int:
+        states = (await world.store.read(samples.counts)).get(adapter, {}).get(Split.TRAIN, {})
+        return states.get(SampleState.ACCEPTED, 0) + states.get(SampleState.ASSIGNED, 0)
+
+    async with asyncio.timeout(20):
+        while await left():
+            await asyncio.sleep(0.02)
+
+
+async def test_samples_become_a_published_version(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        given = [made.sample() for _ in range(8)]
+        await made.give([*given, *made.held_out(3)])
+        made.learner.notify("formal")
+        await settled(made)
+        version = made.engine.adapters["formal"]
+        record = await made.store.read(adapters.version, "formal", version.number)
+        assert record is not None and record.state is VersionState.PUBLISHED
+        assert Path(record.path) == tmp_path / "adapters" / "formal" / "1"
+        assert Path(record.path).is_dir()
+        assert record.metrics["held_out_pairs"] == 3 and record.metrics["steps"] == 2
+        assert {"win_rate", "clpd", "canary_quality_drop", "loss"} <= set(record.metrics)
+        assert [name for name in made.engine.adapters if name.startswith("~")] == []
+        [event] = await made.store.read(events.listed, "formal")
+        assert event.message == "version 1 published" and event.data["samples"] == 8
+        row = (await made.store.read(samples.get, [given[0].sample_id]))[0]
+        assert row.state is SampleState.CONSUMED and row.version == 1 and row.uses == 1
+
+
+async def test_steps_are_pairs_with_references_of_the_base(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(3)])
+        made.learner.notify("formal")
+        await settled(made)
+        [step] = made.engine.steps
+        assert step.loss.kind is LossKind.DPO
+        sequences = [sequence for batch in step.micro_batches for sequence in batch]
+        assert [s.role for s in sequences] == [Role.CHOSEN, Role.REJECTED] * 3
+        for sequence in sequences:
+            expected = score_of(sequence.tokens, sequence.prompt_tokens, None)
+            assert sequence.reference == expected
+            assert sequence.tokens[-1] == made.engine.info.eos_token_ids[0]
+
+
+async def test_what_was_learned_is_replayed(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(6)])
+        made.learner.notify("formal")
+        await settled(made)
+        await made.give([made.sample() for _ in range(3)])
+        made.learner.notify("formal")
+        await settled(made)
+        assert made.engine.adapters["formal"].number == 2
+        pairs = [sum(len(batch) for batch in step.micro_batches) // 2 for step in made.engine.steps]
+        assert pairs[-1] == 4  # three new ones and one of version 1
+        second = await made.store.read(adapters.version, "formal", 2)
+        assert second is not None and second.parent == 1 and second.metrics["samples"] == 3
+
+
+async def test_a_refused_candidate_does_not_loop(tmp_path: Path) -> None:
+    def collapse(request: ScoreRequest, under: str | None) -> float:
+        usual = score_of(request.tokens, request.prompt_tokens, None)
+        return usual * 5 if under and "candidate" in under else usual
+
+    async with world(tmp_path, engine=FakeEngine(score_as=collapse)) as made:
+        given = [made.sample() for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await settled(made)
+        assert {await state_of(made, sample) for sample in given} == {SampleState.REFUSED}
+        assert "formal" not in made.engine.adapters
+        assert not [name for name in made.engine.adapters if name.startswith("~")]
+        record = await made.store.read(adapters.version, "formal", 1)
+        assert record is not None and record.state is VersionState.REFUSED
+        assert "canary answers lost" in record.reason
+        [event] = await made.store.read(events.listed, "formal")
+        assert event.level == "warning" and "refused" in event.message
+        refused = made.registry.get_sample_value(
+            "tandem_learning_versions_total", {"adapter": "formal", "outcome": "refused"}
+        )
+        assert refused == 1.0
+        before = len(made.engine.steps)
+        made.learner.notify("formal")
+        await asyncio.sleep(0.2)
+        assert len(made.engine.steps) == before
+        # The next feedback starts from the base again, not from the refused parameters.
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        assert made.engine.closed.count("learn/formal") >= 2
+
+
+async def test_samples_that_break_a_step_are_isolated(tmp_path: Path) -> None:
+    poison: set[tuple[int, ...]] = set()
+
+    def judge(step: TrainingStep) -> str | None:
+        tokens = {s.tokens for batch in step.micro_batches for s in batch}
+        return "the loss is not finite" if tokens & poison else None
+
+    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
+        bad = made.sample(chosen="poison")
+        encoder = made.tools.encoder(made.tools.defaults)
+        encoded = encoder.encode(bad)
+        poison.add(encoded.prompt + encoded.chosen)
+        good = [made.sample() for _ in range(3)]
+        await made.give([bad, *good])
+        made.learner.notify("formal")
+        await settled(made)
+        assert await state_of(made, bad) is SampleState.INVALID
+        assert {await state_of(made, sample) for sample in good} == {SampleState.CONSUMED}
+        row = (await made.store.read(samples.get, [bad.sample_id]))[0]
+        assert row.problem == "the loss is not finite"
+
+
+async def test_unusable_samples_are_invalid_at_once(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        same = made.sample(chosen="yes", rejected="yes")
+        empty = made.sample(chosen="  ")
+        long = made.sample(chosen="word " * 400)
+        await made.give([same, empty, long])
+        made.learner.notify("formal")
+        await settled(made)
+        rows = await made.store.read(samples.get, [s.sample_id for s in (same, empty, long)])
+        assert [row.state for row in rows] == [SampleState.INVALID] * 3
+        assert "the same" in rows[0].problem and "empty" in rows[1].problem
+        assert "tokens are more than" in rows[2].problem
+        assert made.engine.steps == [] and "formal" not in made.engine.adapters
+
+
+async def test_unscorable_references_do_not_stop_the_others(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        bad = made.sample(chosen="poison")
+        tokens = made.tools.encoder(made.tools.defaults).encode(bad)
+
+        def score(request: ScoreRequest, under: str | None) -> float:
+            if request.tokens == tokens.prompt + tokens.chosen:
+                return math.nan
+            return score_of(request.tokens, request.prompt_tokens, None)
+
+        made.engine.score_as = score
+        good = made.sample()
+        await made.give([bad, good])
+        made.learner.notify("formal")
+        await settled(made)
+        assert await state_of(made, bad) is SampleState.INVALID
+        assert await state_of(made, good) is SampleState.CONSUMED
+
+
+async def test_each_kind_of_sample_has_its_own_steps(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.give(
+            [
+                made.sample(SampleKind.SFT),
+                made.sample(SampleKind.KTO),
+                made.sample(SampleKind.KTO, desirable=False),
+                made.sample(),
+            ]
+        )
+        made.learner.notify("formal")
+        await settled(made)
+        kinds = {step.loss.kind: step for step in made.engine.steps}
+        assert set(kinds) == set(LossKind)
+        [batch] = kinds[LossKind.KTO].micro_batches
+        assert [s.role for s in batch].count(Role.MISMATCHED) == 2
+
+
+async def test_engine_death_costs_a_repetition_only(tmp_path: Path) -> None:
+    async with world(tmp_path, engine=FakeEngine(step_s=0.3)) as made:
+        given = [made.sample() for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await until(lambda: "learn/formal" in made.engine.trainers)
+        await asyncio.sleep(0.1)
+        made.engine.die()
+        await asyncio.sleep(0.2)
+        assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
+        made.engine.step_s = 0.0
+        await made.engine.start()
+        await settled(made)
+        assert {await state_of(made, sample) for sample in given} == {SampleState.CONSUMED}
+        assert made.engine.adapters["formal"].number == 1
+
+
+async def test_holding_gives_up_what_is_under_way(tmp_path: Path) -> None:
+    async with world(tmp_path, engine=FakeEngine(step_s=5.0)) as made:
+        given = [made.sample() for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await until(lambda: "learn/formal" in made.engine.trainers)
+        async with asyncio.timeout(2), made.learner.held("formal"):
+            assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
+            assert "learn/formal" not in made.engine.trainers
+            made.engine.step_s = 0.0
+        await settled(made)
+        assert made.engine.adapters["formal"].number == 1
+
+
+async def test_a_manual_gate_waits_and_learns_nothing_more(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        given = [made.sample() for _ in range(4)]
+        await made.give(given, {"gate": "manual"})
+        made.learner.notify("formal")
+
+        async def waiting() -> bool:
+            version = await made.store.read(adapters.version, "formal", 1)
+            return version is not None and version.state is VersionState.CANDIDATE
+
+        async with asyncio.timeout(10):
+            while not await waiting():
+                await asyncio.sleep(0.02)
+        assert "formal" not in made.engine.adapters
+        steps = len(made.engine.steps)
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await asyncio.sleep(0.3)
+        assert len(made.engine.steps) == steps
+        assert await state_of(made, given[0]) is SampleState.ASSIGNED
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+async def test_one_key_contributes_no_more_than_its_share(tmp_path: Path, share: float) -> None:
+    settings = LearningSettings(
+        batch_samples=4, steps_per_version=1, replay=0.0, key_share=share, epochs=1
+    )
+    async with world(tmp_path, settings=settings) as made:
+        eager = [made.sample(key_id="eager") for _ in range(4)]
+        other = [made.sample(key_id="other") for _ in range(2)]
+        await made.give([*eager, *other])
+        made.learner.notify("formal")
+        if share == 1.0:
+            await settled(made)
+            return
+        await until(lambda: "formal" in made.engine.adapters)
+        await asyncio.sleep(0.3)
+        states = [await state_of(made, sample) for sample in eager]
+        assert states.count(SampleState.CONSUMED) == 2
+        assert {await state_of(made, sample) for sample in other} == {SampleState.CONSUMED}
+        record = await made.store.read(adapters.version, "formal", 1)
+        assert record is not None and record.metrics["key_share"] == 0.5
+
+
+async def test_deleting_an_adapter_while_it_learns(tmp_path: Path) -> None:
+    async with world(tmp_path, engine=FakeEngine(step_s=5.0)) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await until(lambda: "learn/formal" in made.engine.trainers)
+        async with made.learner.held("formal"):
+            await made.store.write(adapters.delete, "formal")
+        await asyncio.sleep(0.2)
+        assert made.engine.steps == [] and "formal" not in made.engine.adapters

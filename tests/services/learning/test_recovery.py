@@ -1,0 +1,92 @@
+"""What a killed process leaves: everything acknowledged is used once, nothing half is served."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fake_engine import FakeEngine
+from learning_child import learn_and_die
+from learning_world import World, world
+from tandem.core.learning import SampleState, Split, VersionState
+from tandem.services.learning.publish import POINTS
+from tandem.services.learning.recovery import recover
+from tandem.store import adapters, events, samples
+
+# Children begin with everything imported, and without this process's threads.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["learning_child"])
+
+
+def die_at(directory: Path, point: str, nth: int) -> None:
+    """Let a process learn in `directory` until it ends itself there."""
+    child = PROCESSES.Process(target=learn_and_die, args=(directory, point, nth))
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode == 9, f"it did not reach {point} {nth} times"
+
+
+async def all_used(made: World) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
+            if states == {SampleState.CONSUMED: 10}:
+                return
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        ("accepted", 1),
+        ("step", 1),
+        ("step", 2),
+        *((point, 1) for point in POINTS),
+        ("after rename", 2),
+        ("after commit", 2),
+    ],
+)
+async def test_a_kill_at_any_point_loses_and_repeats_nothing(
+    tmp_path: Path, point: str, nth: int
+) -> None:
+    die_at(tmp_path, point, nth)
+    engine = FakeEngine()
+    async with world(tmp_path, engine=engine) as made:
+        committed = await made.store.read(adapters.versions, "formal")
+        # What the database says is what answers, from the first moment on.
+        if committed:
+            assert engine.published[0].content_hash == committed[-1].content_hash
+        await all_used(made)
+        versions = await made.store.read(adapters.versions, "formal")
+        assert [version.state for version in versions] == [VersionState.PUBLISHED] * len(versions)
+        assert versions[: len(committed)] == committed
+        assert len({version.number for version in versions}) == len(versions)
+        assert sum(version.metrics["samples"] for version in versions) == 10
+        assert engine.adapters["formal"].number == versions[-1].number
+        on_disk = {str(path) for path in (tmp_path / "adapters" / "formal").iterdir()}
+        assert on_disk == {version.path for version in versions}
+        held_out = await made.store.read(samples.held_out, "formal")
+        assert len(held_out) == 2
+
+
+async def test_a_version_whose_files_are_gone_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        async with asyncio.timeout(10):
+            while "formal" not in made.engine.adapters:
+                await asyncio.sleep(0.02)
+        version = await made.store.read(adapters.version, "formal", 1)
+        assert version is not None
+        await made.store.write(
+            adapters.save_version,
+            replace(version, path=str(tmp_path / "broken")),
+        )
+        found = await recover(made.tools, tmp_path)
+        assert found.lost == ("formal@1",)
+        [event, *_] = await made.store.read(events.listed, "formal")
+        assert event.level == "error" and "cannot be loaded" in event.message

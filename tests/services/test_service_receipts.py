@@ -1,0 +1,140 @@
+"""Receipts: durable before the end of the answer, swept when old, never in the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fake_engine import FakeEngine, Script
+from serving import demo_tokenizer
+from tandem.core.clock import VirtualClock
+from tandem.core.errors import NotFound
+from tandem.core.learning import Receipt, ReceiptChoice
+from tandem.core.sampling import SamplingParams
+from tandem.services.admission import Admission
+from tandem.services.answer import Answer, Tools
+from tandem.services.choice import Delta
+from tandem.services.generation import Generation, Options
+from tandem.services.models import Models
+from tandem.services.receipts import Receipts
+from tandem.store import Store
+from tandem.telemetry.metrics import ServerMetrics
+
+DAY_S = 86_400.0
+HELLO = demo_tokenizer().encode("Hello you", add_special_tokens=False)
+TURNS = [{"role": "user", "content": "Hi"}]
+
+
+class Stage:
+    def __init__(self, directory: Path, days: float = 1.0) -> None:
+        self.now_s = 100 * DAY_S
+        self.store = Store.open(directory)
+        self.receipts = Receipts(self.store, days, lambda: self.now_s)
+        self.engine = FakeEngine(play=lambda request, index: Script(tokens=HELLO))
+        tools = Tools(
+            client=self.engine,
+            tokenizer=demo_tokenizer(),
+            admission=Admission(10, 10_000, VirtualClock()),
+            metrics=ServerMetrics(CollectorRegistry()),
+            clock=VirtualClock(),
+            receipts=self.receipts,
+        )
+        models = Models(self.engine, "demo", created_s=0)
+        self.service = Generation(tools, models, max_choices=8, rng=random.Random(5))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    made.store.close()
+
+
+def options(**changes: object) -> Options:
+    base = Options(model="demo", sampling=SamplingParams(), max_tokens=50, tenant="t")
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+async def collect(answer: Answer) -> list[Delta]:
+    return [delta async for delta in answer.deltas()]
+
+
+async def test_the_receipt_is_there_before_the_last_delta(stage: Stage) -> None:
+    answer = await stage.service.chat(TURNS, options(n=2, seed=7, user="ann"))
+    open_choices = {0, 1}
+    async with aclosing(answer.deltas()) as deltas:
+        async for delta in deltas:
+            if delta.finish_reason is not None:
+                open_choices.discard(delta.index)
+            if not open_choices:
+                receipt = await stage.receipts.find(answer.id, "t")
+    assert receipt.choices == tuple(ReceiptChoice(k, "Hello you", "stop") for k in range(2))
+    assert (receipt.version, receipt.adapter, receipt.user) == ("base", None, "ann")
+    assert receipt.messages == tuple(TURNS) and receipt.sampling["seed"] == 7
+    with pytest.raises(NotFound):
+        await stage.receipts.find(answer.id, "other")
+
+
+async def test_an_answer_that_was_left_has_no_receipt(stage: Stage) -> None:
+    answer = await stage.service.chat(TURNS, options())
+    async with aclosing(answer.deltas()) as deltas:
+        await anext(deltas)
+    with pytest.raises(NotFound):
+        await stage.receipts.find(answer.id, "t")
+
+
+async def test_each_prompt_keeps_its_text_without_echo(stage: Stage) -> None:
+    prompts = ["One", demo_tokenizer().encode("Two", add_special_tokens=False)]
+    answer = await stage.service.complete(prompts, options(echo=True))
+    await collect(answer)
+    receipt = await stage.receipts.find(answer.id, "t")
+    assert [(choice.prompt, choice.text) for choice in receipt.choices] == [
+        ("One", "Hello you"),
+        ("Two", "Hello you"),
+    ]
+    single = await stage.service.complete(["One"], options())
+    await collect(single)
+    kept = await stage.receipts.find(single.id, "t")
+    assert (kept.prompt, kept.choices[0].prompt) == ("One", "")
+
+
+async def test_a_prompt_alone_and_an_unwanted_answer_have_no_receipt(stage: Stage) -> None:
+    for answer in (
+        await stage.service.complete(["One"], options(echo=True, max_tokens=0)),
+        await stage.service.chat(TURNS, options(receipt=False)),
+    ):
+        await collect(answer)
+        with pytest.raises(NotFound):
+            await stage.receipts.find(answer.id, "t")
+
+
+async def test_the_version_is_the_one_that_answered(stage: Stage) -> None:
+    await stage.engine.load_adapter("formal", "formal")
+    answer = await stage.service.chat(TURNS, options(model="demo:formal"))
+    await collect(answer)
+    receipt = await stage.receipts.find(answer.id, "t")
+    assert (receipt.adapter, receipt.version) == ("formal", "formal@1")
+
+
+async def test_a_store_that_fails_does_not_fail_the_answer(stage: Stage) -> None:
+    answer = await stage.service.chat(TURNS, options())
+    stage.store.close()
+    assert (await collect(answer))[-1].finish_reason is not None
+
+
+async def test_old_receipts_are_swept(stage: Stage) -> None:
+    for age in range(600):
+        plain = Receipt(f"c{age}", stage.now_s - age * 300, "t", None, "base", (), "p", ())
+        await stage.receipts.keep(plain)
+    assert await stage.receipts.sweep() == 600 - 289
+    assert (await stage.receipts.find("c288", "t")).completion_id == "c288"
+    stage.now_s += DAY_S
+    assert await stage.receipts.sweep() == 288
+    await stage.receipts.start()
+    await stage.receipts.stop()

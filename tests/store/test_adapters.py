@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from records import fill, make_version
+
+from tandem.core.errors import Conflict, NotFound
+from tandem.core.learning import AdapterRecord, EventRecord, SampleState, VersionState
+from tandem.store import Connection, Store, adapters, events, samples
+
+
+async def state_of(store: Store, sample_id: str) -> SampleState:
+    return (await store.read(samples.get, [sample_id]))[0].state
+
+
+async def test_creating_again_changes_nothing(store: Store) -> None:
+    first = AdapterRecord("formal", 1.0, settings={"rank": 4})
+    assert await store.write(adapters.create, first) == first
+    assert await store.write(adapters.create, AdapterRecord("formal", 2.0)) == first
+    await store.write(adapters.set_settings, "formal", {"rank": 8})
+    assert await store.read(adapters.listed) == [replace(first, settings={"rank": 8})]
+    assert await store.read(adapters.find, "other") is None
+
+
+async def test_numbers_are_given_once(store: Store) -> None:
+    await store.write(adapters.create, AdapterRecord("formal", 1.0))
+    numbers = await asyncio.gather(*(store.write(adapters.allocate, "formal") for _ in range(30)))
+    assert sorted(numbers) == list(range(1, 31))
+    with pytest.raises(NotFound):
+        await store.write(adapters.allocate, "other")
+
+
+async def test_publishing_is_one_step(store: Store) -> None:
+    ids = await store.write(fill, 4)
+    await store.write(samples.claim, ids[:2])
+    event = EventRecord("formal", 3.0, "info", "published", {"version": 1})
+    kept = await store.write(
+        adapters.publish, make_version(1), consumed=ids[:2], trained_on=ids[:3], event=event
+    )
+    assert kept.state is VersionState.PUBLISHED
+    assert (await store.read(adapters.version, "formal", 1)) == kept
+    assert (await store.read(adapters.find, "formal")).current == 1
+    found = await store.read(samples.get, ids)
+    assert [(sample.state.value, sample.version) for sample in found] == [
+        ("consumed", 1),
+        ("consumed", 1),
+        ("accepted", None),
+        ("accepted", None),
+    ]
+    assert await store.read(events.listed, "formal") == [replace(event, number=1)]
+
+
+async def test_a_publication_that_fails_leaves_nothing(store: Store) -> None:
+    ids = await store.write(fill, 2)
+    await store.write(samples.claim, ids)
+
+    def publish_and_fail(connection: Connection) -> None:
+        adapters.publish(connection, make_version(1), consumed=ids, trained_on=ids)
+        raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError):
+        await store.write(publish_and_fail)
+    assert await store.read(adapters.versions, "formal") == []
+    assert (await store.read(adapters.find, "formal")).current == 0
+    assert await state_of(store, "s0") is SampleState.ASSIGNED
+
+
+async def test_refusal_consumes_its_samples(store: Store) -> None:
+    ids = await store.write(fill, 2)
+    await store.write(samples.claim, ids)
+    await store.write(adapters.publish, make_version(1))
+    refused = replace(make_version(2), reason="canary")
+    kept = await store.write(adapters.refuse, refused, consumed=ids, trained_on=ids)
+    assert (kept.state, kept.reason) == (VersionState.REFUSED, "canary")
+    assert (await store.read(adapters.find, "formal")).current == 1
+    assert await state_of(store, "s1") is SampleState.REFUSED
+
+
+async def test_a_candidate_may_wait_for_its_decision(store: Store) -> None:
+    ids = await store.write(fill, 2)
+    await store.write(samples.claim, ids)
+    candidate = make_version(1)
+    await store.write(adapters.save_version, candidate, ids)
+    assert await store.read(adapters.versions) == [candidate]
+    assert (await store.read(adapters.find, "formal")).current == 0
+    await store.write(adapters.publish, candidate, consumed=ids, trained_on=ids)
+    assert (await store.read(adapters.find, "formal")).current == 1
+
+
+async def test_recovery_leaves_the_samples_of_a_waiting_candidate_alone(store: Store) -> None:
+    ids = await store.write(fill, 3)
+    await store.write(samples.claim, ids)
+    await store.write(adapters.save_version, make_version(1), ids[:2])
+    assert await store.write(samples.release) == 1
+    assert await state_of(store, ids[0]) is SampleState.ASSIGNED
+    assert await store.write(adapters.delete_version, "formal", 1)
+    assert await store.write(samples.release) == 2
+    await store.write(adapters.publish, make_version(2))
+    assert not await store.write(adapters.delete_version, "formal", 2)
+
+
+async def test_roll_back(store: Store) -> None:
+    await store.write(fill, 0)
+    for number in (1, 2):
+        await store.write(adapters.publish, make_version(number))
+    await store.write(adapters.refuse, make_version(3))
+    event = EventRecord("formal", 3.0, "info", "rolled back")
+    assert (await store.write(adapters.set_current, "formal", 1, event)).number == 1
+    assert (await store.read(adapters.find, "formal")).current == 1
+    assert await store.write(adapters.set_current, "formal", 0) is None
+    with pytest.raises(Conflict, match="refused"):
+        await store.write(adapters.set_current, "formal", 3)
+    with pytest.raises(NotFound):
+        await store.write(adapters.set_current, "formal", 9)
+    with pytest.raises(NotFound):
+        await store.write(adapters.set_current, "other", 0)
+
+
+async def test_taint_reaches_descendants_only(store: Store) -> None:
+    ids = await store.write(fill, 4)
+    await store.write(adapters.publish, make_version(1), trained_on=ids[:1])
+    await store.write(adapters.publish, make_version(2), trained_on=ids[1:2])
+    await store.write(adapters.publish, make_version(3), trained_on=ids[2:3])
+    await store.write(adapters.publish, replace(make_version(4), parent=1))
+    await store.write(samples.claim, [ids[3]])
+    tainted, training = await store.write(adapters.taint, [ids[1], ids[3]])
+    assert tainted == (("formal", 2), ("formal", 3))
+    assert training == {"formal"}
+    marked = [record.number for record in await store.read(adapters.versions) if record.tainted]
+    assert marked == [2, 3]
+
+
+async def test_versions_of_erased_samples_and_tainted_parents_are_tainted(store: Store) -> None:
+    ids = await store.write(fill, 1)
+    assert not (await store.write(adapters.save_version, make_version(1), ids)).tainted
+    assert (await store.write(adapters.save_version, make_version(2), [*ids, "gone"])).tainted
+    assert (await store.write(adapters.save_version, make_version(3), ids)).tainted
+    assert (await store.write(adapters.publish, make_version(2))).tainted
+
+
+async def test_deleting_an_adapter_keeps_its_samples(store: Store) -> None:
+    ids = await store.write(fill, 1)
+    await store.write(adapters.publish, make_version(1), trained_on=ids)
+    gone = await store.write(adapters.delete, "formal")
+    assert [record.path for record in gone] == ["/versions/1"]
+    assert await store.read(adapters.versions) == []
+    assert len(await store.read(samples.get, ids)) == 1
+    with pytest.raises(NotFound):
+        await store.write(adapters.delete, "formal")
+
+
+async def test_events_are_listed_backwards_in_pages(store: Store) -> None:
+    for number in range(5):
+        await store.write(events.add, EventRecord("a", float(number), "info", str(number)))
+    await store.write(events.add, EventRecord("b", 9.0, "warn", "other"))
+    page = await store.read(events.listed, "a", limit=2)
+    assert [event.message for event in page] == ["4", "3"]
+    rest = await store.read(events.listed, "a", before=page[-1].number)
+    assert [event.message for event in rest] == ["2", "1", "0"]
+    await store.write(events.forget, "a")
+    assert await store.read(events.listed, "a") == []

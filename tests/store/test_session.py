@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from tandem.core.errors import StoreError
+from tandem.store import Connection, Store, usage
+from tandem.store.tables import METADATA
+
+
+def add(connection: Connection, key: str, number: int = 1) -> int:
+    return usage.add(connection, key, "things", number, 0.0)
+
+
+async def test_what_was_written_is_read(store: Store) -> None:
+    assert await store.write(add, "a", 3) == 3
+    assert await store.write(add, "a", number=4) == 7
+    assert await store.read(usage.count, "a", "things") == 7
+    assert await store.read(usage.count, "b", "things") == 0
+
+
+async def test_many_writes_share_a_commit_and_all_happen(store: Store) -> None:
+    commits = 0
+
+    @sa.event.listens_for(store._writing, "commit")
+    def count(_: object) -> None:
+        nonlocal commits
+        commits += 1
+
+    totals = await asyncio.gather(*(store.write(add, "a") for _ in range(500)))
+    assert sorted(totals) == list(range(1, 501))
+    assert commits < 250
+
+
+async def test_a_failing_write_undoes_itself_and_nothing_else(store: Store) -> None:
+    def half(connection: Connection) -> None:
+        add(connection, "half")
+        raise ValueError("no")
+
+    def wrong_sql(connection: Connection) -> None:
+        add(connection, "wrong")
+        connection.execute(sa.text("SELECT * FROM nowhere"))
+
+    results = await asyncio.gather(
+        *(store.write(add, f"good{i}") for i in range(20)),
+        store.write(half),
+        store.write(wrong_sql),
+        *(store.write(add, f"fine{i}") for i in range(20)),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results if result != 1] == [ValueError, StoreError]
+    for key in ("half", "wrong"):
+        assert await store.read(usage.count, key, "things") == 0
+    assert await store.read(usage.count, "fine19", "things") == 1
+
+
+async def test_readers_cannot_write(store: Store) -> None:
+    with pytest.raises(StoreError):
+        await store.read(add, "a")
+
+
+async def test_a_read_sees_one_moment(store: Store) -> None:
+    await store.write(add, "a")
+    loop = asyncio.get_running_loop()
+
+    def slow(connection: Connection) -> tuple[int, int]:
+        before = usage.count(connection, "a", "things")
+        asyncio.run_coroutine_threadsafe(store.write(add, "a"), loop).result(10)
+        return before, usage.count(connection, "a", "things")
+
+    assert await store.read(slow) == (1, 1)
+    assert await store.read(usage.count, "a", "things") == 2
+
+
+async def test_state_survives_closing(database_url: str, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, database_url)
+    await store.write(add, "a")
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.write(add, "a")
+    with pytest.raises(StoreError, match="closed"):
+        await store.read(usage.count, "a", "things")
+    again = Store.open(tmp_path, database_url)
+    assert await again.read(usage.count, "a", "things") == 1
+    again.close()
+
+
+async def test_closing_finishes_what_waits(database_url: str, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, database_url)
+    writes = [asyncio.ensure_future(store.write(add, "a")) for _ in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(store.close)
+    assert sorted(await asyncio.gather(*writes)) == list(range(1, 101))
+
+
+def test_a_directory_has_one_server(store: Store) -> None:
+    with pytest.raises(StoreError, match="another server uses"):
+        Store.open(store.directory)
+
+
+def test_the_migrations_make_the_tables(store: Store) -> None:
+    with store._writing.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, METADATA) == []
+
+
+def test_a_newer_database_is_refused(database_url: str, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, database_url)
+    with store._writing.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    store.close()
+    with pytest.raises(StoreError, match="9999"):
+        Store.open(tmp_path, database_url)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mysql://host/db", "'mysql' is not supported"),
+        ("sqlite://", "'sqlite' is not supported"),
+        ("nonsense", "not a database URL"),
+    ],
+)
+def test_other_databases_are_refused(url: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=words):
+        Store.open(tmp_path, url)
+
+
+def test_a_database_that_is_away_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot open the database"):
+        Store.open(tmp_path, f"postgresql://tandem@/postgres?host={tmp_path}")
+    Store.open(tmp_path).close()  # and the directory is free again
+
+
+def test_sqlite_is_as_durable_as_we_say(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    with store._writing.begin() as connection:
+        settings = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    store.close()
+    assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
