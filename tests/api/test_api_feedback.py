@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
 from fake_engine import FakeEngine, Script
 from serving import demo_tokenizer, live, make_app
@@ -39,10 +41,15 @@ def play(_: object, index: int) -> Script:
     return Script(tokens=demo_tokenizer().encode(text, add_special_tokens=False))
 
 
+@contextmanager
+def served(app: FastAPI) -> Iterator[httpx.Client]:
+    with live(app) as url, httpx.Client(base_url=f"{url}/v1") as http:
+        yield http
+
+
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    app = make_app(FakeEngine(play=play), learning=OFF)
-    with live(app) as url, httpx.Client(base_url=f"{url}/v1") as http:
+    with served(make_app(FakeEngine(play=play), learning=OFF)) as http:
         yield http
 
 
@@ -199,7 +206,7 @@ def test_repeating_gives_the_same_answer(http: httpx.Client) -> None:
 
 def test_the_split_follows_the_conversation() -> None:
     app = make_app(FakeEngine(), learning=LearningConfig(held_out=0.5, batch_samples=1000))
-    with live(app) as url, httpx.Client(base_url=f"{url}/v1") as http:
+    with served(app) as http:
         found: dict[str, set[str]] = {}
         for number in range(40):
             talk = f"talk {number % 10}"
@@ -273,37 +280,32 @@ def test_a_key_does_what_it_may(tmp_path: Path) -> None:
 
 def test_what_is_switched_off_says_so() -> None:
     store = LearningConfig(auto_adapters=False)
-    with live(make_app(FakeEngine(), learning=store)) as url:
-        with httpx.Client(base_url=f"{url}/v1") as http:
-            missing = send(http, 404, **ABOUT, completion="x", rating=True)
-            assert "auto_adapters" in missing["error"]["message"]
-            http.post("/adapters/formal", json={"settings": {}}).raise_for_status()
-            send(http, **ABOUT, completion="x", rating=True)
-    with live(make_app(FakeEngine(), learning=LearningConfig(enabled=False))) as url:
-        with httpx.Client(base_url=f"{url}/v1") as http:
-            off = send(http, 400, **ABOUT, completion="x", rating=True)
-            assert off["error"]["code"] == "learning_disabled"
+    with served(make_app(FakeEngine(), learning=store)) as http:
+        missing = send(http, 404, **ABOUT, completion="x", rating=True)
+        assert "auto_adapters" in missing["error"]["message"]
+        http.post("/adapters/formal", json={"settings": {}}).raise_for_status()
+        send(http, **ABOUT, completion="x", rating=True)
+    with served(make_app(FakeEngine(), learning=LearningConfig(enabled=False))) as http:
+        off = send(http, 400, **ABOUT, completion="x", rating=True)
+        assert off["error"]["code"] == "learning_disabled"
 
 
 def test_without_receipts_feedback_brings_its_messages(tmp_path: Path) -> None:
     store = StoreConfig(directory=str(tmp_path), receipt_days=0)
-    with live(make_app(FakeEngine(play=play), store=store, learning=OFF)) as url:
-        with httpx.Client(base_url=f"{url}/v1") as http:
-            answer = complete(http)
-            refused = send(http, 400, completion_id=answer["id"], rating=True, adapter="formal")
-            assert "receipt_days" in refused["error"]["message"]
-            body = {"model": "demo", "messages": TURNS, "store": True}
-            assert http.post("/chat/completions", json=body).status_code == 400
-            send(http, **ABOUT, completion="x", rating=True)
+    with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
+        answer = complete(http)
+        refused = send(http, 400, completion_id=answer["id"], rating=True, adapter="formal")
+        assert "receipt_days" in refused["error"]["message"]
+        body = {"model": "demo", "messages": TURNS, "store": True}
+        assert http.post("/chat/completions", json=body).status_code == 400
+        send(http, **ABOUT, completion="x", rating=True)
 
 
 def test_feedback_survives_a_restart(tmp_path: Path) -> None:
     store = StoreConfig(directory=str(tmp_path))
-    with live(make_app(FakeEngine(play=play), store=store, learning=OFF)) as url:
-        with httpx.Client(base_url=f"{url}/v1") as http:
-            answer = complete(http)
-            said = send(http, **ABOUT, completion="x", rating=True)
-    with live(make_app(FakeEngine(play=play), store=store, learning=OFF)) as url:
-        with httpx.Client(base_url=f"{url}/v1") as http:
-            assert http.get(f"/feedback/{said['id']}").json()["samples"] == said["samples"]
-            send(http, completion_id=answer["id"], rating=True, adapter="formal")
+    with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
+        answer = complete(http)
+        said = send(http, **ABOUT, completion="x", rating=True)
+    with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
+        assert http.get(f"/feedback/{said['id']}").json()["samples"] == said["samples"]
+        send(http, completion_id=answer["id"], rating=True, adapter="formal")

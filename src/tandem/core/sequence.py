@@ -35,10 +35,10 @@ class FinishReason(StrEnum):
 class Scoring:
     """What a sequence brings along that is scored and not continued (work class learning).
 
-    `targets[row]` is the token whose log-probability is wanted under that row (-1: none); `total` is
-    their sum so far. With `trainer`, its working parameters are used and the KV is private: never
-    shared, gone at the end. `record` says where the rows are recorded, the first `recorded` of them
-    already are. `step_id` names the training step that it belongs to (None: a score alone).
+    `targets[row]` is the token whose log-probability is wanted under that row (-1: none); `total`
+    is their sum so far. With `trainer`, its working parameters are used and the KV is private:
+    never shared, gone at the end. `record` says where the rows are recorded, the first `recorded`
+    of them already are. `step_id` names the step that it belongs to (None: a score alone).
     """
 
     targets: tuple[int, ...]
