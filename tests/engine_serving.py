@@ -7,17 +7,24 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import Queue
 
 import uvicorn
 
+from serving import new_directory
 from tandem.build import build_app, build_engine_client
-from tandem.config import Settings
+from tandem.config import Settings, StoreConfig
 
 
 @contextmanager
 def live_engine(settings: Settings) -> Iterator[str]:
-    """Serve a real engine, started and closed in the server's own event loop; yields the URL."""
+    """Serve a real engine, started and closed in the server's own event loop; yields the URL.
+
+    Its state goes into a directory of its own unless `settings` name one.
+    """
+    if settings.store == StoreConfig():
+        settings = replace(settings, store=StoreConfig(directory=new_directory()))
     ready: Queue[str | BaseException] = Queue()
     stop = threading.Event()
 

@@ -404,7 +404,8 @@ def gaps(bench: Bench, name: str) -> list[float]:
 
 @pytest.mark.parametrize("temporal", ["false", "true"])
 def test_unified_keeps_every_token_within_its_objective(temporal):
-    """The time model knows nothing of the device at first; afterwards no pause exceeds TPOT."""
+    """The time model knows nothing of the device at first; afterwards no token is late, and no
+    pause exceeds the ceiling."""
     bench = Bench(
         options={"temporal_only": temporal}, num_blocks=200, max_batch_tokens=64,
         recording_tokens=200,
@@ -418,7 +419,9 @@ def test_unified_keeps_every_token_within_its_objective(temporal):
         bench.step()
     assert len(bench.outcomes) > 3, "nothing was learned meanwhile"
     for number in range(4):
-        assert max(gaps(bench, f"r{number}")[8:]) <= 0.1 * 1.1
+        assert max(gaps(bench, f"r{number}")[8:]) <= 0.25 * 1.1
+        times = bench.times[f"r{number}"]
+        assert all(time <= 1.0 + place * 0.1 for place, time in enumerate(times) if place > 8)
     fused = [p for p in bench.plans if any(s.record for s in p.spans) and any(
         s.draws for s in p.spans)]  # fmt: skip
     assert bool(fused) == (temporal == "false")

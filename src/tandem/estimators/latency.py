@@ -117,27 +117,48 @@ class LatencyModel:
         """Numbers of the served model; they set the first predictions only."""
         token_s = max(2.0 * num_parameters / _FLOPS_PER_S, _TOKEN_S)
         layer_s = _BACKWARD_FACTOR * token_s / max(1, num_layers)
-        # An iteration; each row; each row through the head, drawn or scored; 1000 tokens of KV.
+        # An iteration; each row; each row through the head, drawn or scored; 1000 tokens of KV;
+        # a pass that records; each row that is recorded.
         self.forward = LinearModel(
-            (_OVERHEAD_S + weight_bytes / _BYTES_PER_S, token_s, token_s / 4, token_s / 4, token_s)
+            (
+                _OVERHEAD_S + weight_bytes / _BYTES_PER_S,
+                token_s,
+                token_s / 4,
+                token_s / 4,
+                token_s,
+                _OVERHEAD_S,
+                token_s / 4,
+            )
         )
         self.backward = LinearModel((_OVERHEAD_S / 2, layer_s))
         self.update = LinearModel((_UPDATE_S,))
 
     @property
     def token_s(self) -> float:
-        """Seconds that one more training row adds to a pass, scored and drawing on little KV."""
+        """Seconds that one more training row adds to a pass: recorded, scored, with little KV."""
         coefficients = self.forward.coefficients
-        return coefficients[1] + coefficients[3]
+        return coefficients[1] + coefficients[3] + coefficients[6]
 
-    def forward_s(self, tokens: int, draws: int, scored: int, context_tokens: int) -> float:
-        """A pass over `tokens` rows, `draws` of which are sampled from and `scored` scored.
+    @property
+    def pass_s(self) -> float:
+        """Seconds of a pass before its first row."""
+        return self.forward.coefficients[0]
+
+    @property
+    def recording_s(self) -> float:
+        """Seconds that recording adds to a pass before its first recorded row."""
+        return self.forward.coefficients[5]
+
+    def forward_s(
+        self, tokens: int, draws: int, scored: int, context_tokens: int, recorded: int = 0
+    ) -> float:
+        """A pass over `tokens` rows: `draws` are sampled from, `scored` scored, `recorded` kept.
 
         `context_tokens` is the KV that it reads, summed over its sequences.
         """
         if tokens == 0:
             return 0.0
-        return self.forward.predict((1.0, tokens, draws, scored, context_tokens / 1000))
+        return self.forward.predict(_features(tokens, draws, scored, context_tokens, recorded))
 
     def slice_s(self, tokens: int, layers: int) -> float:
         """A backward slice of `layers` layers over a micro-batch of `tokens` recorded rows."""
@@ -164,6 +185,7 @@ class LatencyModel:
             sum([len(span.score_targets) for span in lane.spans]),
             sum([span.start + len(span.tokens) for span in lane.spans]),
             result.forward_s or result.elapsed_s - beside,
+            sum([len(span.tokens) for span in lane.spans if span.record]),
         )
         for piece in result.slices:
             recorded = rows(piece.micro_batch)
@@ -173,11 +195,18 @@ class LatencyModel:
             self.observe_update(update.elapsed_s)
 
     def observe_forward(
-        self, tokens: int, draws: int, scored: int, context_tokens: int, seconds: float
+        self,
+        tokens: int,
+        draws: int,
+        scored: int,
+        context_tokens: int,
+        seconds: float,
+        recorded: int = 0,
     ) -> None:
         """A pass took `seconds`."""
         if tokens:
-            self.forward.observe((1.0, tokens, draws, scored, context_tokens / 1000), seconds)
+            features = _features(tokens, draws, scored, context_tokens, recorded)
+            self.forward.observe(features, seconds)
 
     def observe_slice(self, tokens: int, layers: int, seconds: float) -> None:
         """A backward slice took `seconds`."""
@@ -186,6 +215,13 @@ class LatencyModel:
     def observe_update(self, seconds: float) -> None:
         """An optimiser step took `seconds`."""
         self.update.observe((1.0,), seconds)
+
+
+def _features(
+    tokens: int, draws: int, scored: int, context_tokens: int, recorded: int
+) -> tuple[float, ...]:
+    records = 1.0 if recorded else 0.0
+    return (1.0, tokens, draws, scored, context_tokens / 1000, records, recorded)
 
 
 def _identity(size: int, value: float) -> list[list[float]]:

@@ -23,7 +23,7 @@ from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
 
 # A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
-_PIECE_TOKENS = 16
+_PIECE_TOKENS = 64
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
 # MACE's priorities: prompts begin one above learning and age at a quarter of its rate.
@@ -35,21 +35,25 @@ _PROMPT_AGEING = 0.25
 class Options:
     """Dials of the policy.
 
-    `ceiling_s` bounds an iteration's predicted time when nobody waits for a token. `min_share` of
-    the time is learning's under any load. `patience_s` is after how long a step of no urgency goes
+    `ceiling_s` bounds an iteration's predicted time beside requests, `idle_s` when there is none
+    (a request that arrives waits for its end). `min_share` of the time is learning's under any
+    load. `patience_s` is after how long a step of no urgency goes
     before prompts (one over MACE's delta_ft); `gamma` weighs urgency. `temporal_only` keeps
     learning out of passes with requests (for comparison).
     """
 
     ceiling_s: float = 0.25
+    idle_s: float = 0.5
     min_share: float = 0.05
     patience_s: float = 30.0
     gamma: float = 0.3
     temporal_only: bool = False
 
     def __post_init__(self) -> None:
-        if self.ceiling_s <= 0.0 or self.patience_s <= 0.0 or not 0.0 < self.min_share <= 1.0:
-            raise ValueError("ceiling_s, patience_s and min_share (a share) must be above 0")
+        if min(self.ceiling_s, self.idle_s, self.patience_s) <= 0.0:
+            raise ValueError("ceiling_s, idle_s and patience_s must be above 0")
+        if not 0.0 < self.min_share <= 1.0:
+            raise ValueError("min_share is a share: above 0, at most 1")
 
 
 def create(options: Options = Options()) -> Policy:
@@ -70,8 +74,8 @@ class _Item:
 
 @dataclass(slots=True)
 class _Room:
-    """What an iteration has left for learning. `fixed_s` is owed by the first forward of a pass
-    that would not run otherwise."""
+    """What an iteration has left for learning. `fixed_s` is owed by the first forward: of
+    recording, and of a pass that would not run otherwise."""
 
     tokens: int
     seconds: float
@@ -128,7 +132,8 @@ class Unified:
             return _decision(running, _all(serving), _all(queue), _Learning())
         requests = _requests(view, serving, queue)
         self._earn(view, items[0])
-        seconds = min(requests.due_s, self._options.ceiling_s) - requests.predicted_s
+        ceiling_s = self._options.ceiling_s if requests.rows else self._options.idle_s
+        seconds = min(requests.due_s, ceiling_s) - requests.predicted_s
         if self._earned_s >= _least_s(view, items[0]):
             seconds = max(seconds, self._earned_s)
         if self._options.temporal_only and requests.rows:
@@ -187,7 +192,7 @@ class Unified:
         room = _Room(
             view.budgets.max_batch_tokens - requests.running_rows,
             seconds,
-            0.0 if requests.rows else view.latency.forward.coefficients[0],
+            view.latency.recording_s + (0.0 if requests.rows else view.latency.pass_s),
             view.recording_room,
             view.available_blocks - len(view.running),
         )
@@ -231,8 +236,8 @@ def _requests(view: View, serving: list[Sequence], queue: list[Sequence]) -> _Se
     """Rows and time of the requests as admission will grant them, nearly; and the time budget.
 
     Budget (Echo 5.1): token i is due at arrival + TTFT + i * TPOT, a missed one a TPOT from now.
-    What needs several iterations has its share of the slack in each. No iteration is longer
-    than the shortest TPOT: slack that was saved up is not spent on one long pause.
+    What needs several iterations has its share of the slack in each. Slack that was saved up is
+    spent in passes of up to the ceiling: few long ones cost less than many short ones.
     """
     left = view.budgets.max_batch_tokens
     rows = draws = context = running_rows = 0
@@ -259,7 +264,7 @@ def _slack_s(view: View, seq: Sequence) -> float:
     if due_s < view.now:
         due_s = view.now + slo.tpot_s
     iterations = -(-seq.remaining // view.budgets.max_batch_tokens)
-    return min((due_s - view.now) / max(1, iterations), slo.tpot_s)
+    return (due_s - view.now) / max(1, iterations)
 
 
 def _least_s(view: View, item: _Item) -> float:
@@ -270,7 +275,7 @@ def _least_s(view: View, item: _Item) -> float:
     if not item.sequences:
         return view.latency.update_s()
     rows = min(_PIECE_TOKENS, item.sequences[0].remaining)
-    return view.latency.forward.coefficients[0] + rows * view.latency.token_s
+    return view.latency.pass_s + view.latency.recording_s + rows * view.latency.token_s
 
 
 def _forwards(view: View, item: _Item, room: _Room, needed: bool) -> list[Candidate]:
