@@ -32,7 +32,8 @@ class Server:
     def __init__(self, log: Path) -> None:
         self.log = log
         with log.open("w") as output:
-            self.process = subprocess.Popen([*SERVE, *FLAGS], stderr=output)
+            state = ["--store-directory", str(log.with_name("state"))]
+            self.process = subprocess.Popen([*SERVE, *FLAGS, *state], stderr=output)
         self.url = self._wait_ready()
 
     def _wait_ready(self) -> str:

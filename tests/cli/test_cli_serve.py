@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -52,14 +54,16 @@ class Server:
 @contextmanager
 def serving() -> Iterator[Server]:
     """A server that is surely gone afterwards."""
-    process = subprocess.Popen([*SERVE, *FLAGS], stderr=subprocess.PIPE, text=True)
-    try:
-        yield Server(process)
-    finally:
-        process.kill()
-        process.wait(timeout=20)
-        if process.stderr is not None:
-            process.stderr.close()
+    with TemporaryDirectory() as state:
+        command = [*SERVE, *FLAGS, "--store-directory", state]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            yield Server(process)
+        finally:
+            process.kill()
+            process.wait(timeout=20)
+            if process.stderr is not None:
+                process.stderr.close()
 
 
 def stream(http: httpx.Client, tokens: int) -> Iterator[str]:
@@ -135,11 +139,12 @@ def alive(pid: int) -> bool:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_cannot_be_started_says_why(flags: list[str], message: str) -> None:
+def test_what_cannot_be_started_says_why(flags: list[str], message: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         given = [flag.format(taken=port) for flag in flags]
-        base = [] if "--port" in flags else ["--port", "0"]
+        base = ["--store-directory", str(tmp_path)]
+        base += [] if "--port" in flags else ["--port", "0"]
         result = CliRunner().invoke(tandem.cli.app, ["serve", "demo", *base, *given])
     assert result.exit_code == 1, result.output
     assert message in result.stderr

@@ -26,6 +26,7 @@ _MOST = 10_000
 _PART_BYTES = 1 << 20
 _FORM_BYTES = 64 * 1024  # for what is in the form beside the file
 _MAX_NAME_CHARS = 255
+_DRAINED_TIMES = 4
 
 
 def add_file_routes(app: FastAPI, surface: Surface) -> None:
@@ -95,13 +96,18 @@ async def _read_form(request: Request, limit_bytes: int) -> FormData:
         size_bytes = 0
         async for part in request.stream():
             size_bytes += len(part)
-            if size_bytes > limit_bytes:
-                raise BodyTooLarge(
-                    f"the file has more than {surface_limit} bytes; send less, or raise "
-                    "store.max_file_bytes",
-                    param="file",
-                )
-            yield part
+            if size_bytes <= limit_bytes:
+                yield part
+            elif size_bytes > _DRAINED_TIMES * limit_bytes:
+                break
+        # Many clients read the answer only once they have sent everything: what is a little too
+        # large is read to its end, or they would see a broken connection instead of the reason.
+        if size_bytes > limit_bytes:
+            raise BodyTooLarge(
+                f"the file has more than {surface_limit} bytes; send less, or raise "
+                "store.max_file_bytes",
+                param="file",
+            )
 
     surface_limit = limit_bytes - _FORM_BYTES
     parser = MultiPartParser(request.headers, bounded(), max_files=1, max_fields=8)
