@@ -206,6 +206,7 @@ def build_app(
 
     settings = resolve_model(settings)
     server, clock = settings.server, MonotonicClock()
+    keys = ApiKeys.read(server.api_keys, server.api_key_file)  # may fail: before the store is open
     registry = CollectorRegistry()
     metrics = ServerMetrics(registry)
     freshness = Freshness(LearningMetrics(registry), time.time)
@@ -231,7 +232,7 @@ def build_app(
         ),
         models=models,
         adapters=adapters,
-        keys=ApiKeys.read(server.api_keys, server.api_key_file),
+        keys=keys,
         metrics=metrics,
         max_body_bytes=server.max_body_bytes,
         receipts=receipts,
