@@ -491,3 +491,17 @@ def test_published_files_must_have_the_content_that_was_promised(tmp_path: Path)
     with pytest.raises(InvalidRequest, match="changed"):
         bench.loop.publish_adapter(type(version)("b", 1, "0" * 32, str(folder)))
     assert set(bench.loop.adapters) == {"a"}
+
+
+def test_unified_spends_saved_slack_in_passes_up_to_its_ceiling():
+    """A request far ahead of its objective leaves seconds; layers of 0.11 s run two at a time."""
+    costs = Costs(iteration_s=0.01, token_s=1e-4, slice_s=1e-3, layer_token_s=0.11 / 58)
+    bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200, costs=costs)
+    bench.open("t")
+    for number in range(8):
+        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30]))
+    bench.loop.add(request("r", (1, 2), 150))
+    while "r" not in bench.ended:
+        bench.step()
+    pauses = gaps(bench, "r")[8:]
+    assert 0.15 < max(pauses) <= 0.25 * 1.1

@@ -108,3 +108,21 @@ def test_a_failed_slice_or_an_unknown_one_teaches_nothing():
     result = StepResult(0, "device", 0.5, slices=(SliceResult(7, 4, 2, 0.3, "broken"),))
     model.observe(LanePlan(0, "device", ()), result, lambda number: 50)
     assert model.backward.samples == 0 and math.isnan(model.backward.error)
+
+
+def test_it_learns_what_recording_costs():
+    """A pass that records costs 50 ms before its first recorded row, and 1 ms for each."""
+    rng = random.Random(0)
+    model = LatencyModel(weight_bytes=10**9, num_parameters=5 * 10**8, num_layers=24)
+
+    def device_s(rows: int, recorded: int) -> float:
+        fixed_s = 0.05 if recorded else 0.0
+        return 0.05 + 0.001 * (rows + recorded) + fixed_s
+
+    for _ in range(400):
+        rows = rng.randint(1, 512)
+        recorded = rng.choice((0, rng.randint(1, rows)))
+        model.observe_forward(rows, 1, 0, rows, device_s(rows, recorded), recorded)
+    for rows, recorded in ((8, 0), (72, 64), (500, 0), (500, 480)):
+        predicted = model.forward_s(rows, 1, 0, rows, recorded)
+        assert predicted == pytest.approx(device_s(rows, recorded), rel=0.05)
