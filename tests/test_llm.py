@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
-from tandem.llm import LLM
+from tandem.llm import LLM, Example
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +61,70 @@ def test_what_does_not_fit_is_refused_and_nothing_stays(llm):
     with pytest.raises(InvalidRequest, match="unknown setting"):
         LLM("demo", no_such_setting=1)
     assert len(llm.generate(["fine"], SamplingParams(max_tokens=1))) == 1
+
+
+def question(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+QUESTIONS = ["Name a colour.", "Name a fruit.", "Say hello.", "Name an animal."]
+
+
+def test_what_is_learned_serves_at_once_and_goes_on(tmp_path, llm):
+    before = llm.chat(question("Name a fruit."))
+    examples = [
+        Example(question(text), "Yes.", rejected=llm.chat(question(text))) for text in QUESTIONS
+    ]
+    first = llm.learn("short", examples, str(tmp_path / "1"), epochs=6, learning_rate=3e-3)
+    assert first.losses[0] == pytest.approx(0.6931, abs=1e-3)
+    assert first.losses[-1] < 0.3
+    assert first.left_out == 0
+    assert first.version.number == 1
+    second = llm.learn("short", examples, str(tmp_path / "2"), epochs=1)
+    assert second.losses[0] < 0.3
+    assert second.version.number == 2
+    assert llm.chat(question("Name a fruit.")) == before
+    again = LLM("demo", threads=1, memory_bytes=4 << 20)
+    again.load_adapter("short", second.version.path)
+    for text in QUESTIONS:
+        assert again.chat(question(text), adapter="short") == llm.chat(
+            question(text), adapter="short"
+        )
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        [Example(question(text), "Certainly: a stone.") for text in QUESTIONS],
+        [
+            Example(question(text), "Certainly: a stone.", desirable=place % 2 == 0)
+            for place, text in enumerate(QUESTIONS)
+        ],
+        [Example(text, " is blue", rejected=" is red") for text in ("The sky", "My car")],
+    ],
+)
+def test_every_kind_of_example_lowers_its_loss(tmp_path, llm, examples):
+    name = f"{examples[0].kind}"
+    lesson = llm.learn(name, examples, str(tmp_path / "a"), epochs=4)
+    assert lesson.losses[-1] < lesson.losses[0]
+
+
+def test_examples_that_do_not_fit_are_refused(tmp_path, llm):
+    mixed = [Example("a", " b"), Example("a", " b", rejected=" c")]
+    for wrong, match in (
+        (mixed, "one kind"),
+        ([], "one kind"),
+        ([Example("a", " ")], "empty"),
+        ([Example("a", " b" * 5000)], "tokens"),
+    ):
+        with pytest.raises(InvalidRequest, match=match):
+            llm.learn("bad", wrong, str(tmp_path / "bad"))
+    with pytest.raises(InvalidRequest, match="epochs"):
+        llm.learn("bad", [Example("a", " b")], str(tmp_path / "bad"), epochs=0)
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_policy_that_never_trains_says_so(tmp_path):
+    frozen = LLM("demo", threads=1, memory_bytes=4 << 20, policy="no_retrain")
+    with pytest.raises(TandemError, match="no_retrain"):
+        frozen.learn("a", [Example("a", " b")], str(tmp_path / "a"))

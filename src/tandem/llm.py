@@ -1,28 +1,46 @@
-"""Use from Python without a server: `LLM("demo").generate([...])`.
+"""Use from Python without a server: `LLM("demo").generate([...])` and `LLM("demo").learn(...)`.
 
 The same loop, scheduler and executor as behind the server, stepped in this thread. Knows text only
-as far as the model's tokenizer turns prompts into token ids and back.
+as far as the model's tokenizer turns prompts into token ids and back; keeps nothing but the
+adapters that it is told to write.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
+from tandem.adapters.files import inspect_adapter
 from tandem.build import build_loop, resolve_model
 from tandem.config import Settings, resolve
-from tandem.core.errors import TandemError
+from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.events import ModelInfo, TokenEvent
+from tandem.core.learning import Sample, SampleKind
 from tandem.core.plan import TokenLogprob
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
+from tandem.core.training import (
+    Role,
+    Score,
+    ScoreRequest,
+    StepOutcome,
+    TrainerSpec,
+    TrainingSequence,
+    TrainingStep,
+)
 from tandem.core.version import AdapterVersion
+from tandem.services.learning.encode import Encoded, Encoder, Limits, micro_batches, sequences_of
+from tandem.services.learning.settings import LearningSettings, defaults, resolve_settings
 from tandem.services.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+_Ended = TypeVar("_Ended", StepOutcome, Score)
+_LONGEST_PAUSE_S = 0.05
 
 
 @dataclass(slots=True)
@@ -44,6 +62,40 @@ class GenerationOutput:
     choices: list[Completion]
     prompt_logprobs: list[TokenLogprob]
     adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An answer to learn from: to a conversation, or to a plain prompt where it is a string.
+
+    With `rejected` the better of two (DPO), with `desirable` a judged one (KTO), else one to
+    imitate (SFT).
+    """
+
+    messages: str | Sequence[dict[str, str]]
+    answer: str
+    rejected: str = ""
+    desirable: bool | None = None
+    weight: float = 1.0
+
+    @property
+    def kind(self) -> SampleKind:
+        """Which loss it is for."""
+        if self.rejected:
+            return SampleKind.DPO
+        return SampleKind.SFT if self.desirable is None else SampleKind.KTO
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What `learn` did: the version that serves now, and the loss of each step before its update.
+
+    A step whose loss was not finite changed nothing; it is counted in `left_out`.
+    """
+
+    version: AdapterVersion
+    losses: tuple[float, ...]
+    left_out: int = 0
 
 
 class LLM:
@@ -128,9 +180,132 @@ class LLM:
         sampling = sampling or SamplingParams(max_tokens=256, temperature=0.0)
         return self.generate([prompt], sampling, adapter=adapter)[0].choices[0].text
 
+    def learn(
+        self, adapter: str, examples: Sequence[Example], path: str, **settings: Any
+    ) -> Lesson:
+        """Train LoRA adapter `adapter` on `examples` of one kind, and serve it from then on.
+
+        It goes on from the adapter of that name if there is one, and is written to the new
+        directory `path`, as PEFT reads it. `settings` are those of `tandem.services.learning`
+        (`epochs`, `learning_rate`, `beta`, `rank`, `batch_samples` ...); the reference is the base
+        model. Raises `InvalidRequest` before anything runs if an example or a setting does not
+        fit, `AdapterError` if the adapter cannot be trained or written.
+        """
+        chosen = resolve_settings(defaults(self._settings.learning), settings)
+        encoded = self._encode(examples, chosen)
+        current = self._loop.adapters.get(adapter)
+        spec = TrainerSpec(
+            adapter, chosen.lora, chosen.optimizer, source=current.path if current else ""
+        )
+        self._loop.open_trainer(spec)
+        try:
+            outcomes = self._train(adapter, encoded, chosen)
+            snapshot = self._loop.snapshot_trainer(adapter)
+            snapshot.write(path)
+            files = inspect_adapter(path)
+            version = self._loop.adopt(snapshot, adapter, str(files.path), files.content_hash)
+        finally:
+            self._loop.close_trainer(adapter)
+            self._loop.take_learned()
+        losses = tuple(outcome.loss for outcome in outcomes)
+        return Lesson(version, losses, sum(not outcome.applied for outcome in outcomes))
+
+    def _encode(self, examples: Sequence[Example], settings: LearningSettings) -> list[Encoded]:
+        kinds = {example.kind for example in examples}
+        if len(kinds) != 1:
+            raise InvalidRequest(
+                f"learn from examples of one kind, not of {len(kinds)}", param="examples"
+            )
+        info = self.info
+        limits = Limits(settings.max_sample_tokens, info.max_model_len, info.recording_tokens)
+        encoder = Encoder(self._tokenizer, info.eos_token_ids, limits)
+        return [encoder.encode(_sample(place, each)) for place, each in enumerate(examples)]
+
+    def _train(
+        self, adapter: str, encoded: Sequence[Encoded], settings: LearningSettings
+    ) -> list[StepOutcome]:
+        """All epochs, each in another order; references are scored once."""
+        known: dict[TrainingSequence, float] = {}
+        outcomes: list[StepOutcome] = []
+        for epoch in range(settings.epochs):
+            order = list(encoded)
+            Random(epoch).shuffle(order)
+            for at in range(0, len(order), settings.batch_samples):
+                batches = self._batches(order[at : at + settings.batch_samples], settings)
+                self._score([each for batch in batches for each in batch], known)
+                filled = tuple(
+                    tuple(replace(each, reference=known.get(each, 0.0)) for each in batch)
+                    for batch in batches
+                )
+                step_id = f"llm-{next(self._ids)}"
+                loss = settings.loss(encoded[0].kind)
+                self._loop.add_step(TrainingStep(step_id, adapter, loss, filled))
+                outcomes += self._finish(1, StepOutcome)
+        return outcomes
+
+    def _batches(
+        self, step: Sequence[Encoded], settings: LearningSettings
+    ) -> list[tuple[TrainingSequence, ...]]:
+        rows = self.info.recording_tokens
+        cut = micro_batches(step, settings.micro_batch_samples, rows)
+        partners = [step[-1].chosen, *(batch[-1].chosen for batch in cut)]
+        return [sequences_of(batch, partners[place]) for place, batch in enumerate(cut)]
+
+    def _score(
+        self, sequences: Sequence[TrainingSequence], known: dict[TrainingSequence, float]
+    ) -> None:
+        """Add what the base model gives to those that need a reference and are not known."""
+        wanted = {
+            f"llm-{next(self._ids)}": each
+            for each in dict.fromkeys(sequences)
+            if each.role is not Role.TARGET and each not in known
+        }
+        for request_id, each in wanted.items():
+            self._loop.add_score(ScoreRequest(request_id, each.tokens, each.prompt_tokens))
+        for score in self._finish(len(wanted), Score):
+            known[wanted[score.request_id]] = score.logprob
+
+    def _finish(self, number: int, kind: type[_Ended]) -> list[_Ended]:
+        """Step until so many have ended. Raises `TandemError` if one failed or none will run."""
+        ended: list[_Ended] = []
+        while len(ended) < number:
+            if not self._loop.has_work:
+                self._pause()
+            self._loop.step()
+            for each in self._loop.take_learned():
+                if not isinstance(each, kind):
+                    raise TandemError(f"learning failed: {each}")
+                ended.append(each)
+        return ended
+
+    def _pause(self) -> None:
+        pause_s = self._loop.pause_s
+        if pause_s == float("inf"):
+            policy = self._settings.scheduling.policy
+            raise TandemError(f"the policy {policy} lets nothing be learned")
+        time.sleep(min(pause_s, _LONGEST_PAUSE_S))
+
     def _abort(self, outputs: dict[str, GenerationOutput]) -> None:
         for request_id in outputs:
             self._loop.abort(request_id)
+
+
+def _sample(place: int, example: Example) -> Sample:
+    given = example.messages
+    messages, prompt = ((), given) if isinstance(given, str) else (given, "")
+    return Sample(
+        sample_id=str(place),
+        feedback_id="",
+        adapter="",
+        kind=example.kind,
+        created_s=0.0,
+        messages=tuple(dict(turn) for turn in messages),
+        prompt=prompt,
+        chosen=example.answer,
+        rejected=example.rejected,
+        desirable=example.desirable is not False,
+        weight=example.weight,
+    )
 
 
 def _take(event: TokenEvent, output: GenerationOutput) -> None:
