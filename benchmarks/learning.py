@@ -26,15 +26,13 @@ def main(
     cache: Annotated[Path, typer.Option(help="Model and finished runs.")] = Path(".bench-cache"),
     seeds: Annotated[int, typer.Option(help="Runs of each policy at each rate.")] = 3,
     rate: Annotated[
-        list[float] | None, typer.Option("--retrain-rate", help="Repeatable; default: three.")
+        list[float] | None, typer.Option("--retrain-rate", help="Repeatable; default: 0.5.")
     ] = None,
 ) -> None:
     """Train, run, write."""
     model = cache / "dialogue-model"
     dialogue_model.main(data=data, out=model)
-    options = ExperimentOptions(
-        retrain_rates=tuple(rate or (0.1, 0.25, 0.5)), seeds=tuple(range(seeds))
-    )
+    options = ExperimentOptions(retrain_rates=tuple(rate or (0.5,)), seeds=tuple(range(seeds)))
     found = run_experiment(Sources(data, model, cache), options)
     write_learning(RESULTS, options, found, figures=True)
     print(as_markdown(found))

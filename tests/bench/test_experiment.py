@@ -12,7 +12,8 @@ from fake_engine import INFO, FakeEngine, Script
 from tandem.bench.experiment import Experiment, ExperimentOptions, Sources
 from tandem.bench.learning_report import RunKey, report
 from tandem.bench.lessons import PriorityOptions
-from tandem.bench.stream import LoadOptions
+from tandem.bench.preferences import held_back, read_preferences
+from tandem.bench.stream import Feedback, LoadOptions
 from tandem.bench.teaching import TeachingOptions
 from tandem.build import DEMO_PATH
 from tandem.cli.bench import app
@@ -39,7 +40,7 @@ def sources(tmp_path: Path) -> Sources:
             "a": {"is_correct": True, "solution": f"It is {n + 1}."},
             "b": {"is_correct": False, "solution": f"It is {n}."},
         }
-        for n in range(12)
+        for n in range(24)
     ]
     text = "\n".join(json.dumps(row) for row in rows).encode()
     (folder / "gsm8k_example_model_solutions.jsonl.gz").write_bytes(gzip.compress(text))
@@ -75,6 +76,21 @@ def test_load_is_the_same_for_every_policy(sources: Sources) -> None:
     pair = first.feedback[0].pair
     assert pair.chosen[-1] == pair.rejected[-1] == 2  # <|im_end|>
     assert pair.chosen != pair.rejected
+
+
+def test_held_back_pairs_are_never_met(sources: Sources) -> None:
+    read = read_preferences(sources.data / "preferences", OPTIONS.sources)
+    kept = sum(not held_back(pair) for pair in read)
+    assert 0 < kept < len(read) == 24
+    every = replace(OPTIONS, load=replace(OPTIONS.load, pairs=kept))
+    met = {each.pair.prompt for each in load_of(sources, every)}
+    with pytest.raises(InvalidRequest, match=f"{kept + 1} pairs are asked for and {kept} are"):
+        load_of(sources, replace(every, load=replace(every.load, pairs=kept + 1)))
+    assert len(met) == kept
+
+
+def load_of(sources: Sources, options: ExperimentOptions) -> tuple[Feedback, ...]:
+    return Experiment(sources, options, fake).load(RunKey(0.2, "unified", 0)).feedback
 
 
 def test_options_that_cannot_be_run(sources: Sources) -> None:

@@ -9,6 +9,7 @@ import pytest
 from fake_engine import FakeEngine, Script, score_of
 from tandem.bench.learning import (
     POLICIES,
+    LessonPlan,
     RunOptions,
     RunRecord,
     rule_for,
@@ -57,6 +58,8 @@ def test_rules_of_the_policies() -> None:
     rules = {policy: type(rule_for(policy, 8, PriorityOptions())) for policy in POLICIES}
     assert rules.pop("unified") is ByPriority
     assert set(rules.values()) == {InOrder}
+    for plan, rule in ((LessonPlan.ONCE, InOrder), (LessonPlan.REPEAT, ByPriority)):
+        assert {type(rule_for(name, 8, PriorityOptions(), plan)) for name in POLICIES} == {rule}
 
 
 def test_version_that_served() -> None:

@@ -20,7 +20,14 @@ SECONDS = 40.0
 def record(gain: float, ttft_s: float, versions: int = 0) -> RunRecord:
     """Pairs whose difference goes -2, -1, 0.5, 2 and grows by `gain` over the run."""
     pairs = [
-        PairScore(f"pair {n}", n / 2, "test", 0, (-2.0, -1.0, 0.5, 2.0)[n % 4] + gain * n / 80, 0.0)
+        PairScore(
+            f"pair {n}",
+            n / 2,
+            "even" if n % 2 == 0 else "odd",
+            0,
+            (-2.0, -1.0, 0.5, 2.0)[n % 4] + gain * n / 80,
+            0.0,
+        )
         for n in range(80)
     ]
     outcomes = [
@@ -64,6 +71,16 @@ def test_comparisons_pair_the_same_pairs_and_requests() -> None:
     assert by_name["no_retrain"].win_rate_ratio.value > 1.0
 
 
+def test_sources_are_told_apart() -> None:
+    found = report(RECORDS).sources[0.5]["no_retrain"]
+    assert set(found) == {"even", "odd"}
+    assert found["even"].pairs == 80 and found["even"].win_rate == 0.5
+    assert found["even"].clpd == pytest.approx(-0.75)
+    assert found["odd"].clpd == pytest.approx(0.5)
+    table = as_markdown(report(RECORDS))
+    assert "| even | 80 | 0.500 / -0.8 |" in table
+
+
 def test_curves_rise_with_what_is_learnt() -> None:
     curves = report(RECORDS).curves[0.5]
     curve = curves["unified"]
@@ -79,7 +96,7 @@ def test_json_and_table() -> None:
     assert data["schema"] == "tandem-learning-1" and data["options"] == {"seeds": [0, 1]}
     assert set(data["averages"]) == {"0.2", "0.5"}
     table = as_markdown(found)
-    assert table.count("| unified |") == 2 and "+0.25" in table
+    assert table.count("| unified | 160 |") == 2 and "+0.25" in table
     assert len({line.count("|") for line in table.splitlines()[:8]}) == 1
 
 

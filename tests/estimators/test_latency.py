@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.core.plan import LanePlan, SliceResult, Span, StepResult, UpdateResult
+from tandem.core.plan import BackwardSlice, LanePlan, SliceResult, Span, StepResult, UpdateResult
 from tandem.estimators.latency import LatencyModel, LinearModel
 
 
@@ -126,3 +126,18 @@ def test_it_learns_what_recording_costs():
     for rows, recorded in ((8, 0), (72, 64), (500, 0), (500, 480)):
         predicted = model.forward_s(rows, 1, 0, rows, recorded)
         assert predicted == pytest.approx(device_s(rows, recorded), rel=0.05)
+
+
+def test_decodes_like_the_last_ones_are_learned_from_now_and_then():
+    model = LatencyModel(weight_bytes=10**9, num_parameters=10**8, num_layers=4)
+
+    def iteration(decodes: int, slices: tuple[BackwardSlice, ...] = ()) -> int:
+        spans = tuple(Span(place, 9, (5,), ((0,),), None, ()) for place in range(decodes))
+        before = model.forward.samples
+        result = StepResult(0, "device", 0.05, forward_s=0.05)
+        model.observe(LanePlan(0, "device", spans, slices=slices), result, lambda number: 0)
+        return model.forward.samples - before
+
+    assert [iteration(8) for _ in range(9)] == [1, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert [iteration(decodes) for decodes in (8, 7, 8, 8)] == [0, 1, 1, 0]
+    assert iteration(8, (BackwardSlice(0, 4, 3, ()),)) == 1

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.bench.learning import POLICIES, RunOptions, RunRecord, run
+from tandem.bench.learning import POLICIES, LessonPlan, RunOptions, RunRecord, run
 from tandem.bench.learning_report import RunKey
 from tandem.bench.lessons import PriorityOptions
-from tandem.bench.preferences import PreferencePair, read_preferences
+from tandem.bench.preferences import PreferencePair, held_back, read_preferences
 from tandem.bench.stream import (
     EncodedPair,
     Load,
@@ -35,20 +35,21 @@ from tandem.core.slo import Slo
 
 @dataclass(frozen=True, slots=True)
 class ExperimentOptions:
-    """What shapes the runs. `load.pairs` are those of the highest rate; a run at a lower one is as
-    long and has fewer. `sources` empty: all sets. `max_tokens` bounds a pair's longer sequence.
-    `threads` are the engine's; a model this small computes no faster with more, and the load has a
-    core of its own."""
+    """What shapes the runs, which meet no pair that is held back. `load.pairs` are those of the
+    highest rate; a run at a lower one is as long and has fewer. `sources` empty: all sets.
+    `max_tokens` bounds a pair's longer sequence. `threads` are the engine's; a model this small
+    computes no faster with more, and the load has a core of its own."""
 
     load: LoadOptions = field(default_factory=LoadOptions)
     teaching: TeachingOptions = field(default_factory=TeachingOptions)
     repeats: PriorityOptions = field(default_factory=PriorityOptions)
+    lessons: LessonPlan = LessonPlan.OWN
     slo: Slo = field(default_factory=lambda: Slo(0.2, 0.03))
     policies: tuple[str, ...] = POLICIES
     retrain_rates: tuple[float, ...] = (0.5,)
     seeds: tuple[int, ...] = (0, 1, 2)
     sources: tuple[str, ...] = ()
-    max_tokens: int = 512
+    max_tokens: int = 320
     ekya_interval_s: float = 30.0
     threads: int = 1
 
@@ -89,7 +90,8 @@ class Experiment:
         options.check()
         self._options = options
         self._make_client = make_client
-        self._pairs = read_preferences(sources.data / "preferences", options.sources)
+        read = read_preferences(sources.data / "preferences", options.sources)
+        self._pairs = [pair for pair in read if not held_back(pair)]
         fingerprint = self._fingerprint(sources.model)
         # Imported here: it loads torch, which `tandem --help` shall not.
         from tandem.services.tokenizer import Tokenizer
@@ -125,9 +127,8 @@ class Experiment:
     async def make(self, key: RunKey) -> RunRecord:
         """Make one run and keep it."""
         client = self._make_client(key.policy)
-        options = RunOptions(
-            self._options.slo, self._options.teaching, key.policy, self._options.repeats
-        )
+        every = self._options
+        options = RunOptions(every.slo, every.teaching, key.policy, every.repeats, every.lessons)
         versions = self._path(key).with_suffix("")
         shutil.rmtree(versions, ignore_errors=True)
         await client.start()

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
@@ -67,13 +68,27 @@ class RunRecord:
     pairs: list[PairScore] = field(default_factory=list)
 
 
-def rule_for(policy: str, batch: int, repeats: PriorityOptions) -> Rule:
+class LessonPlan(StrEnum):
+    """Which rule chooses a run's pairs. `own`: MACE's for `unified`, pairs in order for the
+    baselines; `once` and `repeat` give every policy the one or the other, to tell what the policy
+    does from what the rule does."""
+
+    OWN = "own"
+    ONCE = "once"
+    REPEAT = "repeat"
+
+
+def rule_for(
+    policy: str, batch: int, repeats: PriorityOptions, plan: LessonPlan = LessonPlan.OWN
+) -> Rule:
     """What the learner gives the engine to train under `policy`.
 
     The baselines' work is given from outside, a job for each batch of feedback; `unified` gets
     MACE's: pairs come back until they are learnt, which only takes time that is left.
     """
-    return ByPriority(repeats) if policy == "unified" else InOrder(batch)
+    if plan is LessonPlan.OWN:
+        plan = LessonPlan.REPEAT if policy == "unified" else LessonPlan.ONCE
+    return ByPriority(repeats) if plan is LessonPlan.REPEAT else InOrder(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,7 @@ class RunOptions:
     teaching: TeachingOptions
     policy: str
     repeats: PriorityOptions
+    lessons: LessonPlan = LessonPlan.OWN
 
 
 async def run(client: EngineClient, load: Load, options: RunOptions, folder: Path) -> RunRecord:
@@ -136,7 +152,7 @@ async def _teaching(
     if options.policy == "no_retrain":
         yield None
         return
-    rule = rule_for(options.policy, options.teaching.batch, options.repeats)
+    rule = rule_for(options.policy, options.teaching.batch, options.repeats, options.lessons)
     teacher = Teacher(client, rule, options.teaching, folder, clock)
     await teacher.open()
     task = asyncio.create_task(teacher.run())

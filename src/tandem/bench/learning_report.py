@@ -50,6 +50,15 @@ class Averages:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceAverages:
+    """One policy on the pairs of one set. CLPD in nats."""
+
+    pairs: int
+    win_rate: float
+    clpd: float
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """Means over the seeds and over a moving window of each run, at shares of its length."""
 
@@ -73,11 +82,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class LearningReport:
-    """All rates and policies; comparisons are `unified` with each other policy."""
+    """All rates and policies; comparisons are `unified` with each other policy. `sources`: by rate,
+    policy and set of pairs."""
 
     averages: dict[float, dict[str, Averages]]
     curves: dict[float, dict[str, Curve]]
     comparisons: dict[float, list[Comparison]]
+    sources: dict[float, dict[str, dict[str, SourceAverages]]]
 
 
 def report(records: Mapping[RunKey, RunRecord]) -> LearningReport:
@@ -86,16 +97,18 @@ def report(records: Mapping[RunKey, RunRecord]) -> LearningReport:
     averages: dict[float, dict[str, Averages]] = {}
     curves: dict[float, dict[str, Curve]] = {}
     comparisons: dict[float, list[Comparison]] = {}
+    sources: dict[float, dict[str, dict[str, SourceAverages]]] = {}
     for rate in rates:
         runs = _by_policy(records, rate)
         averages[rate] = {policy: _averages(list(seeds.values())) for policy, seeds in runs.items()}
+        sources[rate] = {policy: _by_source(list(seeds.values())) for policy, seeds in runs.items()}
         curves[rate] = {policy: _curve(list(seeds.values())) for policy, seeds in runs.items()}
         comparisons[rate] = [
             compare(runs["unified"], seeds, policy)
             for policy, seeds in runs.items()
             if policy != "unified" and "unified" in runs
         ]
-    return LearningReport(averages, curves, comparisons)
+    return LearningReport(averages, curves, comparisons, sources)
 
 
 def as_json(options: Mapping[str, Any], found: LearningReport) -> bytes:
@@ -105,7 +118,8 @@ def as_json(options: Mapping[str, Any], found: LearningReport) -> bytes:
 
 
 def as_markdown(found: LearningReport) -> str:
-    """The table of averages by retrain rate (MACE's figure 9), then the comparisons."""
+    """The table of averages by retrain rate (MACE's figure 9), then the comparisons, then win rate
+    and CLPD by source."""
     lines = [
         "| retrain rate | policy | pairs | win rate | CLPD, nats | TTFT p50 / p99, ms |"
         " TPOT p50 / p99, ms | updates | versions | pairs used | freshness p50, s |",
@@ -129,7 +143,25 @@ def as_markdown(found: LearningReport) -> str:
                 _interval(each.tpot_ratio),
             )
             lines.append(f"| {rate:g} | {each.theirs} | {' | '.join(cells)} |")
+    for rate, by_policy in found.sources.items():
+        lines += ["", *_source_table(rate, by_policy)]
     return "\n".join(lines) + "\n"
+
+
+def _source_table(rate: float, policies: Mapping[str, Mapping[str, SourceAverages]]) -> list[str]:
+    """A row for each set of pairs, a column for each policy."""
+    lines = [
+        f"| win rate / CLPD by source, retrain rate {rate:g} | pairs | {' | '.join(policies)} |",
+        f"|---|{'---:|' * (1 + len(policies))}",
+    ]
+    first = next(iter(policies.values()))
+    for source, counted in first.items():
+        cells = [
+            f"{each[source].win_rate:.3f} / {each[source].clpd:.1f}" if source in each else "-"
+            for each in policies.values()
+        ]
+        lines.append(f"| {source} | {counted.pairs} | {' | '.join(cells)} |")
+    return lines
 
 
 def _row(rate: float, policy: str, each: Averages) -> str:
@@ -185,6 +217,17 @@ def _averages(records: Sequence[RunRecord]) -> Averages:
         uses=sum(record.lessons.uses for record in records),
         freshness_p50_s=None if fresh is None else fresh.p50,
     )
+
+
+def _by_source(records: Sequence[RunRecord]) -> dict[str, SourceAverages]:
+    sets: dict[str, list[PairScore]] = {}
+    for record in records:
+        for pair in record.pairs:
+            sets.setdefault(pair.source, []).append(pair)
+    return {
+        source: SourceAverages(len(pairs), _win_rate(pairs), _clpd(pairs))
+        for source, pairs in sorted(sets.items())
+    }
 
 
 def _win_rate(pairs: Sequence[PairScore]) -> float:

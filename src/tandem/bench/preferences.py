@@ -8,6 +8,7 @@ twice gives the same pairs in the same order.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +68,15 @@ def stream_order(pairs: list[PreferencePair], seed: int) -> list[PreferencePair]
     keys = sorted(conversations)
     Random(f"{seed}/stream").shuffle(keys)
     return [pair for key in keys for pair in conversations[key]]
+
+
+def held_back(pair: PreferencePair) -> bool:
+    """Whether `pair` is of the quarter of conversations that options are chosen on.
+
+    By a hash of the conversation, so that no run of the experiment meets any of them.
+    """
+    name = f"{pair.source}/{pair.conversation}".encode()
+    return hashlib.sha256(name).digest()[0] % 4 == 0
 
 
 def _harmless(folder: Path) -> Iterator[PreferencePair]:

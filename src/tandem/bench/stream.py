@@ -60,10 +60,10 @@ class LoadOptions:
     """`pairs` preferences arrive at `retrain_rate` times the requests' `rate` a second (MACE 6.1:
     retraining jobs are a fraction of the inference requests)."""
 
-    rate: float = 8.0
+    rate: float = 9.0
     retrain_rate: float = 0.5
-    pairs: int = 1000
-    output_tokens: int = 24
+    pairs: int = 720
+    output_tokens: int = 16
     seed: int = 0
 
 

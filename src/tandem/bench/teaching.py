@@ -41,11 +41,11 @@ class TeachingOptions:
 
     rank: int = 16
     alpha: float = 32.0
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-2
     beta: float = 0.05
     batch: int = 8
     micro_batch: int = 2
-    steps_per_version: int = 2
+    steps_per_version: int = 1
 
 
 @dataclass(frozen=True, slots=True)

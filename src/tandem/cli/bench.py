@@ -21,7 +21,7 @@ from tandem.bench.client import Endpoint, Target, first_model, run_load
 from tandem.bench.experiment import Experiment, ExperimentOptions, Sources
 from tandem.bench.figures import draw
 from tandem.bench.http1 import Origin
-from tandem.bench.learning import POLICIES
+from tandem.bench.learning import POLICIES, LessonPlan
 from tandem.bench.learning_report import LearningReport, as_markdown
 from tandem.bench.learning_report import as_json as learning_json
 from tandem.bench.learning_report import report as learning_report
@@ -166,6 +166,8 @@ _REPEATS, _EXPERIMENT = PriorityOptions(), ExperimentOptions()
 PAIRS = "Preferences in a run at the highest rate; lower rates have fewer in the same time."
 RATES = "Preferences per request (repeatable), as in MACE's figure 9."
 REPEATS = "`unified` trains on a pair again until its loss is under --threshold or so many times."
+LESSONS = "What is trained on: own (MACE's rule for unified, each pair once for the others), or all\
+ the same: once, repeat."
 
 
 @app.command()
@@ -195,6 +197,7 @@ def learning(
         float, typer.Option(help="DPO loss of a learnt pair.")
     ] = _REPEATS.threshold,
     most_uses: Annotated[int, typer.Option(help=REPEATS)] = _REPEATS.most_uses,
+    lessons: Annotated[LessonPlan, typer.Option(help=LESSONS)] = _EXPERIMENT.lessons,
     ekya_interval: Annotated[
         float, typer.Option(help="Seconds between Ekya's windows.")
     ] = _EXPERIMENT.ekya_interval_s,
@@ -219,6 +222,7 @@ def learning(
             load=LoadOptions(rate, max(rates), pairs, output_tokens),
             teaching=TeachingOptions(learning_rate=learning_rate, beta=beta),
             repeats=PriorityOptions(batch, threshold, most_uses),
+            lessons=lessons,
             slo=Slo(ttft_slo, tpot_slo),
             policies=tuple(policy or POLICIES),
             retrain_rates=rates,

@@ -28,6 +28,8 @@ _ERROR_DECAY = 0.05
 _CLIP = 3.0
 _PATIENCE_SAMPLES = 4
 _VARIANCE = 1e4
+# Of iterations that decode as many sequences as the one before, so many in a row teach nothing.
+_MOST_SKIPPED = 3
 _LEAST = 1e-4  # of the first value: no work is free
 _MAX_VARIANCE = 1e6
 
@@ -132,6 +134,8 @@ class LatencyModel:
         )
         self.backward = LinearModel((_OVERHEAD_S / 2, layer_s))
         self.update = LinearModel((_UPDATE_S,))
+        self._usual_rows = 0
+        self._skipped = 0
 
     @property
     def token_s(self) -> float:
@@ -177,10 +181,13 @@ class LatencyModel:
 
     def observe(self, lane: LanePlan, result: StepResult, rows: Callable[[int], int]) -> None:
         """A lane was executed; `rows` tells the recorded rows of a micro-batch (0: unknown)."""
+        tokens = lane.num_tokens
+        if self._routine(lane, tokens):
+            return
         beside = sum([piece.elapsed_s for piece in result.slices])
         beside += sum([update.elapsed_s for update in result.updates])
         self.observe_forward(
-            lane.num_tokens,
+            tokens,
             sum([len(span.draws) for span in lane.spans]),
             sum([len(span.score_targets) for span in lane.spans]),
             sum([span.start + len(span.tokens) for span in lane.spans]),
@@ -193,6 +200,14 @@ class LatencyModel:
                 self.observe_slice(recorded, piece.hi - piece.lo, piece.elapsed_s)
         for update in result.updates:
             self.observe_update(update.elapsed_s)
+
+    def _routine(self, lane: LanePlan, tokens: int) -> bool:
+        """Whether a plan is too much like the last ones to be worth the time to learn from it."""
+        decodes = tokens == len(lane.spans) and not (lane.slices or lane.updates)
+        usual = decodes and tokens == self._usual_rows
+        self._usual_rows = tokens if decodes else 0
+        self._skipped = self._skipped + 1 if usual and self._skipped < _MOST_SKIPPED else 0
+        return self._skipped > 0
 
     def observe_forward(
         self,

@@ -98,12 +98,13 @@ def build_batch(
 def _tables(spans: list[Span], ends: np.ndarray, block_size: int) -> np.ndarray:
     """int32 [spans, width]; blocks past a span's end are its first one, which is masked."""
     used = (-(-ends // block_size)).tolist()
-    tables = np.empty((len(spans), max(used)), dtype=np.int32)
-    for row, (span, count) in enumerate(zip(spans, used, strict=True)):
+    width = max(used)
+    flat: list[int] = []
+    for span, count in zip(spans, used, strict=True):
         table = span.block_tables[0]
-        tables[row, :count] = table[:count]
-        tables[row, count:] = table[0]
-    return tables
+        flat += table[:count]
+        flat += table[:1] * (width - count)
+    return np.array(flat, dtype=np.int32).reshape(len(spans), width)
 
 
 def _segments(spans: list[Span], first_rows: list[int]) -> tuple[Segment, ...]:

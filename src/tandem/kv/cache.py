@@ -101,7 +101,7 @@ class KVCache:
 
     def table(self, seq: Sequence, end: int) -> tuple[tuple[int, ...], ...]:
         """Blocks that cover positions `[0, end)`, per group."""
-        return self._tables[seq.seq_id].prefix(self._blocks_for(end))
+        return self._tables[seq.seq_id].prefix(-(-end // self.block_size))
 
     # ------------------------------------------------------------------ changes
 
@@ -137,9 +137,9 @@ class KVCache:
         Evicts cached blocks as needed. Returns the copies (copy-on-write of a tail that is shared
         with a forked sequence) which must run before the forward.
         """
-        table = self._tables[seq.seq_id]
+        table, end = self._tables[seq.seq_id], seq.computed + num_tokens
         shared = self._shares_tail(seq, table)
-        missing = self._blocks_for(seq.computed + num_tokens) - len(table)
+        missing = -(-end // self.block_size) - len(table.groups[0])
         if missing <= 0 and not shared:  # the usual decode: its block has room
             return ()
         if max(0, missing) + shared > self.available_blocks:
@@ -274,8 +274,8 @@ class KVCache:
         return -(-num_tokens // self.block_size)
 
     def _shares_tail(self, seq: Sequence, table: BlockTable) -> bool:
-        index = seq.computed // self.block_size
-        return index < len(table) and self._pools[0].count(table.groups[0][index]) > 1
+        index, blocks = seq.computed // self.block_size, table.groups[0]
+        return index < len(blocks) and self._pools[0].count(blocks[index]) > 1
 
     def _unshare_tail(self, seq: Sequence, table: BlockTable) -> tuple[BlockCopy, ...]:
         index = seq.computed // self.block_size

@@ -49,4 +49,4 @@ class BlockTable:
 
     def prefix(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
         """The first `num_blocks` blocks of every group, as a plan carries them."""
-        return tuple(tuple(group[:num_blocks]) for group in self.groups)
+        return tuple([tuple(group[:num_blocks]) for group in self.groups])

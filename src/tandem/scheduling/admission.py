@@ -125,8 +125,11 @@ class Admission:
                 return True
             if not self._start(seq, candidate, grant, now):
                 return False
-        limit = candidate.max_tokens if candidate.max_tokens is not None else seq.remaining
-        wanted = chunk_limit(seq, min(seq.remaining, limit, grant.tokens_left))
+        wanted = min(len(seq.tokens) - seq.computed, grant.tokens_left)
+        if candidate.max_tokens is not None:
+            wanted = min(wanted, candidate.max_tokens)
+        if seq.scoring is not None:
+            wanted = chunk_limit(seq, wanted)
         if wanted <= 0:
             return True
         tokens = self._extend(seq, wanted, candidate, grant)

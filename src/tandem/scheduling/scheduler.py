@@ -261,8 +261,8 @@ class Scheduler:
             events.extend(self._take_scores(seq, span, score))
         if not span.draws:
             return events
-        choices = [seq, *self._start_forks(seq)]
-        for choice in choices:
+        forks = self._start_forks(seq) if seq.seq_id in self.state.forks else ()
+        for choice in (seq, *forks):
             if choice.seq_id in failed:
                 events.extend(self._fail([choice], failed[choice.seq_id], now))
             elif choice.seq_id in draws:

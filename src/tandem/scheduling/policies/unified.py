@@ -124,12 +124,13 @@ class Unified:
     def decide(self, view: View) -> Decision:
         """See the module."""
         running = sorted(view.running, key=class_then_arrival)
+        if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
+            return self._serve_only(view, running)
         serving = [seq for seq in running if seq.scoring is None]
         queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         items = self._items(view, running, queue)
         if not items:
-            self._earned_s, self._decided_s = 0.0, None
-            return _decision(running, _all(serving), _all(queue), _Learning())
+            return self._serve_only(view, running)
         requests = _requests(view, serving, queue)
         self._earn(view, items[0])
         ceiling_s = self._options.ceiling_s if requests.rows else self._options.idle_s
@@ -140,6 +141,13 @@ class Unified:
             return self._take_turns(view, running, requests, items, seconds)
         learning = self._learn(view, items, requests, seconds, needed=requests.rows == 0)
         return _decision(running, _all(serving), _all(queue), learning)
+
+    def _serve_only(self, view: View, running: list[Sequence]) -> Decision:
+        """Requests alone: the usual case, and the one that must cost least."""
+        self._earned_s, self._decided_s = 0.0, None
+        serving = [seq for seq in running if seq.scoring is None]
+        queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
+        return _decision(running, _all(serving), _all(queue), _Learning())
 
     def _items(self, view: View, running: list[Sequence], queue: list[Sequence]) -> list[_Item]:
         """Learning work by MACE's priority; overdue is what has passed the oldest prompt."""
