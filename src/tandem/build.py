@@ -55,13 +55,6 @@ DEMO_PATH = Path(__file__).parent / "demo_model"
 
 # An iteration makes hundreds of short-lived objects, nearly none of them in cycles.
 _GC_YOUNG_OBJECTS = 20_000
-# glibc gives large temporaries back to the system after each operation unless told to keep them;
-# it reads this when the process starts.
-_ENGINE_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
 
 
 def resolve_model(settings: Settings) -> Settings:
@@ -118,7 +111,10 @@ def build_loop(
 ) -> EngineLoop:
     """Load the model and join an engine loop around it."""
     from tandem.executor.executor import DeviceExecutor
+    from tandem.model.allocator import keep_large_blocks
     from tandem.model.load import load_model
+
+    keep_large_blocks()
 
     settings = resolve_model(settings)
     # A wrong name shall not cost a model load.
@@ -164,7 +160,6 @@ def build_engine_client(
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
     transport = ProcessTransport(
         [sys.executable, "-m", "tandem.build"],
-        {name: os.environ.get(name, value) for name, value in _ENGINE_ENVIRONMENT.items()},
         msgspec.msgpack.encode(settings),
         MonotonicClock(),
     )

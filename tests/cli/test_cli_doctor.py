@@ -23,7 +23,6 @@ def shown(findings: list[Finding]) -> tuple[int, str]:
 def test_this_machine_can_serve() -> None:
     findings = examine(os.environ)
     subjects = {finding.subject for finding in findings}
-    assert {"versions", "device", "dtype", "memory", "malloc", "demo model"} <= subjects
     code, text = shown(findings)
     assert code == 0, text
     assert "tandem serve demo" in text
@@ -48,20 +47,6 @@ def test_advice_alone_is_not_fatal() -> None:
     code, text = shown([Finding("x", Level.ADVICE, "[odd]", "do [this]")])
     assert code == 0
     assert "[odd]" in text and "do [this]" in text
-
-
-@pytest.mark.parametrize(
-    ("environ", "level"),
-    [
-        ({"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"}, Level.GOOD),
-        ({"MALLOC_MMAP_THRESHOLD_": "1", "MALLOC_TRIM_THRESHOLD_": "1"}, Level.GOOD),
-        ({"MALLOC_TRIM_THRESHOLD_": "1"}, Level.ADVICE),
-    ],
-)
-def test_malloc(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], level: Level) -> None:
-    monkeypatch.setattr(doctor.platform, "libc_ver", lambda: ("glibc", "2.36"))
-    (finding,) = [finding for finding in examine(environ) if finding.subject == "malloc"]
-    assert finding.level is level
 
 
 def test_no_compiler_is_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ async def engine(
 ) -> AsyncIterator[tuple[AsyncEngineClient, ProcessTransport]]:
     settings = msgspec.msgpack.encode(behaviour)
     transport = ProcessTransport(
-        CHILD, {}, settings, MonotonicClock(), silence_s=silence_s, stuck_s=stuck_s
+        CHILD, settings, MonotonicClock(), silence_s=silence_s, stuck_s=stuck_s
     )
     client = AsyncEngineClient(transport)
     try:
@@ -243,7 +243,7 @@ def test_the_engine_ends_with_its_parent():
         "from tandem.engine.client import AsyncEngineClient\n"
         "from tandem.engine.process import ProcessTransport\n"
         "async def main():\n"
-        f"    transport = ProcessTransport({CHILD!r}, {{}}, msgspec.msgpack.encode({{}}),\n"
+        f"    transport = ProcessTransport({CHILD!r}, msgspec.msgpack.encode({{}}),\n"
         "        MonotonicClock())\n"
         "    await AsyncEngineClient(transport).start()\n"
         "    print(transport.pid, flush=True)\n"

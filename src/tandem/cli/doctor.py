@@ -26,8 +26,6 @@ import tandem
 _PACKAGES = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "pydantic", "pyzmq")
 _GIB = 2**30
 _LITTLE_MEMORY_BYTES = 4 * _GIB
-_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 _DEMO_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
@@ -58,7 +56,6 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         _cpu(flags),
         _compiler(environ),
         _memory(),
-        _malloc(environ),
         _demo_model(),
     ]
 
@@ -162,23 +159,6 @@ def _memory() -> Finding:
     if memory.available < _LITTLE_MEMORY_BYTES:
         return Finding("memory", Level.ADVICE, found, "use a small model, or set --kv-memory")
     return Finding("memory", Level.GOOD, found)
-
-
-def _malloc(environ: Mapping[str, str]) -> Finding:
-    """glibc returns large temporaries to the system each time unless it is told not to."""
-    preloaded = environ.get("LD_PRELOAD", "")
-    allocator = next((name for name in _ALLOCATORS if name in preloaded), None)
-    if allocator:
-        return Finding("malloc", Level.GOOD, f"{allocator} is preloaded")
-    if platform.libc_ver()[0] != "glibc":
-        return Finding("malloc", Level.GOOD, "not glibc")
-    if all(name in environ for name in _MALLOC_VARIABLES):
-        return Finding("malloc", Level.GOOD, "glibc with raised thresholds")
-    advice = (
-        "for faster prefill on CPU: export MALLOC_MMAP_THRESHOLD_=1073741824 "
-        "MALLOC_TRIM_THRESHOLD_=4294967296, or preload tcmalloc"
-    )
-    return Finding("malloc", Level.ADVICE, "glibc's default thresholds", advice)
 
 
 def _demo_model() -> Finding:

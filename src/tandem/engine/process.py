@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,7 +45,6 @@ class ProcessTransport:
     def __init__(
         self,
         command: Sequence[str],
-        environ: Mapping[str, str],
         settings: bytes,
         clock: Clock,
         *,
@@ -54,7 +52,6 @@ class ProcessTransport:
         stuck_s: float = STUCK_S,
     ) -> None:
         self._command = list(command)
-        self._environ = dict(environ)
         self._settings = settings
         self._clock = clock
         self._silence_s = silence_s
@@ -133,9 +130,7 @@ class ProcessTransport:
 
     def _spawn(self, endpoint: str) -> subprocess.Popen[bytes]:
         launch = Launch(endpoint, self._incarnation, self._settings)
-        child = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, env={**os.environ, **self._environ}
-        )
+        child = subprocess.Popen(self._command, stdin=subprocess.PIPE)
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
             pipe.write(msgspec.msgpack.encode(launch))
