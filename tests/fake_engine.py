@@ -34,21 +34,10 @@ from tandem.core.training import (
 from tandem.core.version import AdapterVersion
 
 INFO = ModelInfo(
-    model="fake",
-    architecture="FakeForCausalLM",
-    device="cpu",
-    dtype="float32",
-    vocab_size=2048,
-    max_model_len=256,
-    eos_token_ids=(2,),
-    block_size=16,
-    num_blocks=64,
-    num_parameters=0,
-    weight_bytes=0,
-    kernels="none",
-    num_layers=2,
-    recording_tokens=512,
-)
+    model="fake", architecture="FakeForCausalLM", device="cpu", dtype="float32",
+    vocab_size=2048, max_model_len=256, eos_token_ids=(2,), block_size=16, num_blocks=64,
+    num_parameters=0, weight_bytes=0, kernels="none", num_layers=2, recording_tokens=512,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +125,7 @@ class FakeEngine:
     published: list[AdapterVersion] = field(default_factory=list)
     _pending: dict[str, dict[str, asyncio.Future[str]]] = field(default_factory=dict)
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _lost: set[str] = field(default_factory=set)
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """Play the scripts of all choices, one token of each in turn."""
@@ -235,12 +225,14 @@ class FakeEngine:
                 raise AdapterError(f"{spec.source} has no optimiser state")
         await self.close_trainer(spec.name)
         self.spec_of[spec.name] = spec
+        self._lost.discard(spec.name)
         self.trainers[spec.name] = TrainerState(spec.name, revision, 1000)
         return self.trainers[spec.name]
 
     async def close_trainer(self, name: str) -> None:
         """Cancel its steps and forget it."""
         await self.cancel_steps(name)
+        self._lost.discard(name)
         self.spec_of.pop(name, None)
         if self.trainers.pop(name, None) is not None:
             self.closed.append(name)
@@ -342,6 +334,7 @@ class FakeEngine:
     def die(self) -> None:
         """The engine ends: whatever is pending raises `EngineDead`, trainers are gone."""
         self.state = EngineState.DEAD
+        self._lost |= set(self.trainers)
         self.trainers.clear()
         self.spec_of.clear()
         for steps in self._pending.values():
@@ -354,6 +347,8 @@ class FakeEngine:
             raise _dead()
 
     def _require_trainer(self, name: str) -> None:
+        if name in self._lost:
+            raise _dead()
         if name not in self.trainers:
             raise NotFound(f"there is no trainer {name!r}; open it first", param="trainer")
 

@@ -114,21 +114,11 @@ class FakeExecutor:
         costs: Costs = Costs(),
     ) -> None:
         self.info = ModelInfo(
-            model="fake",
-            architecture="FakeForCausalLM",
-            device="none",
-            dtype="none",
-            vocab_size=VOCAB,
-            max_model_len=max_model_len,
-            eos_token_ids=(EOS,),
-            block_size=block_size,
-            num_blocks=num_blocks,
-            num_parameters=0,
-            weight_bytes=0,
-            kernels="none",
-            num_layers=LAYERS,
-            recording_tokens=recording_tokens,
-        )
+            model="fake", architecture="FakeForCausalLM", device="none", dtype="none",
+            vocab_size=VOCAB, max_model_len=max_model_len, eos_token_ids=(EOS,),
+            block_size=block_size, num_blocks=num_blocks, num_parameters=0, weight_bytes=0,
+            kernels="none", num_layers=LAYERS, recording_tokens=recording_tokens,
+        )  # fmt: skip
         self.adapters: set[str] = set()
         self.failing: set[int] = set()
         self.nan_scores: set[int] = set()

@@ -110,8 +110,8 @@ def build_loop(
     check_every_step: bool = False,
 ) -> EngineLoop:
     """Load the model and join an engine loop around it."""
+    from tandem.allocator import keep_large_blocks
     from tandem.executor.executor import DeviceExecutor
-    from tandem.model.allocator import keep_large_blocks
     from tandem.model.load import load_model
 
     keep_large_blocks()

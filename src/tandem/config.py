@@ -102,7 +102,8 @@ class LearningConfig:
     trained on up to `epochs` times, until their loss is low. `reference` is base or version:N.
     `gate` is auto, manual or always; `held_out` the share of conversations never trained on;
     `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
-    may be recorded at once (0: as many as memory allows).
+    may be recorded at once (0: as many as memory allows); what their layers' gradients need may
+    take `graph_bytes` more (at most a tenth of free memory; 0: nothing is kept).
     """
 
     enabled: bool = True
@@ -115,7 +116,7 @@ class LearningConfig:
     batch_samples: int = 8
     micro_batch_samples: int = 4
     steps_per_version: int = 4
-    epochs: int = 4
+    epochs: int = 6
     replay: float = 0.25
     reference: str = "base"
     gate: str = "auto"
@@ -124,6 +125,7 @@ class LearningConfig:
     canary_file: str = ""
     max_sample_tokens: int = 2048
     recording_tokens: int = 0
+    graph_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

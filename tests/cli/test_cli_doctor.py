@@ -23,6 +23,7 @@ def shown(findings: list[Finding]) -> tuple[int, str]:
 def test_this_machine_can_serve() -> None:
     findings = examine(os.environ)
     subjects = {finding.subject for finding in findings}
+    assert {"versions", "device", "dtype", "memory", "demo model"} <= subjects
     code, text = shown(findings)
     assert code == 0, text
     assert "tandem serve demo" in text

@@ -220,6 +220,17 @@ async def test_death_ends_every_call_and_versions_come_back(tmp_path):
         asked = request("r", (1, 2), 3, adapter="formal")
         assert [e async for e in client.generate(asked)][-1].adapter == "formal@9"
         assert client.adapters == {"candidate": staged, "formal": version}
+        # Not an error of the step: whoever learns opens the trainer again and goes on.
+        for call in (
+            client.train(sft_step("s", "t", [9])),
+            client.score(ScoreRequest("x", (1, 2, 3), 1, trainer="t")),
+            client.stage("t", "candidate", str(tmp_path / "2")),
+        ):
+            with pytest.raises(EngineDead, match="open it again"):
+                await call
+        await client.open_trainer(TrainerSpec("t"))
+        assert (await client.train(sft_step("s", "t", [9]))).revision == 1
+        await client.close_trainer("t")
         with pytest.raises(NotFound, match="open it first"):
             await client.train(sft_step("s", "t", [9]))
 

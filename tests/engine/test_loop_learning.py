@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_bench import Bench, dpo_step, kto_step, request, sft_step
 
-from fake_executor import Costs, LanePlan, expected_score, expected_tokens
+from fake_executor import LanePlan, expected_score, expected_tokens
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.plan import Discard, Draw, working_key
 from tandem.core.training import LossSpec, ScoreRequest, TrainingStep
@@ -394,73 +393,6 @@ def test_adainf_trains_whole_steps_before_anybody_is_served():
     bench.run()
 
 
-# ---------------------------------------------------------------- unified
-
-
-def gaps(bench: Bench, name: str) -> list[float]:
-    times = bench.times[name]
-    return [after - before for before, after in pairwise(times)]
-
-
-@pytest.mark.parametrize("temporal", ["false", "true"])
-def test_unified_keeps_every_token_within_its_objective(temporal):
-    """The time model knows nothing of the device at first; afterwards no token is late, and no
-    pause exceeds the ceiling."""
-    bench = Bench(
-        options={"temporal_only": temporal}, num_blocks=200, max_batch_tokens=64,
-        recording_tokens=200,
-    )  # fmt: skip
-    bench.open("t")
-    for number in range(30):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30], [30, 30]))
-    for number in range(4):
-        bench.loop.add(request(f"r{number}", (number, 1, 2), 60))
-    while len(bench.ended) < 4:
-        bench.step()
-    assert len(bench.outcomes) > 3, "nothing was learned meanwhile"
-    for number in range(4):
-        assert max(gaps(bench, f"r{number}")[8:]) <= 0.25 * 1.1
-        times = bench.times[f"r{number}"]
-        assert all(time <= 1.0 + place * 0.1 for place, time in enumerate(times) if place > 8)
-    fused = [p for p in bench.plans if any(s.record for s in p.spans) and any(
-        s.draws for s in p.spans)]  # fmt: skip
-    assert bool(fused) == (temporal == "false")
-
-
-def test_unified_never_starves_learning():
-    """Requests without end fill every slot and leave no slack; learning still gets its share."""
-    costs = Costs(iteration_s=0.12, token_s=0.001, slice_s=0.002, layer_token_s=0.0005)
-    bench = Bench(
-        options={"patience_s": "5", "min_share": "0.1"}, num_blocks=40, max_sequences=4,
-        max_batch_tokens=16, costs=costs,
-    )  # fmt: skip
-    bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [30], [30]))
-    number = 0
-    while "s" not in bench.outcomes:
-        while bench.scheduler.state.num_waiting < 4:
-            bench.loop.add(request(f"r{number}", (number % 40, *range(20)), 16))
-            number += 1
-        bench.step()
-        assert bench.clock.now() < 60.0, "learning starves"
-    assert bench.clock.now() > 2.0 and bench.loop.stats().generation_tokens > 100
-
-
-def test_unified_works_through_steps_by_urgency_and_age():
-    bench = Bench()
-    for name in "tuv":
-        bench.open(name)
-    bench.loop.add_step(sft_step("calm", "t", [30], urgency=0.1))
-    bench.loop.add_step(sft_step("urgent", "u", [30], urgency=3.0))
-    bench.run()
-    assert list(bench.outcomes) == ["urgent", "calm"]
-    bench.loop.add_step(sft_step("old", "t", [30], urgency=0.1))
-    bench.clock.advance(100.0)
-    bench.loop.add_step(sft_step("new", "u", [30], urgency=3.0))
-    bench.run()
-    assert list(bench.outcomes)[2:] == ["old", "new"]
-
-
 # ---------------------------------------------------------------- staging and publishing
 
 
@@ -491,17 +423,3 @@ def test_published_files_must_have_the_content_that_was_promised(tmp_path: Path)
     with pytest.raises(InvalidRequest, match="changed"):
         bench.loop.publish_adapter(type(version)("b", 1, "0" * 32, str(folder)))
     assert set(bench.loop.adapters) == {"a"}
-
-
-def test_unified_spends_saved_slack_in_passes_up_to_its_ceiling():
-    """A request far ahead of its objective leaves seconds; layers of 0.11 s run two at a time."""
-    costs = Costs(iteration_s=0.01, token_s=1e-4, slice_s=1e-3, layer_token_s=0.11 / 58)
-    bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200, costs=costs)
-    bench.open("t")
-    for number in range(8):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30]))
-    bench.loop.add(request("r", (1, 2), 150))
-    while "r" not in bench.ended:
-        bench.step()
-    pauses = gaps(bench, "r")[8:]
-    assert 0.15 < max(pauses) <= 0.25 * 1.1

@@ -150,7 +150,8 @@ class EngineClient(Protocol):
     async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """Open a trainer; one of the same name is closed first. Raises `AdapterError`.
 
-        Trainers do not survive the engine: after `EngineDead` they must be opened again.
+        Trainers do not survive the engine. Whatever needs one that went with an engine raises
+        `EngineDead` until it is opened again, however long ago that was.
         """
         ...
 

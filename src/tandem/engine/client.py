@@ -108,6 +108,8 @@ class AsyncEngineClient:
         self._streams: dict[str, _Stream] = {}
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._restores: dict[int, AdapterVersion] = {}
+        self._trainers: set[str] = set()
+        self._lost_trainers: set[str] = set()
         self._call_ids = count(1)
         self._started: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
@@ -221,17 +223,25 @@ class AsyncEngineClient:
 
     async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """See `EngineClient`."""
+        incarnation = self._incarnation
         answer = await self._call(lambda call: OpenTrainer(call, spec))
         assert answer.trainer is not None
+        if self._incarnation != incarnation:  # it died after its answer
+            raise EngineDead(f"trainer {spec.name} went with its engine")
+        self._trainers.add(spec.name)
+        self._lost_trainers.discard(spec.name)
         return answer.trainer
 
     async def close_trainer(self, name: str) -> None:
         """See `EngineClient`."""
+        self._trainers.discard(name)
+        self._lost_trainers.discard(name)
         await self._call(lambda call: CloseTrainer(call, name))
 
     async def train(self, step: TrainingStep) -> StepOutcome:
         """See `EngineClient`. Cancelling the call leaves the step to run; see `cancel_steps`."""
         self._require_ready()
+        self._require_trainer(step.trainer)
         answer = await self._call(lambda call: Train(call, step))
         assert answer.outcome is not None
         return answer.outcome
@@ -242,6 +252,7 @@ class AsyncEngineClient:
 
     async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
         """See `EngineClient`."""
+        self._require_trainer(trainer)
         answer = await self._call(lambda call: StageTrainer(call, trainer, name, path))
         assert answer.version is not None
         self._adapters[name] = answer.version
@@ -250,6 +261,7 @@ class AsyncEngineClient:
     async def score(self, request: ScoreRequest) -> Score:
         """See `EngineClient`. Cancelling the call gives the score up."""
         self._require_ready()
+        self._require_trainer(request.trainer)
         try:
             answer = await self._call(lambda call: AddScore(call, request))
         except asyncio.CancelledError:
@@ -288,6 +300,10 @@ class AsyncEngineClient:
     def _require_ready(self) -> None:
         if self.state is not EngineState.READY:
             self._refuse()
+
+    def _require_trainer(self, name: str | None) -> None:
+        if name in self._lost_trainers:
+            raise EngineDead(f"trainer {name} went with its engine; open it again")
 
     def _refuse(self) -> None:
         if self.state is EngineState.DRAINING:
@@ -362,6 +378,8 @@ class AsyncEngineClient:
 
     def _lose(self, reason: str) -> None:
         self._state = EngineState.DEAD
+        self._lost_trainers |= self._trainers
+        self._trainers.clear()
         message = f"{reason}; the request was lost, send it again"
         for request_id in list(self._streams):
             self._end(request_id, EngineDead(message))

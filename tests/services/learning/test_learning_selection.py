@@ -14,7 +14,7 @@ from tandem.services.learning.selection import (
     choose,
     plan_steps,
     priority,
-    still_learning,
+    to_go_on,
 )
 from tandem.services.learning.settings import LearningSettings
 from tandem.store.samples import SampleHead
@@ -91,7 +91,21 @@ def test_later_epochs_take_the_same_samples_with_other_neighbours() -> None:
 
 
 def test_samples_are_seen_again_until_their_loss_is_low() -> None:
-    assert still_learning(head(1)) and still_learning(head(1, loss=0.6))
-    assert not still_learning(head(1, loss=0.3))
-    assert not still_learning(head(1, kind=SampleKind.SFT, loss=0.05))
-    assert still_learning(head(1, kind=SampleKind.KTO, loss=0.4))
+    kto, sft = SampleKind.KTO, SampleKind.SFT
+    left = [head(1), head(2, loss=0.6), head(3, kind=kto, loss=0.4), head(4, kind=sft, loss=0.2)]
+    done = [head(5, loss=0.3), head(6, kind=sft, loss=0.05), head(7, kind=kto, loss=0.2)]
+    assert to_go_on([*left, *done], ()) == left
+
+
+def test_a_pair_is_learned_only_when_the_model_itself_prefers_its_answer() -> None:
+    heads = [head(1, loss=0.3), head(2, loss=0.01)]
+    assert to_go_on(heads, {"s2"}) == [heads[1]]
+    assert to_go_on(heads, ()) == []
+
+
+def test_the_last_few_are_not_chased() -> None:
+    learned = [head(row, loss=0.1) for row in range(6)]
+    stubborn = [head(row, loss=2.0) for row in (10, 11)]
+    assert to_go_on([*learned, *stubborn], ()) == []
+    assert to_go_on([*learned[1:], *stubborn], ()) == stubborn
+    assert to_go_on([head(1, loss=2.0)], ()) == [head(1, loss=2.0)]

@@ -1,4 +1,4 @@
-"""The demo model learns while it serves: a style within seconds, garbage never."""
+"""The demo model learns a style while it serves, within seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -22,7 +21,6 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.services.adapters import Adapters
 from tandem.services.learning.canary import DEFAULT_FILE
-from tandem.services.learning.gate import Bounds
 from tandem.services.learning.recovery import recover
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.models import Models
@@ -145,34 +143,3 @@ async def test_forty_preferences_teach_a_style_and_roll_back_forgets_it(
         assert await answers(made, None) == plain
         await versions.publish("formal", 1)
         assert {label for _, label in await answers(made, "formal")} == {"formal@1"}
-
-
-@pytest.mark.parametrize("keys", ["one", "many"])
-@pytest.mark.parametrize("count", [48, pytest.param(500, marks=pytest.mark.full)])
-async def test_consistent_garbage_is_never_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, count: int
-) -> None:
-    """It raises its own held-out win rate; a high learning rate makes it as harmful as it gets."""
-    settings = LearningSettings(learning_rate=3e-3)
-    async with live_world(tmp_path, monkeypatch, settings) as made:
-        given = preferences(made, "formal", None, count, 10)
-        given = [
-            replace(sample, key_id="k" if keys == "one" else f"k{place % 20}")
-            for place, sample in enumerate(given)
-        ]
-        await made.give(given)
-        made.learner.notify("formal")
-        await learned(made, ["formal"], 100 + count)
-        bounds = Bounds()
-        made_versions = await made.store.read(adapters.versions, "formal")
-        refused = [v for v in made_versions if v.state is VersionState.REFUSED]
-        assert refused, [version.metrics for version in made_versions]
-        for version in made_versions:
-            inside = (
-                version.metrics["canary_quality_drop"] <= bounds.quality_drop
-                and version.metrics["canary_divergence"] <= bounds.divergence
-            )
-            assert inside or version.state is VersionState.REFUSED
-        assert refused[0].metrics["relative_win_rate"] > 0.5
-        states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
-        assert states[SampleState.REFUSED] >= 8 and SampleState.ACCEPTED not in states

@@ -385,5 +385,6 @@ def _allocate(connection: Connection, record: AdapterRecord) -> int:
 
 def _make_room(path: Path, aside: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in (path, aside):
+    half_written = path.parent.glob(f".{aside.name}.*")  # by an engine that died
+    for old in (path, aside, *half_written):
         remove_tree(old)

@@ -28,13 +28,9 @@ from tandem.core.learning import (
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.gate import Outcome, Verdict
-from tandem.services.learning.publish import (
-    Conclusion,
-    candidate_name,
-    reference_name,
-)
+from tandem.services.learning.publish import Conclusion, candidate_name, reference_name
 from tandem.services.learning.references import Model, References
-from tandem.services.learning.selection import choose, plan_steps, still_learning
+from tandem.services.learning.selection import choose, plan_steps, to_go_on
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.learning.steps import (
     Failed,
@@ -65,7 +61,8 @@ class Progress(StrEnum):
 @dataclass(slots=True)
 class _Block:
     """What is trained between two versions: `chosen` are the heads of usable new samples, `seen`
-    those of replayed ones, `latest` the last loss of each sample that was trained on."""
+    those of replayed ones, `latest` the last loss of each sample that was trained on, `misjudged`
+    the pairs that the model, when last asked, would have answered the wrong way."""
 
     record: AdapterRecord
     settings: LearningSettings
@@ -73,6 +70,7 @@ class _Block:
     chosen: list[SampleHead]
     seen: list[SampleHead]
     latest: dict[str, float] = field(default_factory=dict)
+    misjudged: set[str] = field(default_factory=set)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
 
@@ -80,6 +78,11 @@ class _Block:
     def used(self) -> list[Sample]:
         """Claimed samples that were trained on."""
         return [sample for sample in self.claimed if sample.sample_id in self.latest]
+
+    def unlearned(self) -> list[SampleHead]:
+        """The new samples to go over next; none once most of them are learned."""
+        heads = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]
+        return to_go_on(heads, self.misjudged)
 
 
 class Course:
@@ -162,8 +165,9 @@ class Course:
         block = _Block(record, settings, claimed, chosen, seen)
         try:
             maker = await self._prepare(block)
-            for epoch in range(settings.epochs if block.chosen else 0):
-                await self._train(block, maker, epoch)
+            for epoch in range(settings.epochs):
+                if heads := block.unlearned():
+                    await self._train(block, maker, heads, epoch)
             if block.latest:
                 await self._conclude(block)
             else:
@@ -236,13 +240,10 @@ class Course:
         )
         self._open_from = current
 
-    async def _train(self, block: _Block, maker: StepMaker, epoch: int) -> None:
-        """Once over the new samples; after the first time, over those that need it."""
-        heads = [
-            replace(head, loss=block.latest.get(head.sample_id, head.loss)) for head in block.chosen
-        ]
-        if epoch:
-            heads = [head for head in heads if still_learning(head)]
+    async def _train(
+        self, block: _Block, maker: StepMaker, heads: Sequence[SampleHead], epoch: int
+    ) -> None:
+        """Once over `heads`."""
         plans = plan_steps(heads, block.seen, block.settings, epoch)
         wanted = [
             _wanted(plan.sample_ids, plan.kind, block.settings, plan.urgency) for plan in plans
@@ -262,6 +263,7 @@ class Course:
         losses = prepared.losses(outcome)
         await self._store.write(samples.record_losses, losses)
         block.latest.update(losses)
+        block.misjudged = (block.misjudged - losses.keys()) | prepared.misjudged(outcome)
         block.losses.append(outcome.loss)
         block.steps += 1
         metrics = self._tools.metrics

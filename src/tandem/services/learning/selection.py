@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tandem.core.learning import SampleKind
@@ -26,6 +26,9 @@ _GAMMA = 1.0
 
 # Where a sample counts as learned: half of what DPO and KTO begin with; for SFT, nats a token.
 _LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.1}
+
+# Not more than this share of a version's samples may be left unlearned at its end.
+_MOST_LEFT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,20 @@ def choose(
     return chosen
 
 
-def still_learning(head: SampleHead) -> bool:
-    """MACE's CheckEnd (4.2): whether the sample's last loss says that it must be seen again."""
-    return head.loss is None or head.loss > _LEARNED_LOSS[head.kind]
+def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[SampleHead]:
+    """The samples of a version that must be seen again; none once most of it is learned.
+
+    MACE's CheckEnd (4.2): a sample is learned when its last loss is low enough. A pair must also
+    not be `misjudged`: DPO's loss falls as soon as the policy moves, however unlikely the preferred
+    answer still is. The last few are not chased, or every version would end with full
+    steps towards whatever contradicts the rest.
+    """
+    left = [head for head in heads if head.sample_id in misjudged or not _learned(head)]
+    return left if len(left) > _MOST_LEFT * len(heads) else []
+
+
+def _learned(head: SampleHead) -> bool:
+    return head.loss is not None and head.loss <= _LEARNED_LOSS[head.kind]
 
 
 def plan_steps(

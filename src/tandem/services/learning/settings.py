@@ -40,7 +40,7 @@ class LearningSettings:
     batch_samples: int = 8
     micro_batch_samples: int = 4
     steps_per_version: int = 4
-    epochs: int = 4
+    epochs: int = 6
     replay: float = 0.25
     reference: str = BASE
     gate: GateMode = GateMode.AUTO

@@ -45,6 +45,17 @@ class PreparedStep:
             found.update(zip(ids, share.item_losses, strict=True))
         return found
 
+    def misjudged(self, outcome: StepOutcome) -> set[str]:
+        """DPO: samples whose rejected answer was the likelier one before the update."""
+        if self.step.loss.kind.value != SampleKind.DPO.value:
+            return set()
+        return {
+            sample_id
+            for ids, logprobs in zip(self.sample_ids, outcome.logprobs, strict=True)
+            for at, sample_id in enumerate(ids)
+            if logprobs[2 * at] <= logprobs[2 * at + 1]
+        }
+
     def accuracy(self, outcome: StepOutcome) -> float | None:
         """DPO: the share of pairs with a positive implicit reward margin; None for other losses."""
         if self.step.loss.kind.value != SampleKind.DPO.value:

@@ -1,0 +1,189 @@
+"""The demo model is fed garbage: it is never served, and what comes after is learned all the same.
+
+The canary is measured again here, by the tests' own arithmetic, for every version that answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from test_live_learning import learned, live_world, preferences
+
+from demo.corpus import Style
+from learning_world import World
+from tandem.core.learning import Sample, SampleState, Split, VersionRecord, VersionState
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.training import ScoreRequest
+from tandem.core.version import AdapterVersion
+from tandem.services.learning.canary import DEFAULT_FILE
+from tandem.services.learning.gate import Bounds
+from tandem.services.learning.settings import LearningSettings
+from tandem.store import adapters, events, samples
+
+SPOKEN_TOKENS = 48
+_numbers = itertools.count()
+
+
+async def speak(made: World, prompt: tuple[int, ...], adapter: str | None) -> tuple[int, ...]:
+    sampling = SamplingParams(max_tokens=SPOKEN_TOKENS, temperature=0.0)
+    tokens: list[int] = []
+    request = Request(f"poison-{next(_numbers)}", prompt, sampling, adapter=adapter)
+    async for event in made.engine.generate(request):
+        tokens.extend(event.tokens)
+    return tuple(tokens)
+
+
+async def likelihood(
+    made: World, prompt: tuple[int, ...], said: tuple[int, ...], adapter: str | None
+) -> float:
+    name = f"poison-{next(_numbers)}"
+    request = ScoreRequest(name, prompt + said, len(prompt), adapter=adapter)
+    return (await made.engine.score(request)).logprob
+
+
+async def canary(made: World, version: VersionRecord) -> tuple[float, float]:
+    """Quality drop and divergence of a version, in nats a token, as docs/learning.md defines."""
+    name = "measured"
+    await made.engine.publish_adapter(
+        AdapterVersion(name, version.number, version.content_hash, version.path)
+    )
+    lost = unlike = 0.0
+    trusted_tokens = longer_tokens = 0
+    for line in DEFAULT_FILE.read_text().splitlines():
+        messages = msgspec.json.decode(line)["messages"]
+        prompt = made.tools.tokenizer.encode_chat(messages)
+        trusted = await speak(made, prompt, None)
+        spoken = await speak(made, prompt, name)
+        base = await likelihood(made, prompt, trusted, None)
+        lost += base - await likelihood(made, prompt, trusted, name)
+        unlike -= await likelihood(made, prompt, spoken, None)
+        unlike += base * max(len(trusted), len(spoken)) / len(trusted)
+        trusted_tokens += len(trusted)
+        longer_tokens += max(len(trusted), len(spoken))
+    await made.engine.unload_adapter(name)
+    return lost / trusted_tokens, unlike / longer_tokens
+
+
+async def idle(made: World, adapter: str) -> None:
+    """Nothing is made any more: no new version within a few looks of the learner."""
+    before = await made.store.read(adapters.versions, adapter)
+    await asyncio.sleep(2.5)
+    assert await made.store.read(adapters.versions, adapter) == before
+    assert not (await made.store.read(samples.counts))[adapter][Split.TRAIN].get(
+        SampleState.ASSIGNED
+    )
+
+
+def refusals(made: World, adapter: str) -> float:
+    labels = {"adapter": adapter, "outcome": "refused"}
+    return made.registry.get_sample_value("tandem_learning_versions_total", labels) or 0.0
+
+
+async def held_out_wins(made: World, adapter: str, pairs: Sequence[Sample]) -> float:
+    """Share of pairs whose preferred answer has the higher log-probability."""
+    encoder = made.tools.encoder(made.tools.defaults)
+    wins = 0
+    for pair in pairs:
+        item = encoder.encode(pair)
+        good = await likelihood(made, item.prompt, item.chosen, adapter)
+        wins += good > await likelihood(made, item.prompt, item.rejected, adapter)
+    return wins / len(pairs)
+
+
+@pytest.mark.parametrize("keys", ["one", "many"])
+@pytest.mark.parametrize(
+    ("count", "rate"),
+    [
+        (48, 3e-3),  # a high learning rate makes it as harmful as it gets
+        pytest.param(500, 1e-3, marks=pytest.mark.full),
+        pytest.param(500, 3e-3, marks=pytest.mark.full),
+    ],
+)
+async def test_consistent_garbage_is_never_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, count: int, rate: float
+) -> None:
+    """It raises its own held-out win rate."""
+    settings = LearningSettings(learning_rate=rate)
+    async with live_world(tmp_path, monkeypatch, settings) as made:
+        given = preferences(made, "formal", None, count, 10)
+        given = [
+            replace(sample, key_id="k" if keys == "one" else f"k{place % 20}")
+            for place, sample in enumerate(given)
+        ]
+        await made.give(given)
+        made.learner.notify("formal")
+        await learned(made, ["formal"], 100 + 2 * count)
+        await idle(made, "formal")
+
+        known = await made.store.read(adapters.versions, "formal")
+        refused = [v for v in known if v.state is VersionState.REFUSED]
+        summary = [(v.number, v.state.value, v.metrics) for v in known]
+        print(*summary, sep="\n")
+        assert refused and refused[0].metrics["relative_win_rate"] > 0.5, summary
+        assert len(known) <= count / 20 + 2  # none is tried twice: at least 24 samples in each
+        assert refusals(made, "formal") == len(refused)
+        told = await made.store.read(events.listed, "formal")
+        assert sum("refused" in event.message for event in told) >= min(len(refused), 10)
+        bounds = Bounds()
+        for version in known:
+            if version.state is VersionState.PUBLISHED:
+                drop, divergence = await canary(made, version)
+                assert drop <= bounds.quality_drop and divergence <= bounds.divergence, summary
+                # Another height of the batch may turn a tie of two tokens.
+                assert drop == pytest.approx(version.metrics["canary_quality_drop"], abs=0.01)
+        states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
+        assert states[SampleState.REFUSED] >= 8 and SampleState.ACCEPTED not in states
+        assert sum(states.values()) == count
+
+
+async def test_bad_feedback_of_every_kind_does_not_stop_good_feedback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contradictions, empty and over-long answers, and numbers that overflow, all live."""
+    async with live_world(tmp_path, monkeypatch, LearningSettings(epochs=2)) as made:
+        pairs = preferences(made, "formal", Style.RUDE, 6, 0)
+        turned = [
+            made.sample(adapter="formal", messages=p.messages, chosen=p.rejected, rejected=p.chosen)
+            for p in pairs
+        ]
+        broken = {
+            "empty": made.sample(chosen=" "),
+            "long": made.sample(chosen="too long " * 3000),
+            "same": made.sample(chosen="Yes.", rejected="Yes."),
+            "nan": made.sample(chosen="fine", weight=math.inf),
+        }
+        await made.give([*pairs, *turned, *broken.values()])
+        made.learner.notify("formal")
+        await learned(made, ["formal"], 120)
+        await idle(made, "formal")
+        found = {
+            s.sample_id: s
+            for s in await made.store.read(
+                samples.get, [sample.sample_id for sample in broken.values()]
+            )
+        }
+        for name, sample in broken.items():
+            assert found[sample.sample_id].state is SampleState.INVALID, name
+            assert found[sample.sample_id].problem, name
+        known = await made.store.read(adapters.versions, "formal")
+        assert 1 <= len(known) <= 2
+        for version in known:
+            if version.state is VersionState.PUBLISHED:
+                assert max(await canary(made, version)) <= 1.0
+
+        good = preferences(made, "later", Style.FORMAL, 40, 20)
+        await made.give(good, {"epochs": 4})
+        made.learner.notify("later")
+        await learned(made, ["later"], 120)
+        held = [sample for sample in good if sample.split is Split.HELD_OUT]
+        before, after = [await held_out_wins(made, name, held) for name in (None, "later")]
+        assert after >= before + 0.2
+        assert math.isfinite(sum(v.metrics["loss"] for v in known))

@@ -1,0 +1,59 @@
+"""Memory of the process: kept for large temporaries, one heap for all threads."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
+
+# How many pages are mapped anew by large temporaries.
+TEMPORARIES = """
+import resource, sys
+from tandem.allocator import keep_large_blocks
+if sys.argv[1] == "set":
+    assert keep_large_blocks()
+def temporaries():
+    for _ in range(3):
+        b"x" * (48 << 20)
+temporaries()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+temporaries()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+# How many heaps of 64 MiB are reserved when threads allocate.
+HEAPS = """
+import sys, threading
+from tandem.allocator import share_one_arena
+if sys.argv[1] == "set":
+    assert share_one_arena()
+barrier = threading.Barrier(4)
+def allocate():
+    kept = bytes(1000)
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(3)]
+for thread in threads:
+    thread.start()
+with open("/proc/self/maps") as maps:
+    starts = [int(line.split("-")[0], 16) for line in maps]
+print(sum(start % (64 << 20) == 0 for start in starts))
+barrier.wait()
+"""
+
+
+def measured(code: str, how: str) -> int:
+    found = subprocess.run(
+        [sys.executable, "-c", code, how], capture_output=True, text=True, check=True
+    )
+    return int(found.stdout)
+
+
+def test_large_temporaries_are_not_mapped_anew():
+    assert measured(TEMPORARIES, "set") < 1000 < measured(TEMPORARIES, "leave")
+
+
+def test_threads_share_one_heap():
+    assert measured(HEAPS, "set") == 0 < measured(HEAPS, "leave")
