@@ -35,7 +35,9 @@ BLOCK = 4
 NUM_BLOCKS = 256
 
 
-def make_executor(model, mode: str = "off", recording_tokens: int = 512) -> DeviceExecutor:
+def make_executor(
+    model, mode: str = "off", recording_tokens: int = 512, graph_bytes: int = 1 << 24
+) -> DeviceExecutor:
     loaded = prepare_model(model, ModelConfig(model="tiny", kernels=mode))
     size = loaded.dtype.itemsize
     each = sum(2 * s.kv_heads * s.head_dim for s in loaded.layers) * BLOCK * size
@@ -44,7 +46,7 @@ def make_executor(model, mode: str = "off", recording_tokens: int = 512) -> Devi
         CacheConfig(block_size=BLOCK, memory_bytes=NUM_BLOCKS * each),
         SchedulingConfig(max_sequences=64),
         AdapterConfig(),
-        LearningConfig(recording_tokens=recording_tokens),
+        LearningConfig(recording_tokens=recording_tokens, graph_bytes=graph_bytes),
     )
 
 

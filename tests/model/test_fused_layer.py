@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from tandem.model.fuse import fuse_modules
 from tandem.model.fused_layer import FusedLayer
 from tandem.model.linear import pack_linears
 from tandem.model.lora import LoraLayers, Segment, adaptable_linears
-from tandem.model.lora_files import LoraWeights
+from tandem.model.lora_files import LinearShape, Lora, LoraWeights
 
 pytestmark = pytest.mark.skipif(not kernels.amx_linear(), reason="no AMX")
 
@@ -56,8 +57,8 @@ def make(name: str) -> Any:
         if parameter.dim() == 1:  # norms and biases, which start as constants
             parameter.add_(torch.randn_like(parameter) * 0.2)
     register()
-    fuse_modules(model)
     linears = adaptable_linears(model.base_model, "model.")
+    fuse_modules(model)
     pack_linears(model)
     model.set_attn_implementation(IMPLEMENTATION)
     return model, linears
@@ -67,7 +68,9 @@ class ByParts(PagedContext):
     """A context that the layers do not know, so that they call their parts one by one."""
 
 
-def run(model: Any, lengths: list[int], kind: type[PagedContext]) -> tuple[Tensor, list[LayerKV]]:
+def run(
+    model: Any, lengths: list[int], kind: type[PagedContext], wanted: Tensor | None = None
+) -> tuple[Tensor, list[LayerKV]]:
     """Hidden states and the cache after one pass over spans that start at various positions."""
     counts = np.array(lengths)
     starts = np.arange(len(lengths)) * 5
@@ -86,7 +89,7 @@ def run(model: Any, lengths: list[int], kind: type[PagedContext]) -> tuple[Tenso
         input_ids=tokens[None],
         position_ids=positions[None],
         use_cache=False,
-        attention_context=kind(CpuKernel().prepare(layout), cache),
+        attention_context=kind(CpuKernel().prepare(layout), cache, wanted),
     ).last_hidden_state
     return hidden, cache
 
@@ -123,6 +126,24 @@ def test_blocks_equal_the_parts_bit_by_bit(name: str, calls: list[str]) -> None:
             assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "gemma"])
+@pytest.mark.parametrize("lengths", SPANS)
+@pytest.mark.parametrize("every", [1, 7, 0])
+def test_only_wanted_rows_leave_the_last_layer(name: str, lengths: list[int], every: int) -> None:
+    model, _ = make(name)
+    rows = torch.arange(sum(lengths))
+    wanted = rows[every - 1 :: every] if every else rows[:0]
+    with torch.no_grad():
+        all_rows, all_cache = run(model, lengths, PagedContext)
+        some, some_cache = run(model, lengths, PagedContext, wanted)
+    assert some.shape == all_rows.shape
+    assert torch.equal(some[:, wanted], all_rows[:, wanted])
+    others = rows[~torch.isin(rows, wanted)]
+    assert some[:, others].count_nonzero() == 0
+    for one, other in zip(some_cache, all_cache, strict=True):
+        assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
+
+
 def test_an_adapter_acts_only_when_it_is_asked_for(calls: list[str]) -> None:
     model, linears = make("llama")
     with torch.no_grad():
@@ -138,12 +159,117 @@ def test_an_adapter_acts_only_when_it_is_asked_for(calls: list[str]) -> None:
         assert len(calls) == 4
         lora.activate((Segment("a", 4, 7),))
         adapted, _ = run(model, [4, 3], PagedContext)
-        assert len(calls) == 4
+        assert len(calls) == 8
         assert torch.equal(adapted[:, :4], expected[:, :4])
         assert not torch.equal(adapted[:, 4:], expected[:, 4:])
         lora.activate(())
         assert torch.equal(run(model, [4, 3], PagedContext)[0], expected)
-    assert len(calls) == 8
+    assert len(calls) == 12
+
+
+# Rank, factor and the projections that each adapter has; in layer 1 alone for the last one.
+ADAPTERS: dict[str, tuple[int, float, tuple[str, ...]]] = {
+    "all": (4, 2.0, ("q", "k", "v", "o", "gate", "up", "down")),
+    "wide": (40, 0.3, ("q", "up", "down")),
+    "odd": (5, 1.7, ("v", "o", "gate")),
+    "late": (16, 1.0, ("k", "up")),
+}
+
+
+def make_lora(linears: Mapping[str, LinearShape], kind: str, seed: int) -> Lora:
+    """Updates about as large as what the layers compute."""
+    rank, scale, names = ADAPTERS[kind]
+    generator = torch.Generator().manual_seed(seed)
+    found: Lora = {}
+    for name, shape in linears.items():
+        short = name.rpartition(".")[2].removesuffix("_proj")
+        if short not in names or (kind == "late" and ".layers.0." in name):
+            continue
+        a = torch.randn(rank, shape.inputs, generator=generator) / shape.inputs**0.5
+        b = torch.randn(shape.outputs, rank, generator=generator) * 0.5 / rank**0.5 / scale
+        found[name] = LoraWeights(a.bfloat16(), b.bfloat16(), scale)
+    return found
+
+
+def cut(lengths: list[int], keys: list[str]) -> tuple[Segment, ...]:
+    """One segment a span, the spans taking `keys` in turns; an empty one is no adapter."""
+    segments, first = [], 0
+    for index, length in enumerate(lengths):
+        if key := keys[index % len(keys)]:
+            segments.append(Segment(key, first, first + length))
+        first += length
+    return tuple(segments)
+
+
+def row_errors(found: Tensor, expected: Tensor) -> Tensor:
+    """Distance of each row of [1, T, hidden] relative to its length."""
+    return ((found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1))[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma"])
+@pytest.mark.parametrize("lengths", SPANS)
+@pytest.mark.parametrize("keys", [["all"], ["", "wide", "odd"], ["late", "all", "", "odd"]])
+def test_adapters_within_the_blocks(
+    name: str, lengths: list[int], keys: list[str], calls: list[str]
+) -> None:
+    model, linears = make(name)
+    lora = LoraLayers(model, linears)
+    for seed, kind in enumerate(ADAPTERS):
+        lora.add(kind, make_lora(linears, kind, seed))
+    with torch.no_grad():
+        base, _ = run(model, lengths, PagedContext)
+        segments = cut(lengths, keys)
+        lora.activate(segments)
+        calls.clear()
+        whole, whole_cache = run(model, lengths, PagedContext)
+        assert len(calls) == 4
+        parts, parts_cache = run(model, lengths, ByParts)
+    assert len(calls) == 4
+    adapted = torch.zeros(whole.shape[1], dtype=torch.bool)
+    for segment in segments:
+        adapted[segment.start : segment.stop] = True
+    # Rows without adapter keep their bits; the others differ from the parts by roundings alone: a
+    # percent as a rule, of two layers in bfloat16.
+    assert torch.equal(whole[:, ~adapted], base[:, ~adapted])
+    assert bool((row_errors(whole, parts) < 0.04).all())
+    assert bool((row_errors(whole, base)[adapted] > 0.06).all())
+    for one, other in zip(whole_cache, parts_cache, strict=True):
+        for a, b in ((one.keys, other.keys), (one.values, other.values)):
+            assert (a - b).float().norm() < 0.01 * b.float().norm()
+
+
+def test_an_adapter_that_is_put_again_or_dropped_is_not_remembered() -> None:
+    model, linears = make("llama")
+    lora = LoraLayers(model, linears)
+    with torch.no_grad():
+        lora.add("a", make_lora(linears, "all", 0))
+        lora.activate((Segment("a", 0, 5),))
+        before, _ = run(model, [5], PagedContext)
+        nbytes = lora.nbytes
+        lora.add("a", make_lora(linears, "all", 1))
+        after, _ = run(model, [5], PagedContext)
+        assert lora.nbytes == nbytes
+        assert bool((row_errors(after, before) > 0.1).all())
+        assert bool((row_errors(after, run(model, [5], ByParts)[0]) < 0.02).all())
+        lora.drop("a")
+        assert lora.nbytes == 0
+        lora.add("a", make_lora(linears, "odd", 0))
+        third, _ = run(model, [5], PagedContext)
+        assert bool((row_errors(third, run(model, [5], ByParts)[0]) < 0.02).all())
+
+
+def test_rows_with_an_adapter_do_not_depend_on_the_others() -> None:
+    model, linears = make("qwen2")
+    lora = LoraLayers(model, linears)
+    lora.add("all", make_lora(linears, "all", 0))
+    lora.add("odd", make_lora(linears, "odd", 1))
+    with torch.no_grad():
+        lora.activate(cut([40], ["all"]))
+        alone, _ = run(model, [40], PagedContext)
+        lora.activate(cut([40, 1, 33], ["all", "odd", ""]))
+        together, _ = run(model, [40, 1, 33], PagedContext)
+    # The spans' blocks differ, their keys and values do not.
+    assert torch.equal(together[:, :40], alone)
 
 
 class Doubled(nn.Module):

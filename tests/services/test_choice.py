@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fake_engine import logprob_of
 from serving import demo_tokenizer
 from tandem.core.sequence import FinishReason
@@ -86,9 +88,27 @@ def test_without_logprobs_no_entries() -> None:
 
 
 def test_prompt_entries_cover_the_prompt() -> None:
-    tokens = demo_tokenizer().encode("Hello, how are you", add_special_tokens=False)
-    entries = describe_prompt(demo_tokenizer(), tokens, [logprob_of(t, 2) for t in tokens[1:]])
-    assert "".join(entry.text for entry in entries) == "Hello, how are you"
+    text = "Hello, how are you"
+    tokens = demo_tokenizer().encode(text, add_special_tokens=False)
+    logprobs = [logprob_of(t, 2) for t in tokens[1:]]
+    entries = describe_prompt(demo_tokenizer(), text, tokens, logprobs)
+    assert "".join(entry.text for entry in entries) == text
     assert entries[0].logprob is None and entries[0].top == ()
     assert entries[1].logprob == -tokens[1] / 1000 and len(entries[1].top) == 2
     assert entries[1].offset == len(entries[0].text)
+
+
+@pytest.mark.parametrize("spelt_out", [True, False])
+def test_prompt_offsets_count_the_special_tokens_of_the_text(spelt_out: bool) -> None:
+    tokenizer = demo_tokenizer()
+    tokens = tokenizer.encode_chat([{"role": "user", "content": "Grüße, 你好"}])
+    whole = tokenizer.render_chat([{"role": "user", "content": "Grüße, 你好"}])
+    text = whole if spelt_out else tokenizer.decode(tokens)
+    entries = describe_prompt(tokenizer, text, tokens, [logprob_of(t, 0) for t in tokens[1:]])
+    readable = [
+        entry for entry in entries[1:] if entry.text in whole and "\ufffd" not in entry.text
+    ]
+    assert len(readable) > 5
+    for entry in readable:
+        if spelt_out or entry.text in text:
+            assert text.startswith(entry.text, entry.offset)

@@ -44,7 +44,8 @@ from tandem.training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-# Share of free memory that recordings may take, and tokens that are more than anybody needs.
+# Share of free memory that recordings may take, and graphs again; tokens that are more than
+# anybody needs.
 _RECORDING_SHARE = 0.1
 _MOST_RECORDING_TOKENS = 1 << 17
 _DEFAULT_LEARNING = LearningConfig()
@@ -243,7 +244,8 @@ class DeviceExecutor:
         )
         recorder = None
         if any(span.record is not None for span in batch.spans):
-            recorder = Recorder(self._required_training().recordings, batch)
+            training = self._required_training()
+            recorder = Recorder(training.recordings, batch, training.graph_keeper(batch))
         outcomes = run_batch(model, storage, batch, recorder)
         return {places[at]: outcome for at, outcome in zip(batch.order, outcomes, strict=True)}
 
@@ -279,7 +281,9 @@ def _make_training(
         tokens = int(free_memory_bytes(model.device) * _RECORDING_SHARE) // each
         tokens = min(tokens, _MOST_RECORDING_TOKENS)
     size = (len(model.layers), max(tokens, 1), model.width)
-    return TrainingState(model, lazy_zeros(size, model.device, model.dtype), max_rank)
+    arena = lazy_zeros(size, model.device, model.dtype)
+    room = int(free_memory_bytes(model.device) * _RECORDING_SHARE)
+    return TrainingState(model, arena, max_rank, min(learning.graph_bytes, room))
 
 
 def _context(model_tokens: int, cache_tokens: int) -> int:

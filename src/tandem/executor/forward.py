@@ -23,9 +23,6 @@ from tandem.model.load import LoadedModel
 from tandem.model.logprobs import token_logprobs
 from tandem.model.sampling import sample
 
-# Logits of one piece of a score take at most this many bytes in float32.
-_SCORE_BYTES = 64 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class SpanOutcome:
@@ -39,11 +36,14 @@ class SpanOutcome:
 def run_batch(
     model: LoadedModel, storage: KVStorage, batch: Batch, recorder: Recorder | None
 ) -> list[SpanOutcome]:
-    """Outcomes of the batch's spans, in row order. KV of all rows is written.
+    """Outcomes of the batch's spans, in row order. KV of all rows is written, but that of a pass
+    whose graphs are kept.
 
     `recorder` takes what is recorded; without one, no span is.
     """
-    context = PagedContext(model.kernel.prepare(batch.layout), storage.layers)
+    context = PagedContext(
+        model.kernel.prepare(batch.layout), storage.layers, wanted_rows(batch, model.device)
+    )
     # Never inference_mode: its tensors could not be recorded for a later backward.
     with torch.no_grad():
         model.lora.activate(batch.segments)
@@ -53,7 +53,7 @@ def run_batch(
         finally:
             model.lora.activate(())
         drawn = _draw_all(model, hidden, batch)
-        totals = sum_scores(model.head, hidden, batch, recorder, _piece(model))
+        totals = sum_scores(model.head, hidden, batch, recorder)
         outcomes = [
             _outcome(model, hidden, batch, place, drawn[place], totals.get(place))
             for place in range(len(batch.spans))
@@ -63,16 +63,35 @@ def run_batch(
     return outcomes
 
 
+def wanted_rows(batch: Batch, device: torch.device) -> Tensor | None:
+    """Rows whose hidden states are read after the last layer, int64 in order.
+
+    None stands for all; also where too few are left over to gain anything.
+    """
+    total = batch.tokens.numel()
+    wanted: list[int] = []
+    if total == len(batch.spans):
+        return None
+    for span, first in zip(batch.spans, batch.first_rows, strict=True):
+        rows = len(span.tokens)
+        if span.record is not None:
+            wanted += range(first, first + rows)
+            continue
+        asked = {row for row, target in enumerate(span.score_targets) if target >= 0}
+        if span.draws:
+            asked.add(rows - 1)
+        wanted += [first + row for row in sorted(asked)]
+    if 2 * len(wanted) > total:
+        return None
+    return torch.tensor(wanted, dtype=torch.int64, device=device)
+
+
 def _recording(model: LoadedModel, recorder: Recorder | None) -> AbstractContextManager[None]:
     if recorder is None:
         return nullcontext()
     assert model.stack is not None
-    return model.stack.recording(recorder.take)
-
-
-def _piece(model: LoadedModel) -> int:
-    """Rows whose logits are computed at once for scores."""
-    return max(1, _SCORE_BYTES // (4 * model.vocab_size))
+    graphs = recorder.graphs
+    return model.stack.recording(recorder.take, graphs.layer if graphs is not None else None)
 
 
 def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[DrawResult | None]]:
@@ -111,7 +130,7 @@ def _outcome(
         return SpanOutcome(draws, score, False)
     rows = [row for row, target in enumerate(span.score_targets) if target >= 0]
     found: list[TokenLogprob] = []
-    top, piece = span.score_top or 0, _piece(model)
+    top, piece = span.score_top or 0, model.head.logits_at_once
     for start in range(0, len(rows), piece):
         some = rows[start : start + piece]
         logits = model.head(_pick(hidden[first : first + len(span.tokens)], some))

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from tandem.core.plan import Span
 from tandem.executor.batch import Batch
+from tandem.executor.graphs import GraphKeeper
 from tandem.training.recordings import Recording, Recordings
 
 
 class Recorder:
     """For one forward pass; all recorded spans of `batch` passed `TrainingState.span_problem`."""
 
-    def __init__(self, recordings: Recordings, batch: Batch) -> None:
+    def __init__(
+        self, recordings: Recordings, batch: Batch, graphs: GraphKeeper | None = None
+    ) -> None:
+        self.graphs = graphs
         self._spans: dict[int, tuple[Span, int, Recording]] = {}
         self._targets: list[tuple[int, int, Tensor]] = []
         for place, (span, first) in enumerate(zip(batch.spans, batch.first_rows, strict=True)):

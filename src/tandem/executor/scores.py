@@ -21,9 +21,9 @@ def wants_sum(span: Span) -> bool:
 
 
 def sum_scores(
-    head: Head, hidden: Tensor, batch: Batch, recorder: Recorder | None, piece: int
+    head: Head, hidden: Tensor, batch: Batch, recorder: Recorder | None
 ) -> dict[int, float]:
-    """Sums by place in the batch; `piece` rows at a time meet the head."""
+    """Sums by place in the batch."""
     totals: dict[int, float] = {}
     for recorded in (False, True):
         places = [
@@ -31,7 +31,7 @@ def sum_scores(
             for place, span in enumerate(batch.spans)
             if wants_sum(span) and (span.record is not None) == recorded
         ]
-        _sum_some(head, hidden, batch, places, recorder if recorded else None, piece, totals)
+        _sum_some(head, hidden, batch, places, recorder if recorded else None, totals)
     return totals
 
 
@@ -41,7 +41,6 @@ def _sum_some(
     batch: Batch,
     places: list[int],
     recorder: Recorder | None,
-    piece: int,
     totals: dict[int, float],
 ) -> None:
     offsets = {
@@ -50,6 +49,7 @@ def _sum_some(
     }
     rows = [batch.first_rows[place] + row for place in places for row in offsets[place]]
     targets = [batch.spans[place].score_targets[row] for place in places for row in offsets[place]]
+    piece = head.rows_at_once
     logprobs: list[Tensor] = []
     slopes: list[Tensor] = []
     for start in range(0, len(rows), piece):

@@ -25,16 +25,19 @@ from tandem.core.plan import (
     working_key,
 )
 from tandem.core.training import TrainerSpec, TrainerState
+from tandem.executor.batch import Batch
+from tandem.executor.graphs import GraphKeeper, graph_keeper
 from tandem.executor.starts import make_start, trainable_prefixes
 from tandem.model.attention.dense import DenseContext
+from tandem.model.layer_gradient import Kept, layer_gradient
 from tandem.model.load import LoadedModel
 from tandem.model.lora import Segment
 from tandem.model.lora_files import Lora, LoraWeights
 from tandem.model.stack import Replay
 from tandem.training.checkpoint import Checkpoint
-from tandem.training.layerwise import run_slice, slice_problem
+from tandem.training.layerwise import Gradients, run_slice, slice_problem
 from tandem.training.parameters import Pair, ParameterLayout
-from tandem.training.recordings import Recordings
+from tandem.training.recordings import Graph, Recording, Recordings
 from tandem.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -45,13 +48,16 @@ _FAILURES = (RuntimeError, MemoryError, ValueError, IndexError)
 class TrainingState:
     """All trainers of one device. Usable only if the model has a layer stack."""
 
-    def __init__(self, model: LoadedModel, arena: Tensor, max_rank: int) -> None:
-        """`arena` is [layers, recording tokens, width], its rows are written when recorded."""
+    def __init__(
+        self, model: LoadedModel, arena: Tensor, max_rank: int, graph_budget: int = 0
+    ) -> None:
+        """`arena` is [layers, recording tokens, width], its rows are written when recorded; graphs
+        may take `graph_budget` bytes."""
         self._model = model
         self._max_rank = max_rank
         self._trainers: dict[str, Trainer] = {}
         self._working: dict[str, Lora] = {}
-        self.recordings = Recordings(arena)
+        self.recordings = Recordings(arena, graph_budget)
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """See `Executor`; an open one of that name is closed when the new one is ready."""
@@ -125,6 +131,10 @@ class TrainingState:
             return f"the backward pass of micro-batch {target.micro_batch} has begun"
         return None
 
+    def graph_keeper(self, batch: Batch) -> GraphKeeper | None:
+        """Who computes the layers of a pass that only records, if graphs can be kept."""
+        return graph_keeper(self.recordings, batch, self._prepare)
+
     def run_slice(self, plan: BackwardSlice) -> SliceResult:
         """Compute a slice; if it is the last one of its micro-batch, let the recording go."""
         started = time.perf_counter()
@@ -169,7 +179,11 @@ class TrainingState:
     def memory_bytes(self) -> dict[str, int]:
         """Bytes by purpose."""
         masters = sum(each.nbytes for each in self._trainers.values())
-        return {"recordings": self.recordings.nbytes, "trainers": masters + self.working_bytes}
+        return {
+            "recordings": self.recordings.nbytes,
+            "graphs": self.recordings.graph_bytes,
+            "trainers": masters + self.working_bytes,
+        }
 
     @property
     def working_bytes(self) -> int:
@@ -195,6 +209,12 @@ class TrainingState:
         for recording in self.recordings.of(trainer):
             self.recordings.close(recording.micro_batch)
 
+    def _prepare(self, recording: Recording) -> LoraReplay:
+        lengths = [length for length in recording.lengths if length]
+        replay = self._replay(recording.trainer, recording.tokens, lengths)
+        recording.replay = replay
+        return replay
+
     def _replay(self, trainer: str, tokens: Tensor, lengths: Sequence[int]) -> LoraReplay:
         positions = torch.cat([torch.arange(length) for length in lengths])
         assert self._model.stack is not None
@@ -213,13 +233,15 @@ class LoraReplay:
         self._lora = model.lora
         self._replay = replay
         self._segments = (segment,)
-        self._leaves: list[dict[str, Pair]] = [
+        self._prefixes = trainable_prefixes(model)
+        # By layer, and by the module's name within it.
+        self._weights: list[Lora] = [
             {
-                name: (weights.a, weights.b)
+                name.removeprefix(prefix): weights
                 for name, weights in adapter.items()
                 if name.startswith(prefix)
             }
-            for prefix in trainable_prefixes(model)
+            for prefix in self._prefixes
         ]
 
     def layer(self, index: int, hidden: Tensor) -> Tensor:
@@ -230,13 +252,36 @@ class LoraReplay:
         finally:
             self._lora.activate(())
 
+    def forward_by_hand(self, index: int, hidden: Tensor) -> tuple[Tensor, Graph] | None:
+        """See `LayerReplay`."""
+        layer = layer_gradient(self._replay, index, self._weights[index])
+        if layer is None:
+            return None
+        with torch.no_grad():
+            kept = layer.forward(hidden)
+            return layer.finish(kept), kept
+
+    def by_hand(
+        self, index: int, hidden: Tensor, gradient: Tensor, below: bool, graph: Graph | None
+    ) -> tuple[Tensor | None, Gradients] | None:
+        """See `LayerReplay`."""
+        layer = layer_gradient(self._replay, index, self._weights[index])
+        if layer is None:
+            return None
+        with torch.no_grad():
+            kept = graph if isinstance(graph, Kept) else layer.forward(hidden)
+            entering, found = layer.backward(hidden, kept, gradient, below)
+        prefix = self._prefixes[index]
+        return entering, {f"{prefix}{name}": pair for name, pair in found.items()}
+
     def finish(self, hidden: Tensor) -> Tensor:
         """See `LayerReplay`."""
         return self._replay.finish(hidden)
 
     def leaves(self, index: int) -> Mapping[str, Pair]:
         """See `LayerReplay`."""
-        return self._leaves[index]
+        prefix = self._prefixes[index]
+        return {f"{prefix}{name}": (w.a, w.b) for name, w in self._weights[index].items()}
 
 
 def as_lora(pairs: Mapping[str, Pair], layout: ParameterLayout) -> Lora:

@@ -1,8 +1,9 @@
 """A decoder layer of the Llama kind that runs as two kernel calls whenever that is exact.
 
 It is exact when no gradient is wanted, the context is the CPU kernel's, and every projection is
-the frozen one that was packed, wrapped by no adapter that acts now. Otherwise the parts are called
-one by one, as transformers does. Both ways give the same values.
+the frozen one that was packed, whether adapters act on it or not. Otherwise the parts are called
+one by one, as transformers does. Both ways give the same values; with adapters, up to where they
+round: the kernels add an update before the product is rounded.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ from tandem.model.kernels.layer import (
     MlpWeights,
     NormWeights,
     Panels,
+    Updates,
     attention_block,
     mlp_block,
 )
 from tandem.model.linear import AmxWeight, GroupMember, PackedLinear
 from tandem.model.lora import LoraLinear
 
+# Columns of an AMX panel.
+_PANEL = 32
 Projections = tuple[nn.Module | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The kernels' view of a layer, valid while its projections are these very modules."""
+    """The kernels' view of a layer, valid while its projections are these very modules.
+
+    `adaptable` are the projections as adapters know them, if the kernels can apply adapters.
+    """
 
     projections: Projections
     weights: tuple[AttentionWeights, MlpWeights] | None
+    adaptable: tuple[LoraLinear, ...] | None = None
 
 
 class FusedLayer(nn.Module):
@@ -65,15 +73,12 @@ class FusedLayer(nn.Module):
             and attention_mask is None
             and past_key_values is None
             and not torch.is_grad_enabled()
-            and (weights := self._weights()) is not None
+            and (blocks := self._current()).weights is not None
+            and (updates := _updates(blocks)) is not None
         ):
-            attention, mlp = weights
-            cache = attention_context.layers[self.self_attn.layer_idx]
-            tables = attention_context.batch.tables
-            x = attention_block(
-                hidden_states, attention, position_embeddings, (cache.keys, cache.values), tables
+            return self._whole(
+                hidden_states, position_embeddings, attention_context, blocks.weights, updates
             )
-            return mlp_block(x, mlp)
         mixed, _ = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),
             position_embeddings=position_embeddings,
@@ -86,27 +91,46 @@ class FusedLayer(nn.Module):
         normal = self.post_attention_layernorm(hidden_states)
         return hidden_states + self.mlp(normal)
 
-    def _weights(self) -> tuple[AttentionWeights, MlpWeights] | None:
-        """What the kernels multiply by, or None where the parts must be called one by one."""
+    def _whole(
+        self,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+        context: PagedContext,
+        weights: tuple[AttentionWeights, MlpWeights],
+        updates: tuple[Updates, Updates],
+    ) -> Tensor:
+        """The layer by the kernels."""
+        assert isinstance(context.batch, CpuBatch)
+        cache = context.layers[self.self_attn.layer_idx]
+        tables = context.batch.tables
+        # Of rows that nobody reads, the last layer only has to store keys and values.
+        last = self.self_attn.layer_idx == len(context.layers) - 1
+        wanted = context.wanted if last and not updates[0].segments else None
+        x = attention_block(
+            hidden, weights[0], angles, (cache.keys, cache.values), tables, updates[0], wanted
+        )
+        x = mlp_block(x, weights[1], updates[1])
+        if wanted is None:
+            return x
+        return torch.zeros_like(hidden).index_copy_(1, wanted, x)
+
+    def _current(self) -> _Blocks:
+        """What the kernels multiply by; no weights where the parts must be called one by one."""
         attention, mlp = self.self_attn, self.mlp
-        projections = tuple(
-            map(
-                _at_rest,
-                (
-                    attention.q_proj,
-                    attention.k_proj,
-                    attention.v_proj,
-                    attention.o_proj,
-                    mlp.gate_proj,
-                    mlp.up_proj,
-                    mlp.down_proj,
-                ),
-            )
+        projections: Projections = (
+            attention.q_proj,
+            attention.k_proj,
+            attention.v_proj,
+            attention.o_proj,
+            mlp.gate_proj,
+            mlp.up_proj,
+            mlp.down_proj,
         )
         # Modules compare by identity.
         if projections != self._blocks.projections:
-            self._blocks = _Blocks(projections, self._find(projections))
-        return self._blocks.weights
+            weights = self._find(tuple(map(_frozen, projections)))
+            self._blocks = _Blocks(projections, weights, _adaptable(projections))
+        return self._blocks
 
     def _find(self, projections: Projections) -> tuple[AttentionWeights, MlpWeights] | None:
         attention, mlp = self.self_attn, self.mlp
@@ -132,11 +156,34 @@ class FusedLayer(nn.Module):
         )
 
 
-def _at_rest(projection: nn.Module) -> nn.Module | None:
-    """The frozen layer behind a projection, if no adapter acts on it now."""
-    if isinstance(projection, LoraLinear):
-        return projection.base if projection.idle else None
-    return projection
+def _frozen(projection: nn.Module | None) -> nn.Module | None:
+    """The layer behind a projection that adapters may act on."""
+    return projection.base if isinstance(projection, LoraLinear) else projection
+
+
+def _adaptable(projections: Projections) -> tuple[LoraLinear, ...] | None:
+    """The projections, if an adapter may act on each and panels of a group are of one member."""
+    layers = tuple(each for each in projections if isinstance(each, LoraLinear))
+    parts = [each.base for each in layers if isinstance(each.base, GroupMember)]
+    whole = all(part.out_features % _PANEL == 0 for part in parts)
+    return layers if whole and len(layers) == len(projections) else None
+
+
+def _updates(blocks: _Blocks) -> tuple[Updates, Updates] | None:
+    """What adapters add in the attention and in the inner layer; None if the kernels cannot."""
+    attention, mlp = Updates(), Updates()
+    wrapped = next((each for each in blocks.projections if isinstance(each, LoraLinear)), None)
+    segments = wrapped.segments if wrapped is not None else ()
+    if not segments:
+        return attention, mlp
+    if blocks.adaptable is None:
+        return None
+    query, key, value, out, gate, up, down = blocks.adaptable
+    for each in segments:
+        name, start, stop = each.key, each.start, each.stop
+        attention.add(start, stop, query.packed(name, (key, value)), out.packed(name))
+        mlp.add(start, stop, gate.packed(name, (up,)), down.packed(name))
+    return attention, mlp
 
 
 def _joined(members: Projections) -> Panels | None:

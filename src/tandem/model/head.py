@@ -12,6 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tandem.model.kernels.score import score_rows
+from tandem.model.linear import AmxWeight, PackedLinear
+
+# Inputs of an AMX weight are a multiple of this.
+_SIDE = 32
+# Logits in float32 of the rows that are scored at once.
+_LOGIT_BYTES = 64 << 20
+# As many rows as that at once where no logits are kept; it is 40 MiB for a width of 1,024.
+_KERNEL_ROWS = 2048
+
 
 @dataclass(slots=True)
 class Head:
@@ -43,8 +53,19 @@ class Head:
         """Log-probabilities [rows], float32, of `targets` int64 [rows] under `hidden`.
 
         With `gradient` also d(log-probability)/d(hidden) [rows, width], in the model's dtype.
-        Not for more rows at once than the caller has memory for: some float32 [rows, vocab].
+        For at most `rows_at_once` rows, so that memory is bounded.
         """
+        if (packed := self._packed()) is not None:
+            linear, weights = packed
+            back = linear.backward_weights() if gradient else None
+            assert back is None or isinstance(back, AmxWeight)
+            return score_rows(
+                hidden.detach().contiguous(),
+                targets,
+                weights.panels,
+                linear.out_features,
+                back.panels if back is not None else None,
+            )
         with torch.set_grad_enabled(gradient):
             leaf = hidden.detach().requires_grad_(gradient)
             raw: Tensor = self.linear(leaf)
@@ -66,6 +87,29 @@ class Head:
                 slope.mul_(self.factor / self.divisor)
         (rows,) = torch.autograd.grad(raw, leaf, slope.to(raw.dtype))
         return logprobs, rows
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows for one call of `score`: some tens of MiB."""
+        if self._packed() is not None:
+            return _KERNEL_ROWS
+        return self.logits_at_once
+
+    @property
+    def logits_at_once(self) -> int:
+        """Rows whose float32 logits take 64 MiB."""
+        vocab: Any = self.linear.out_features
+        return max(1, _LOGIT_BYTES // (4 * vocab))
+
+    def _packed(self) -> tuple[PackedLinear, AmxWeight] | None:
+        """What the kernel scores with, if it computes this head: packed both ways, and plain."""
+        linear = self.linear
+        if self.softcap or not self.factor == self.divisor == 1.0:
+            return None
+        if not isinstance(linear, PackedLinear) or not isinstance(linear.weights, AmxWeight):
+            return None
+        # The transposed weight has the vocabulary as its inputs.
+        return (linear, linear.weights) if linear.out_features % _SIDE == 0 else None
 
     def _shaped(self, logits: Tensor) -> Tensor:
         """What each architecture does after `lm_head`."""

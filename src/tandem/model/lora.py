@@ -7,13 +7,15 @@ an in-place write to one can never touch what another's pending backward will re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from tandem.model.kernels.layer import PackedLora
 from tandem.model.lora_files import LinearShape, Lora, LoraWeights
 
 
@@ -33,6 +35,14 @@ class ActiveSegments:
     segments: tuple[Segment, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """The packed form of some layers' weights, valid while these are what the layers have."""
+
+    weights: tuple[LoraWeights | None, ...]
+    packed: PackedLora
+
+
 class LoraLinear(nn.Module):
     """A frozen layer plus, on the rows of each segment, that adapter's update."""
 
@@ -41,6 +51,7 @@ class LoraLinear(nn.Module):
         self.base = base
         self._active = active
         self._weights: dict[str, LoraWeights] = {}
+        self._packings: dict[str, _Packing] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [1, rows, in] -> [1, rows, out]."""
@@ -61,14 +72,28 @@ class LoraLinear(nn.Module):
         return out
 
     @property
-    def idle(self) -> bool:
-        """Whether no adapter acts on the pass under way, so that `base` is all there is."""
-        return not self._active.segments
+    def segments(self) -> tuple[Segment, ...]:
+        """Whose rows are whose in the pass under way; empty where `base` is all there is."""
+        return self._active.segments
 
     @property
     def nbytes(self) -> int:
-        """Memory of this layer's adapters."""
-        return sum(each.a.nbytes + each.b.nbytes for each in self._weights.values())
+        """Memory of this layer's adapters, and of what it keeps for a joined product."""
+        own = sum(each.a.nbytes + each.b.nbytes for each in self._weights.values())
+        return own + sum(each.packed.nbytes for each in self._packings.values())
+
+    def packed(self, key: str, others: Sequence[LoraLinear] = ()) -> PackedLora:
+        """The update of adapter `key` for this layer and the `others` of its joined product.
+
+        Packed when it is first asked for, and anew after `put` changed one of them.
+        """
+        layers = (self, *others)
+        weights = tuple(layer._weights.get(key) for layer in layers)
+        known = self._packings.get(key)
+        if known is None or any(a is not b for a, b in zip(known.weights, weights, strict=True)):
+            known = _Packing(weights, _pack(layers, weights))
+            self._packings[key] = known
+        return known.packed
 
     def put(self, key: str, weights: LoraWeights) -> None:
         """Use `weights` for rows of adapter `key`."""
@@ -77,6 +102,21 @@ class LoraLinear(nn.Module):
     def drop(self, key: str) -> None:
         """Forget adapter `key`, if this layer has it."""
         self._weights.pop(key, None)
+        self._packings.pop(key, None)
+
+
+def _pack(layers: Sequence[LoraLinear], weights: Sequence[LoraWeights | None]) -> PackedLora:
+    like = next((each.a for each in weights if each is not None), torch.empty(0).bfloat16())
+    halves: list[tuple[Tensor, Tensor]] = []
+    for layer, each in zip(layers, weights, strict=True):
+        if each is None:
+            shape: Any = layer.base
+            halves.append(
+                (like.new_empty(0, shape.in_features), like.new_empty(shape.out_features, 0))
+            )
+        else:
+            halves.append((each.a.detach().contiguous(), each.b.detach().contiguous()))
+    return PackedLora.of(halves, [each.scale if each is not None else 1.0 for each in weights])
 
 
 class LoraLayers:

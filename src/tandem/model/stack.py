@@ -21,6 +21,8 @@ from tandem.model.attention.dense import DenseContext
 
 # Takes rows [rows, width] that enter layer i; i = number of layers for what leaves the last.
 RowSink = Callable[[int, Tensor], None]
+# Computes layer i of rows [rows, width] in its place, in consecutive parts; None if it does not.
+LayerStandIn = Callable[[int, Tensor], list[Tensor] | None]
 _HIDDEN = "hidden_states"
 _PROBE_LENGTHS = (2, 3)
 _TOLERANCE = 1e-3
@@ -44,6 +46,7 @@ class _Tap:
 
     def __init__(self, index: int, layer: Any, shared: _Shared) -> None:
         self.index = index
+        self.module = layer
         self.inner: Callable[..., Any] = layer.forward
         self.returns_tuple = False
         self._shared = shared
@@ -67,16 +70,22 @@ class _Record:
     The input of layer 0 is left out: `LayerStack.replay` makes it from the tokens.
     """
 
-    def __init__(self, sink: RowSink, count: int) -> None:
+    def __init__(self, sink: RowSink, count: int, stand_in: LayerStandIn | None = None) -> None:
         self._sink = sink
+        self._stand_in = stand_in
         self._last = count - 1
 
     def call(self, tap: _Tap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `_Mode`."""
+        hidden = _hidden(args, kwargs)
         if tap.index:
-            self._sink(tap.index, _hidden(args, kwargs)[0])
-        output = tap.inner(*args, **kwargs)
-        tap.returns_tuple = isinstance(output, tuple)
+            self._sink(tap.index, hidden[0])
+        parts = self._stand_in(tap.index, hidden[0]) if self._stand_in is not None else None
+        if parts is not None:
+            output = tap.wrap((parts[0] if len(parts) == 1 else torch.cat(parts))[None])
+        else:
+            output = tap.inner(*args, **kwargs)
+            tap.returns_tuple = isinstance(output, tuple)
         if tap.index == self._last:
             self._sink(tap.index + 1, (output[0] if tap.returns_tuple else output)[0])
         return output
@@ -131,6 +140,11 @@ class Replay:
         result: Tensor = output[0] if isinstance(output, tuple) else output
         return result[0]
 
+    def called(self, index: int) -> tuple[nn.Module, dict[str, Any]] | None:
+        """Layer `index` and its keyword arguments, None if it has positional ones too."""
+        args, kwargs = self._calls[index]
+        return None if args else (self._stack.taps[index].module, kwargs)
+
     def finish(self, hidden: Tensor) -> Tensor:
         """[rows, width] through what follows the layers: the final norm."""
         mode = _Finish(hidden[None], len(self._stack.taps))
@@ -155,9 +169,9 @@ class LayerStack:
         return len(self.taps)
 
     @contextmanager
-    def recording(self, sink: RowSink) -> Iterator[None]:
-        """Hand the rows of the passes inside to `sink`."""
-        self._shared.mode = _Record(sink, len(self.taps))
+    def recording(self, sink: RowSink, stand_in: LayerStandIn | None = None) -> Iterator[None]:
+        """Hand the rows of the passes inside to `sink`; `stand_in` may compute layers."""
+        self._shared.mode = _Record(sink, len(self.taps), stand_in)
         try:
             yield
         finally:

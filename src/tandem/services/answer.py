@@ -165,7 +165,7 @@ class _Part:
         scored = request.sampling.prompt_logprobs is not None
         self._scores_wanted = len(request.prompt) - 1 if scored else 0
         if scored and not self._scores_wanted:
-            self._prompt_entries = describe_prompt(tools.tokenizer, request.prompt, ())
+            self._prompt_entries = describe_prompt(tools.tokenizer, echo or "", request.prompt, ())
         self._timing = RequestTiming(tools.metrics, tools.clock.now())
         self._choices = [
             Choice(
@@ -215,7 +215,11 @@ class _Part:
             return []
         if self._scores_wanted and not self._prompt_entries:
             self._prompt_entries = await asyncio.to_thread(
-                describe_prompt, self._tools.tokenizer, self.request.prompt, self._scores
+                describe_prompt,
+                self._tools.tokenizer,
+                self._echo or "",
+                self.request.prompt,
+                self._scores,
             )
         events, self._early = self._early, []
         return [delta for each in events for delta in self._apply(each)]

@@ -145,9 +145,12 @@ def describe(tokenizer: Tokenizer, logprob: TokenLogprob, offset: int) -> TokenT
 
 
 def describe_prompt(
-    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]
+    tokenizer: Tokenizer, text: str, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]
 ) -> tuple[TokenText, ...]:
-    """Text forms of all prompt tokens; `logprobs` belong to all but the first."""
+    """Text forms of all tokens of a prompt that is echoed as `text`.
+
+    `logprobs` belong to all but the first. A special token counts where the text spells it out.
+    """
     assert len(logprobs) == len(prompt) - 1
     detokenizer = Detokenizer(tokenizer)
     entries: list[TokenText] = []
@@ -157,7 +160,10 @@ def describe_prompt(
             entries.append(_plain(tokenizer, token, None))
         else:
             entries.append(describe(tokenizer, logprobs[place - 1], offset))
-        offset += len(detokenizer.push(token))
+        piece, spelt = detokenizer.push(token), entries[-1].text
+        if not piece and spelt and text.startswith(spelt, offset):
+            piece = spelt
+        offset += len(piece)
     return tuple(entries)
 
 

@@ -1,8 +1,9 @@
 """The backward pass of a recorded micro-batch, in slices of layers from the top.
 
-Each layer is computed again from its recorded input under autograd and differentiated at once, so
-a graph never spans two layers and the pass can stop anywhere between them. Knows no model: layers
-come through a protocol. Invariant: a slice that fails changes nothing.
+Each layer is computed again from its recorded input, unless what that gives was kept, and
+differentiated at once: by hand where its replay knows how, else by autograd. So no graph spans two
+layers, and the pass can stop anywhere between them. Knows no model: layers come through a protocol.
+Invariant: a slice that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from torch import Tensor
 
 from tandem.core.plan import BackwardSlice
 from tandem.training.parameters import Pair
-from tandem.training.recordings import Recording, Recordings
+from tandem.training.recordings import Graph, Recording, Recordings
+
+# d/d(a), d/d(b) by module; None where nothing depends on it.
+Gradients = dict[str, tuple[Tensor | None, Tensor | None]]
 
 
 class LayerReplay(Protocol):
@@ -31,6 +35,18 @@ class LayerReplay(Protocol):
         """[rows, width] through layer `index`; differentiable."""
         ...
 
+    def forward_by_hand(self, index: int, hidden: Tensor) -> tuple[Tensor, Graph] | None:
+        """[rows, width] through layer `index`, and what `by_hand` may be given to spare itself
+        that; None where only `layer` can compute it."""
+        ...
+
+    def by_hand(
+        self, index: int, hidden: Tensor, gradient: Tensor, below: bool, graph: Graph | None
+    ) -> tuple[Tensor | None, Gradients] | None:
+        """What autograd would give for d(loss)/d(output) of layer `index`: d/d(hidden) if wanted
+        `below`, and the LoRA gradients. None where autograd has to do it."""
+        ...
+
     def finish(self, hidden: Tensor) -> Tensor:
         """[rows, width] through the final norm; differentiable."""
         ...
@@ -42,7 +58,6 @@ class LayerReplay(Protocol):
 
 # Makes the replay of `tokens` int64 [rows], the sequences of `lengths` one after the other.
 MakeReplay = Callable[[str, Tensor, Sequence[int]], LayerReplay]
-Gradients = dict[str, tuple[Tensor | None, Tensor | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,10 @@ def run_slice(
         recording.at = plan.lo
         return {}
     rows = recording.rows_of(recording.active)
+    if first and rows != slice(0, recording.num_rows):
+        # What was prepared or kept is of all rows.
+        recordings.drop_graphs(recording)
+        recording.replay = None
     if recording.replay is None:
         lengths = [recording.lengths[s] for s in recording.active]
         recording.replay = make(recording.trainer, recording.tokens[rows], lengths)
@@ -94,15 +113,25 @@ def run_slice(
     found: Gradients = {}
     for index in reversed(range(plan.lo, plan.hi)):
         assert gradient is not None
-        gradient = _layer_backward(index, inputs.of(index), gradient, replay, found)
+        graph = recordings.take_graph(recording, index)
+        gradient = _layer_backward(index, inputs.of(index), gradient, replay, graph, found)
     recording.at, recording.gradient = plan.lo, gradient
     return found
 
 
 def _layer_backward(
-    index: int, hidden: Tensor, gradient: Tensor, replay: LayerReplay, found: Gradients
+    index: int,
+    hidden: Tensor,
+    gradient: Tensor,
+    replay: LayerReplay,
+    graph: Graph | None,
+    found: Gradients,
 ) -> Tensor | None:
     """d(loss)/d(input) of layer `index`, None for the lowest; LoRA gradients go to `found`."""
+    done = replay.by_hand(index, hidden, gradient, index > 0, graph)
+    if done is not None:
+        found.update(done[1])
+        return done[0]
     leaves = replay.leaves(index)
     wanted = [half for pair in leaves.values() for half in pair]
     with torch.enable_grad():

@@ -1,20 +1,31 @@
 """What recorded spans left for the backward pass: rows in one arena, and whose they are.
 
 A micro-batch owns consecutive rows of the arena, sequence after sequence, so that chunks join
-without a copy. Knows no model: rows have a width, layers are counted. Invariant (`check`): every
-row of the arena is free or owned by exactly one micro-batch.
+without a copy. What its layers' gradients need besides may be kept too, a cache that goes first.
+Knows no model: rows have a width, layers are counted. Invariant (`check`): every row of the arena
+is free or owned by exactly one micro-batch, and graphs stay within their budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.core.errors import AccountingError
 from tandem.core.plan import OpenMicroBatch
+
+
+class Graph(Protocol):
+    """What a layer's gradient needs of its forward pass, beside the layer's input."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -25,7 +36,8 @@ class Recording:
     computed again from `tokens` int64 [rows]. `done[s]` counts recorded tokens of sequence s.
     `slopes` [rows, width] is d(log p)/d(hidden) after the final norm, zero where nothing was
     scored. `at` is how many layers the backward pass still has to do; `gradient` is what leaves
-    the lowest one done, for the rows of the `active` sequences. `replay` is kept between slices.
+    the lowest one done, for the rows of the `active` sequences. `replay` is kept between slices;
+    `graphs` by layer are of all rows.
     """
 
     micro_batch: int
@@ -40,6 +52,7 @@ class Recording:
     gradient: Tensor | None = None
     active: tuple[int, ...] = ()
     replay: object | None = None
+    graphs: dict[int, Graph] = field(default_factory=dict)
     starts: tuple[int, ...] = field(default=())
 
     @property
@@ -66,11 +79,12 @@ class Recordings:
     """The arena and the micro-batches in it.
 
     `arena` is [num_layers, capacity, width]: entry i holds what leaves layer i. What enters layer
-    0 comes from the tokens.
+    0 comes from the tokens. Graphs take up to `graph_budget` bytes.
     """
 
-    def __init__(self, arena: Tensor) -> None:
+    def __init__(self, arena: Tensor, graph_budget: int = 0) -> None:
         self._arena = arena
+        self._graph_budget = graph_budget
         self._capacity = arena.shape[1]
         self._open: dict[int, Recording] = {}
         self._high_rows = 0
@@ -96,6 +110,16 @@ class Recordings:
             if tensor is not None
         ]
         return self._high_rows * width + sum(own)
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory of all graphs that are kept."""
+        return sum(graph.nbytes for each in self._open.values() for graph in each.graphs.values())
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether there is any room for graphs."""
+        return self._graph_budget > 0
 
     def get(self, micro_batch: int) -> Recording | None:
         """The open recording of that number."""
@@ -144,8 +168,23 @@ class Recordings:
             return None
         return self._arena[:, first : first + recording.num_rows]
 
+    def keep_graph(self, recording: Recording, layer: int, graph: Graph) -> None:
+        """Keep a layer's graph if it fits; what is older stays, since it is needed sooner."""
+        recording.graphs.pop(layer, None)
+        if self.graph_bytes + graph.nbytes <= self._graph_budget:
+            recording.graphs[layer] = graph
+
+    def take_graph(self, recording: Recording, layer: int) -> Graph | None:
+        """A layer's graph if it was kept; it is needed once."""
+        return recording.graphs.pop(layer, None)
+
+    def drop_graphs(self, recording: Recording) -> None:
+        """Let the graphs of a recording go; a backward slice computes its layers again."""
+        recording.graphs.clear()
+
     def drop_inputs(self, recording: Recording) -> None:
-        """Give the rows of a recording back; a backward slice computes them again."""
+        """Give the rows of a recording back, its graphs first; a slice computes them again."""
+        self.drop_graphs(recording)
         recording.first_row = None
 
     def check(self, trainers: Callable[[str], bool]) -> None:
@@ -155,7 +194,11 @@ class Recordings:
             if first < end or last > self._capacity:
                 raise AccountingError(f"rows of micro-batch {number} are owned twice or not there")
             end = last
+        if self.graph_bytes > self._graph_budget:
+            raise AccountingError(f"graphs take {self.graph_bytes} of {self._graph_budget} bytes")
         for recording in self._open.values():
+            if any(layer >= recording.at for layer in recording.graphs):
+                raise AccountingError(f"micro-batch {recording.micro_batch} keeps a graph it used")
             if not trainers(recording.trainer):
                 raise AccountingError(
                     f"micro-batch {recording.micro_batch} belongs to no open trainer"

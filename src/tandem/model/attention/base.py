@@ -123,10 +123,15 @@ class AttentionKernel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedContext:
-    """The context of serving: a prepared batch over the KV of every layer."""
+    """The context of serving: a prepared batch over the KV of every layer.
+
+    `wanted`, int64 [rows], are the rows whose hidden states are read after the last layer, None
+    for all: the others may then be anything finite.
+    """
 
     batch: AttentionBatch
     layers: list[LayerKV]
+    wanted: Tensor | None = None
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams

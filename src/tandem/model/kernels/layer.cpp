@@ -6,9 +6,11 @@
 // straight into tiles, keys and values straight into the cache.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/index_select.h>
 #include <torch/library.h>
 
 #include "attention.h"
+#include "lora.h"
 #include "matmul.h"
 
 namespace tandem {
@@ -30,9 +32,11 @@ at::Tensor empty_tiles(const at::Tensor& like, int64_t rows, int64_t steps) {
   return at::empty({(rows + SIDE - 1) / SIDE * steps * STEP}, like.options());
 }
 
-Product product(const at::Tensor& tiles, const at::Tensor& packed, int64_t rows) {
-  return {Left::of_tiles(data(tiles), packed.size(1)), data(packed), rows, packed.size(1),
-          packed.size(0)};
+Product product(const at::Tensor& tiles, const at::Tensor& packed, int64_t rows,
+                const Updates& updates) {
+  const int64_t steps = packed.size(1);
+  return {Left::of_tiles(data(tiles), steps), data(packed), rows, steps, packed.size(0), steps,
+          updates.list()};
 }
 
 struct Norm {
@@ -83,7 +87,9 @@ struct ToGate {
 // x + down(act(gate(n)) * up(n)), n = norm(x); x dense [..., hidden], gate and up joined.
 at::Tensor mlp_block(const at::Tensor& x, const at::Tensor& norm_weight, double eps, bool shifted,
                      const at::Tensor& gate_up, const Optional& gate_up_bias,
-                     const at::Tensor& down, const Optional& down_bias, bool gelu) {
+                     const at::Tensor& down, const Optional& down_bias, bool gelu,
+                     at::IntArrayRef segments, at::TensorList gate_up_updates,
+                     at::TensorList down_updates) {
   const int64_t width = x.size(-1), rows = x.numel() / width, inner = down.size(1);
   TORCH_CHECK(amx_usable(), "the system does not grant AMX");
   TORCH_CHECK(x.is_contiguous() && width == gate_up.size(1) * SIDE &&
@@ -94,15 +100,18 @@ at::Tensor mlp_block(const at::Tensor& x, const at::Tensor& norm_weight, double 
   const at::Tensor normal =
       normalised_tiles(x, {norm_weight, static_cast<float>(eps), shifted}, rows);
   at::Tensor gated = empty_tiles(x, rows, inner);
-  const Product first = product(normal, gate_up, rows);
+  const Updates inner_updates(normal, rows, gate_up.size(1), segments, gate_up_updates, 2);
+  const Product first = product(normal, gate_up, rows, inner_updates);
   BFloat16* to = gated.mutable_data_ptr<BFloat16>();
   if (gelu) {
     run_product<2>(first, ToGate<GeluTanh>{to, bias_of(gate_up_bias), rows, inner});
   } else {
     run_product<2>(first, ToGate<Silu>{to, bias_of(gate_up_bias), rows, inner});
   }
-  run_product<1>(product(gated, down, rows), ToRows{out.mutable_data_ptr<BFloat16>(), data(x),
-                                                    bias_of(down_bias), rows, width});
+  const Updates updates(gated, rows, inner, segments, down_updates, 1);
+  BFloat16* sums = out.mutable_data_ptr<BFloat16>();
+  run_product<1>(product(gated, down, rows, updates),
+                 ToRows{sums, data(x), bias_of(down_bias), rows, width});
   return out;
 }
 
@@ -145,7 +154,25 @@ void turn_and_store(BFloat16* qkv, int64_t rows, const Heads& heads, const Paged
   });
 }
 
-// x + o(attention(qkv(norm(x)))); x dense [1, T, hidden], cos and sin dense [1, T, R].
+// residual + o(mixed); mixed dense [rows, heads, dim].
+at::Tensor project(const at::Tensor& mixed, const at::Tensor& residual, const at::Tensor& o,
+                   const Optional& bias, at::IntArrayRef segments, at::TensorList updates) {
+  const int64_t rows = mixed.size(0), steps = o.size(1), width = o.size(0) * SIDE;
+  at::Tensor out = at::empty({1, rows, width}, mixed.options());
+  if (rows == 0) return out;
+  const ToRows to{out.mutable_data_ptr<BFloat16>(), data(residual), bias_of(bias), rows, width};
+  if (rows <= SIDE && segments.empty()) {
+    run_product<1>({Left::of_rows(data(mixed), steps * SIDE), data(o), rows, steps, o.size(0)}, to);
+    return out;
+  }
+  const at::Tensor tiles = pack_rows(mixed, rows, steps * SIDE, steps);
+  const Updates added(tiles, rows, steps, segments, updates, 1);
+  run_product<1>(product(tiles, o, rows, added), to);
+  return out;
+}
+
+// x + o(attention(qkv(norm(x)))); x dense [1, T, hidden], cos and sin dense [1, T, R]. Of the
+// rows `wanted` alone, if given, though keys and values of all are stored; not with updates.
 at::Tensor attention_block(const at::Tensor& x, const at::Tensor& norm_weight, double eps,
                            bool shifted, const at::Tensor& qkv, const Optional& qkv_bias,
                            const Optional& q_norm, const Optional& k_norm, const at::Tensor& o,
@@ -153,7 +180,9 @@ at::Tensor attention_block(const at::Tensor& x, const at::Tensor& norm_weight, d
                            const at::Tensor& k_cache, const at::Tensor& v_cache,
                            const at::Tensor& slots, const at::Tensor& table,
                            const at::Tensor& query_start, const at::Tensor& context_len,
-                           double scale, int64_t window, double softcap) {
+                           double scale, int64_t window, double softcap,
+                           at::IntArrayRef segments, at::TensorList qkv_updates,
+                           at::TensorList o_updates, const Optional& wanted) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   const int64_t kv_heads = k_cache.size(2), dim = k_cache.size(3);
   const Heads heads{o.size(1) * SIDE / dim, kv_heads, dim};
@@ -166,29 +195,27 @@ at::Tensor attention_block(const at::Tensor& x, const at::Tensor& norm_weight, d
                   cos.numel() == rows * cos.size(-1) && cos.scalar_type() == at::kBFloat16 &&
                   sin.scalar_type() == at::kBFloat16,
               "one dense row of cos and of sin a token");
+  TORCH_CHECK(!wanted || segments.empty(), "segments are of all rows");
   check_slots(k_cache, v_cache, slots, rows);
-  at::Tensor out = at::empty_like(x);
-  if (rows == 0) return out;
+  if (rows == 0) return at::empty_like(x);
   const Norm norm{norm_weight, static_cast<float>(eps), shifted};
   at::Tensor joined = at::empty({rows, heads.width()}, x.options());
   BFloat16* to = joined.mutable_data_ptr<BFloat16>();
-  run_product<1>(product(normalised_tiles(x, norm, rows), qkv, rows),
+  const at::Tensor normal = normalised_tiles(x, norm, rows);
+  const Updates updates(normal, rows, qkv.size(1), segments, qkv_updates, 3);
+  run_product<1>(product(normal, qkv, rows, updates),
                  ToRows{to, nullptr, bias_of(qkv_bias), rows, heads.width()});
   turn_and_store(to, rows, heads, paged, cos, sin, data(q_norm), data(k_norm), norm);
   const at::Tensor queries =
       joined.narrow(1, 0, heads.queries * dim).view({rows, heads.queries, dim});
-  const at::Tensor mixed = paged_attention(queries, k_cache, v_cache, table, query_start,
-                                           context_len, scale, window, softcap);
-  Product last{Left::of_rows(data(mixed), heads.queries * dim), data(o), rows, o.size(1),
-               o.size(0)};
-  at::Tensor tiles;
-  if (rows > SIDE) {
-    tiles = pack_rows(mixed, rows, heads.queries * dim, o.size(1));
-    last = product(tiles, o, rows);
+  at::Tensor mixed = paged_attention(queries, k_cache, v_cache, table, query_start, context_len,
+                                     scale, window, softcap);
+  at::Tensor residual = x;
+  if (wanted) {
+    mixed = mixed.index_select(0, *wanted);
+    residual = x.view({rows, width}).index_select(0, *wanted);
   }
-  run_product<1>(last, ToRows{out.mutable_data_ptr<BFloat16>(), data(x), bias_of(o_bias), rows,
-                              width});
-  return out;
+  return project(mixed, residual, o, o_bias, segments, o_updates);
 }
 
 #endif
@@ -197,12 +224,14 @@ TORCH_LIBRARY_FRAGMENT(tandem, m) {
 #ifdef TANDEM_AMX
   m.def(
       "mlp_block(Tensor x, Tensor norm, float eps, bool shifted, Tensor gate_up, "
-      "Tensor? gate_up_bias, Tensor down, Tensor? down_bias, bool gelu) -> Tensor");
+      "Tensor? gate_up_bias, Tensor down, Tensor? down_bias, bool gelu, int[] segments, "
+      "Tensor[] gate_up_updates, Tensor[] down_updates) -> Tensor");
   m.def(
       "attention_block(Tensor x, Tensor norm, float eps, bool shifted, Tensor qkv, "
       "Tensor? qkv_bias, Tensor? q_norm, Tensor? k_norm, Tensor o, Tensor? o_bias, Tensor cos, "
       "Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor table, "
-      "Tensor query_start, Tensor context_len, float scale, int window, float softcap) -> Tensor");
+      "Tensor query_start, Tensor context_len, float scale, int window, float softcap, "
+      "int[] segments, Tensor[] qkv_updates, Tensor[] o_updates, Tensor? wanted) -> Tensor");
 #endif
 }
 

@@ -6,7 +6,8 @@ lies between them. Not differentiable, bfloat16 only; callable where `kernels.am
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -66,16 +67,66 @@ class BatchTables:
     context_len: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class PackedLora:
+    """One adapter's update of the layers that one product computes: all their `a` joined, the
+    factor of each of its columns, and the `b` of each layer; without columns if it has none."""
+
+    a: Tensor
+    factors: Tensor
+    b: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all parts."""
+        return sum(part.nbytes for part in (self.a, self.factors, *self.b))
+
+    @staticmethod
+    def of(halves: Sequence[tuple[Tensor, Tensor]], scales: Sequence[float]) -> PackedLora:
+        """From dense bfloat16 `a` [rank, in] and `b` [out, rank] of each layer, the rank maybe 0.
+
+        `in` is a multiple of 32, and so is every `out` but the last one.
+        """
+        packed = torch.ops.tandem.pack_lora.default([a for a, _ in halves], [b for _, b in halves])
+        factors: list[float] = []
+        for b, scale in zip(packed[1:], scales, strict=True):
+            factors += [scale] * (b.shape[1] * _SIDE)
+        return PackedLora(packed[0], torch.tensor(factors), tuple(packed[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What adapters add in one call: `segments` has the first row and the end of each of them,
+    the lists each one's tensors for the first and for the second product of the block."""
+
+    segments: list[int] = field(default_factory=list)
+    first: list[Tensor] = field(default_factory=list)
+    second: list[Tensor] = field(default_factory=list)
+
+    def add(self, start: int, stop: int, first: PackedLora, second: PackedLora) -> None:
+        """Rows start:stop have this adapter."""
+        self.segments.extend((start, stop))
+        self.first.extend((first.a, first.factors, *first.b))
+        self.second.extend((second.a, second.factors, *second.b))
+
+
+_SIDE = 32
+_NONE = Updates()
+
+
 def attention_block(
     x: Tensor,
     weights: AttentionWeights,
     angles: tuple[Tensor, Tensor],
     cache: tuple[Tensor, Tensor],
     tables: BatchTables,
+    updates: Updates = _NONE,
+    wanted: Tensor | None = None,
 ) -> Tensor:
-    """x + out(attention(norm(x))) for a dense x [..., hidden]; keys and values are cached.
+    """x + out(attention(norm(x))) for a dense x [1, T, hidden]; keys and values are cached.
 
-    `angles` are cosine and sine [..., R], dense, one row a token; `cache` is keys and values.
+    `angles` are cosine and sine [..., R], dense, one row a token; `cache` is keys and values. With
+    `wanted`, int64 row numbers, the result has these rows alone; then there are no `updates`.
     """
     norm, qkv, out = weights.norm, weights.qkv, weights.out
     return torch.ops.tandem.attention_block.default(
@@ -98,10 +149,14 @@ def attention_block(
         weights.scale,
         weights.window,
         weights.softcap,
+        updates.segments,
+        updates.first,
+        updates.second,
+        wanted,
     )
 
 
-def mlp_block(x: Tensor, weights: MlpWeights) -> Tensor:
+def mlp_block(x: Tensor, weights: MlpWeights, updates: Updates = _NONE) -> Tensor:
     """x + down(act(gate(n)) * up(n)) with n = norm(x), for a dense x [..., hidden]."""
     norm, gate_up, down = weights.norm, weights.gate_up, weights.down
     return torch.ops.tandem.mlp_block.default(
@@ -114,4 +169,7 @@ def mlp_block(x: Tensor, weights: MlpWeights) -> Tensor:
         down.packed,
         down.bias,
         weights.gelu,
+        updates.segments,
+        updates.first,
+        updates.second,
     )

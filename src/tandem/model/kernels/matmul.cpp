@@ -54,17 +54,13 @@ at::Tensor pack_weight(const at::Tensor& weight) {
 }
 
 at::Tensor unpack_weight(const at::Tensor& packed, int64_t n) {
-  const int64_t steps = packed.size(1), pairs = steps * SIDE / 2;
+  const int64_t steps = packed.size(1);
   at::Tensor out = at::empty({n, steps * SIDE}, packed.options());
-  const int32_t* from = reinterpret_cast<const int32_t*>(packed.const_data_ptr<BFloat16>());
-  int32_t* to = reinterpret_cast<int32_t*>(out.mutable_data_ptr<BFloat16>());
+  const BFloat16* from = packed.const_data_ptr<BFloat16>();
+  BFloat16* to = out.mutable_data_ptr<BFloat16>();
   at::parallel_for(0, n, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const int32_t* panel =
-          from + row / SIDE * steps * STEP / 2 + row / 16 % 2 * STEP / 4 + row % 16;
-      for (int64_t i = 0; i < pairs; ++i) {
-        to[row * pairs + i] = panel[i / 16 * STEP / 2 + i % 16 * 16];
-      }
+      unpack_row(from, row, steps, to + row * steps * SIDE);
     }
   });
   return out;

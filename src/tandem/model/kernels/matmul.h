@@ -48,13 +48,31 @@ inline int64_t in_tiles(int64_t row, int64_t step, int64_t steps) {
   return (row / SIDE * steps + step) * STEP + row % SIDE * SIDE;
 }
 
+// Row `row` of a packed weight, `steps` * SIDE elements, to `to`.
+inline void unpack_row(const BFloat16* packed, int64_t row, int64_t steps, BFloat16* to) {
+  const int32_t* from = reinterpret_cast<const int32_t*>(packed) + row / SIDE * steps * STEP / 2 +
+                        row / 16 % 2 * STEP / 4 + row % 16;
+  int32_t* pairs = reinterpret_cast<int32_t*>(to);
+  for (int64_t i = 0; i < steps * SIDE / 2; ++i) pairs[i] = from[i / 16 * STEP / 2 + i % 16 * 16];
+}
+
 // Rows `stride` elements apart, copied into tiles; zeros fill the last block.
 at::Tensor pack_rows(const at::Tensor& x, int64_t rows, int64_t stride, int64_t steps);
 
+// Rows times a weight of few inputs, added to the sums of some blocks of a larger product before
+// they are written: row blocks [block, end) of `left`, `panels` of the output from `panel` on.
+struct Update {
+  Left left;
+  const BFloat16* weight;
+  int64_t steps, block, end, panel, panels;
+};
+
+// `pitch`: steps between the beginnings of two panels, more than `steps` for a part of the inputs.
 struct Product {
   Left left;
   const BFloat16* weight;
-  int64_t rows, steps, panels;
+  int64_t rows, steps, panels, pitch = steps;
+  const std::vector<Update>* updates = nullptr;
 
   int64_t blocks() const { return (rows + SIDE - 1) / SIDE; }
 };
@@ -112,6 +130,18 @@ inline void multiply(const BFloat16* rows, const Left& left, const BFloat16* pan
   }
 }
 
+template <bool TALL>
+inline void add_updates(const Product& p, int64_t b, int64_t panel, float* block) {
+  if (p.updates == nullptr) return;
+  for (const Update& u : *p.updates) {
+    if (b < u.block || b >= u.end || panel < u.panel || panel >= u.panel + u.panels) continue;
+    const BFloat16* w = u.weight + (panel - u.panel) * u.steps * STEP;
+    Ahead ahead{reinterpret_cast<const char*>(w) + STREAM_AHEAD, STEP_LINES};
+    multiply<TALL>(u.left.at + (b - u.block) * u.left.block, u.left, w, u.steps, false, block,
+                   ahead, {nullptr, 0});
+  }
+}
+
 // At most 32 rows: one pass over the weights. Of the next panel the beginning is fetched: with
 // several parts that panel comes a little later.
 template <int PARTS, typename Out>
@@ -127,6 +157,7 @@ void stream(const Product& p, const Out& out) {
     }
     const Tiles tiles(config);
     const auto run = tall ? multiply<true> : multiply<false>;
+    const auto update = tall ? add_updates<true> : add_updates<false>;
     alignas(64) float sums[PARTS][STEP];
     for (int64_t item, end; take(item, end);) {
       const int64_t last = std::min(units, (item + 1) * units_at_once);
@@ -134,9 +165,10 @@ void stream(const Product& p, const Out& out) {
         out.claim(0, unit);
         std::array<const float*, PARTS> blocks;
         for (int part = 0; part < PARTS; ++part) {
-          const BFloat16* w = p.weight + (unit + part * units) * p.steps * STEP;
+          const BFloat16* w = p.weight + (unit + part * units) * p.pitch * STEP;
           Ahead ahead{reinterpret_cast<const char*>(w) + STREAM_AHEAD, STEP_LINES};
           run(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0});
+          update(p, 0, unit + part * units, sums[part]);
           blocks[part] = sums[part];
         }
         out.write(blocks, 0, unit);
@@ -186,13 +218,13 @@ void compute(const Product& p, const Out& out) {
         const int64_t share = (lines + panels * pieces - 1) / (panels * pieces);
         for (int64_t i = 0; i < panels; ++i) {
           const int64_t next =
-              i + 1 < panels ? panel_of(i + 1) * p.steps + s0 : panel_of(0) * p.steps + s1;
+              i + 1 < panels ? panel_of(i + 1) * p.pitch + s0 : panel_of(0) * p.pitch + s1;
           Ahead weights{reinterpret_cast<const char*>(p.weight + next * STEP),
                         (STEP_LINES + last - first - 1) / (last - first)};
           float* part = sums.data() + (d.slices > 1 ? i : i % PARTS) * d.blocks * STEP;
           for (int64_t piece = 0; piece < pieces; ++piece) {
             const int64_t s = s0 + piece * L1_STEPS, steps = std::min(L1_STEPS, s1 - s);
-            const BFloat16* w = p.weight + (panel_of(i) * p.steps + s) * STEP;
+            const BFloat16* w = p.weight + (panel_of(i) * p.pitch + s) * STEP;
             const bool done = s + steps == p.steps && i % PARTS == PARTS - 1;
             for (int64_t b = first; b < last; ++b) {
               const BFloat16* block_rows = p.left.at + b * p.left.block;
@@ -203,6 +235,7 @@ void compute(const Product& p, const Out& out) {
               if (done) out.claim(b, unit0 + i / PARTS);
               multiply<true>(block_rows + s * p.left.step, p.left, w, steps, s == 0, block, weights,
                              rows);
+              if (s + steps == p.steps) add_updates<true>(p, b, panel_of(i), block);
               if (!done) continue;
               std::array<const float*, PARTS> blocks;
               for (int k = 0; k < PARTS; ++k) blocks[k] = block - (PARTS - 1 - k) * d.blocks * STEP;

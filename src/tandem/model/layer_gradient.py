@@ -1,0 +1,183 @@
+"""A decoder layer of the Llama kind computed again and differentiated by hand.
+
+One product serves the queries, keys and values, one the gate and its partner, forwards and
+backwards, low-rank updates included; nothing is kept but what the formulas need. Knows no trainer.
+Invariant: the same gradients as autograd's through the layer, for sequences that begin at their
+first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from tandem.model import kernels
+from tandem.model.attention.dense import DenseContext
+from tandem.model.fused import FusedRmsNorm
+from tandem.model.fused_layer import FusedLayer
+from tandem.model.joint import Joint, PairGradients, TileArithmetic, TorchArithmetic, tiled
+from tandem.model.kernels.backward import (
+    HeadTurn,
+    rms_norm_gradient,
+    turn_heads,
+    turn_heads_gradient,
+)
+from tandem.model.kernels.layer import NormWeights
+from tandem.model.linear import GroupMember, PackedLinear
+from tandem.model.lora import LoraLinear
+from tandem.model.lora_files import LoraWeights
+from tandem.model.stack import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the gradient needs of the forward, beside the layer's input.
+
+    `qkv` [rows, heads] is queries, keys and values before they are turned; `attended` belongs to
+    the arithmetic, its first entry is what attention gave; `middle` [rows, width] enters the second
+    norm; `gate_up` is rows or tiles; the rest are low-rank products.
+    """
+
+    qkv: Tensor
+    attended: tuple[Tensor, ...]
+    middle: Tensor
+    gate_up: Tensor
+    low_qkv: Tensor | None
+    low_out: Tensor | None
+    low_gate_up: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all of it."""
+        lows = (self.low_qkv, self.low_out, self.low_gate_up)
+        tensors = (self.qkv, *self.attended, self.middle, self.gate_up, *lows)
+        return sum(each.nbytes for each in tensors if each is not None)
+
+
+class LayerGradient:
+    """One layer with one adapter over the rows of some sequences."""
+
+    def __init__(
+        self,
+        layer: FusedLayer,
+        adapter: Mapping[str, LoraWeights],
+        angles: tuple[Tensor, Tensor],
+        context: DenseContext,
+    ) -> None:
+        """`adapter` has the names of the layer's modules; `angles` are [1, rows, R] each."""
+        attention, mlp = layer.self_attn, layer.mlp
+        self._norm = _norm(layer.input_layernorm)
+        self._mlp_norm = _norm(layer.post_attention_layernorm)
+        names = [f"self_attn.{each}_proj" for each in "qkv"]
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._qkv = _joint(names, parts, adapter)
+        self._out = _joint(["self_attn.o_proj"], (attention.o_proj,), adapter)
+        names = ["mlp.gate_proj", "mlp.up_proj"]
+        self._gate_up = _joint(names, (mlp.gate_proj, mlp.up_proj), adapter)
+        self._down = _joint(["mlp.down_proj"], (mlp.down_proj,), adapter)
+        heads, kv_heads = (
+            (each.end - each.start) // attention.head_dim for each in self._qkv.members[:2]
+        )
+        cos, sin = (each[0].contiguous() for each in angles)
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        head_norm = _norm(q_norm) if isinstance(q_norm, FusedRmsNorm) else self._norm
+        self._turn = HeadTurn(
+            _weight(q_norm), _weight(k_norm), head_norm, cos, sin, heads, kv_heads
+        )
+        joints = (self._qkv, self._out, self._gate_up, self._down)
+        arithmetic = TileArithmetic if tiled(joints, attention.head_dim) else TorchArithmetic
+        self._by = arithmetic(layer, heads, kv_heads, context)
+
+    def forward(self, x: Tensor) -> Kept:
+        """Everything but the last product, of dense rows x [rows, width]."""
+        by = self._by
+        qkv, low_qkv = by.rows(by.norm(x, self._norm), self._qkv)
+        attended = by.attend(turn_heads(qkv, self._turn))
+        middle, low_out = by.rows(by.operand(attended[0].detach()), self._out, x)
+        gate_up, low_gate_up = by.inner(by.norm(middle, self._mlp_norm), self._gate_up)
+        return Kept(qkv, attended, middle, gate_up, low_qkv, low_out, low_gate_up)
+
+    def finish(self, kept: Kept) -> Tensor:
+        """[rows, width] that leave the layer."""
+        by = self._by
+        return by.rows(by.gated(kept.gate_up), self._down, kept.middle)[0]
+
+    def backward(
+        self, x: Tensor, kept: Kept, gradient: Tensor, below: bool
+    ) -> tuple[Tensor | None, PairGradients]:
+        """For d/d(output) dense [rows, width]: d/dx, if wanted `below`, and d/d(adapter)."""
+        found: PairGradients = {}
+        middle = self._mlp_backward(kept, gradient, found)
+        return self._attention_backward(x, kept, middle, below, found), found
+
+    def _mlp_backward(self, kept: Kept, gradient: Tensor, found: PairGradients) -> Tensor:
+        by, down, gate_up = self._by, self._down, self._gate_up
+        leaving = by.operand(gradient)
+        low_leaving = by.low_back(leaving, down)
+        inner, product = by.gate_back(leaving, down, low_leaving, kept.gate_up)
+        by.pairs(product, by.low(product, down), leaving, low_leaving, down, found)
+        del product
+        low_inner = by.low_back(inner, gate_up)
+        entering = by.norm(kept.middle, self._mlp_norm)
+        by.pairs(entering, kept.low_gate_up, inner, low_inner, gate_up, found)
+        normal = by.rows_back(inner, gate_up, low_inner)
+        return rms_norm_gradient(kept.middle, self._mlp_norm, normal, gradient)
+
+    def _attention_backward(
+        self, x: Tensor, kept: Kept, gradient: Tensor, below: bool, found: PairGradients
+    ) -> Tensor | None:
+        by, out, qkv = self._by, self._out, self._qkv
+        leaving = by.operand(gradient)
+        low_leaving = by.low_back(leaving, out)
+        mixed = by.operand(kept.attended[0].detach())
+        by.pairs(mixed, kept.low_out, leaving, low_leaving, out, found)
+        heads = by.attend_back(kept.attended, by.rows_back(leaving, out, low_leaving))
+        turn_heads_gradient(heads, kept.qkv, self._turn)
+        inner = by.operand(heads)
+        low_inner = by.low_back(inner, qkv)
+        by.pairs(by.norm(x, self._norm), kept.low_qkv, inner, low_inner, qkv, found)
+        if not below:
+            return None
+        return rms_norm_gradient(x, self._norm, by.rows_back(inner, qkv, low_inner), gradient)
+
+
+def layer_gradient(
+    replay: Replay, index: int, adapter: Mapping[str, LoraWeights]
+) -> LayerGradient | None:
+    """Layer `index` of `replay` with the adapter's weights by the names of its modules; None if
+    its kind is not known here."""
+    called = replay.called(index)
+    if called is None or not kernels.status().available:
+        return None
+    layer, arguments = called
+    context = arguments["attention_context"]
+    if not isinstance(layer, FusedLayer) or not isinstance(context, DenseContext):
+        return None
+    if arguments["attention_mask"] is not None:
+        return None
+    return LayerGradient(layer, adapter, arguments["position_embeddings"], context)
+
+
+def _joint(
+    names: list[str], parts: tuple[nn.Module, ...], adapter: Mapping[str, LoraWeights]
+) -> Joint:
+    """The projections `parts`, which read one input, by their frozen layers."""
+    frozen = [each.base if isinstance(each, LoraLinear) else each for each in parts]
+    first = frozen[0]
+    if isinstance(first, GroupMember):
+        members = first.group.members
+        assert list(frozen) == members
+        columns = [(name, m.start, m.end) for name, m in zip(names, members, strict=True)]
+        return Joint(first.group.joined, columns, adapter)
+    assert isinstance(first, PackedLinear) and len(frozen) == 1
+    return Joint(first, [(names[0], 0, first.out_features)], adapter)
+
+
+def _norm(module: FusedRmsNorm) -> NormWeights:
+    return NormWeights(module.weight.detach(), module.eps, module.shifted)
+
+
+def _weight(module: nn.Module | None) -> Tensor | None:
+    return module.weight.detach() if isinstance(module, FusedRmsNorm) else None
