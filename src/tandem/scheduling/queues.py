@@ -43,12 +43,6 @@ def _out_of_order(seq: Sequence) -> bool:
     return bool(late) or seq.request.work_class is not WorkClass.ONLINE
 
 
-def learning_sequences(view: View) -> list[Sequence]:
-    """All sequences of steps and scores: running ones first, each part by arrival."""
-    running = [seq for seq in view.running if seq.scoring is not None]
-    return sorted(running, key=arrival) + sorted(view.learning, key=arrival)
-
-
 def is_lone_score(seq: Sequence) -> bool:
     """Whether a sequence is a score that was asked for, not a part of a training step."""
     return seq.scoring is not None and seq.scoring.step_id is None

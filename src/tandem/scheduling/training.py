@@ -113,11 +113,6 @@ class MicroBatchWork:
         """Whether backward may begin."""
         return self.coefficients is not None
 
-    @property
-    def holds_recording(self) -> bool:
-        """Whether it takes room among the recordings now."""
-        return self.opened and self.layers_left > 0
-
 
 @dataclass(slots=True, eq=False)
 class StepWork:
