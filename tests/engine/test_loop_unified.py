@@ -8,6 +8,7 @@ import pytest
 from learning_bench import Bench, request, sft_step
 
 from fake_executor import Costs
+from tandem.core.slo import Slo
 
 
 def gaps(bench: Bench, name: str) -> list[float]:
@@ -86,3 +87,20 @@ def test_unified_spends_saved_slack_in_passes_up_to_its_ceiling():
         bench.step()
     pauses = gaps(bench, "r")[8:]
     assert 0.15 < max(pauses) <= 0.25 * 1.1
+
+
+def test_unified_gives_less_away_the_less_its_predictions_hold():
+    def granted_rows(error: float) -> int:
+        costs = Costs(iteration_s=0.02, token_s=0.002)
+        bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200, costs=costs)
+        bench.open("t")
+        bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
+        bench.run()
+        bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=0.15, tpot_s=0.05)))
+        bench.step()
+        bench.loop.add_step(sft_step("s", "t", [30, 30]))
+        bench.scheduler.latency.forward.error = error
+        bench.step()
+        return sum(len(span.tokens) for span in bench.plans[-1].spans if span.record)
+
+    assert granted_rows(0.0) > granted_rows(0.5) > 0

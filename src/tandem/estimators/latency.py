@@ -138,6 +138,11 @@ class LatencyModel:
         self._skipped = 0
 
     @property
+    def uncertainty(self) -> float:
+        """By what share a pass lately took longer or shorter than predicted; 0 at first."""
+        return 0.0 if math.isnan(self.forward.error) else self.forward.error
+
+    @property
     def token_s(self) -> float:
         """Seconds that one more training row adds to a pass: recorded, scored, with little KV."""
         coefficients = self.forward.coefficients
