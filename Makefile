@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 MODEL ?= demo
+ARGS ?=
 
 .PHONY: setup serve chat test test-full lint format bench clean
 
@@ -18,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 serve: setup
-	$(BIN)/tandem serve $(MODEL)
+	$(BIN)/tandem serve $(MODEL) $(ARGS)
 
 chat: setup
 	$(BIN)/tandem chat

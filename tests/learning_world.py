@@ -90,6 +90,7 @@ def join(
     settings: LearningSettings | None = None,
     bounds: Bounds | None = None,
     at: Callable[[str], None] = nothing,
+    max_adapters: int = 0,
 ) -> World:
     """Parts over an engine and an open store."""
     canary_file = directory / "canary.jsonl"
@@ -104,7 +105,7 @@ def join(
         tokenizer=demo_tokenizer(),
         references=references,
         examiner=Examiner(engine, store, references, canary, bounds or Bounds()),
-        publisher=Publisher(engine, store, directory, at),
+        publisher=Publisher(engine, store, directory, at, max_adapters=max_adapters),
         metrics=metrics,
         freshness=Freshness(metrics, time.time),
         defaults=settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -175,6 +176,17 @@ def test_named_commands_exist(document: Path) -> None:
     commands = {command.name for command in app.registered_commands}
     commands |= {group.name for group in app.registered_groups}
     assert set(re.findall(r"(?:`|^)tandem ([a-z-]+)", text, re.MULTILINE)) <= commands
+
+
+def test_make_serve_passes_flags_on() -> None:
+    done = subprocess.run(
+        ["make", "-n", "serve", "MODEL=other", "ARGS=--port 8001"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1].endswith("tandem serve other --port 8001")
 
 
 def test_flags_of_the_server_in_the_readme_exist() -> None:

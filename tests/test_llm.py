@@ -128,3 +128,24 @@ def test_a_policy_that_never_trains_says_so(tmp_path):
     frozen = LLM("demo", threads=1, memory_bytes=4 << 20, policy="no_retrain")
     with pytest.raises(TandemError, match="no_retrain"):
         frozen.learn("a", [Example("a", " b")], str(tmp_path / "a"))
+
+
+def test_an_example_has_one_kind():
+    with pytest.raises(InvalidRequest, match="either 'rejected' or 'desirable'"):
+        Example("a", " b", rejected=" c", desirable=True)
+
+
+def test_learning_into_what_exists_is_refused_before_it_begins(tmp_path, llm, monkeypatch):
+    monkeypatch.setattr(llm, "_train", None)
+    (tmp_path / "old").mkdir()
+    with pytest.raises(InvalidRequest, match="exists already"):
+        llm.learn("late", [Example("a", " b")], str(tmp_path / "old"))
+
+
+def test_a_lesson_of_no_step_makes_no_version(tmp_path, llm):
+    path = tmp_path / "none"
+    with pytest.raises(TandemError, match="nothing was learned"):
+        llm.learn("none", [Example("a", " b", weight=float("inf"))], str(path))
+    assert not path.exists()
+    with pytest.raises(TandemError):
+        llm.generate(["a"], adapter="none")

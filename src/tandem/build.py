@@ -263,7 +263,7 @@ def build_feedback(
     learning, tools = settings.learning, background.tools
     return FeedbackService(
         store,
-        Sources(receipts, models, lambda: tools.encoder(tools.defaults), time.time),
+        Sources(receipts, models, tools.encoder_of, time.time),
         Rules(learning.enabled, learning.auto_adapters, learning.held_out),
         Hooks(background.learner.notify, models.announce, background.learner.discard),
     )
@@ -279,8 +279,8 @@ def build_background(
 ) -> Background:
     """Learning and fine-tuning jobs over an open store, which they close in the end."""
     from tandem.services.background import Background
-    from tandem.services.jobs.run import JobTools
     from tandem.services.jobs.service import Jobs
+    from tandem.services.jobs.tools import JobTools
     from tandem.services.learning.canary import Canary, read_canary
     from tandem.services.learning.gate import Bounds
     from tandem.services.learning.learner import Learner
@@ -301,7 +301,7 @@ def build_background(
         tokenizer=tools.tokenizer,
         references=references,
         examiner=Examiner(client, store, references, canary, Bounds()),
-        publisher=Publisher(client, store, directory),
+        publisher=Publisher(client, store, directory, max_adapters=settings.adapters.max_loaded),
         metrics=freshness.metrics,
         freshness=freshness,
         defaults=defaults(settings.learning),
@@ -309,7 +309,8 @@ def build_background(
     )
     learner = Learner(shared)
     versions = Versions(shared, learner, models, loading)
-    jobs = Jobs(JobTools(shared, learner, directory, models.announce), models)
+    trains = settings.scheduling.policy != "no_retrain"
+    jobs = Jobs(JobTools(shared, learner, directory, models.announce, trains=trains), models)
     learns = settings.learning.enabled
     return Background(shared, learner, versions, jobs, directory, learns=learns)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
@@ -69,7 +70,7 @@ class Example:
     """An answer to learn from: to a conversation, or to a plain prompt where it is a string.
 
     With `rejected` the better of two (DPO), with `desirable` a judged one (KTO), else one to
-    imitate (SFT).
+    imitate (SFT). Raises `InvalidRequest` for both.
     """
 
     messages: str | Sequence[dict[str, str]]
@@ -77,6 +78,10 @@ class Example:
     rejected: str = ""
     desirable: bool | None = None
     weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rejected and self.desirable is not None:
+            raise InvalidRequest("send either 'rejected' or 'desirable'", param="desirable")
 
     @property
     def kind(self) -> SampleKind:
@@ -189,9 +194,12 @@ class LLM:
         directory `path`, as PEFT reads it. `settings` are those of `tandem.services.learning`
         (`epochs`, `learning_rate`, `beta`, `rank`, `batch_samples` ...); the reference is the base
         model. Raises `InvalidRequest` before anything runs if an example or a setting does not
-        fit, `AdapterError` if the adapter cannot be trained or written.
+        fit or `path` exists, `AdapterError` if the adapter cannot be trained or written,
+        `TandemError` if the loss of no step was finite; then `adapter` is what it was.
         """
         chosen = resolve_settings(defaults(self._settings.learning), settings)
+        if Path(path).exists():
+            raise InvalidRequest(f"{path} exists already; name a new directory", param="path")
         encoded = self._encode(examples, chosen)
         current = self._loop.adapters.get(adapter)
         spec = TrainerSpec(
@@ -200,6 +208,8 @@ class LLM:
         self._loop.open_trainer(spec)
         try:
             outcomes = self._train(adapter, encoded, chosen)
+            if not any(outcome.applied for outcome in outcomes):
+                raise TandemError("nothing was learned: the loss of no step was finite")
             snapshot = self._loop.snapshot_trainer(adapter)
             snapshot.write(path)
             files = inspect_adapter(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +123,8 @@ def test_choices_are_compared_by_index(http: httpx.Client) -> None:
     feedback = send(http, completion_id=answer["id"], preference=pair, model="demo:formal")
     assert (feedback["chosen"], feedback["rejected"]) == ("Fine, thank you.", "What?")
     assert kinds(feedback) == [("dpo", 1.0)]
+    twice = send(http, 400, completion_id=answer["id"], choice=1, preference=pair, adapter="a")
+    assert twice["error"]["param"] == "choice"
     rated = send(http, completion_id=answer["id"], choice=1, rating=False, adapter="formal")
     assert rated["chosen"] == "What?"
     send(http, 400, completion_id=answer["id"], rating=False, adapter="formal")
@@ -158,6 +162,9 @@ def test_store_false_keeps_no_receipt(http: httpx.Client) -> None:
         {**ABOUT, "completion": "x", "rating": True, "weight": 0},
         {**ABOUT, "completion": "x", "rating": True, "user": "a\u0000b"},
         {**ABOUT, "completion": "x", "rating": True, "unknown": 1},
+        {**ABOUT, "messages": [{**TURNS[0], "unknown": 1}], "completion": "x", "rating": True},
+        {**ABOUT, "messages": [{**TURNS[0], "tool_calls": [1]}], "completion": "x", "rating": 1},
+        {"messages": TURNS, "completion": "x", "rating": True, "adapter": "base"},
         {**ABOUT, "completion": "x", "demonstration": "x"},
         {**ABOUT, "preference": {"chosen": "x", "rejected": "x"}},
         {**ABOUT, "preference": {"chosen": "x", "rejected": " "}},
@@ -179,6 +186,21 @@ def test_what_cannot_be_learned_from_is_refused(http: httpx.Client, body: dict[s
     assert http.get("/feedback").json()["data"] == []
 
 
+@pytest.mark.parametrize("rating", ["2", "NaN", '"good"', "-0.1", "[]"])
+def test_a_wrong_rating_is_told_what_is_right(http: httpx.Client, rating: str) -> None:
+    raw = f'{{"prompt": "p", "completion": "x", "adapter": "a", "rating": {rating}}}'
+    error = http.post("/feedback", content=raw).json()["error"]
+    assert error["message"] == "'rating': must be true, false or a number from 0 to 1"
+    assert error["param"] == "rating"
+
+
+def test_a_list_that_goes_on_after_nothing_is_404(http: httpx.Client) -> None:
+    known = send(http, **ABOUT, completion="x", rating=True)["id"]
+    assert http.get("/feedback", params={"after": known}).json()["data"] == []
+    missing = http.get("/feedback", params={"after": "unknown"})
+    assert missing.status_code == 404 and missing.json()["error"]["param"] == "after"
+
+
 def test_numbers_that_are_none_are_refused(http: httpx.Client) -> None:
     for number in ("NaN", "Infinity", "1e999"):
         raw = f'{{"prompt": "p", "completion": "x", "adapter": "a", "rating": {number}}}'
@@ -195,6 +217,15 @@ def test_too_long_is_stored_but_not_learned_from(http: httpx.Client) -> None:
     assert sample["state"] == "invalid" and "tokens are more than" in sample["problem"]
     listed = http.get("/feedback", params={"state": "invalid"}).json()["data"]
     assert [item["id"] for item in listed] == [feedback["id"]]
+
+
+def test_an_adapter_has_a_limit_of_its_own(http: httpx.Client) -> None:
+    said = {"messages": TURNS, "completion": "word " * 20, "rating": True}
+    http.post("/adapters/short", json={"settings": {"max_sample_tokens": 12}}).raise_for_status()
+    (sample,) = send(http, **said, adapter="short")["samples"]
+    assert sample["state"] == "invalid" and "allows (12)" in sample["problem"]
+    (sample,) = send(http, **said, adapter="formal")["samples"]
+    assert sample["state"] == "accepted"
 
 
 def test_repeating_gives_the_same_answer(http: httpx.Client) -> None:
@@ -215,12 +246,22 @@ def test_the_split_follows_the_conversation() -> None:
     app = make_app(FakeEngine(), learning=LearningConfig(held_out=0.5, batch_samples=1000))
     with served(app) as http:
         found: dict[str, set[str]] = {}
-        for number in range(40):
-            talk = f"talk {number % 10}"
+        for number in range(80):
+            talk = f"talk {number % 40}"
             one = send(http, **ABOUT, completion=str(number), rating=True, conversation=talk)
             found.setdefault(talk, set()).add(one["samples"][0]["split"])
     assert all(len(splits) == 1 for splits in found.values())
     assert set.union(*found.values()) == {"train", "held_out"}
+    first, later = [list(found.values())[part] for part in (slice(20), slice(20, None))]
+    assert set.union(*first) == {"train"} and set.union(*later) == {"train", "held_out"}
+
+
+def test_the_pair_of_the_readme_is_trained_on() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [body] = re.findall(r"curl \S+/v1/feedback .* -d '(.*?)}'", readme, re.DOTALL)
+    with served(make_app(FakeEngine(), learning=LearningConfig(batch_samples=1000))) as http:
+        [sample] = send(http, **json.loads(body + "}"))["samples"]
+        assert (sample["split"], sample["state"]) == ("train", "accepted")
 
 
 def test_lists_filter_and_page(http: httpx.Client) -> None:
@@ -250,6 +291,37 @@ def test_erasure(http: httpx.Client) -> None:
     assert gone["deleted"] is True and gone["id"] == kept["id"]
     assert http.delete(f"/feedback/{kept['id']}").status_code == 404
     assert http.delete("/feedback").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("user=&adapter=formal", "user"),
+        ("user=%20&adapter=formal", "user"),
+        ("user=ann&adapter=", "adapter"),
+        ("usr=ann&adapter=formal", "usr"),
+        ("user=ann&user=bob", "user"),
+        ("user=ann&limit=1", "limit"),
+    ],
+)
+def test_what_shall_be_erased_is_said_exactly(http: httpx.Client, query: str, param: str) -> None:
+    kept = send(http, **ABOUT, completion="x", rating=True, user="bob")
+    refused = http.delete(f"/feedback?{query}")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+    assert http.get(f"/feedback/{kept['id']}").status_code == 200
+    assert http.get(f"/feedback?{query.replace('limit=', 'most=')}").status_code == 400
+
+
+def test_erased_text_is_in_no_file(tmp_path: Path) -> None:
+    store = StoreConfig(directory=str(tmp_path))
+    with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
+        asked = [{"role": "user", "content": "My telephone number is 494130."}]
+        answer = complete(http, messages=asked, user="ann")
+        send(http, completion_id=answer["id"], rating=True, adapter="formal")
+        files = list(tmp_path.glob("tandem.db*"))
+        assert any(b"494130" in file.read_bytes() for file in files)
+        assert http.delete("/feedback", params={"user": "ann"}).json()["receipts"] == 1
+        assert not any(b"494130" in file.read_bytes() for file in tmp_path.glob("tandem.db*"))
 
 
 def test_a_key_does_what_it_may(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_lists_page_through_everything(url: str) -> None:
         assert [file.id for file in client.files.list(after=ids[1])] == ids[:1]
         with pytest.raises(openai.BadRequestError):
             client.files.list(limit=0)
+        with pytest.raises(openai.NotFoundError):
+            client.files.list(after="file-unknown")
 
 
 def test_keys_see_their_own_files_only(url: str) -> None:

@@ -118,6 +118,87 @@ def test_unknown_adapters_and_versions_are_404(tmp_path: Path) -> None:
         assert http.post("/adapters/formal/rollback").status_code == 409
 
 
+def damaged() -> dict[str, bytes]:
+    """Archives that cannot be read, by what is wrong with them."""
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in ADAPTER_FILES:
+            target.writestr(name, b"weights" * 100)
+    whole = packed.getvalue()
+    content = whole.index(b"adapter_config.json") + len("adapter_config.json")
+    directory = whole.index(b"PK\x01\x02")
+
+    def changed(*places: tuple[int, int]) -> bytes:
+        made = bytearray(whole)
+        for place, value in places:
+            made[place] = value
+        return bytes(made)
+
+    return {
+        "corrupt": changed((content, 0xFF)),
+        "encrypted": changed((6, 1), (directory + 8, 1)),
+        "unknown compression": changed((8, 77), (directory + 10, 77)),
+        "cut off": whole[:100],
+        "no zip": b"text",
+    }
+
+
+@pytest.mark.parametrize("wrong", damaged())
+def test_archives_that_cannot_be_read_are_refused(tmp_path: Path, wrong: str) -> None:
+    with server(tmp_path) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        file_id = client.files.create(file=("a.zip", damaged()[wrong]), purpose="user_data").id
+        refused = http.post("/adapters/formal/import", json={"file_id": file_id})
+        assert refused.status_code == 400, refused.text
+        assert "cannot read the archive" in refused.json()["error"]["message"]
+
+
+def test_numbers_that_no_version_or_event_has(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        http.post("/adapters/formal")
+        for method, path, status in (
+            ("GET", "versions/abc/export", 400),
+            ("POST", "versions/1.5/publish", 400),
+            ("POST", "versions/-1/refuse", 400),
+            ("GET", f"versions/{10**23}/export", 400),
+            ("POST", f"versions/{2**62 - 1}/publish", 404),
+            ("GET", f"events?before={10**23}", 400),
+            ("GET", f"events?before={'9' * 5000}", 400),
+        ):
+            answer = http.request(method, f"/adapters/formal/{path}")
+            assert answer.status_code == status, (path[:50], answer.text)
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        refused = http.get("/adapters/formal/versions/abc/export").json()["error"]
+        assert refused["param"] == "version" and "'version': input should be" in refused["message"]
+        rolled = http.post("/adapters/formal/rollback", json={"version": 10**23})
+        assert rolled.status_code == 400 and rolled.json()["error"]["param"] == "version"
+
+
+def test_no_adapter_is_called_as_the_model_itself(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        refused = http.post("/adapters/base")
+        assert refused.status_code == 400 and "means the model itself" in refused.text
+
+
+def test_a_list_that_goes_on_after_nothing_is_404(tmp_path: Path) -> None:
+    with server(tmp_path) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+        examples = [{"messages": turns} for _ in range(4)]
+        job = client.fine_tuning.jobs.create(model="demo", training_file=upload(client, examples))
+        path = f"/fine_tuning/jobs/{job.id}"
+        eventually(lambda: http.get(path).json()["status"] == "succeeded")
+        pages = {f"{path}/events": "ftevent-999999", f"{path}/checkpoints": "x"}
+        for listed, unknown in {**pages, "/fine_tuning/jobs": "x"}.items():
+            known = http.get(listed).json()["data"][-1]["id"]
+            assert http.get(listed, params={"after": known}).json()["data"] == []
+            missing = http.get(listed, params={"after": unknown})
+            assert missing.status_code == 404, listed
+            assert missing.json()["error"]["param"] == "after"
+        wrong = {"after": f"ftevent-{10**23}"}
+        assert http.get(f"{path}/events", params=wrong).status_code == 400
+
+
 def test_import_export_pin_and_roll_back(tmp_path: Path) -> None:
     with server(tmp_path) as http:
         client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
@@ -157,7 +238,7 @@ def test_a_broken_archive_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
         file_id = client.files.create(file=("a.zip", b"no zip"), purpose="user_data").id
         refused = http.post("/adapters/formal/import", json={"file_id": file_id})
         assert refused.status_code == 400 and "archive" in refused.json()["error"]["message"]
-        assert http.get("/adapters/formal/versions").json()["data"] == []
+        assert http.get("/adapters").json()["data"] == []
         assert not list((tmp_path / "state" / "adapters").glob("*/*"))
 
 

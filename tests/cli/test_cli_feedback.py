@@ -91,3 +91,12 @@ def test_an_export_goes_on_where_it_ended(url: str, tmp_path: Path) -> None:
     run(url, "export", str(out))
     assert out.read_text() == whole
     assert "1 lines in" in run(url, "export", str(tmp_path / "one"), "--user", "ann").output
+
+
+def test_one_file_teaches_several_adapters(url: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.jsonl", [*LINES, LINES[0]])
+    for adapter in ("a", "b", "a", "b"):
+        done = run(url, "import", file, "--adapter", adapter)
+        assert done.exit_code == 0, done.output
+    # The line that names its adapter is one feedback, whatever the others are given to.
+    assert sorted(item["adapter"] for item in stored(url)) == [*"aaaabbbb", "other"]

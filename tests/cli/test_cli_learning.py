@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -58,7 +59,19 @@ def test_adapters_from_the_command_line(url: str, tmp_path: Path) -> None:
     target = tmp_path / "out.zip"
     exported = run(url, "adapters", "export", "formal", "2", "--out", str(target))
     assert exported.exit_code == 0 and target.stat().st_size > 0
+    current = tmp_path / "current.zip"
+    assert run(url, "adapters", "export", "formal", "--out", str(current)).exit_code == 0
+    assert current.read_bytes() == target.read_bytes()
+    run(url, "adapters", "create", "unlearned")
+    nothing = run(url, "adapters", "export", "unlearned", "--out", str(tmp_path / "no.zip"))
+    assert nothing.exit_code == 1 and "no current version" in nothing.output
+    assert not (tmp_path / "no.zip").exists()
     assert "rolled back from version 2 to 1" in run(url, "adapters", "events", "formal").output
+    one = ("adapters", "delete", "formal", "--version")
+    refused = run(url, *one, "2")
+    assert refused.exit_code == 1 and "answers" in refused.output
+    assert "formal@1 is gone" in run(url, *one, "1").output
+    assert "has no version 1" in run(url, *one, "1").output
     assert "formal is gone" in run(url, "adapters", "delete", "formal").output
     gone = run(url, "adapters", "versions", "formal")
     assert gone.exit_code == 1 and "there is no adapter 'formal'" in gone.output
@@ -83,9 +96,11 @@ def test_a_job_is_watched_to_its_end(url: str, tmp_path: Path) -> None:
     examples.write_text("\n".join(json.dumps(line) for line in lines))
     done = run(
         url, "finetune", "create", str(examples), "--model", "demo", "--method", "kto",
-        "--suffix", "numbers", "--epochs", "1", "--batch-size", "2",
+        "--suffix", "numbers", "--epochs", "1", "--batch-size", "2", "--seed", "0",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+    (job,) = httpx.get(f"{url}/fine_tuning/jobs").json()["data"]
+    assert job["seed"] == 0
     assert "is ready" in done.output and "succeeded" in done.output
     job_id = done.output.split()[0]
     assert job_id in run(url, "finetune", "list").output

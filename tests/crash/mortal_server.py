@@ -14,7 +14,7 @@ from mortality import ENGINE_MODULE, Mortality
 from tandem import build
 from tandem.cli import main
 from tandem.services import feedback
-from tandem.services.jobs import run
+from tandem.services.jobs import tools
 from tandem.services.learning import publish
 
 
@@ -24,7 +24,7 @@ def make_mortal(mortality: Mortality, orders: str) -> None:
     transport = build.ProcessTransport
     build.ProcessTransport = lambda command, *rest: transport(engine, *rest)
     publish.Publisher = partial(publish.Publisher, at=mortality.at)
-    run.JobTools = partial(run.JobTools, at=mortality.at)
+    tools.JobTools = partial(tools.JobTools, at=mortality.at)
     take = feedback.FeedbackService.take
 
     async def mortal_take(self, said, caller):

@@ -236,7 +236,10 @@ def test_builds_at_once_compile_once(tmp_path: Path) -> None:
         f'sleep 0.2; echo run >> {tmp_path}/runs; echo made > "$2"\n'
     )
     script.chmod(0o755)
-    code = "from tandem.model.kernels.compiler import build; print(build())"
+    code = (
+        "from tandem.model.kernels.compiler import build, compiled; "
+        "print(build() if not compiled() else ''); assert compiled()"
+    )
     environment = os.environ | {"CXX": str(script), "TANDEM_KERNEL_CACHE": str(tmp_path / "c")}
     both = [
         subprocess.Popen(

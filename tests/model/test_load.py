@@ -26,6 +26,17 @@ def test_progress_rises_to_one(folder):
     assert all(text for text, _ in told)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_compiling_is_told(folder, monkeypatch, compiled):
+    monkeypatch.setattr("tandem.model.kernels.compiled", lambda: compiled)
+    told = []
+    load_model(
+        ModelConfig(model=str(folder), device="cpu"), lambda text, share: told.append((text, share))
+    )
+    assert any(text.startswith("compiling") for text, _ in told) is not compiled
+    assert [share for _, share in told] == sorted(share for _, share in told)
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_dtype_follows_the_setting(folder, name, dtype):
     loaded = load_model(ModelConfig(model=str(folder), dtype=name))

@@ -80,3 +80,8 @@ async def test_models_are_found_by_id_and_unknown_ones_list_the_known(roots: Pat
             models.find(unknown)
         assert caught.value.code == "model_not_found"
     assert models.fingerprint("base") != models.fingerprint("formal@1")
+
+
+def test_a_reserved_name_cannot_be_given_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="means the model itself"):
+        Adapters(FakeEngine(), [], {"base": str(tmp_path)})

@@ -106,6 +106,9 @@ def test_a_toml_file_says_what_a_key_may_do(tmp_path: Path) -> None:
         "[[keys]]\nkey = 'k'\ntrains = ['x']",
         "[[keys]]\nkey = 'k'\ntrain = 'x'",
         "[[keys]]\nkey = 'two words'",
+        "[[keys]]\nkey = 'k'\nsamples_cap = -1",
+        "[[keys]]\nkey = 'k'\nfeedback_per_hour = -1",
+        "[[keys]]\nkey = 'k'\n[[keys]]\nkey = 'k'\nadmin = true",
         "[other]",
         "",
         "= broken",
@@ -116,3 +119,11 @@ def test_a_toml_file_with_mistakes_does_not_open_the_server(text: str, tmp_path:
     file.write_text(text)
     with pytest.raises(InvalidRequest, match=r"keys\.toml"):
         ApiKeys.read([], str(file))
+
+
+def test_a_flag_does_not_widen_what_a_key_of_a_file_may(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[[keys]]\nkey = "sk-one"\n')
+    with pytest.raises(InvalidRequest, match="given by a flag too"):
+        ApiKeys.read(["sk-one"], str(file))
+    assert ApiKeys.read(["sk-two", "sk-two"], str(file)).caller_of("Bearer sk-two").admin

@@ -95,10 +95,38 @@ async def test_recovery_leaves_the_samples_of_a_waiting_candidate_alone(store: S
     await store.write(adapters.save_version, make_version(1), ids[:2])
     assert await store.write(samples.release) == 1
     assert await state_of(store, ids[0]) is SampleState.ASSIGNED
-    assert await store.write(adapters.delete_version, "formal", 1)
-    assert await store.write(samples.release) == 2
+    with pytest.raises(Conflict, match="waits for a decision"):
+        await store.write(adapters.delete_version, "formal", 1)
+    await store.write(adapters.refuse, make_version(1), consumed=ids[:2])
+    assert await store.write(samples.release) == 0
     await store.write(adapters.publish, make_version(2))
-    assert not await store.write(adapters.delete_version, "formal", 2)
+    with pytest.raises(Conflict, match="answers"):
+        await store.write(adapters.delete_version, "formal", 2)
+
+
+async def test_what_a_deleted_version_learned_stays_known_of_its_children(store: Store) -> None:
+    ids = await store.write(fill, 3)
+    for number in (1, 2, 3):
+        await store.write(adapters.publish, make_version(number), trained_on=[ids[number - 1]])
+    event = EventRecord("formal", 1.0, "info", "deleted")
+    gone = await store.write(adapters.delete_version, "formal", 2, event)
+    assert gone.path == "/versions/2"
+    assert [told.message for told in await store.read(events.listed, "formal")] == ["deleted"]
+    kept = await store.read(adapters.versions, "formal")
+    assert [(record.number, record.parent) for record in kept] == [(1, 0), (3, 1)]
+    assert await store.read(adapters.trained_on, "formal", 3) == ids[1:]
+    tainted, _ = await store.write(adapters.taint, [ids[1]])
+    assert tainted == (("formal", 3),)
+    with pytest.raises(NotFound):
+        await store.write(adapters.delete_version, "formal", 2)
+
+
+async def test_children_of_a_deleted_tainted_version_are_tainted(store: Store) -> None:
+    await store.write(fill, 0)
+    await store.write(adapters.publish, make_version(1, tainted=True))
+    await store.write(adapters.publish, make_version(2))
+    await store.write(adapters.delete_version, "formal", 1)
+    assert (await store.read(adapters.version, "formal", 2)).tainted
 
 
 async def test_roll_back(store: Store) -> None:
@@ -147,8 +175,18 @@ async def test_deleting_an_adapter_keeps_its_samples(store: Store) -> None:
     assert [record.path for record in gone] == ["/versions/1"]
     assert await store.read(adapters.versions) == []
     assert len(await store.read(samples.get, ids)) == 1
+    assert await store.read(samples.counts) == {}
     with pytest.raises(NotFound):
         await store.write(adapters.delete, "formal")
+
+
+async def test_a_name_that_is_made_again_goes_on_with_its_numbers(store: Store) -> None:
+    for expected in (1, 2, 3):
+        await store.write(adapters.create, AdapterRecord("formal", 1.0))
+        assert await store.write(adapters.allocate, "formal") == expected
+        await store.write(adapters.delete, "formal")
+    await store.write(adapters.create, AdapterRecord("other", 1.0))
+    assert await store.write(adapters.allocate, "other") == 1
 
 
 async def test_events_are_listed_backwards_in_pages(store: Store) -> None:

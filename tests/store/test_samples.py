@@ -4,8 +4,8 @@ import asyncio
 
 from records import fill, make_feedback, make_sample
 
-from tandem.core.learning import SampleState, Split
-from tandem.store import Store, feedback, samples
+from tandem.core.learning import AdapterRecord, SampleState, Split
+from tandem.store import Store, adapters, feedback, samples
 
 
 async def states(store: Store, ids: list[str]) -> list[str]:
@@ -91,11 +91,14 @@ async def test_counts(store: Store) -> None:
     await store.write(fill, 3)
     held = make_sample("h", adapter="other", split=Split.HELD_OUT, feedback_id="f2")
     await store.write(feedback.add, make_feedback("f2", adapter="other"), [held])
+    await store.write(adapters.create, AdapterRecord("other", 1.0))
     await store.write(samples.claim, ["s0"])
     assert await store.read(samples.counts) == {
         "formal": {Split.TRAIN: {SampleState.ACCEPTED: 2, SampleState.ASSIGNED: 1}},
         "other": {Split.HELD_OUT: {SampleState.ACCEPTED: 1}},
     }
+    await store.write(adapters.delete, "other")
+    assert set(await store.read(samples.counts)) == {"formal"}
 
 
 async def test_thousands_of_samples_at_once(store: Store) -> None:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from records import make_feedback, make_sample
 
 from tandem.core.errors import StoreError
-from tandem.store import Connection, Store, usage
+from tandem.store import Connection, Store, feedback, samples, usage
+from tandem.store.feedback import Filter
 from tandem.store.tables import METADATA
 
 
@@ -147,3 +150,46 @@ def test_sqlite_is_as_durable_as_we_say(tmp_path: Path) -> None:
         }
     store.close()
     assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+async def test_erased_text_leaves_the_files(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    secret = "the secret " + "0123456789" * 700  # longer than a page
+    said = [make_feedback(f"f{n}", rating=1.0, comment=f"{n} {secret}") for n in range(50)]
+    for one in said:
+        made = make_sample(f"s-{one.feedback_id}", feedback_id=one.feedback_id, chosen=secret[:99])
+        await store.write(feedback.add, one, [made])
+        await store.write(samples.claim, [made.sample_id])
+
+    def files_with_it() -> set[str]:
+        return {path.name for path in tmp_path.iterdir() if b"the secret" in path.read_bytes()}
+
+    assert await store.scrub() and files_with_it() == {"tandem.db"}
+    await store.write(feedback.erase, Filter(adapter="formal"))
+    assert await store.scrub()
+    assert files_with_it() == set()
+    store.close()
+
+
+async def test_a_reader_delays_scrubbing_and_nothing_else(store: Store) -> None:
+    if store._writing.dialect.name != "sqlite":
+        assert await store.scrub()  # the database's own VACUUM does it
+        return
+    with store._writing.connect() as connection:
+        connection.exec_driver_sql("PRAGMA busy_timeout=50")
+    await store.write(add, "a")
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(connection: Connection) -> int:
+        before = usage.count(connection, "a", "things")
+        entered.set()
+        leave.wait(10)
+        return before
+
+    reading = asyncio.ensure_future(store.read(slow))
+    await asyncio.to_thread(entered.wait, 10)
+    await store.write(add, "a")
+    assert not await store.scrub()
+    leave.set()
+    assert await reading == 1
+    assert await store.scrub()

@@ -72,13 +72,10 @@ class AdapterRegistry:
         number = number or self._numbers.get(name, 0) + 1
         version = AdapterVersion(name, number, content_hash, path)
         previous = self._current.get(name)
+        self._require_room(version)
         if content_hash in self._loaded:
             self._revive(content_hash)
         else:
-            if len(self._loaded) - self._frees(previous) >= self._max_loaded:
-                raise AdapterError(
-                    f"{self._max_loaded} adapters are loaded already; unload one first"
-                )
             (load or self._load)(version)
             self._loaded[content_hash] = _Loaded()
         self._loaded[content_hash].names += 1
@@ -108,12 +105,18 @@ class AdapterRegistry:
             self._loaded[version.content_hash].pins -= 1
             self._drop_if_unused(version.content_hash)
 
-    def _frees(self, previous: AdapterVersion | None) -> bool:
-        """Whether the version that is being replaced goes at once."""
-        if previous is None:
-            return False
-        loaded = self._loaded[previous.content_hash]
-        return loaded.names == 1 and loaded.pins == 0
+    def _require_room(self, version: AdapterVersion) -> None:
+        """Count what is served under other names. Old versions that are pinned and internal ones,
+        such as candidates, come and go with the work that needs them and take nobody's place."""
+        if version.internal:
+            return
+        others = {
+            each.content_hash
+            for each in self._current.values()
+            if not each.internal and each.name != version.name
+        }
+        if len(others | {version.content_hash}) > self._max_loaded:
+            raise AdapterError(f"{self._max_loaded} adapters are loaded already; unload one first")
 
     def _take(self, name: str) -> AdapterVersion:
         version = self._current.pop(name, None)

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi import Path as PathParameter
 from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
 from tandem.api.connection import read_body
-from tandem.api.paging import read_limit, read_number
+from tandem.api.paging import MOST_NUMBER, read_limit, read_number
 from tandem.api.schemas import Body, LoadAdapterRequest, parse
 from tandem.api.surface import Surface
 from tandem.core.errors import Conflict, InvalidRequest, NotFound
@@ -28,6 +29,8 @@ from tandem.services.versions import AdapterView, Versions
 
 _MOST_EVENTS = 100
 
+Number = Annotated[int, PathParameter(ge=0, le=MOST_NUMBER)]
+
 
 class AdapterRequest(Body):
     """Body of POST /v1/adapters/{name}."""
@@ -38,7 +41,7 @@ class AdapterRequest(Body):
 class RollBackRequest(Body):
     """Body of a roll back; without `version` to what the current one was trained from."""
 
-    version: Annotated[int, Field(ge=0)] | None = None
+    version: Annotated[int, Field(ge=0, le=MOST_NUMBER)] | None = None
 
 
 class ImportRequest(Body):
@@ -116,7 +119,7 @@ def _add_versions(app: FastAPI, surface: Surface) -> None:
         return _json({"object": "list", "data": data, "has_more": len(found) > limit})
 
     @app.get("/v1/adapters/{name}/versions/{version}/export")
-    async def export_version(name: str, version: int, request: Request) -> Response:
+    async def export_version(name: str, version: Number, request: Request) -> Response:
         """A zip of the version's PEFT files."""
         _caller(request).require_admin()
         archive = await _learning(surface).archive(name, version)
@@ -140,19 +143,27 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
         return _json(_adapter_json(surface, name, loaded.get(name), view))
 
     @app.post("/v1/adapters/{name}/versions/{version}/publish")
-    async def publish_version(name: str, version: int, request: Request) -> Response:
+    async def publish_version(name: str, version: Number, request: Request) -> Response:
         """Approve a candidate, overrule a refusal, or make a published version answer again."""
         _caller(request).require_admin()
         published = await _learning(surface).publish(name, version)
         return _json(_version_json(published, version))
 
     @app.post("/v1/adapters/{name}/versions/{version}/refuse")
-    async def refuse_version(name: str, version: int, request: Request) -> Response:
+    async def refuse_version(name: str, version: Number, request: Request) -> Response:
         """Give up a candidate that waits for a decision."""
         _caller(request).require_admin()
         refused = await _learning(surface).refuse(name, version)
         current = (await _learning(surface).find(name)).record.current
         return _json(_version_json(refused, current))
+
+    @app.delete("/v1/adapters/{name}/versions/{version}")
+    async def delete_version(name: str, version: Number, request: Request) -> Response:
+        """Forget a version and its files; never the current one."""
+        _caller(request).require_admin()
+        await _learning(surface).delete_version(name, version)
+        label = f"{name}@{version}"
+        return _json({"id": label, "object": "adapter.version", "deleted": True})
 
     @app.post("/v1/adapters/{name}/rollback")
     async def roll_back(name: str, request: Request) -> Response:

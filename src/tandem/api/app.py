@@ -8,11 +8,18 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tandem.api.adapters import add_adapter_routes
-from tandem.api.errors import on_http_error, on_leave, on_tandem_error, on_unexpected_error
+from tandem.api.errors import (
+    on_http_error,
+    on_invalid_path,
+    on_leave,
+    on_tandem_error,
+    on_unexpected_error,
+)
 from tandem.api.feedback import add_feedback_routes
 from tandem.api.files import add_file_routes
 from tandem.api.fine_tuning import add_fine_tuning_routes
@@ -40,6 +47,7 @@ def create_app(
         exception_handlers={
             TandemError: on_tandem_error,
             HTTPException: on_http_error,
+            RequestValidationError: on_invalid_path,
             ClientDisconnect: on_leave,
             Exception: on_unexpected_error,
         },

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -113,6 +114,16 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         headers = {"allow": allowed}
         return _failure(405, message, None, "method_not_allowed", headers=headers).response()
     return _failure(error.status_code, str(error.detail), None, None).response()
+
+
+async def on_invalid_path(_: Request, error: Exception) -> Response:
+    """A part of the path that is not what the route takes, such as a version that is no number."""
+    assert isinstance(error, RequestValidationError)
+    first: dict[str, Any] = error.errors()[0]
+    message = str(first["msg"])
+    name = str(first["loc"][-1])
+    told = f"'{name}': {message[0].lower()}{message[1:]}"
+    return _failure(400, told, name, None).response()
 
 
 async def on_leave(_: Request, error: Exception) -> Response:

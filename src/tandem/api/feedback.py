@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tandem.api.connection import read_body
 from tandem.api.paging import read_limit, read_text
@@ -26,12 +26,27 @@ from tandem.services.subject import Ask
 from tandem.store.feedback import Erased, Filter, Stored
 
 _MOST = 100
+_CONDITIONS = ("adapter", "user", "state", "keys")
 _MAX_WEIGHT = 10.0
 _MAX_SECONDS = 86_400.0
 _KEY = r"^[A-Za-z0-9._:-]{1,128}$"
 
-Answer = Annotated[int, Field(ge=0)] | str
-Share = Annotated[float, Field(ge=0, le=1)]
+
+def _rating(value: object) -> object:
+    if isinstance(value, bool) or (isinstance(value, int | float) and 0 <= value <= 1):
+        return value
+    raise ValueError("must be true, false or a number from 0 to 1")
+
+
+def _answer(value: object) -> object:
+    if isinstance(value, str) or (type(value) is int and value >= 0):
+        return value
+    raise ValueError("must be a text or the index of a choice")
+
+
+# One message for the whole union; pydantic has one for each of its parts.
+Answer = Annotated[int | str, BeforeValidator(_answer)]
+Rating = Annotated[bool | float, BeforeValidator(_rating)]
 
 
 class _Part(BaseModel):
@@ -64,7 +79,7 @@ class FeedbackRequest(Body):
     completion: str | None = None
     model: Annotated[str, Field(max_length=256)] | None = None
     adapter: Annotated[str, Field(max_length=128)] | None = None
-    rating: bool | Share | None = None
+    rating: Rating | None = None
     preference: Preference | None = None
     demonstration: str | None = None
     comment: Annotated[str, Field(min_length=1, max_length=16_384)] | None = None
@@ -98,7 +113,10 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
         limit = read_limit(request, 20, _MOST)
         caller: Caller = request.state.caller
         found = await surface.feedback.listed(
-            _filter(request), caller, after=read_text(request, "after"), limit=limit + 1
+            _filter(request, "limit", "after"),
+            caller,
+            after=read_text(request, "after"),
+            limit=limit + 1,
         )
         page = [feedback_json(surface, stored) for stored in found[:limit]]
         return _json({"object": "list", "data": page, "has_more": len(found) > limit})
@@ -224,8 +242,22 @@ def _digest(raw: bytes) -> str:
     return hashlib.sha256(canonical).hexdigest()
 
 
-def _filter(request: Request) -> Filter:
-    """`adapter`, `user`, `state`; `keys=all` for that of all keys."""
+def _filter(request: Request, *paging: str) -> Filter:
+    """`adapter`, `user`, `state`; `keys=all` for that of all keys.
+
+    Nothing is ignored: what a misspelt or empty condition means is not what was meant, and erasure
+    would take more. Raises `InvalidRequest`.
+    """
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name, value in request.query_params.multi_items():
+        if name not in (*_CONDITIONS, *paging):
+            raise InvalidRequest(
+                f"'{name[:64]}' is not a parameter here; there are: "
+                f"{', '.join((*_CONDITIONS, *paging))}",
+                param=name[:64],
+            )
+        if not value.strip() or given.count(name) > 1:
+            raise InvalidRequest(f"give '{name}' once, with a value", param=name)
     state = read_text(request, "state")
     if state is not None and state not in set(SampleState):
         raise InvalidRequest(f"'state' must be one of: {', '.join(SampleState)}", param="state")
@@ -235,7 +267,7 @@ def _filter(request: Request) -> Filter:
     user = request.query_params.get("user")
     return Filter(
         adapter=read_text(request, "adapter"),
-        user=user or None,
+        user=user,
         key_id=None if whose else request.state.caller.tenant,
         state=state,
     )

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
 from tandem.api.connection import read_body
-from tandem.api.paging import read_limit, read_text
+from tandem.api.paging import parse_number, read_limit, read_text
 from tandem.api.schemas import Body, parse
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
@@ -61,8 +61,6 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
     async def create_job(request: Request) -> Response:
         """Start a job."""
         body = parse(CreateJobRequest, await read_body(request, surface.max_body_bytes))
-        caller = _caller(request)
-        caller.require_train(surface.models.find(body.model).name or body.suffix or "ft")
         ask = JobAsk(
             model=body.model,
             training_file=body.training_file,
@@ -73,7 +71,7 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
             hyperparameters=body.hyperparameters,
             metadata=body.metadata,
         )
-        return _job(surface, await _jobs(surface).create(ask, caller.tenant))
+        return _job(surface, await _jobs(surface).create(ask, _caller(request)))
 
     @app.get("/v1/fine_tuning/jobs")
     async def list_jobs(request: Request) -> Response:
@@ -115,7 +113,7 @@ def _add_steering(app: FastAPI, surface: Surface) -> None:
 
     @app.post("/v1/fine_tuning/jobs/{job_id}/pause")
     async def pause_job(job_id: str, request: Request) -> Response:
-        """Stop after the current step; everything is kept."""
+        """Stop after the current step; what was learned is kept."""
         return _job(surface, await _jobs(surface).pause(job_id, _caller(request).tenant))
 
     @app.post("/v1/fine_tuning/jobs/{job_id}/resume")
@@ -140,10 +138,10 @@ def _event_number(request: Request) -> int | None:
     after = read_text(request, "after")
     if after is None:
         return None
-    digits = after.removeprefix(_EVENT)
-    if not (digits.isascii() and digits.isdigit()):
+    number = parse_number(after.removeprefix(_EVENT))
+    if number is None:
         raise InvalidRequest("'after' must be the id of an event", param="after")
-    return int(digits)
+    return number
 
 
 def _job(surface: Surface, job: JobRecord) -> Response:

@@ -6,6 +6,9 @@ from starlette.requests import Request
 
 from tandem.core.errors import InvalidRequest
 
+MOST_NUMBER = (1 << 62) - 1  # of a version or an event; a database's integers end soon after
+_MOST_DIGITS = len(str(MOST_NUMBER))
+
 
 def read_limit(request: Request, default: int, most: int) -> int:
     """`limit`, from 1 to `most`. Raises `InvalidRequest`."""
@@ -22,9 +25,17 @@ def read_number(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 62):
+    number = parse_number(text)
+    if not number:
         raise InvalidRequest(f"'{name}' must be a whole number above 0", param=name)
-    return int(text)
+    return number
+
+
+def parse_number(text: str) -> int | None:
+    """The whole number that `text` is in digits; None if it is none or beyond `MOST_NUMBER`."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        return None
+    return int(text) if int(text) <= MOST_NUMBER else None
 
 
 def read_text(request: Request, name: str) -> str | None:

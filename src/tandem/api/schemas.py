@@ -195,9 +195,10 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
         raise _refusal(error) from None
     refused = {ChatRequest: CHAT_REFUSED, CompletionRequest: COMPLETION_REFUSED}.get(kind, {})
     check_extra(parsed.model_extra or {}, refused)
-    messages = parsed.messages if isinstance(parsed, ChatRequest | TokenizeRequest) else None
-    for place, message in enumerate(messages or []):
-        check_extra(message.model_extra or {}, MESSAGE_REFUSED, f"messages[{place}].")
+    for name, value in parsed:
+        for place, item in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(item, Message):
+                check_extra(item.model_extra or {}, MESSAGE_REFUSED, f"{name}[{place}].")
     return parsed
 
 

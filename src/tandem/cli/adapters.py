@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tandem.cli.remote import DEFAULT_URL, Key, Url, connected, number, plain, table
+from tandem.cli.remote import (
+    DEFAULT_URL,
+    Key,
+    Remote,
+    RemoteError,
+    Url,
+    connected,
+    number,
+    plain,
+    table,
+)
 
 app = typer.Typer(help="Adapters of a running server: what they learned, versions, roll back.")
 
@@ -128,14 +138,18 @@ def rollback_command(
 @app.command("export")
 def export_command(
     name: Name,
-    version: Version,
+    version: Annotated[
+        int | None, typer.Argument(help="Number of the version; default: the current one")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to; default: NAME-VERSION.zip")] = None,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
     """Download a version as a zip of PEFT files."""
-    target = out or Path(f"{name}-{version}.zip")
     with connected(url, api_key) as server:
+        if version is None:
+            version = _current(server, name)
+        target = out or Path(f"{name}-{version}.zip")
         size = server.download(f"adapters/{name}/versions/{version}/export", target)
     print(f"wrote {target} ({size} bytes)")
 
@@ -158,11 +172,27 @@ def import_command(
 
 
 @app.command("delete")
-def delete_command(name: Name, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
-    """Forget an adapter with all its versions."""
+def delete_command(
+    name: Name,
+    version: Annotated[
+        int | None, typer.Option(help="This version only, not the one that answers")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+) -> None:
+    """Forget an adapter with all its versions, or one version."""
+    route = f"adapters/{name}" if version is None else f"adapters/{name}/versions/{version}"
     with connected(url, api_key) as server:
-        server.delete(f"adapters/{name}")
-    print(plain(f"{name} is gone"))
+        gone = server.delete(route)["id"]
+    print(plain(f"{gone} is gone"))
+
+
+def _current(server: Remote, name: str) -> int:
+    """The version that answers. Raises `RemoteError` where that is the base."""
+    version: int = server.get(f"adapters/{name}")["version"]
+    if not version:
+        raise RemoteError(f"'{name}' has no current version; name one, or wait until it learned")
+    return version
 
 
 def _settings(given: list[str]) -> dict[str, Any]:

@@ -66,7 +66,11 @@ def export_command(
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
-    """Write feedback, newest first, so that `import` takes it."""
+    """Write feedback, newest first, so that `import` takes it.
+
+    Run again with the same file it goes on to older feedback after the last line; what came in
+    since the first run is not in it. For that, export into a new file.
+    """
     query = {
         "adapter": adapter or None,
         "user": user or None,
@@ -106,9 +110,13 @@ def _distinct(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, tuple[str
     """Lines with ids made of their text; equal lines differ by their count."""
     seen: Counter[str] = Counter()
     for number, text in lines:
-        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-        seen[digest] += 1
-        yield number, (text, f"import-{digest}-{seen[digest]}")
+        made_id = _id_of(text)
+        seen[made_id] += 1
+        yield number, (text, f"{made_id}-{seen[made_id]}")
+
+
+def _id_of(text: str) -> str:
+    return f"import-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _body(line: tuple[str, str], adapter: str) -> dict[str, Any] | str:
@@ -122,6 +130,8 @@ def _body(line: tuple[str, str], adapter: str) -> dict[str, Any] | str:
         return "not a JSON object"
     if adapter and "adapter" not in body and "model" not in body:
         body["adapter"] = adapter
+        # Another adapter learns from it as from something new.
+        made_id = _id_of(f"{adapter} {made_id}")
     return {"feedback_id": made_id, **body}
 
 

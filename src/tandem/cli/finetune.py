@@ -56,7 +56,10 @@ def create_command(
         }
         if validation_file is not None:
             body["validation_file"] = server.upload(validation_file, "fine-tune")
-        body |= {name: value for name, value in (("suffix", suffix), ("seed", seed)) if value}
+        if suffix:
+            body["suffix"] = suffix
+        if seed is not None:
+            body["seed"] = seed
         job = server.post("fine_tuning/jobs", body)
         print(plain(job["id"]))
         if watch:

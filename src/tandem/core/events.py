@@ -51,6 +51,8 @@ class ModelInfo:
     `eos_token_ids` end a choice unless `ignore_eos`. `num_blocks` of `block_size` tokens each
     bound the KV cache; `max_model_len` bounds prompt + output of one choice, in tokens. Backward
     slices count `num_layers`; `recording_tokens` rows may be recorded at once (0: no training).
+    Adapters have a rank of at most `max_rank` (0: any); `linears` names the linear layers that can
+    be trained. `weights_hash` identifies the base model's parameters.
     """
 
     model: str
@@ -67,6 +69,9 @@ class ModelInfo:
     kernels: str
     num_layers: int = 0
     recording_tokens: int = 0
+    max_rank: int = 0
+    linears: tuple[str, ...] = ()
+    weights_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,7 @@ class ScoreRequest:
 class Score:
     """Answer to a `ScoreRequest`: the sum, over `tokens` tokens, in natural logarithms.
 
+    `logprob` is not a number if the model's output is not finite.
     `adapter` is the label of the version that was used.
     """
 

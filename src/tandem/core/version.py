@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+INTERNAL = "~"
+"""Begins names in the engine that clients never see, such as those of candidates."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
@@ -21,6 +24,11 @@ class AdapterVersion:
     number: int
     content_hash: str
     path: str
+
+    @property
+    def internal(self) -> bool:
+        """Whether clients never see it."""
+        return self.name.startswith(INTERNAL)
 
     @property
     def label(self) -> str:

@@ -7,6 +7,7 @@ is charged to the sequences concerned, and the others of the same plan get their
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 
@@ -36,6 +37,7 @@ from tandem.executor.kv_storage import (
     lazy_zeros,
 )
 from tandem.executor.recorder import Recorder
+from tandem.executor.starts import trainable_linears
 from tandem.executor.training import TrainingState, as_lora
 from tandem.model.account import model_bytes
 from tandem.model.load import LoadedModel
@@ -90,6 +92,9 @@ class DeviceExecutor:
             kernels=model.kernels,
             num_layers=len(model.layers),
             recording_tokens=self._training.recordings.capacity if self._training else 0,
+            max_rank=adapters.max_rank,
+            linears=trainable_linears(model),
+            weights_hash=model.weights_hash,
         )
         self._finished: list[StepResult] = []
         self._tickets = 0
@@ -260,8 +265,11 @@ class DeviceExecutor:
             if outcome is None:
                 continue
             if outcome.score_failed or None in outcome.draws:
-                _charge(failed, span, _NOT_FINITE)
                 self._storage.scrub(span.block_tables[0])
+                if span.draws or span.score_top is not None:
+                    _charge(failed, span, _NOT_FINITE)
+                else:  # of a sequence that is scored alone: this is what was asked
+                    scores.append(ScoreResult(span.seq_id, span.start, (), math.nan))
                 continue
             draws.extend(draw for draw in outcome.draws if draw is not None)
             if outcome.score is not None:

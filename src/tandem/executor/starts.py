@@ -33,6 +33,14 @@ def trainable_prefixes(model: LoadedModel) -> tuple[str, ...]:
     return tuple(f"{model.prefix}{prefix}" for prefix in model.stack.prefixes)
 
 
+def trainable_linears(model: LoadedModel) -> tuple[str, ...]:
+    """Names of the linear layers that a trainer may adapt; none if the model cannot be trained."""
+    if model.stack is None:
+        return ()
+    inside = trainable_prefixes(model)
+    return tuple(name for name in model.lora.linears if name.startswith(inside))
+
+
 def _from_files(model: LoadedModel, spec: TrainerSpec, max_rank: int) -> Start:
     adapter = read_lora(
         spec.source,

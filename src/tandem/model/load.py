@@ -33,6 +33,7 @@ from tandem.model.attention.cpu import CpuKernel
 from tandem.model.attention.interface import IMPLEMENTATION, register
 from tandem.model.attention.sdpa import SdpaKernel
 from tandem.model.capability import exact_model_length, refuse_by_configuration
+from tandem.model.content import weights_hash
 from tandem.model.fuse import fuse_modules
 from tandem.model.head import Head
 from tandem.model.linear import pack_linears
@@ -80,6 +81,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     num_parameters: int
     weight_bytes: int
+    weights_hash: str
 
     def hidden(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Hidden states [rows, width] of flattened `tokens` and `positions`, int64 [rows]."""
@@ -142,6 +144,7 @@ def prepare_model(
         raise UnsupportedModel(f"{name} has no output embedding, so it cannot generate text")
     sizes = [(weight.numel(), weight.nbytes) for weight in model.parameters()]
     device, dtype = model.device, model.dtype
+    digest = weights_hash(model)
     progress("testing the model", 0.5)
     model.set_attn_implementation("eager")
     test = SelfTest(name, model, model.config.vocab_size, limit)
@@ -151,6 +154,9 @@ def prepare_model(
     backbone: nn.Module = model.base_model
     prefix = f"{model.base_model_prefix}."
     linears = adaptable_linears(backbone, prefix)
+    if _wants_kernels(model, config.kernels) and not kernels.compiled():
+        progress("compiling the CPU kernels, once for this machine", 0.7)
+        kernels.status()
     progress("packing weights", 0.7)
     kernel, kernel_names = _accelerate(model, config.kernels)
     head = Head.of(model.get_output_embeddings(), description)
@@ -179,6 +185,7 @@ def prepare_model(
         eos_token_ids=_eos_token_ids(model),
         num_parameters=sum(count for count, _ in sizes),
         weight_bytes=sum(size for _, size in sizes),
+        weights_hash=digest,
     )
 
 
@@ -187,9 +194,7 @@ def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str
 
     Returns the attention kernel and what was done, in words for `ModelInfo.kernels`.
     """
-    if name not in ("auto", "off"):
-        raise InvalidRequest(f"model.kernels is {name!r}; use auto or off", param="kernels")
-    if name == "off" or model.device.type != "cpu":
+    if not _wants_kernels(model, name):
         return SdpaKernel(), "sdpa"
     done = []
     # Fusing joins layers that packing would otherwise take apart one by one.
@@ -199,6 +204,12 @@ def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str
     done.append("packed")
     kernel: AttentionKernel = CpuKernel() if kernels.status().available else SdpaKernel()
     return kernel, "+".join([kernel.name, *done])
+
+
+def _wants_kernels(model: PreTrainedModel, name: str) -> bool:
+    if name not in ("auto", "off"):
+        raise InvalidRequest(f"model.kernels is {name!r}; use auto or off", param="kernels")
+    return name == "auto" and model.device.type == "cpu"
 
 
 def _stack(name: str, backbone: nn.Module, count: int) -> LayerStack | None:

@@ -245,10 +245,13 @@ class Learning:
         scoring = seq.scoring
         assert scoring is not None
         if problem is None and any(target >= 0 for target in span.score_targets):
-            if score is None or not math.isfinite(score.total):
+            total = math.nan if score is None else score.total
+            if not math.isfinite(total) and scoring.step_id is None:
+                self._books.ended.append(self.scores.finish_not_finite(seq))
+                return
+            if not math.isfinite(total):
                 problem = "the log-probability is not a finite number"
-            else:
-                scoring.total += score.total
+            scoring.total += total
         if problem is not None:
             self._fail_sequence(seq, problem, now)
             return

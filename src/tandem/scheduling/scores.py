@@ -6,6 +6,7 @@ revision only. Invariant: a score ends once, with its sum or with a reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,12 +61,15 @@ class Scores:
 
     def finish(self, seq: Sequence) -> Score:
         """All of it is forwarded."""
-        scoring = seq.scoring
-        assert scoring is not None
-        label = seq.adapter.label if seq.adapter is not None else None
-        scored = sum(target >= 0 for target in scoring.targets)
+        assert seq.scoring is not None
         self.abort(seq.request.request_id)
-        return Score(seq.request.request_id, scoring.total, scored, label)
+        return _score(seq, seq.scoring.total)
+
+    def finish_not_finite(self, seq: Sequence) -> Score:
+        """Its model gives it no finite log-probability; what it left in the cache is like that."""
+        del self._sequences[seq.request.request_id]
+        leave(seq, self._state, self._cache, discard=True)
+        return _score(seq, math.nan)
 
     def fail(self, seq: Sequence, reason: str) -> ScoreFailed:
         """It cannot be computed; what it left in the cache is not to be trusted."""
@@ -90,3 +94,10 @@ class Scores:
         """Its KV is gone; working parameters may change before it runs again."""
         if seq.scoring is not None and seq.scoring.private:
             restart_score(seq)
+
+
+def _score(seq: Sequence, total: float) -> Score:
+    assert seq.scoring is not None
+    label = seq.adapter.label if seq.adapter is not None else None
+    scored = sum(target >= 0 for target in seq.scoring.targets)
+    return Score(seq.request.request_id, total, scored, label)

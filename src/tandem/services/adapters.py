@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.ports import EngineClient
-from tandem.core.version import AdapterVersion
-from tandem.services.models import INTERNAL
+from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.services.auth import BASE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -23,7 +23,7 @@ class Adapters:
     """The adapters of the engine, seen from outside.
 
     `roots` are directories below which adapters may be loaded; `preload` (name -> directory) are
-    those given at start, which may be loaded again.
+    those given at start, which may be loaded again. Raises `InvalidRequest` for a wrong name.
     """
 
     def __init__(
@@ -31,6 +31,8 @@ class Adapters:
     ) -> None:
         self._client = client
         self._roots = tuple(Path(root).resolve() for root in roots)
+        for name in preload:
+            check_name(name)
         self._preload = {name: Path(path).resolve() for name, path in preload.items()}
 
     def listed(self) -> list[AdapterVersion]:
@@ -97,3 +99,5 @@ def check_name(name: str) -> None:
             "begins with a letter or digit",
             param="name",
         )
+    if name == BASE:
+        raise InvalidRequest(f"'{BASE}' means the model itself; choose another name", param="name")

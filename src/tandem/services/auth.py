@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,6 +23,8 @@ from tandem.core.errors import Forbidden, InvalidRequest, Unauthorized
 BASE = "base"
 _DIGEST_PREFIX = "sha256:"
 _TENANT_DIGITS = 16
+
+Cap = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,19 @@ class ApiKeys:
         lines and lines that begin with `#` are skipped. In TOML each `[[keys]]` has `key` and what
         it may do: `name`, `serve` (default: all), `train` (default: nothing), `admin` (default:
         no), `feedback_per_hour`, `samples_cap`. Raises `InvalidRequest` if the file cannot be read
-        or holds no key (a server that was meant to be closed must not come up open).
+        or holds no key (a server that was meant to be closed must not come up open), and for a
+        key that is given twice with different rights.
         """
         found = [_plain(key, "a key given by flag") for key in keys]
         if file:
             found += _read_file(Path(file))
+        known: dict[bytes, Caller] = {}
+        for digest, caller in found:
+            if known.setdefault(digest, caller) != caller:
+                raise InvalidRequest(
+                    f"an API key of {file} is given by a flag too, with which it may do "
+                    "everything; give each key once"
+                )
         return cls(found)
 
     @property
@@ -115,8 +125,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     serve: tuple[str, ...] = ("*",)
     train: tuple[str, ...] = ()
     admin: bool = False
-    feedback_per_hour: int = 0
-    samples_cap: int = 0
+    feedback_per_hour: Cap = 0
+    samples_cap: Cap = 0
 
     def caller(self, tenant: str) -> Caller:
         return Caller(
@@ -160,11 +170,14 @@ def _from_toml(text: str, path: Path) -> list[tuple[bytes, Caller]]:
         entries = msgspec.convert(data, _KeyFile).keys
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise InvalidRequest(f"cannot read the API key file {path}: {error}") from error
-    found: list[tuple[bytes, Caller]] = []
+    found: dict[bytes, Caller] = {}
     for place, entry in enumerate(entries, start=1):
         digest = _digest_of(entry.key, f"{path}, key {place}")
-        found.append((digest, entry.caller(_tenant(digest))))
-    return found
+        if digest in found:
+            first = list(found).index(digest) + 1
+            raise InvalidRequest(f"{path}: key {place} is key {first} again; give each key once")
+        found[digest] = entry.caller(_tenant(digest))
+    return list(found.items())
 
 
 def _plain(key: str, where: str) -> tuple[bytes, Caller]:

@@ -8,32 +8,35 @@ and a repeated id or idempotency key gives the first answer again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tandem.core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
-from tandem.core.learning import AdapterRecord, Feedback, Receipt
+from tandem.core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, StoreError
+from tandem.core.learning import AdapterRecord, Feedback, Receipt, Split
 from tandem.services.adapters import check_name
 from tandem.services.auth import Caller
 from tandem.services.learning.encode import Encoder
 from tandem.services.models import SEPARATOR, Models
+from tandem.services.quota import spend_samples
 from tandem.services.receipts import Receipts
 from tandem.services.samples import make_samples
 from tandem.services.signals import EXPLICIT
 from tandem.services.subject import Ask, Subject, conversation_of, meaning_of, subject_of
-from tandem.store import Connection, Store, adapters, usage
+from tandem.store import Connection, Store, adapters, samples, usage
 from tandem.store import feedback as rows
 from tandem.store.feedback import Erased, Filter, Stored
 
 _HOUR_S = 3600.0
-_DAY_S = 86_400.0
+_FIRST_TRAINED = 20  # conversations; the gate reads held-out samples from 50 pairs on
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What is taken: `enabled` at all, `auto_adapters` for names that do not exist yet; `held_out`
-    is the share of conversations that is kept from training."""
+    is the share of an adapter's conversations, after the first few, that is kept from training."""
 
     enabled: bool
     auto_adapters: bool
@@ -52,11 +55,11 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What feedback is made from; `encoder` says whether a sample can be trained on."""
+    """What feedback is made from; `encoder` of an adapter says if a sample can be trained on."""
 
     receipts: Receipts
     models: Models
-    encoder: Callable[[], Encoder]
+    encoder: Callable[[str], Awaitable[Encoder]]
     now: Callable[[], float]
 
 
@@ -105,7 +108,7 @@ class FeedbackService:
         caller.require_train(adapter)
         feedback = self._feedback(said, caller, subject, adapter)
         made = await asyncio.to_thread(
-            make_samples, feedback, self._rules.held_out, self._sources.encoder()
+            make_samples, feedback, self._rules.held_out, await self._sources.encoder(adapter)
         )
         stored = await self._store.write(
             self._add, said, caller, Stored(feedback, made, said.digest)
@@ -115,18 +118,23 @@ class FeedbackService:
             self._hooks.arrived(adapter)
         return stored
 
-    async def find(self, feedback_id: str, caller: Caller) -> Stored:
+    async def find(self, feedback_id: str, caller: Caller, param: str = "feedback_id") -> Stored:
         """One feedback of this caller (an administrator: of anybody). Raises `NotFound`."""
         stored = await self._store.read(rows.find, feedback_id)
         if stored is None or not (caller.admin or stored.feedback.key_id == caller.tenant):
-            raise NotFound(f"there is no feedback '{feedback_id[:100]}'", param="feedback_id")
+            raise NotFound(f"there is no feedback '{feedback_id[:100]}'", param=param)
         return stored
 
     async def listed(
         self, which: Filter, caller: Caller, *, after: str | None, limit: int
     ) -> list[Stored]:
-        """Feedback, newest first, older than `after`; that of other keys needs an administrator."""
+        """Feedback, newest first, older than `after`; that of other keys needs an administrator.
+
+        Raises `NotFound` if there is no `after`.
+        """
         _require_own(which, caller)
+        if after is not None:
+            await self.find(after, caller, "after")
         return await self._store.read(rows.listed, which, after=after, limit=limit)
 
     async def erase_one(self, feedback_id: str, caller: Caller) -> Erased:
@@ -146,7 +154,19 @@ class FeedbackService:
         erased = await self._store.write(rows.erase, which, feedback_id=feedback_id)
         for adapter in sorted(erased.in_training):
             await self._hooks.erased(adapter)
+        if erased.feedback or erased.receipts:
+            await self._scrub()
         return erased
+
+    async def _scrub(self) -> None:
+        """It is erased for everybody who asks; what is left is to take it out of the files."""
+        try:
+            done = await self._store.scrub()
+        except StoreError as error:
+            _log.error("what was erased is still in the database's log", exc_info=error)
+        else:
+            if not done:
+                _log.warning("what was erased stays in the database's log until the next erasure")
 
     def _adapter_of(self, said: Said, receipt: Receipt | None) -> str:
         """Which adapter learns: the named one, else the one that answered."""
@@ -217,6 +237,7 @@ class FeedbackService:
                 f"{feedback.adapter} first",
                 param="adapter",
             )
+        stored = _split(connection, stored)
         _spend(connection, caller, stored)
         rows.add(
             connection,
@@ -245,6 +266,22 @@ def _repeated(connection: Connection, said: Said, caller: Caller) -> Stored | No
     return known
 
 
+def _split(connection: Connection, stored: Stored) -> Stored:
+    """Nothing is held out of an adapter's first conversations: there is too little to learn from.
+
+    A conversation stays where it was put first.
+    """
+    said, made = stored.feedback, stored.samples
+    if not any(sample.split is Split.HELD_OUT for sample in made):
+        return stored
+    split = samples.split_of(connection, said.adapter, said.conversation)
+    if split is None and not samples.has_conversations(connection, said.adapter, _FIRST_TRAINED):
+        split = Split.TRAIN
+    if split is not Split.TRAIN:
+        return stored
+    return replace(stored, samples=tuple(replace(sample, split=split) for sample in made))
+
+
 def _spend(connection: Connection, caller: Caller, stored: Stored) -> None:
     """Count what the key contributes. Raises `QuotaExceeded`; then nothing was counted."""
     now_s = stored.feedback.created_s
@@ -257,13 +294,7 @@ def _spend(connection: Connection, caller: Caller, stored: Stored) -> None:
         )
     if used == 1:
         usage.delete_before(connection, "feedback/", now_s - 2 * _HOUR_S)
-    made = usage.add(connection, caller.tenant, f"samples/{adapter}", len(stored.samples), now_s)
-    if 0 < caller.samples_cap < made:
-        raise QuotaExceeded(
-            f"this API key may contribute {caller.samples_cap} samples to '{adapter}'; ask for a "
-            "key with a larger 'samples_cap'",
-            retry_after_s=_DAY_S,
-        )
+    spend_samples(connection, caller, adapter, len(stored.samples), now_s)
 
 
 def _require_own(which: Filter, caller: Caller) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.learning import FileRecord
+from tandem.services.durable import flush_directory, make_directory
 from tandem.store import Store
 from tandem.store import files as rows
 
@@ -71,16 +72,18 @@ class Files:
         ascending: bool = False,
         limit: int = 10_000,
     ) -> list[FileRecord]:
-        """Files of a tenant by age, those that follow file `after`."""
+        """Files of a tenant by age, those that follow file `after`. Raises `NotFound`."""
+        if after is not None:
+            await self.find(after, tenant, "after")
         return await self._store.read(
             rows.listed, tenant, purpose=purpose, after=after, ascending=ascending, limit=limit
         )
 
-    async def find(self, file_id: str, tenant: str) -> FileRecord:
+    async def find(self, file_id: str, tenant: str, param: str = "file_id") -> FileRecord:
         """One file of a tenant. Raises `NotFound`."""
         file = await self._store.read(rows.find, file_id)
         if file is None or file.tenant != tenant:
-            raise NotFound(f"there is no file '{file_id[:100]}'", param="file_id")
+            raise NotFound(f"there is no file '{file_id[:100]}'", param=param)
         return file
 
     async def delete(self, file_id: str, tenant: str) -> None:
@@ -91,7 +94,7 @@ class Files:
 
     async def _write(self, path: Path, parts: AsyncIterator[bytes]) -> int:
         size_bytes = 0
-        await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True)
+        await asyncio.to_thread(make_directory, self._directory)
         with await asyncio.to_thread(path.open, "wb") as stream:
             async for part in parts:
                 size_bytes += len(part)
@@ -124,8 +127,4 @@ def _flush(number: int, flush: Callable[[], None]) -> None:
 def _finish(partial: Path, path: Path) -> None:
     """Rename, and make the name itself durable."""
     partial.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    flush_directory(path.parent)

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from tandem.core.errors import NotFound
 from tandem.core.ports import EngineClient
-from tandem.core.version import AdapterVersion
+from tandem.core.version import INTERNAL, AdapterVersion
 
 BASE_LABEL = "base"
 SEPARATOR = ":"
-INTERNAL = "~"
-"""Begins names in the engine that clients never see, such as those of candidates."""
 
 
 @dataclass(frozen=True, slots=True)

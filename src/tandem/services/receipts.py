@@ -100,7 +100,10 @@ class Receipts:
             number = await self._store.write(rows.delete_before, before_s, _SWEPT_AT_ONCE)
             swept += number
             if number < _SWEPT_AT_ONCE:
-                return swept
+                break
+        if swept:
+            await self._store.scrub()
+        return swept
 
     async def start(self) -> None:
         """Sweep now and then, until `stop`."""

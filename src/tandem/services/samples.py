@@ -44,7 +44,10 @@ def make_samples(feedback: Feedback, held_out: float, encoder: Encoder) -> tuple
 
 
 def split_of(conversation: str, held_out: float) -> Split:
-    """Which split a conversation belongs to, for ever: its hash against the share."""
+    """Which split a conversation belongs to: its hash against the share, for ever.
+
+    But for an adapter's first conversations, see `services/feedback.py`.
+    """
     digest = hashlib.sha256(conversation.encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64
     return Split.HELD_OUT if place < held_out else Split.TRAIN

@@ -49,6 +49,11 @@ class Subject:
 
 async def subject_of(ask: Ask, receipts: Receipts, tenant: str) -> Subject:
     """Find out. Raises `InvalidRequest` or `NotFound` that says what is missing."""
+    by_index = isinstance(ask.preferred, int) or isinstance(ask.dispreferred, int)
+    if ask.choice is not None and by_index:
+        raise InvalidRequest(
+            "the preference names its choices itself; leave 'choice' out", param="choice"
+        )
     if ask.completion_id is not None:
         if ask.messages or ask.prompt is not None or ask.completion is not None:
             raise InvalidRequest(

@@ -8,17 +8,14 @@ the old one.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import tempfile
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from tandem.adapters.files import CONFIG_NAME, WEIGHTS_NAME, inspect_adapter
-from tandem.core.errors import AdapterError, Conflict, NotFound
+from tandem.adapters.files import inspect_adapter
+from tandem.core.errors import AdapterError, Conflict, InvalidRequest, NotFound
 from tandem.core.learning import (
     AdapterRecord,
     EventRecord,
@@ -30,14 +27,21 @@ from tandem.core.learning import (
 )
 from tandem.core.version import AdapterVersion
 from tandem.services.adapters import Adapters, check_name
+from tandem.services.archives import copy, pack, unpack
+from tandem.services.learning.gate import Outcome
 from tandem.services.learning.learner import Learner
-from tandem.services.learning.publish import Conclusion, candidate_name, reference_name
-from tandem.services.learning.settings import LearningSettings, resolve_settings
+from tandem.services.learning.publish import (
+    Conclusion,
+    candidate_name,
+    reference_name,
+    remove_tree,
+)
+from tandem.services.learning.settings import LearningSettings, check_new, resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.services.models import Models
+from tandem.services.retention import trim_versions
+from tandem.services.uninterrupted import uninterrupted
 from tandem.store import Connection, adapters, events, files, samples
-
-_MOST_IMPORT_BYTES = 16 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class Versions:
         """
         check_name(name)
         wanted = resolve_settings(self._tools.defaults, settings)
+        check_new(wanted, self._client.info)
         known = await self._store.read(adapters.find, name)
         if known is not None and known.next_number > 1:
             before = resolve_settings(self._tools.defaults, known.settings)
@@ -96,6 +101,9 @@ class Versions:
                     f"'{name}' has versions: rank, alpha and targets stay as they are",
                     param="settings",
                 )
+        reference = wanted.reference_version
+        if reference and not await self._store.read(adapters.version, name, reference):
+            raise InvalidRequest(f"'{name}' has no version {reference}", param="reference")
         await self._store.write(_create, AdapterRecord(name, self._tools.now()), dict(settings))
         self._models.announce(name)
         await self._learner.discard(name)
@@ -115,34 +123,47 @@ class Versions:
 
         Raises `NotFound`.
         """
-        version = await self._version(name, number)
-        if version.state is VersionState.PUBLISHED:
-            return await self._pin(name, number, f"version {number} pinned")
+        await self._version(name, number)
         async with self._learner.held(name):
-            used = await self._store.read(adapters.trained_on, name, number)
             event = self._event(name, f"version {number} published by request", number)
-            version = await self._store.write(
-                adapters.publish, version, consumed=used, trained_on=(), event=event
-            )
+            self._publisher.require_room(name)
+            version, new = await self._store.write(_publish, name, number, event)
             await self._publisher.adopt(version)
-            self._tools.metrics.versions.labels(name, "published").inc()
+            if new:
+                self._tools.metrics.versions.labels(name, "published").inc()
             self._tools.metrics.version.labels(name).set(number)
+            await trim_versions(self._store, name)
         return version
 
     async def refuse(self, name: str, number: int) -> VersionRecord:
         """Give a candidate up that waits for a decision. Raises `NotFound`, `Conflict`."""
-        version = await self._version(name, number)
-        if version.state is not VersionState.CANDIDATE:
-            raise Conflict(f"version {number} of '{name}' is {version.state.value} already")
+        _require_candidate(await self._version(name, number))
         async with self._learner.held(name):
-            used = await self._store.read(adapters.trained_on, name, number)
             event = self._event(name, f"version {number} refused by request", number)
-            version = replace(version, reason=version.reason or "refused by request")
-            version = await self._store.write(
-                adapters.refuse, version, consumed=used, trained_on=(), event=event
-            )
+            version = await self._store.write(_refuse, name, number, event)
             self._tools.metrics.versions.labels(name, "refused").inc()
+            await trim_versions(self._store, name)
         return version
+
+    async def delete_version(self, name: str, number: int) -> None:
+        """Forget one version and its files; its number is not given again.
+
+        Raises `NotFound`, or `Conflict` where it is needed: it answers, waits for a decision, or
+        is the reference of the adapter's settings.
+        """
+        await self._version(name, number)
+        async with self._learner.held(name):
+            settings = (await self.find(name)).settings
+            if settings.reference_version == number:
+                raise Conflict(
+                    f"version {number} is the reference of '{name}'; change its settings first",
+                    param="version",
+                )
+            event = self._event(name, f"version {number} deleted", number)
+            gone = await self._store.write(adapters.delete_version, name, number, event)
+            await self._publisher.forget(reference_name(name, number))
+            # No row names them any more: what a crash leaves here, recovery removes.
+            await asyncio.to_thread(remove_tree, Path(gone.path))
 
     async def roll_back(self, name: str, number: int | None) -> int:
         """Go back to a version (0: the base; None: what the current one was trained from).
@@ -150,15 +171,20 @@ class Versions:
         What was being trained is given up; learning goes on from that version. The number that
         answers now. Raises `NotFound`, `Conflict`.
         """
-        record = await self._known(name)
-        if number is None:
-            current = await self._store.read(adapters.version, name, record.current)
-            if current is None:
-                raise Conflict(f"'{name}' has no version to roll back", param="version")
-            number = current.parent
-        await self._pin(name, number, f"rolled back from version {record.current} to {number}")
-        self._tools.metrics.versions.labels(name, "rolled_back").inc()
-        return number
+        if (await self._known(name)).current == 0 and number is None:
+            raise _nothing_to_roll_back(name)
+        async with self._learner.held(name):
+            if number != 0:
+                self._publisher.require_room(name)
+            event = self._event(name, "rolled back", 0)
+            reached, version = await self._store.write(_roll_back, name, number, event)
+            if version is not None:
+                await self._publisher.adopt(version)
+            else:
+                await self._publisher.forget(name)
+            self._tools.metrics.version.labels(name).set(reached)
+            self._tools.metrics.versions.labels(name, "rolled_back").inc()
+        return reached
 
     async def delete(self, name: str) -> None:
         """Forget an adapter with its versions and files. Raises `NotFound`."""
@@ -182,7 +208,7 @@ class Versions:
         """
         record = await self._known(name)
         version = await self._version(name, record.current if number is None else number)
-        return await asyncio.to_thread(_pack, Path(version.path))
+        return await asyncio.to_thread(pack, Path(version.path))
 
     async def import_directory(self, name: str, path: str) -> VersionRecord:
         """Publish a PEFT directory below the allowed roots as the next version of `name`.
@@ -191,12 +217,12 @@ class Versions:
         """
         check_name(name)
         source = await self._loading.directory(name, path)
-        return await self._import(name, lambda target: _copy(source, target))
+        return await self._import(name, lambda target: copy(source, target))
 
     async def import_archive(self, name: str, archive: Path) -> VersionRecord:
         """The same with an uploaded zip of a PEFT directory."""
         check_name(name)
-        return await self._import(name, lambda target: _unpack(archive, target))
+        return await self._import(name, lambda target: unpack(archive, target))
 
     async def uploaded(self, file_id: str, tenant: str) -> Path:
         """Where an uploaded file of this tenant lies. Raises `NotFound`."""
@@ -206,19 +232,25 @@ class Versions:
         return Path(file.path)
 
     async def _import(self, name: str, fill: Callable[[Path], None]) -> VersionRecord:
-        record = AdapterRecord(name, self._tools.now())
-        await self._store.write(adapters.create, record)
         async with self._learner.held(name):
-            number = await self._store.write(adapters.allocate, name)
-            path = await self._publisher.staging_path(name, number)
+            self._publisher.require_room(name)
+            aside = await self._publisher.staging_path(name, 0)  # no version has number 0
             try:
-                await asyncio.to_thread(fill, path)
-                content_hash = (await asyncio.to_thread(inspect_adapter, path)).content_hash
-                staged = await self._client.load_adapter(candidate_name(name), str(path))
-                version = await self._examined(name, number, replace(staged, path=str(path)))
+                await asyncio.to_thread(remove_tree, aside)
+                await asyncio.to_thread(fill, aside)
+                content_hash = (await asyncio.to_thread(inspect_adapter, aside)).content_hash
+                staged = await uninterrupted(
+                    self._client.load_adapter(candidate_name(name), str(aside))
+                )
+                version = await self._examined(name, replace(staged, path=str(aside)))
             except BaseException:
-                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+                await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+                await self._publisher.forget(candidate_name(name))
                 raise
+            record = AdapterRecord(name, self._tools.now())
+            number = await self._store.write(adapters.begin_version, record)
+            await asyncio.to_thread(aside.rename, await self._publisher.staging_path(name, number))
+            version = replace(version, number=number, path=str(self._publisher.path(name, number)))
             event = self._event(name, f"version {number} imported", number)
             conclusion = Conclusion(replace(version, content_hash=content_hash), (), (), event)
             version = await self._publisher.publish(conclusion)
@@ -226,10 +258,11 @@ class Versions:
             self._tools.metrics.version.labels(name).set(number)
         return version
 
-    async def _examined(self, name: str, number: int, staged: AdapterVersion) -> VersionRecord:
-        """An import is asked for by name, so it is measured and published."""
-        record = await self._known(name)
-        settings = resolve_settings(self._tools.defaults, record.settings)
+    async def _examined(self, name: str, staged: AdapterVersion) -> VersionRecord:
+        """An import is asked for by name, so it is measured and published; it has no number yet."""
+        record = await self._store.read(adapters.find, name)
+        own = {} if record is None else record.settings
+        settings = resolve_settings(self._tools.defaults, own)
         verdict = await self._tools.examiner.examine(
             name,
             staged,
@@ -237,29 +270,19 @@ class Versions:
             (),
             self._tools.encoder(settings),
         )
+        if verdict.outcome is Outcome.REFUSE:
+            raise AdapterError(f"'{name}' is not published: {'; '.join(verdict.reasons)}")
         return VersionRecord(
             adapter=name,
-            number=number,
+            number=0,
             content_hash=staged.content_hash,
-            path=str(self._publisher.path(name, number)),
+            path=staged.path,
             created_s=self._tools.now(),
             state=VersionState.CANDIDATE,
             origin="import",
             metrics=verdict.metrics,
             reason="; ".join(verdict.reasons),
         )
-
-    async def _pin(self, name: str, number: int, message: str) -> VersionRecord:
-        async with self._learner.held(name):
-            event = self._event(name, message, number)
-            version = await self._store.write(adapters.set_current, name, number, event)
-            if version is not None:
-                await self._publisher.adopt(version)
-            else:
-                await self._publisher.forget(name)
-            self._tools.metrics.version.labels(name).set(number)
-        base = VersionRecord(name, 0, "", "", 0.0, VersionState.PUBLISHED)
-        return base if version is None else version
 
     async def _known(self, name: str) -> AdapterRecord:
         record = await self._store.read(adapters.find, name)
@@ -288,47 +311,61 @@ def _create(connection: Connection, record: AdapterRecord, settings: dict[str, A
     adapters.set_settings(connection, record.name, settings)
 
 
+def _publish(
+    connection: Connection, name: str, number: int, event: EventRecord
+) -> tuple[VersionRecord, bool]:
+    """Make a version current as it is now; it, and whether it had not been published before."""
+    version = _stored(connection, name, number)
+    if version.state is VersionState.PUBLISHED:
+        pinned = replace(event, message=f"version {number} pinned")
+        adapters.set_current(connection, name, number, pinned)
+        return version, False
+    used = adapters.trained_on(connection, name, number)
+    return adapters.publish(connection, version, consumed=used, event=event), True
+
+
+def _refuse(connection: Connection, name: str, number: int, event: EventRecord) -> VersionRecord:
+    version = _stored(connection, name, number)
+    _require_candidate(version)
+    version = replace(version, reason=version.reason or "refused by request")
+    used = adapters.trained_on(connection, name, number)
+    return adapters.refuse(connection, version, consumed=used, event=event)
+
+
+def _roll_back(
+    connection: Connection, name: str, number: int | None, event: EventRecord
+) -> tuple[int, VersionRecord | None]:
+    """Where it went, and that version; None is the base."""
+    record = adapters.find(connection, name)
+    before = 0 if record is None else record.current
+    if number is None:
+        current = adapters.version(connection, name, before)
+        if current is None:
+            raise _nothing_to_roll_back(name)
+        number = current.parent
+    message = f"rolled back from version {before} to {number}"
+    event = replace(event, message=message, data={"version": number})
+    return number, adapters.set_current(connection, name, number, event)
+
+
+def _stored(connection: Connection, name: str, number: int) -> VersionRecord:
+    version = adapters.version(connection, name, number)
+    if version is None:
+        raise NotFound(f"adapter '{name}' has no version {number}", param="version")
+    return version
+
+
+def _require_candidate(version: VersionRecord) -> None:
+    if version.state is not VersionState.CANDIDATE:
+        raise Conflict(
+            f"version {version.number} of '{version.adapter}' is {version.state.value} already"
+        )
+
+
+def _nothing_to_roll_back(name: str) -> Conflict:
+    return Conflict(f"'{name}' has no version to roll back", param="version")
+
+
 def _delete(connection: Connection, name: str) -> None:
     adapters.delete(connection, name)
     events.forget(connection, name)
-
-
-def _copy(source: Path, target: Path) -> None:
-    inspect_adapter(source)
-    target.mkdir()
-    for name in (CONFIG_NAME, WEIGHTS_NAME):
-        with (source / name).open("rb") as stream:
-            _write(stream, target / name)
-
-
-def _unpack(archive: Path, target: Path) -> None:
-    """Take the two files out of a zip, wherever in it they lie; nothing else is read."""
-    try:
-        with zipfile.ZipFile(archive) as packed:
-            members = {Path(info.filename).name: info for info in packed.infolist()}
-            target.mkdir()
-            for name in (CONFIG_NAME, WEIGHTS_NAME):
-                if name not in members:
-                    raise AdapterError(f"the archive has no {name}", param="file_id")
-                if members[name].file_size > _MOST_IMPORT_BYTES:
-                    raise AdapterError(f"{name} in the archive is too large", param="file_id")
-                with packed.open(members[name]) as stream:
-                    _write(stream, target / name)
-    except (zipfile.BadZipFile, OSError) as error:
-        raise AdapterError(f"cannot read the archive: {error}", param="file_id") from error
-
-
-def _write(stream: IO[bytes], target: Path) -> None:
-    with target.open("wb") as file:
-        shutil.copyfileobj(stream, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _pack(directory: Path) -> Path:
-    with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
-        path = Path(file.name)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as packed:
-        for name in (CONFIG_NAME, WEIGHTS_NAME):
-            packed.write(directory / name, name)
-    return path

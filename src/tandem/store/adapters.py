@@ -1,7 +1,8 @@
 """Adapters and their versions: numbers, publication, roll back, and what erasure marks.
 
-Invariants: a number is given once; `current` of an adapter is 0 or a published version; samples
-change state in the transaction that publishes or refuses what they made.
+Invariants: a number is given once, also where a name is deleted and made again; `current` of an
+adapter is 0 or a published version; samples change state in the transaction that publishes or
+refuses what they made.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from tandem.core.learning import (
 )
 from tandem.store import events, samples
 from tandem.store.session import Connection
-from tandem.store.tables import ADAPTERS, SAMPLES, USES, VERSIONS, from_row, in_chunks, to_row
+from tandem.store.tables import (
+    ADAPTERS,
+    DELETED_ADAPTERS,
+    SAMPLES,
+    USES,
+    VERSIONS,
+    from_row,
+    in_chunks,
+    to_row,
+)
 from tandem.store.upsert import upsert
 
 VersionKey = tuple[str, int]
@@ -30,11 +40,20 @@ VersionKey = tuple[str, int]
 
 
 def create(connection: Connection, adapter: AdapterRecord) -> AdapterRecord:
-    """Keep a new adapter, or leave the one of that name as it is; what is kept now."""
+    """Keep a new adapter, or leave the one of that name as it is; what is kept now.
+
+    A name that was deleted goes on with its numbers.
+    """
     known = find(connection, adapter.name)
-    if known is None:
-        connection.execute(sa.insert(ADAPTERS), to_row(adapter))
-    return known or adapter
+    if known is not None:
+        return known
+    before = DELETED_ADAPTERS.c.name == adapter.name
+    number = connection.execute(sa.select(DELETED_ADAPTERS.c.next_number).where(before)).scalar()
+    if number is not None:
+        adapter = replace(adapter, next_number=max(number, adapter.next_number))
+        connection.execute(sa.delete(DELETED_ADAPTERS).where(before))
+    connection.execute(sa.insert(ADAPTERS), to_row(adapter))
+    return adapter
 
 
 def find(connection: Connection, name: str) -> AdapterRecord | None:
@@ -70,14 +89,23 @@ def allocate(connection: Connection, name: str) -> int:
     return int(after) - 1
 
 
-def delete(connection: Connection, name: str) -> list[VersionRecord]:
-    """Forget an adapter with its versions, whose files are then to be removed; its samples stay.
+def begin_version(connection: Connection, adapter: AdapterRecord) -> int:
+    """A number for a version that is ready, of an adapter that may be new with it."""
+    return allocate(connection, create(connection, adapter).name)
 
-    Raises `NotFound`.
+
+def delete(connection: Connection, name: str) -> list[VersionRecord]:
+    """Forget an adapter with its versions, whose files are then to be removed.
+
+    Its samples stay until their feedback is erased, and its numbers are not given again. Raises
+    `NotFound`.
     """
-    gone = versions(connection, name)
-    if not connection.execute(sa.delete(ADAPTERS).where(ADAPTERS.c.name == name)).rowcount:
+    known, gone = find(connection, name), versions(connection, name)
+    if known is None:
         raise _unknown(name)
+    connection.execute(sa.delete(ADAPTERS).where(ADAPTERS.c.name == name))
+    row = {"name": name, "next_number": known.next_number}
+    connection.execute(sa.insert(DELETED_ADAPTERS), row)
     return gone
 
 
@@ -130,16 +158,38 @@ def trained_on(connection: Connection, adapter: str, number: int) -> list[str]:
     return sorted(connection.execute(query).scalars())
 
 
-def delete_version(connection: Connection, adapter: str, number: int) -> bool:
-    """Forget a version that is not current, before its files are removed; whether there was one.
+def delete_version(
+    connection: Connection, adapter: str, number: int, event: EventRecord | None = None
+) -> VersionRecord:
+    """Forget a version that is neither current nor a candidate, before its files are removed.
 
-    For candidates that are given up and for old versions. Its number is not given again.
+    Those that were trained on from it become children of its parent and take over which samples
+    they have learned from, through it; so erasure still finds them. Its number is not given again.
+    What it was; raises `NotFound`, `Conflict`.
     """
-    current = sa.select(ADAPTERS.c.current).where(ADAPTERS.c.name == adapter).scalar_subquery()
-    gone = sa.delete(VERSIONS).where(
-        VERSIONS.c.adapter == adapter, VERSIONS.c.number == number, VERSIONS.c.number != current
-    )
-    return connection.execute(gone).rowcount > 0
+    known, gone = find(connection, adapter), version(connection, adapter, number)
+    if known is None or gone is None:
+        raise NotFound(f"adapter '{adapter}' has no version {number}", param="version")
+    if known.current == number:
+        raise Conflict(
+            f"version {number} of '{adapter}' answers; roll back or publish another one first",
+            param="version",
+        )
+    if gone.state is VersionState.CANDIDATE:
+        raise Conflict(
+            f"version {number} of '{adapter}' waits for a decision; refuse it first",
+            param="version",
+        )
+    samples_seen = trained_on(connection, adapter, number)
+    for child in versions(connection, adapter):
+        if child.parent == number:
+            child = replace(child, parent=gone.parent, tainted=child.tainted or gone.tainted)
+            save_version(connection, child, samples_seen)
+    same = (VERSIONS.c.adapter == adapter) & (VERSIONS.c.number == number)
+    connection.execute(sa.delete(VERSIONS).where(same))
+    if event is not None:
+        events.add(connection, event)
+    return gone
 
 
 def publish(

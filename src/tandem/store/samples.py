@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tandem.core.learning import Sample, SampleKind, SampleState, Split, VersionState
 from tandem.store.session import Connection
-from tandem.store.tables import SAMPLES, USES, VERSIONS, from_row, in_chunks, to_row
+from tandem.store.tables import ADAPTERS, SAMPLES, USES, VERSIONS, from_row, in_chunks, to_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +152,29 @@ def held_out(connection: Connection, adapter: str, *, limit: int = 1000) -> list
     return [from_row(Sample, row) for row in rows]
 
 
+def split_of(connection: Connection, adapter: str, conversation: str) -> Split | None:
+    """The split that an adapter's conversation is in, if it has samples."""
+    query = sa.select(SAMPLES.c.split).where(
+        SAMPLES.c.adapter == adapter, SAMPLES.c.conversation == conversation
+    )
+    found = connection.execute(query.limit(1)).scalar()
+    return None if found is None else Split(found)
+
+
+def has_conversations(connection: Connection, adapter: str, number: int) -> bool:
+    """Whether an adapter has samples of at least so many conversations."""
+    query = sa.select(SAMPLES.c.conversation).where(SAMPLES.c.adapter == adapter)
+    return len(connection.execute(query.distinct().limit(number)).all()) == number
+
+
 def counts(connection: Connection) -> dict[str, dict[Split, dict[SampleState, int]]]:
-    """Number of samples by adapter, split and state."""
+    """Number of samples by adapter (those that exist), split and state."""
     key = (SAMPLES.c.adapter, SAMPLES.c.split, SAMPLES.c.state)
     found: dict[str, dict[Split, dict[SampleState, int]]] = {}
     for adapter, split, state, number in connection.execute(
-        sa.select(*key, sa.func.count()).group_by(*key)
+        sa.select(*key, sa.func.count())
+        .where(SAMPLES.c.adapter.in_(sa.select(ADAPTERS.c.name)))
+        .group_by(*key)
     ):
         by_split = found.setdefault(adapter, {})
         by_split.setdefault(Split(split), {})[SampleState(state)] = number

@@ -13,6 +13,7 @@ import asyncio
 import fcntl
 import json
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -119,6 +120,34 @@ class Store:
         if self._closed:
             raise StoreError("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+    async def scrub(self) -> bool:
+        """Take what was deleted out of the files, too; call it after an erasure was written.
+
+        SQLite: deleted rows are zeroed where they were, and the log, which may still hold them, is
+        emptied. False if somebody read from it for too long: then the next call does it, or the
+        end. PostgreSQL keeps deleted rows until its VACUUM; nothing is done there.
+        """
+        if self._closed:
+            raise StoreError("the store is closed")
+        if self._writing.dialect.name != "sqlite":
+            return True
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._empty_log)
+
+    def _empty_log(self) -> bool:
+        """Outside of any transaction, on the connection that writes, while nobody writes."""
+        with _translated("empty the log"):
+            raw = self._writing.raw_connection()
+            try:
+                cursor = raw.cursor()
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                row = cursor.fetchone()
+                cursor.close()
+            except sqlite3.Error as error:
+                raise StoreError(f"cannot empty the log: {error}") from error
+            finally:
+                raw.close()
+        return row is not None and row[0] == 0  # 1: somebody read from it
 
     def close(self) -> None:
         """Finish the writes that wait, then close. Blocks; idempotent."""
@@ -258,6 +287,7 @@ def _on_sqlite_connect(raw: Any, _: object, *, writes: bool) -> None:
     if writes:
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA secure_delete=ON")
     else:
         cursor.execute("PRAGMA query_only=ON")
     cursor.close()

@@ -122,6 +122,7 @@ SAMPLES = _table(
     _text("problem"),
     sa.Index("samples_by_state", "adapter", "split", "state", "row"),
     sa.Index("samples_by_feedback", "feedback_id"),
+    sa.Index("samples_by_conversation", "adapter", "conversation"),
 )
 
 ADAPTERS = _table(
@@ -131,6 +132,12 @@ ADAPTERS = _table(
     _integer("current"),
     _integer("next_number"),
     _json("settings"),
+)
+
+DELETED_ADAPTERS = _table(
+    "deleted_adapters",
+    _text("name", primary_key=True),
+    _integer("next_number"),
 )
 
 VERSIONS = _table(

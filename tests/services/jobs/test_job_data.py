@@ -86,3 +86,16 @@ def test_errors_name_the_line(kind: SampleKind, line: str, problem: str) -> None
 def test_an_empty_file_has_no_examples() -> None:
     with pytest.raises(InvalidRequest, match="no examples"):
         parse_examples(b"\n \n", SampleKind.SFT, "formal")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file() -> None:
+    raw = b"\xef\xbb\xbf" + lines({"messages": [USER, answer("A")]})
+    [sample] = parse_examples(raw, SampleKind.SFT, "formal")
+    assert (sample.sample_id, sample.chosen) == ("line-1", "A")
+
+
+def test_a_line_that_is_not_utf_8_is_named() -> None:
+    good = lines({"messages": [USER, answer("A")]})
+    wrong = json.dumps({"messages": [USER, answer("Café")]}, ensure_ascii=False).encode("latin-1")
+    with pytest.raises(BadLine, match="line 2: byte 0xe9 is not UTF-8"):
+        parse_examples(good + b"\n" + wrong, SampleKind.SFT, "formal")

@@ -50,8 +50,8 @@ def test_a_candidate_within_all_bounds_is_published() -> None:
     [
         (CanaryMeasures(20, 1.5, 0.1), "lost 1.50 nats"),
         (CanaryMeasures(20, 0.1, 3.0), "3.00 nats a token less likely"),
-        (CanaryMeasures(20, math.nan, 0.1), "nan"),
-        (CanaryMeasures(20, 0.1, math.inf), "inf"),
+        (CanaryMeasures(20, math.nan, 0.1), "not finite"),
+        (CanaryMeasures(20, 0.1, math.inf), "not finite"),
     ],
 )
 def test_garbage_is_refused_though_its_own_win_rate_rises(
@@ -117,3 +117,11 @@ def test_the_bound_is_a_bound() -> None:
         )
         refused += win_rate_change(drawn) > 0.0
     assert refused / 300 < 0.1
+
+
+@pytest.mark.parametrize("mode", list(GateMode))
+def test_output_that_is_not_finite_is_refused_in_every_mode(mode: GateMode) -> None:
+    verdict = decide(Measurements(CanaryMeasures(20, math.nan, math.nan)), mode, BOUNDS)
+    assert verdict.outcome is Outcome.REFUSE
+    assert verdict.reasons == ("the model's output is not finite",)
+    assert verdict.metrics["canary_quality_drop"] is None

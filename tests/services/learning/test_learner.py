@@ -12,6 +12,8 @@ from fake_engine import FakeEngine, score_of
 from learning_world import World, until, world
 from tandem.core.learning import Sample, SampleKind, SampleState, Split, VersionState
 from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
+from tandem.core.version import AdapterVersion
+from tandem.services.learning import learner
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters, events, samples
 
@@ -273,3 +275,90 @@ async def test_deleting_an_adapter_while_it_learns(tmp_path: Path) -> None:
             await made.store.write(adapters.delete, "formal")
         await asyncio.sleep(0.2)
         assert made.engine.steps == [] and "formal" not in made.engine.adapters
+
+
+@pytest.mark.parametrize("gate", ["auto", "always"])
+async def test_a_candidate_without_finite_output_is_refused_once(tmp_path: Path, gate: str) -> None:
+    def broken(request: ScoreRequest, under: str | None) -> float:
+        return math.nan if under else score_of(request.tokens, request.prompt_tokens, None)
+
+    async with world(tmp_path, engine=FakeEngine(score_as=broken)) as made:
+        given = [made.sample() for _ in range(4)]
+        await made.give(given, {"gate": gate})
+        made.learner.notify("formal")
+        await settled(made)
+        assert {await state_of(made, sample) for sample in given} == {SampleState.REFUSED}
+        record = await made.store.read(adapters.version, "formal", 1)
+        assert record is not None and record.state is VersionState.REFUSED
+        assert record.reason == "the model's output is not finite"
+        assert "formal" not in made.engine.adapters
+
+
+async def test_without_room_learning_waits_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner, "_LOOK_FOR_ROOM_S", 0.05)
+    async with world(tmp_path, max_adapters=1) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        steps = len(made.engine.steps)
+        given = [made.sample(adapter="casual") for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("casual")
+        await asyncio.sleep(0.4)
+        assert len(made.engine.steps) == steps
+        assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
+        [event] = await made.store.read(events.listed, "casual")
+        assert event.level == "warning" and "--max-adapters" in event.message
+        # The one that is served goes on learning.
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        assert made.engine.adapters["formal"].number == 2
+        await made.engine.unload_adapter("formal")
+        await settled(made, "casual")
+        assert made.engine.adapters["casual"].number == 1
+
+
+async def test_references_leave_the_engine_with_the_trainer(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        await made.store.write(adapters.set_settings, "formal", {"reference": "version:1"})
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        assert "~reference/formal/1" in made.engine.adapters
+        await made.learner.discard("formal")
+        assert set(made.engine.adapters) == {"formal"}
+
+
+class SlowToStage(FakeEngine):
+    """Goes on staging when the caller has given the call up, as an engine of its own does."""
+
+    async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
+        """As the fake does, later."""
+
+        async def later() -> AdapterVersion:
+            await asyncio.sleep(0.3)
+            return await super(SlowToStage, self).stage(trainer, name, path)
+
+        self.staging = asyncio.create_task(later())
+        return await asyncio.shield(self.staging)
+
+
+async def test_a_candidate_that_is_given_up_while_it_is_staged_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    engine = SlowToStage()
+    async with world(tmp_path, engine=engine) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await until(lambda: bool(engine.steps))
+        await asyncio.sleep(0.1)
+        async with made.learner.held("formal"):
+            await engine.staging
+            assert engine.adapters == {}
+            assert list((tmp_path / "adapters" / "formal").iterdir()) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_engine import FakeEngine
+from fake_engine import INFO, FakeEngine
 from learning_child import learn_and_die
 from learning_world import World, world
 from tandem.core.learning import SampleState, Split, VersionState
@@ -90,3 +90,22 @@ async def test_a_version_whose_files_are_gone_is_told_and_stops_nothing(tmp_path
         assert found.lost == ("formal@1",)
         [event, *_] = await made.store.read(events.listed, "formal")
         assert event.level == "error" and "cannot be loaded" in event.message
+
+
+async def test_another_base_model_is_told_once_and_has_scores_of_its_own(tmp_path: Path) -> None:
+    def engine(weights: str) -> FakeEngine:
+        return FakeEngine(info=replace(INFO, weights_hash=weights))
+
+    async with world(tmp_path, engine=engine("old")) as made:
+        await made.give([made.sample() for _ in range(10)])
+        made.learner.notify("formal")
+        await all_used(made)
+        old = made.tools.references.base
+        told = len(await made.store.read(events.listed, "formal"))
+    for start, expected in (("old", 0), ("new", 1), ("new", 1)):
+        async with world(tmp_path, engine=engine(start)) as made:
+            news = await made.store.read(events.listed, "formal")
+            assert len(news) - told == expected
+            assert (made.tools.references.base == old) == (start == "old")
+    assert news[0].level == "warning" and "weights are others" in news[0].message
+    assert news[0].data == {"before": "old", "now": "new"}

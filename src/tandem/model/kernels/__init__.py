@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tandem.model.kernels.compiler import BuildFailed, build
+from tandem.model.kernels.compiler import BuildFailed, build, compiled
 
 __all__ = [
     "KernelStatus",
     "amx_linear",
+    "compiled",
     "gelu_tanh_mul",
     "pack_weight",
     "packed_linear",

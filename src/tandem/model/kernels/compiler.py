@@ -42,15 +42,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "kernels"
 
 
+def compiled() -> bool:
+    """Whether `build` has nothing to compile: the cache has the library, or nothing compiles."""
+    compiler = _compiler()
+    return compiler is None or _library(compiler).exists()
+
+
 def build() -> Path:
     """The library's path, compiled first (half a minute) unless the cache has it.
 
     Raises BuildFailed without a compiler, when it fails, or when the cache cannot be written.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    compiler = _compiler()
     if compiler is None:
         raise BuildFailed("no C++ compiler found (install g++ or set CXX)")
-    library = cache_folder() / _fingerprint(compiler) / "tandem.so"
+    library = _library(compiler)
     if library.exists():
         return library
     try:
@@ -63,6 +69,14 @@ def build() -> Path:
     except OSError as error:
         raise BuildFailed(f"cannot build in {library.parent}: {error}") from error
     return library
+
+
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def _library(compiler: str) -> Path:
+    return cache_folder() / _fingerprint(compiler) / "tandem.so"
 
 
 def _fingerprint(compiler: str) -> str:

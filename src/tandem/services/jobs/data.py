@@ -6,6 +6,7 @@ assistant turn with weight 1. Knows no tokens. Invariant: an error names its lin
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,11 +66,14 @@ class _Labelled(msgspec.Struct, forbid_unknown_fields=True):
 def parse_examples(raw: bytes, kind: SampleKind, adapter: str) -> list[Sample]:
     """Samples of a training file, in order; their ids name the line. Raises `BadLine`."""
     samples: list[Sample] = []
-    for number, line in enumerate(raw.splitlines(), start=1):
+    for number, line in enumerate(raw.removeprefix(BOM_UTF8).splitlines(), start=1):
         if not line.strip():
             continue
         try:
             made = [*_READERS[kind](line)]
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise BadLine(number, f"byte 0x{byte:02x} is not UTF-8; save it as UTF-8") from None
         except (msgspec.MsgspecError, InvalidRequest) as error:
             raise BadLine(number, str(error)) from None
         for place, (messages, prompt, chosen, rejected, desirable) in enumerate(made):

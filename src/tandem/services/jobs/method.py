@@ -17,7 +17,7 @@ import msgspec
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import SampleKind
 from tandem.core.training import LossKind, LossSpec
-from tandem.services.learning.settings import LearningSettings
+from tandem.services.learning.settings import LearningSettings, check_bounds
 
 KINDS = {"supervised": SampleKind.SFT, "dpo": SampleKind.DPO, "kto": SampleKind.KTO}
 _AUTO_EPOCHS = 3
@@ -161,6 +161,7 @@ def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings) -> 
         values.get("desirable_weight", defaults.desirable_weight),
         values.get("undesirable_weight", defaults.undesirable_weight),
     )
+    check_bounds(rate, loss.label_smoothing if "label_smoothing" in values else 0.0)
     return Method(
         KINDS[kind],
         values.get("n_epochs"),

@@ -12,41 +12,24 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.core.errors import EngineDead, InvalidRequest, TandemError, TrainingCancelled
-from tandem.core.learning import (
-    AdapterRecord,
-    CheckpointRecord,
-    EventRecord,
-    GateMode,
-    JobRecord,
-    JobStatus,
-    Sample,
-    VersionRecord,
-    VersionState,
-)
+from tandem.core.errors import EngineDead, InvalidRequest, TrainingCancelled
+from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus, Sample
 from tandem.core.training import OptimizerSpec, TrainerSpec
-from tandem.core.version import AdapterVersion
+from tandem.core.version import INTERNAL
+from tandem.services.durable import make_directory
 from tandem.services.jobs.data import BadLine, parse_examples
 from tandem.services.jobs.method import Method, read_method
+from tandem.services.jobs.publication import Publication
 from tandem.services.jobs.results import step_event
+from tandem.services.jobs.tools import JobFailed, JobTools
 from tandem.services.jobs.validation import Validation
-from tandem.services.learning.learner import Learner
-from tandem.services.learning.publish import (
-    Conclusion,
-    candidate_name,
-    engine_ready,
-    move_durably,
-    nothing,
-    remove_tree,
-)
+from tandem.services.learning.publish import engine_ready, move_durably, remove_tree
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.learning.steps import Failed, StepMaker, StepShape, Wanted, run_steps
-from tandem.services.learning.tools import LearningTools
-from tandem.services.models import INTERNAL
 from tandem.store import Connection, adapters, events, files, jobs
 
 logger = logging.getLogger(__name__)
@@ -55,29 +38,8 @@ COMMIT_STEPS = 10
 _MOST_FAILURES = 5
 
 
-class JobFailed(TandemError):
-    """The job cannot go on; `code` and `param` are for its `error` object."""
-
-    def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-
-
 class _Paused(Exception):
     """Somebody asked to pause, and everything is committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobTools:
-    """What all jobs work with. `directory` is the store's; `at` is called at points where tests may
-    end the process."""
-
-    course: LearningTools
-    learner: Learner
-    directory: Path
-    announce: Callable[[str], None]
-    at: Callable[[str], None] = nothing
 
 
 class JobRun:
@@ -113,22 +75,31 @@ class JobRun:
         """Commit after the current step and stop."""
         self._pausing = True
 
+    async def give_up_steps(self) -> None:
+        """After `pause`: stop steps that the engine has, as they may never come to their turn."""
+        try:
+            await self._client.cancel_steps(self.trainer)
+        except EngineDead:
+            logger.debug("the engine is gone, and the steps with it")
+
     async def run(self) -> None:
         """Work until the job succeeded, failed or is paused. Raises `StoreError` only."""
         try:
+            self._course.publisher.require_room(self.job.adapter)
             method, examples, held = await self._examples()
             await self._update(status=JobStatus.RUNNING)
             while True:
                 try:
                     await self._train(method, examples, held)
-                    await self._publish()
+                    await Publication(self.job, self.trainer, self._tools, self._finish).run()
                     break
                 except (EngineDead, TrainingCancelled) as error:
+                    if self._pausing:
+                        raise _Paused from error
                     await self._tell(
                         "warning", f"Interrupted: {error}; going on from the last commit"
                     )
                     await engine_ready(self._client)
-            await self._finish(self.job)
         except _Paused:
             await self._update(status=JobStatus.PAUSED)
             await self._tell("info", "Job paused")
@@ -241,23 +212,27 @@ class JobRun:
             (f"step-{uuid.uuid4().hex}", ids, method.loss, 0.0) for ids in plans
         ]
         results = run_steps(self._client, maker, wanted, more=lambda: not self._pausing)
-        async with aclosing(results):
-            async for result in results:
-                done += 1
-                if isinstance(result, Failed):
-                    await self._left_out(first + done, result)
-                    continue
-                prepared, outcome = result
-                self._failures = 0
-                tokens += prepared.step.num_tokens
-                numbers = {
-                    "step": first + done,
-                    "train_loss": outcome.loss,
-                    "train_accuracy": prepared.accuracy(outcome),
-                }
-                if epoch_ends and done == len(plans) and validation.samples:
-                    numbers |= await validation.measure()
-                await self._report(numbers)
+        try:
+            async with aclosing(results):
+                async for result in results:
+                    done += 1
+                    if isinstance(result, Failed):
+                        await self._left_out(first + done, result)
+                        continue
+                    prepared, outcome = result
+                    self._failures = 0
+                    tokens += prepared.step.num_tokens
+                    numbers = {
+                        "step": first + done,
+                        "train_loss": outcome.loss,
+                        "train_accuracy": prepared.accuracy(outcome),
+                    }
+                    if epoch_ends and done == len(plans) and validation.samples:
+                        numbers |= await validation.measure()
+                    await self._report(numbers)
+        except TrainingCancelled:
+            if not self._pausing:
+                raise
         epoch_ends = epoch_ends and done == len(plans)
         if done:
             await self._commit(first + done, tokens, numbers if epoch_ends else None)
@@ -317,46 +292,6 @@ class JobRun:
         if before and before not in {record.path for record in kept}:
             await asyncio.to_thread(remove_tree, Path(before))
 
-    async def _publish(self) -> None:
-        """Make the result a version of the job's adapter; once, however often it is asked for."""
-        name, number = self.job.adapter, 0
-        async with self._tools.learner.held(name):
-            known = await self._store.read(adapters.versions, name)
-            made = [version for version in known if version.origin == self.job.job_id]
-            if not made:
-                number = await self._store.write(_allocate, AdapterRecord(name, self._course.now()))
-                await self._publish_as(name, number)
-        self._tools.announce(name)
-
-    async def _publish_as(self, name: str, number: int) -> None:
-        publisher = self._course.publisher
-        path = await publisher.staging_path(name, number)
-        staged = await self._client.stage(self.trainer, candidate_name(name), str(path))
-        settings = replace(await self._settings(), gate=GateMode.ALWAYS)
-        verdict = await self._course.examiner.examine(
-            name, staged, settings, (), self._course.encoder(settings)
-        )
-        record = await self._store.read(adapters.find, name)
-        version = VersionRecord(
-            adapter=name,
-            number=number,
-            content_hash=staged.content_hash,
-            path=str(publisher.path(name, number)),
-            created_s=self._course.now(),
-            state=VersionState.CANDIDATE,
-            parent=record.current if record is not None else 0,
-            origin=self.job.job_id,
-            metrics=verdict.metrics,
-            reason="; ".join(verdict.reasons),
-        )
-        label = AdapterVersion(name, number, "", "").label
-        event = EventRecord(
-            name, self._course.now(), "info", f"{label} made by {self.job.job_id}", verdict.metrics
-        )
-        await publisher.publish(Conclusion(version, (), (), event))
-        self._course.metrics.versions.labels(name, "published").inc()
-        await self._tell("info", f"Published {label}", {"canary": verdict.metrics})
-
     async def _close(self) -> None:
         try:
             await self._client.close_trainer(self.trainer)
@@ -378,13 +313,8 @@ def _commit(connection: Connection, job: JobRecord, checkpoint: CheckpointRecord
         jobs.add_checkpoint(connection, checkpoint)
 
 
-def _allocate(connection: Connection, record: AdapterRecord) -> int:
-    adapters.create(connection, record)
-    return adapters.allocate(connection, record.name)
-
-
 def _make_room(path: Path, aside: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     half_written = path.parent.glob(f".{aside.name}.*")  # by an engine that died
     for old in (path, aside, *half_written):
         remove_tree(old)

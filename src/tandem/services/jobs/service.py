@@ -12,25 +12,32 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tandem.core.errors import Conflict, InvalidRequest, NotFound
 from tandem.core.learning import (
-    AdapterRecord,
     CheckpointRecord,
     EventRecord,
     FileRecord,
     JobRecord,
     JobStatus,
+    SampleKind,
 )
+from tandem.services.auth import Caller
+from tandem.services.durable import flush_directory, make_directory
+from tandem.services.jobs.data import parse_examples
 from tandem.services.jobs.method import read_method
 from tandem.services.jobs.results import as_csv
-from tandem.services.jobs.run import JobRun, JobTools
+from tandem.services.jobs.run import JobRun
+from tandem.services.jobs.tools import JobTools
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.models import Models
+from tandem.services.quota import spend_samples
+from tandem.services.retention import trim_jobs
 from tandem.store import Connection, adapters, events, files, jobs
 
 logger = logging.getLogger(__name__)
@@ -40,6 +47,9 @@ _RESULTS = "fine-tune-results"
 _AT_ONCE = 2
 _EVERY_EVENT = 1_000_000
 _OPEN = (JobStatus.VALIDATING, JobStatus.QUEUED, JobStatus.RUNNING)
+_PAUSE_S = 2.0
+"""How long a pause waits for the current step before it gives it up."""
+_NO_TRAINING = "this server's scheduling policy never trains; start it with another --policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +76,50 @@ class Jobs:
         self._runs: dict[str, JobRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._steering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
         """Go on with what was under way when the server ended."""
+        await trim_jobs(self._store)
         for job in await self._store.read(jobs.in_status, _OPEN):
             await asyncio.to_thread(self._tidy, job, await self._kept(job))
-            self._launch(job)
+            if self._tools.trains:
+                self._launch(job)
+            else:
+                await self._tell(job, "warning", f"Job waits: {_NO_TRAINING}")
 
     async def stop(self) -> None:
-        """Stop working; jobs go on at the next start from their last commits."""
+        """Stop working; jobs go on at the next start from their last commits.
+
+        A version that is just being published is finished first.
+        """
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def create(self, ask: JobAsk, tenant: str) -> JobRecord:
-        """Keep a job and put it into the queue. Raises `InvalidRequest`, `NotFound`."""
+    async def create(self, ask: JobAsk, caller: Caller) -> JobRecord:
+        """Keep a job and put it into the queue.
+
+        Its samples count for the caller, whatever becomes of them. Raises `InvalidRequest`,
+        `NotFound`, `Forbidden` and `QuotaExceeded`.
+        """
         model = self._models.find(ask.model)
         job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
         adapter = model.name or _adapter_name(ask.suffix, job_id)
+        caller.require_train(adapter)
+        if not self._tools.trains:
+            raise InvalidRequest(_NO_TRAINING)
         record = await self._store.read(adapters.find, adapter)
         own = {} if record is None else record.settings
         settings = resolve_settings(self._tools.course.defaults, own)
-        method, _ = read_method(ask.method, ask.hyperparameters, settings)
-        for file_id, param in (
-            (ask.training_file, "training_file"),
-            (ask.validation_file, "validation_file"),
-        ):
-            if file_id:
-                await self._check_file(file_id, tenant, param)
+        method, meaning = read_method(ask.method, ask.hyperparameters, settings)
+        training = await self._check_file(ask.training_file, caller.tenant, "training_file")
+        if ask.validation_file:
+            await self._check_file(ask.validation_file, caller.tenant, "validation_file")
         job = JobRecord(
             job_id=job_id,
             created_s=self._tools.course.now(),
-            tenant=tenant,
+            tenant=caller.tenant,
             model=ask.model,
             adapter=adapter,
             status=JobStatus.VALIDATING,
@@ -109,73 +131,99 @@ class Jobs:
             metadata=dict(ask.metadata or {}),
         )
         told = EventRecord(job_id, job.created_s, "info", f"Created fine-tuning job: {job_id}")
-        await self._store.write(_add, job, AdapterRecord(adapter, job.created_s), told)
+        count = await asyncio.to_thread(_count, Path(training.path), meaning.kind)
+        await self._store.write(_add, job, caller, count, told)
         self._launch(job)
         return job
 
-    async def find(self, job_id: str, tenant: str) -> JobRecord:
+    async def find(self, job_id: str, tenant: str, param: str = "job_id") -> JobRecord:
         """A job of this tenant, as it is now. Raises `NotFound`."""
         job = await self._store.read(jobs.find, job_id)
         if job is None or job.tenant != tenant:
-            raise NotFound(f"there is no fine-tuning job '{job_id[:64]}'", param="job_id")
+            raise NotFound(f"there is no fine-tuning job '{job_id[:64]}'", param=param)
         return job
 
     async def listed(self, tenant: str, after: str | None, limit: int) -> list[JobRecord]:
-        """Newest first."""
+        """Newest first, those older than job `after`. Raises `NotFound`."""
+        if after is not None:
+            await self.find(after, tenant, "after")
         return await self._store.read(jobs.listed, tenant, after=after, limit=limit)
 
     async def events(
         self, job_id: str, tenant: str, before: int | None, limit: int
     ) -> list[EventRecord]:
-        """History of a job, newest first."""
+        """History of a job, newest first, older than event `before`. Raises `NotFound`."""
         await self.find(job_id, tenant)
+        if before is not None:
+            last = await self._store.read(events.listed, job_id, before=before + 1, limit=1)
+            if not last or last[0].number != before:
+                raise NotFound(f"the job has no event {before}", param="after")
         return await self._store.read(events.listed, job_id, before=before, limit=limit)
 
     async def checkpoints(
         self, job_id: str, tenant: str, after: str | None, limit: int
     ) -> list[CheckpointRecord]:
-        """Checkpoints of a job (the ends of its epochs), newest first."""
+        """Checkpoints of a job (the ends of its epochs), newest first. Raises `NotFound`."""
         await self.find(job_id, tenant)
+        if after is not None:
+            known = await self._store.read(jobs.checkpoints, job_id)
+            if after not in {record.checkpoint_id for record in known}:
+                raise NotFound(f"the job has no checkpoint '{after[:64]}'", param="after")
         return await self._store.read(jobs.checkpoints, job_id, after=after, limit=limit)
 
     async def cancel(self, job_id: str, tenant: str) -> JobRecord:
         """Give a job up; what it committed stays. Raises `NotFound`, `Conflict`."""
-        job = await self.find(job_id, tenant)
-        if job.status not in (*_OPEN, JobStatus.PAUSED):
-            raise _wrong_status(job, "cancelled")
-        await self._end(job_id)
-        job = await self.find(job_id, tenant)
-        if job.status in (*_OPEN, JobStatus.PAUSED):
+        known = (*_OPEN, JobStatus.PAUSED)
+        await self.find(job_id, tenant)
+        async with self._steered(job_id):
+            _require(await self.find(job_id, tenant), known, "cancelled")
+            await self._end(job_id)
             now_s = self._tools.course.now()
-            job = replace(job, status=JobStatus.CANCELLED, finished_s=now_s)
-            await self._change(job, "Job cancelled")
+            told = EventRecord(job_id, now_s, "info", "Job cancelled")
+            job = await self._store.write(
+                _move, known, "cancelled", told, JobStatus.CANCELLED, now_s
+            )
+        await trim_jobs(self._store, job_id)
         return job
 
     async def pause(self, job_id: str, tenant: str) -> JobRecord:
-        """Stop after the current step, which is committed. Raises `NotFound`, `Conflict`."""
-        job = await self.find(job_id, tenant)
-        if job.status not in _OPEN:
-            raise _wrong_status(job, "paused")
-        if job.status is JobStatus.RUNNING and job_id in self._runs:
-            self._runs[job_id].pause()
-            await asyncio.wait((self._tasks[job_id],))
-            return await self.find(job_id, tenant)
-        await self._end(job_id)
-        job = replace(await self.find(job_id, tenant), status=JobStatus.PAUSED)
-        await self._change(job, "Job paused")
-        return job
+        """Stop after the current step, which is committed; a step that takes longer than a moment
+        is given up. Raises `NotFound`, `Conflict`."""
+        await self.find(job_id, tenant)
+        async with self._steered(job_id):
+            job = _require(await self.find(job_id, tenant), _OPEN, "paused")
+            if job.status is JobStatus.RUNNING and job_id in self._runs:
+                run, task = self._runs[job_id], self._tasks[job_id]
+                run.pause()
+                await asyncio.wait((task,), timeout=_PAUSE_S)
+                if not task.done():
+                    await run.give_up_steps()
+                    await asyncio.wait((task,))
+                return _require(await self.find(job_id, tenant), (JobStatus.PAUSED,), "paused")
+            await self._end(job_id)
+            told = EventRecord(job_id, self._tools.course.now(), "info", "Job paused")
+            return await self._store.write(_move, _OPEN, "paused", told, JobStatus.PAUSED)
 
     async def resume(self, job_id: str, tenant: str) -> JobRecord:
         """Go on with a paused job. Raises `NotFound`, `Conflict`."""
-        job = await self.find(job_id, tenant)
-        if job.status is not JobStatus.PAUSED:
-            raise _wrong_status(job, "resumed")
-        job = replace(job, status=JobStatus.QUEUED)
-        await self._change(job, "Job resumed")
-        self._launch(job)
-        return job
+        await self.find(job_id, tenant)
+        if not self._tools.trains:
+            raise InvalidRequest(_NO_TRAINING)
+        async with self._steered(job_id):
+            known = (JobStatus.PAUSED,)
+            _require(await self.find(job_id, tenant), known, "resumed")
+            if job_id in self._tasks:  # it has said that it is paused, and closes its trainer
+                await asyncio.wait((self._tasks[job_id],))
+            told = EventRecord(job_id, self._tools.course.now(), "info", "Job resumed")
+            job = await self._store.write(_move, known, "resumed", told, JobStatus.QUEUED)
+            self._launch(job)
+            return job
 
     # ------------------------------------------------------------------ work
+
+    def _steered(self, job_id: str) -> asyncio.Lock:
+        """Held while somebody changes what a job does."""
+        return self._steering.setdefault(job_id, asyncio.Lock())
 
     def _launch(self, job: JobRecord) -> None:
         task = asyncio.create_task(self._work(job), name=job.job_id)
@@ -193,6 +241,7 @@ class Jobs:
                 await run.fail(
                     "internal error; the server's log has the details", "server_error", None
                 )
+        await trim_jobs(self._store, job.job_id)
 
     def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(job_id) is task:
@@ -202,6 +251,8 @@ class Jobs:
             logger.error("%s ended", job_id, exc_info=task.exception())
 
     async def _end(self, job_id: str) -> None:
+        """End the work; a version that is just being published is waited for, and its job
+        succeeds."""
         task = self._tasks.get(job_id)
         if task is not None:
             task.cancel()
@@ -222,11 +273,11 @@ class Jobs:
         told = EventRecord(job.job_id, now_s, "info", "The job has successfully completed")
         await self._store.write(_succeed, job, file, told)
 
-    async def _change(self, job: JobRecord, message: str) -> None:
-        told = EventRecord(job.job_id, self._tools.course.now(), "info", message)
-        await self._store.write(_update, job, told)
+    async def _tell(self, job: JobRecord, level: str, message: str) -> None:
+        event = EventRecord(job.job_id, self._tools.course.now(), level, message)
+        await self._store.write(events.add, event)
 
-    async def _check_file(self, file_id: str, tenant: str, param: str) -> None:
+    async def _check_file(self, file_id: str, tenant: str, param: str) -> FileRecord:
         file = await self._store.read(files.find, file_id)
         if file is None or file.tenant != tenant:
             raise InvalidRequest(f"the file '{file_id[:64]}' does not exist", param=param)
@@ -236,6 +287,7 @@ class Jobs:
                 f"'{PURPOSE}'",
                 param=param,
             )
+        return file
 
     async def _kept(self, job: JobRecord) -> set[str]:
         kept = await self._store.read(jobs.checkpoints, job.job_id)
@@ -255,29 +307,55 @@ def _adapter_name(suffix: str, job_id: str) -> str:
     return f"{plain or 'ft'}-{job_id[-8:]}"
 
 
-def _wrong_status(job: JobRecord, wanted: str) -> Conflict:
-    return Conflict(f"the job is {job.status.value} and cannot be {wanted}", param="status")
+def _count(path: Path, kind: SampleKind) -> int:
+    """Samples of a training file; 0 if it cannot be read, which the job will say. Blocks."""
+    try:
+        return len(parse_examples(path.read_bytes(), kind, ""))
+    except (OSError, InvalidRequest):
+        return 0
 
 
-def _add(connection: Connection, job: JobRecord, adapter: AdapterRecord, told: EventRecord) -> None:
-    adapters.create(connection, adapter)
+def _require(job: JobRecord, known: Sequence[JobStatus], wanted: str) -> JobRecord:
+    if job.status not in known:
+        raise Conflict(f"the job is {job.status.value} and cannot be {wanted}", param="status")
+    return job
+
+
+def _add(
+    connection: Connection, job: JobRecord, caller: Caller, count: int, told: EventRecord
+) -> None:
+    spend_samples(connection, caller, job.adapter, count, job.created_s)
     jobs.add(connection, job)
     events.add(connection, told)
 
 
-def _update(connection: Connection, job: JobRecord, told: EventRecord) -> None:
+def _move(
+    connection: Connection,
+    known: Sequence[JobStatus],
+    wanted: str,
+    told: EventRecord,
+    status: JobStatus,
+    finished_s: float | None = None,
+) -> JobRecord:
+    """Change the job that `told` is about, if it is still in one of the `known` statuses."""
+    job = jobs.find(connection, told.subject)
+    assert job is not None  # jobs are never deleted
+    job = replace(_require(job, known, wanted), status=status, finished_s=finished_s)
     jobs.update(connection, job)
     events.add(connection, told)
+    return job
 
 
 def _succeed(connection: Connection, job: JobRecord, file: FileRecord, told: EventRecord) -> None:
     files.add(connection, file)
-    _update(connection, job, told)
+    jobs.update(connection, job)
+    events.add(connection, told)
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    flush_directory(path.parent)

@@ -20,13 +20,15 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.ports import EngineClient
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
+from tandem.core.sequence import FinishReason
 from tandem.services.learning.encode import Encoder
 from tandem.services.learning.gate import CanaryMeasures
-from tandem.services.learning.references import Model, References, Scored
+from tandem.services.learning.references import Model, NotFinite, References, Scored
+from tandem.services.learning.together import together
 
 DEFAULT_FILE = Path(__file__).parent / "canary.jsonl"
 _ANSWER_TOKENS = 48
@@ -65,6 +67,10 @@ def read_canary(path: str) -> CanarySet:
     return CanarySet(lines, hashlib.sha256(raw).hexdigest()[:16])
 
 
+class _Speechless(TandemError):
+    """An answer ended in an error, such as output that is not finite."""
+
+
 class Canary:
     """Measures candidates on a canary set; `directory` keeps the base model's answers."""
 
@@ -78,15 +84,24 @@ class Canary:
         self._numbers = itertools.count(1)
 
     async def measure(self, candidate: Model, encoder: Encoder) -> CanaryMeasures:
-        """Compare a loaded candidate with the base model. Raises as the engine client does."""
+        """Compare a loaded candidate with the base model.
+
+        A candidate whose output is not finite has measures that are not numbers. Raises
+        `NotFinite` of the base model, and as the engine client does.
+        """
         prompts = self._prompts(encoder)
         trusted = await self._trusted(prompts, encoder)
-        spoken = await self._answers(prompts, candidate.adapter)
         base = self._references.base
         before = await self._references.scores(base, trusted)
+        if not math.isfinite(math.fsum(before)):
+            raise NotFinite("the base model gives the canary answers no finite log-probability")
         after = await self._references.scores(candidate, trusted)
-        under_base = await self._references.scores(base, spoken)
         drop = (math.fsum(before) - math.fsum(after)) / _tokens(trusted)
+        try:
+            spoken = await self._answers(prompts, candidate.adapter)
+        except _Speechless:
+            return CanaryMeasures(len(trusted), drop, math.nan)
+        under_base = await self._references.scores(base, spoken)
         longer = sum(
             max(said.completion_tokens, own.completion_tokens)
             for said, own in zip(spoken, trusted, strict=True)
@@ -125,9 +140,8 @@ class Canary:
         self, prompts: Sequence[tuple[int, ...]], adapter: str | None
     ) -> list[Scored]:
         """Greedy answers, all at once."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._answer(prompt, adapter)) for prompt in prompts]
-        return [_scored(p, task.result()) for p, task in zip(prompts, tasks, strict=True)]
+        answers = await together(self._answer(prompt, adapter) for prompt in prompts)
+        return [_scored(p, answer) for p, answer in zip(prompts, answers, strict=True)]
 
     async def _answer(self, prompt: tuple[int, ...], adapter: str | None) -> tuple[int, ...]:
         request = Request(
@@ -139,6 +153,8 @@ class Canary:
         tokens: list[int] = []
         async with aclosing(self._client.generate(request)) as events:
             async for event in events:
+                if event.finish_reason is FinishReason.ERROR:
+                    raise _Speechless(f"a canary prompt got no answer: {event.error}")
                 tokens.extend(event.tokens)
         return tuple(tokens)
 

@@ -28,7 +28,7 @@ from tandem.core.learning import (
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.gate import Outcome, Verdict
-from tandem.services.learning.publish import Conclusion, candidate_name, reference_name
+from tandem.services.learning.publish import Conclusion, candidate_name
 from tandem.services.learning.references import Model, References
 from tandem.services.learning.selection import choose, plan_steps, to_go_on
 from tandem.services.learning.settings import LearningSettings, resolve_settings
@@ -41,6 +41,7 @@ from tandem.services.learning.steps import (
     run_steps,
 )
 from tandem.services.learning.tools import LearningTools
+from tandem.services.uninterrupted import uninterrupted
 from tandem.store import adapters, events, samples
 from tandem.store.samples import SampleHead
 
@@ -106,8 +107,8 @@ class Course:
     async def turn(self) -> Progress:
         """Make the next version, if there is something to learn from.
 
-        Raises `EngineDead` and `StoreError`; what was claimed is then accepted again (or will be,
-        by `recovery.py`).
+        Raises `EngineDead`, `StoreError` and `NoRoom`; what was claimed is then accepted again (or
+        will be, by `recovery.py`).
         """
         async with self._lock:
             self._running = asyncio.create_task(self._block())
@@ -137,6 +138,7 @@ class Course:
     async def rest(self) -> None:
         """Free the engine's memory; the next turn starts from the current version."""
         self._open_from = None
+        await self._tools.publisher.forget_references(self.name)
         try:
             await self._client.close_trainer(self.trainer)
         except EngineDead:
@@ -159,6 +161,7 @@ class Course:
         chosen = choose(waiting, most, settings.key_share, now_s)
         if not chosen:
             return Progress.IDLE
+        self._tools.publisher.require_room(self.name)
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])
         claimed_ids = {sample.sample_id for sample in claimed}
         chosen = [head for head in chosen if head.sample_id in claimed_ids]
@@ -214,13 +217,8 @@ class Course:
         version = await self._store.read(adapters.version, self.name, number)
         if version is None:
             raise AdapterError(f"the reference {settings.reference} of '{self.name}' is gone")
-        name = reference_name(self.name, number)
-        loaded = self._client.adapters.get(name)
-        if loaded is None:
-            loaded = await self._client.publish_adapter(
-                AdapterVersion(name, number, version.content_hash, version.path)
-            )
-        return References.version(name, loaded)
+        loaded = await self._tools.publisher.load_reference(version)
+        return References.version(loaded.name, loaded)
 
     async def _open(self, block: _Block) -> None:
         """Open the trainer at the current version, unless it is open there."""
@@ -310,7 +308,10 @@ class Course:
         number = await self._store.write(adapters.allocate, self.name)
         path = await publisher.staging_path(self.name, number)
         try:
-            staged = await self._client.stage(self.trainer, candidate_name(self.name), str(path))
+            # Given up half way, the engine would still write, and then load what nobody knows of.
+            staged = await uninterrupted(
+                self._client.stage(self.trainer, candidate_name(self.name), str(path))
+            )
             verdict = await self._tools.examiner.examine(
                 self.name,
                 staged,
@@ -318,6 +319,7 @@ class Course:
                 [sample.key_id for sample in block.used],
                 self._tools.encoder(block.settings),
             )
+            publisher.require_room(self.name)  # others may have come since
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             await publisher.forget(candidate_name(self.name))

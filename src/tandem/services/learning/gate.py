@@ -95,10 +95,13 @@ class Verdict:
 
 
 def decide(measured: Measurements, mode: GateMode, bounds: Bounds) -> Verdict:
-    """Publish, hold or refuse. `always` measures and publishes; `manual` holds what `auto` would
-    publish, and refuses what it would refuse."""
+    """Publish, hold or refuse. `always` measures and publishes all that can answer at all; `manual`
+    holds what `auto` would publish, and refuses what it would refuse."""
     reasons = tuple(_objections(measured, bounds))
     metrics = summary(measured)
+    canary = measured.canary
+    if canary is not None and not _is_finite(canary):
+        return Verdict(Outcome.REFUSE, reasons, metrics)
     if mode is GateMode.ALWAYS:
         return Verdict(Outcome.PUBLISH, reasons, metrics)
     if reasons:
@@ -137,20 +140,22 @@ def summary(measured: Measurements) -> dict[str, Any]:
 def _objections(measured: Measurements, bounds: Bounds) -> list[str]:
     found = []
     canary = measured.canary
-    if canary is not None:
-        # Comparisons are turned so that a value that is not a number objects, too.
-        if not canary.quality_drop <= bounds.quality_drop:
+    if canary is not None and not _is_finite(canary):
+        found.append("the model's output is not finite")
+    elif canary is not None:
+        if canary.quality_drop > bounds.quality_drop:
             found.append(
                 f"canary answers lost {canary.quality_drop:.2f} nats a token "
                 f"(bound: {bounds.quality_drop:.2f})"
             )
-        if not canary.divergence <= bounds.divergence:
+        if canary.divergence > bounds.divergence:
             found.append(
                 f"answers to canary prompts are {canary.divergence:.2f} nats a token less likely "
                 f"under the base (bound: {bounds.divergence:.2f})"
             )
     if len(measured.pairs) >= bounds.least_pairs:
         low = win_rate_change(measured.pairs)
+        # Turned so that a value that is not a number objects, too.
         if not low >= -bounds.win_rate_margin:
             found.append(f"the held-out win rate may have fallen by {-low:.2f}")
     good = [thumb for thumb in measured.thumbs if thumb.desirable]
@@ -167,6 +172,10 @@ def _objections(measured: Measurements, bounds: Bounds) -> list[str]:
             f"(cap: {measured.key_cap:.0%})"
         )
     return found
+
+
+def _is_finite(canary: CanaryMeasures) -> bool:
+    return math.isfinite(canary.quality_drop) and math.isfinite(canary.divergence)
 
 
 def win_rate_change(pairs: Sequence[PairMargins]) -> float:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from tandem.core.errors import EngineDead, TandemError, TrainingCancelled
 from tandem.core.learning import EventRecord, SampleState, Split
 from tandem.services.learning.course import Course, Progress
-from tandem.services.learning.publish import engine_ready
+from tandem.services.learning.publish import NoRoom, engine_ready
 from tandem.services.learning.tools import LearningTools
 from tandem.store import events, samples
 
@@ -26,6 +26,7 @@ _SOON_S = 0.1
 _REST_AFTER_S = 60.0
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
+_LOOK_FOR_ROOM_S = 2.0
 
 
 class Learner:
@@ -106,14 +107,20 @@ class Learner:
     async def _teach(self, adapter: str) -> None:
         """Turns until nothing came for a while; then the trainer's memory is freed."""
         course, wake = self._course(adapter), self._wake[adapter]
-        retry_s = _FIRST_RETRY_S
+        retry_s, told = _FIRST_RETRY_S, False
         try:
             while True:
                 wake.clear()
                 try:
                     async with self._slots:
                         progress = await course.turn()
-                    retry_s = _FIRST_RETRY_S
+                    retry_s, told = _FIRST_RETRY_S, False
+                except NoRoom as error:
+                    if not told:
+                        await self._tell(adapter, "warning", f"learning waits: {error}")
+                    told = True
+                    await asyncio.sleep(_LOOK_FOR_ROOM_S)
+                    continue
                 except EngineDead:
                     await engine_ready(self._tools.client)
                     continue
@@ -136,11 +143,14 @@ class Learner:
     async def _failed(self, adapter: str, error: Exception) -> None:
         """Say it where people look: in the log and in the adapter's history."""
         logger.error("learning of %s failed", adapter, exc_info=error)
-        event = EventRecord(adapter, self._tools.now(), "error", f"learning failed: {error}")
+        await self._tell(adapter, "error", f"learning failed: {error}")
+
+    async def _tell(self, adapter: str, level: str, message: str) -> None:
+        event = EventRecord(adapter, self._tools.now(), level, message)
         try:
             await self._tools.store.write(events.add, event)
         except TandemError as unwritten:
-            logger.error("and the store cannot be written: %s", unwritten)
+            logger.error("cannot keep an event of %s (%s): %s", adapter, unwritten, message)
 
 
 async def _woken(wake: asyncio.Event) -> bool:

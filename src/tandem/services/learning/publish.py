@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tandem.core.errors import EngineDead, NotFound
+from tandem.core.errors import AdapterError, EngineDead, NotFound
 from tandem.core.learning import EventRecord, VersionRecord
 from tandem.core.ports import EngineClient, EngineState
-from tandem.core.version import AdapterVersion
-from tandem.services.models import INTERNAL
+from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.services.durable import flush_directory, make_directory
+from tandem.services.retention import trim_versions
 from tandem.store import Connection, Store, adapters, events
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,13 @@ def reference_name(adapter: str, number: int) -> str:
     return f"{INTERNAL}reference/{adapter}/{number}"
 
 
+class NoRoom(AdapterError):
+    """One more adapter would be more than the engine serves at the same time."""
+
+
 class Publisher:
     """Moves candidates to where they stay. `directory` is the store's, `at` is called at each of
-    `POINTS`."""
+    `POINTS`, `max_adapters` is the engine's limit (0: not known)."""
 
     def __init__(
         self,
@@ -71,11 +75,26 @@ class Publisher:
         store: Store,
         directory: Path,
         at: Callable[[str], None] = nothing,
+        *,
+        max_adapters: int = 0,
     ) -> None:
+        self._max_adapters = max_adapters
+        self._publishing: set[str] = set()
         self._client = client
         self._store = store
         self._directory = directory
         self._at = at
+
+    def require_room(self, adapter: str) -> None:
+        """Ask before work whose result must be served under `adapter`. Raises `NoRoom`."""
+        loaded = self._client.adapters.values()
+        served = {version.name for version in loaded if not version.internal} | self._publishing
+        if self._max_adapters and len(served - {adapter}) >= self._max_adapters:
+            raise NoRoom(
+                f"{self._max_adapters} adapters are loaded, and '{adapter}' would be one more: "
+                "unload or delete one, or start the server with a larger --max-adapters",
+                param="adapter",
+            )
 
     def path(self, adapter: str, number: int) -> Path:
         """Where the files of a version stay."""
@@ -84,7 +103,7 @@ class Publisher:
     async def staging_path(self, adapter: str, number: int) -> Path:
         """Where they are written first; its parent exists."""
         path = self.path(adapter, number)
-        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        await asyncio.to_thread(make_directory, path.parent)
         return path.with_name(f"{number}.tmp")
 
     async def keep_files(self, adapter: str, number: int) -> Path:
@@ -96,7 +115,19 @@ class Publisher:
         return path
 
     async def publish(self, conclusion: Conclusion) -> VersionRecord:
-        """Keep the files, commit the version and its samples, let the engine adopt it."""
+        """Keep the files, commit the version and its samples, let the engine adopt it.
+
+        Raises `NoRoom`; then nothing was done.
+        """
+        name = conclusion.record.adapter
+        self.require_room(name)
+        self._publishing.add(name)
+        try:
+            return await self._publish(conclusion)
+        finally:
+            self._publishing.discard(name)
+
+    async def _publish(self, conclusion: Conclusion) -> VersionRecord:
         record = await self._keep(conclusion.record)
         self._at("before commit")
         record = await self._store.write(
@@ -109,6 +140,7 @@ class Publisher:
         self._at("after commit")
         await self.adopt(record)
         await self.forget(candidate_name(record.adapter))
+        await trim_versions(self._store, record.adapter)
         return record
 
     async def refuse(self, conclusion: Conclusion) -> VersionRecord:
@@ -124,6 +156,7 @@ class Publisher:
         )
         self._at("after commit")
         await self.forget(candidate_name(record.adapter))
+        await trim_versions(self._store, record.adapter)
         return record
 
     async def hold(self, conclusion: Conclusion) -> VersionRecord:
@@ -149,6 +182,23 @@ class Publisher:
                 continue
             self._at("after adopt")
             return adopted
+
+    async def load_reference(self, record: VersionRecord) -> AdapterVersion:
+        """A version that others are scored against, whatever its adapter's current one is."""
+        name = reference_name(record.adapter, record.number)
+        loaded = self._client.adapters.get(name)
+        if loaded is not None:
+            return loaded
+        return await self._client.publish_adapter(
+            AdapterVersion(name, record.number, record.content_hash, record.path)
+        )
+
+    async def forget_references(self, adapter: str) -> None:
+        """Take an adapter's references out of the engine."""
+        beginning = reference_name(adapter, 0).removesuffix("0")
+        for name in list(self._client.adapters):
+            if name.startswith(beginning):
+                await self.forget(name)
 
     async def forget(self, name: str) -> None:
         """Take a name out of the engine, if it is there and the engine is."""
@@ -181,15 +231,6 @@ def move_durably(source: Path, target: Path) -> None:
     flush_directory(source)
     source.rename(target)
     flush_directory(target.parent)
-
-
-def flush_directory(path: Path) -> None:
-    """Flush a directory's entries to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_tree(path: Path) -> None:

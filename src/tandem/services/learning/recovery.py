@@ -15,7 +15,9 @@ from pathlib import Path
 
 from tandem.core.errors import AdapterError
 from tandem.core.learning import EventRecord, VersionRecord
+from tandem.services.learning.base import compare_base
 from tandem.services.learning.tools import LearningTools
+from tandem.services.retention import trim_versions
 from tandem.store import Connection, adapters, events, samples
 
 logger = logging.getLogger(__name__)
@@ -37,9 +39,12 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
     given_back = await tools.store.write(samples.release, None)
     known = {record.path for record in await tools.store.read(adapters.versions)}
     removed = await asyncio.to_thread(remove_orphans, directory / "adapters", known)
+    await trim_versions(tools.store)
     serving: list[str] = []
     lost: list[str] = []
-    for version in await tools.store.read(_current):
+    current = await tools.store.read(_current)
+    await compare_base(tools, directory, current)
+    for version in current:
         label = f"{version.adapter}@{version.number}"
         try:
             await tools.publisher.adopt(version)

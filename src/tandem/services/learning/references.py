@@ -18,6 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.core.ports import EngineClient
 from tandem.core.training import Role, ScoreRequest, TrainingSequence
 from tandem.core.version import AdapterVersion
+from tandem.services.learning.together import together
 from tandem.store import Store, references
 
 _AT_ONCE = 16
@@ -67,7 +68,7 @@ class References:
     def base(self) -> Model:
         """The base model. Raises `EngineDead` before the engine was ready."""
         info = self._client.info
-        return Model(None, f"base:{info.model}:{info.num_parameters}:{info.dtype}")
+        return Model(None, f"base:{info.weights_hash}:{info.dtype}")
 
     @staticmethod
     def version(name: str, version: AdapterVersion) -> Model:
@@ -75,7 +76,7 @@ class References:
         return Model(name, version.content_hash)
 
     async def scores(self, model: Model, wanted: Sequence[Scored]) -> list[float]:
-        """Summed log-probabilities of `wanted`, in order; may hold values that are not finite.
+        """Summed log-probabilities of `wanted`, in order; not a number where none is finite.
 
         Raises what `EngineClient.score` does.
         """
@@ -116,8 +117,8 @@ class References:
                 request = ScoreRequest(
                     f"score-{number}", item.tokens, item.prompt_tokens, adapter=model.adapter
                 )
-                return (await self._client.score(request)).logprob
+                value = (await self._client.score(request)).logprob
+                return value if math.isfinite(value) else math.nan
 
-        async with asyncio.TaskGroup() as group:
-            tasks = {key: group.create_task(one(item)) for key, item in missing.items()}
-        return {key: task.result() for key, task in tasks.items()}
+        values = await together(one(item) for item in missing.values())
+        return dict(zip(missing, values, strict=True))

@@ -15,10 +15,15 @@ import msgspec
 
 from tandem.config import LearningConfig
 from tandem.core.errors import InvalidRequest
+from tandem.core.events import ModelInfo
 from tandem.core.learning import GateMode, SampleKind
 from tandem.core.training import LoraSpec, LossKind, LossSpec, OptimizerSpec
 
 BASE = "base"
+MOST_LEARNING_RATE = 1.0
+"""Each update of Adam moves a parameter by about as much as this."""
+LABEL_SMOOTHING_LIMIT = 0.5
+"""From here on, a pair would teach the opposite of what it says."""
 _VERSION = re.compile(r"version:([1-9]\d*)")
 
 
@@ -89,7 +94,43 @@ def defaults(config: LearningConfig) -> LearningSettings:
     """The server's defaults. Raises `InvalidRequest` that names the setting."""
     names = {item.name for item in fields(LearningSettings)}
     known = {item.name: getattr(config, item.name) for item in fields(config) if item.name in names}
-    return resolve_settings(LearningSettings(), known)
+    settings = resolve_settings(LearningSettings(), known)
+    check_bounds(settings.learning_rate, settings.label_smoothing)
+    return settings
+
+
+def check_bounds(learning_rate: float, label_smoothing: float) -> None:
+    """Refuse what can only destroy. Raises `InvalidRequest`.
+
+    Asked of new settings and jobs alone: what is kept from before must stay readable.
+    """
+    if not learning_rate <= MOST_LEARNING_RATE:
+        raise InvalidRequest(
+            f"learning_rate is at most {MOST_LEARNING_RATE:g}, not {learning_rate:g}",
+            param="learning_rate",
+        )
+    if not 0.0 <= label_smoothing < LABEL_SMOOTHING_LIMIT:
+        raise InvalidRequest(
+            f"label_smoothing must be in [0, {LABEL_SMOOTHING_LIMIT:g}), not {label_smoothing:g}",
+            param="label_smoothing",
+        )
+
+
+def check_new(settings: LearningSettings, info: ModelInfo) -> None:
+    """Refuse settings that no trainer of this model can have. Raises `InvalidRequest`."""
+    check_bounds(settings.learning_rate, settings.label_smoothing)
+    if info.max_rank and settings.rank > info.max_rank:
+        raise InvalidRequest(
+            f"rank is at most {info.max_rank} (adapters.max_rank), not {settings.rank}",
+            param="rank",
+        )
+    for target in settings.targets if info.linears else ():
+        if not any(name == target or name.endswith(f".{target}") for name in info.linears):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in info.linears}))
+            raise InvalidRequest(
+                f"no linear layer of the model is called '{target[:100]}'; known: {known}",
+                param="targets",
+            )
 
 
 def resolve_settings(base: LearningSettings, own: Mapping[str, Any]) -> LearningSettings:

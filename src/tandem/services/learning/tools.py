@@ -11,9 +11,9 @@ from tandem.services.learning.freshness import Freshness
 from tandem.services.learning.measure import Examiner
 from tandem.services.learning.publish import Publisher
 from tandem.services.learning.references import References
-from tandem.services.learning.settings import LearningSettings
+from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.tokenizer import Tokenizer
-from tandem.store import Store
+from tandem.store import Store, adapters
 from tandem.telemetry.learning import LearningMetrics
 
 
@@ -31,6 +31,12 @@ class LearningTools:
     freshness: Freshness
     defaults: LearningSettings
     now: Callable[[], float]
+
+    async def encoder_of(self, adapter: str) -> Encoder:
+        """Encodes what `adapter` learns from, by its own settings, if it has any."""
+        record = await self.store.read(adapters.find, adapter)
+        own = {} if record is None else record.settings
+        return self.encoder(resolve_settings(self.defaults, own))
 
     def encoder(self, settings: LearningSettings) -> Encoder:
         """Encodes for the served model. Raises `EngineDead` before it was ready."""

@@ -1,0 +1,157 @@
+"""From a trained job to a version of its adapter: staged aside, measured, then concluded.
+
+A new adapter comes into being here and is published whatever the gate measures; an adapter that
+was there has its own gate. Knows one job. Invariant: a job makes one version, and nothing
+interrupts the way from its number to the end of the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tandem.core.learning import (
+    AdapterRecord,
+    EventRecord,
+    GateMode,
+    JobRecord,
+    VersionRecord,
+    VersionState,
+)
+from tandem.core.version import AdapterVersion
+from tandem.services.jobs.tools import JobFailed, JobTools
+from tandem.services.learning.gate import Outcome, Verdict
+from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
+from tandem.services.learning.settings import resolve_settings
+from tandem.services.models import SEPARATOR
+from tandem.services.uninterrupted import uninterrupted
+from tandem.store import adapters, events
+
+_WORDS = {
+    Outcome.PUBLISH: ("info", "published"),
+    Outcome.HOLD: ("info", "waits for a decision"),
+    Outcome.REFUSE: ("warning", "refused"),
+}
+_COUNTED = {Outcome.PUBLISH: "published", Outcome.HOLD: "held", Outcome.REFUSE: "refused"}
+
+
+class Publication:
+    """The end of one job, whose `trainer` is open at the last step; `run` once."""
+
+    def __init__(
+        self,
+        job: JobRecord,
+        trainer: str,
+        tools: JobTools,
+        finish: Callable[[JobRecord], Awaitable[None]],
+    ) -> None:
+        """`finish` lets the job succeed."""
+        self._job = job
+        self._trainer = trainer
+        self._tools = tools
+        self._course = tools.course
+        self._store = tools.course.store
+        self._finish = finish
+
+    async def run(self) -> None:
+        """Make the version, unless it was made before the server ended, and end the job.
+
+        Raises `JobFailed` if the gate refused it.
+        """
+        name = self._job.adapter
+        async with self._tools.learner.held(name):
+            known = await self._store.read(adapters.versions, name)
+            made = [version for version in known if version.origin == self._job.job_id]
+            if made:
+                await uninterrupted(self._end(made[0]))
+                return
+            aside = await self._course.publisher.staging_path(name, 0)  # no version has number 0
+            await asyncio.to_thread(remove_tree, aside)
+            try:
+                staged, verdict = await self._judged(aside)
+            except BaseException:
+                await asyncio.to_thread(remove_tree, aside)
+                await self._course.publisher.forget(candidate_name(name))
+                raise
+            await uninterrupted(self._conclude(aside, staged, verdict))
+
+    async def _judged(self, aside: Path) -> tuple[AdapterVersion, Verdict]:
+        name = self._job.adapter
+        staged = await uninterrupted(
+            self._course.client.stage(self._trainer, candidate_name(name), str(aside))
+        )
+        record = await self._store.read(adapters.find, name)
+        own = {} if record is None else record.settings
+        settings = resolve_settings(self._course.defaults, own)
+        if record is None and not self._continues:
+            settings = replace(settings, gate=GateMode.ALWAYS)
+        # All samples are of one key: its share of them says nothing.
+        verdict = await self._course.examiner.examine(
+            name, staged, settings, (), self._course.encoder(settings)
+        )
+        return staged, verdict
+
+    @property
+    def _continues(self) -> bool:
+        """Whether the job was asked to go on with an adapter (that may be gone by now)."""
+        return self._job.model.endswith(f"{SEPARATOR}{self._job.adapter}")
+
+    async def _conclude(self, aside: Path, staged: AdapterVersion, verdict: Verdict) -> None:
+        name, now_s = self._job.adapter, self._course.now()
+        publisher, metrics = self._course.publisher, self._course.metrics
+        number = await self._store.write(adapters.begin_version, AdapterRecord(name, now_s))
+        record = await self._store.read(adapters.find, name)
+        path = await publisher.staging_path(name, number)
+        await asyncio.to_thread(aside.rename, path)
+        version = VersionRecord(
+            adapter=name,
+            number=number,
+            content_hash=staged.content_hash,
+            path=str(publisher.path(name, number)),
+            created_s=now_s,
+            state=VersionState.CANDIDATE,
+            parent=record.current if record is not None else 0,
+            origin=self._job.job_id,
+            metrics=verdict.metrics,
+            reason="; ".join(verdict.reasons),
+        )
+        level, word = _WORDS[verdict.outcome]
+        why = f" ({version.reason})" if version.reason else ""
+        message = f"{_label(version)} made by {self._job.job_id}: {word}{why}"
+        conclusion = Conclusion(
+            version, (), (), EventRecord(name, now_s, level, message, verdict.metrics)
+        )
+        if verdict.outcome is Outcome.PUBLISH:
+            version = await publisher.publish(conclusion)
+            metrics.version.labels(name).set(number)
+        elif verdict.outcome is Outcome.REFUSE:
+            version = await publisher.refuse(conclusion)
+        else:
+            version = await publisher.hold(conclusion)
+        metrics.versions.labels(name, _COUNTED[verdict.outcome]).inc()
+        await self._end(version)
+
+    async def _end(self, version: VersionRecord) -> None:
+        """End the job as its version ended."""
+        self._tools.announce(version.adapter)
+        if version.state is VersionState.REFUSED:
+            raise JobFailed(
+                f"the gate of '{version.adapter}' refused {_label(version)}: {version.reason}; its "
+                "files are kept, and an administrator can publish it",
+                "refused_by_gate",
+            )
+        published = version.state is VersionState.PUBLISHED
+        told = f"Published {_label(version)}"
+        if not published:
+            told = f"{_label(version)} waits for a decision, as its adapter's gate is manual"
+        event = EventRecord(
+            self._job.job_id, self._course.now(), "info", told, {"canary": dict(version.metrics)}
+        )
+        await self._store.write(events.add, event)
+        await self._finish(self._job)
+
+
+def _label(version: VersionRecord) -> str:
+    return AdapterVersion(version.adapter, version.number, "", "").label

@@ -1,0 +1,52 @@
+"""Notices that the server was started with another base model than its versions learned on.
+
+A file in the store's directory names the weights of the last start. Knows no model. Invariant: the
+history of every adapter that answers says so before the new weights are written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tandem.core.learning import EventRecord, VersionRecord
+from tandem.services.learning.tools import LearningTools
+from tandem.store import events
+
+logger = logging.getLogger(__name__)
+
+_FILE = "base-model.sha256"
+
+
+async def compare_base(
+    tools: LearningTools, directory: Path, current: Sequence[VersionRecord]
+) -> None:
+    """Warn, once, about each of `current` if the weights are others than at the last start."""
+    file, weights = directory / _FILE, tools.client.info.weights_hash
+    before = await asyncio.to_thread(_read, file)
+    if before == weights:
+        return
+    for version in current if before else ():
+        message = (
+            f"the base model's weights are others than before: version {version.number} was made "
+            "for those; let it learn again, roll back, or serve the old weights"
+        )
+        logger.warning("%s: %s", version.adapter, message)
+        event = EventRecord(
+            version.adapter, tools.now(), "warning", message, {"before": before, "now": weights}
+        )
+        await tools.store.write(events.add, event)
+    await asyncio.to_thread(_write, file, weights)
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="ascii") if file.is_file() else ""
+
+
+def _write(file: Path, weights: str) -> None:
+    aside = file.with_suffix(f".{os.getpid()}.tmp")
+    aside.write_text(weights, encoding="ascii")
+    aside.replace(file)

@@ -1,0 +1,90 @@
+"""What learning leaves on disk and nobody needs any more: optimiser
+states of old versions and of jobs that ended.
+
+Training goes on from the current version; one step of roll back goes on from its parent. The
+optimiser's state of all others is twice an adapter's size and is never read. Knows no engine.
+Invariant: the adapter itself is never touched, so that every kept version can answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from tandem.core.errors import StoreError
+from tandem.core.learning import JobStatus, VersionState
+from tandem.store import Connection, Store, adapters, jobs
+
+Subject = TypeVar("Subject")
+
+logger = logging.getLogger(__name__)
+
+_OPTIMISER = ("optimizer.safetensors", "trainer_state.json")
+"""As `training/checkpoint.py` writes them; it takes both or none."""
+_ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+async def trim_versions(store: Store, adapter: str | None = None) -> int:
+    """Remove what an adapter's (None: all adapters') old versions do not need; bytes freed."""
+    return await _trim(store, _old_versions, adapter)
+
+
+async def trim_jobs(store: Store, job_id: str | None = None) -> int:
+    """The same for the checkpoints of a job (None: of all jobs) that ended."""
+    return await _trim(store, _old_checkpoints, job_id)
+
+
+async def _trim(
+    store: Store, unneeded: Callable[[Connection, Subject], list[str]], subject: Subject
+) -> int:
+    """Disk that cannot be freed now is freed later, and no reason to fail what has succeeded."""
+    try:
+        return await asyncio.to_thread(_drop_optimisers, await store.read(unneeded, subject))
+    except (StoreError, OSError) as error:
+        logger.error("old optimiser states cannot be removed", exc_info=error)
+        return 0
+
+
+def _drop_optimisers(directories: Iterable[str]) -> int:
+    """Remove the optimiser's state from directories; bytes freed. Blocks."""
+    freed_bytes = 0
+    for file in (Path(directory) / name for directory in directories for name in _OPTIMISER):
+        if file.is_file():
+            freed_bytes += file.stat().st_size
+            file.unlink()
+    return freed_bytes
+
+
+def _old_versions(connection: Connection, adapter: str | None) -> list[str]:
+    currents = {record.name: record.current for record in adapters.listed(connection)}
+    known = adapters.versions(connection, adapter)
+    needed = {
+        (version.adapter, number)
+        for version in known
+        if version.number == currents[version.adapter]
+        for number in (version.number, version.parent)
+    }
+    return [
+        version.path
+        for version in known
+        if (version.adapter, version.number) not in needed
+        and version.state is not VersionState.CANDIDATE
+    ]
+
+
+def _old_checkpoints(connection: Connection, job_id: str | None) -> list[str]:
+    ended = jobs.in_status(connection, _ENDED)
+    return [
+        path
+        for job in ended
+        if job_id in (None, job.job_id)
+        for path in (*_checkpoints(connection, job.job_id), job.checkpoint_path)
+        if path
+    ]
+
+
+def _checkpoints(connection: Connection, job_id: str) -> list[str]:
+    return [checkpoint.path for checkpoint in jobs.checkpoints(connection, job_id)]
