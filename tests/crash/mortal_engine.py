@@ -18,20 +18,20 @@ LAYER = 2
 
 def make_mortal(mortality: Mortality) -> None:
     """Put the points into the classes."""
-    take, layer = Recorder.take, training.LoraReplay.layer
+    take, by_hand = Recorder.take, training.LoraReplay.by_hand
 
     def mortal_take(self, number, hidden):
         if number == LAYER and self._targets:
             mortality.at("mid-forward")
         take(self, number, hidden)
 
-    def mortal_layer(self, number, hidden):
+    def mortal_by_hand(self, number, *arguments):
         if number == LAYER:
             mortality.at("mid-backward")
-        return layer(self, number, hidden)
+        return by_hand(self, number, *arguments)
 
     Recorder.take = mortal_take
-    training.LoraReplay.layer = mortal_layer
+    training.LoraReplay.by_hand = mortal_by_hand
     state = training.TrainingState
     state.run_slice = mortality.after("between slices", state.run_slice)
     state.run_update = mortality.after(
