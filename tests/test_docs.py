@@ -180,7 +180,7 @@ def test_named_commands_exist(document: Path) -> None:
 
 def test_make_serve_passes_flags_on() -> None:
     done = subprocess.run(
-        ["make", "-n", "serve", "MODEL=other", "ARGS=--port 8001"],
+        ["make", "--no-print-directory", "-n", "serve", "MODEL=other", "ARGS=--port 8001"],
         cwd=ROOT,
         capture_output=True,
         text=True,
