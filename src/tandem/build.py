@@ -115,7 +115,6 @@ def build_loop(
     from tandem.model.load import load_model
 
     keep_large_blocks()
-
     settings = resolve_model(settings)
     # A wrong name shall not cost a model load.
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
