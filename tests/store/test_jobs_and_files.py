@@ -41,8 +41,6 @@ async def test_checkpoints(store: Store) -> None:
         await store.write(jobs.add_checkpoint, checkpoint)
     assert await store.read(jobs.checkpoints, "j1") == made[::-1]
     assert await store.read(jobs.checkpoints, "j1", after="c2", limit=1) == [made[1]]
-    assert await store.write(jobs.delete_checkpoint, "c1")
-    assert not await store.write(jobs.delete_checkpoint, "c1")
 
 
 async def test_files(store: Store) -> None:

@@ -66,9 +66,3 @@ def checkpoints(
         query = query.where(CHECKPOINTS.c.row < last)
     rows = connection.execute(query.order_by(CHECKPOINTS.c.row.desc()).limit(limit)).mappings()
     return [from_row(CheckpointRecord, row) for row in rows]
-
-
-def delete_checkpoint(connection: Connection, checkpoint_id: str) -> bool:
-    """Forget a checkpoint, before its files are removed; whether there was one."""
-    gone = sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.checkpoint_id == checkpoint_id)
-    return connection.execute(gone).rowcount > 0
