@@ -19,7 +19,7 @@ class RequestTimes:
 
 
 # Not frozen: one is made for every sequence in every iteration, and frozen ones take five times as
-# long to construct. Nobody changes one.
+# long to construct. Nobody but the scheduler that makes one changes it.
 @dataclass(slots=True)
 class TokenEvent:
     """New tokens of one choice; the last event of a choice has a `finish_reason`.

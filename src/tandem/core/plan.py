@@ -155,7 +155,7 @@ class LanePlan:
     @property
     def num_tokens(self) -> int:
         """Rows of the flattened forward pass."""
-        return sum(len(span.tokens) for span in self.spans)
+        return sum([len(span.tokens) for span in self.spans])
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Rows over all lanes."""
-        return sum(lane.num_tokens for lane in self.lanes)
+        return sum([lane.num_tokens for lane in self.lanes])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from tandem.core.plan import RecordTarget
 from tandem.core.request import Request
+from tandem.core.slo import WorkClass
 from tandem.core.version import AdapterVersion
 
 
@@ -63,7 +64,8 @@ class Sequence:
     were found in the cache when it first ran. Times are seconds on the engine's clock.
 
     With `scoring`, `tokens` are those to forward: all but the last of what is scored; of the
-    whole, the first `scored` need no log-probability any more.
+    whole, the first `scored` need no log-probability any more. `order` sorts online before offline
+    before learning and each by arrival; it never changes.
     """
 
     seq_id: int
@@ -81,6 +83,13 @@ class Sequence:
     first_token_s: float | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     scoring: Scoring | None = None
+    order: tuple[int, float, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        request = self.request
+        offline = request.work_class is WorkClass.OFFLINE
+        rank = 2 if self.scoring is not None else int(offline)
+        self.order = (rank, request.arrival_s, self.seq_id)
 
     @property
     def prompt_tokens(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -74,16 +74,16 @@ def build_batch(
     spans: Sequence[Span], block_size: int, device: torch.device, dtype: torch.dtype
 ) -> Batch:
     """Flatten `spans`, all of which passed `SpanLimits.problem`."""
-    order = sorted(
-        range(len(spans)), key=lambda i: (spans[i].adapter or "", len(spans[i].tokens) > 1)
-    )
+    keys = [(span.adapter or "", len(span.tokens) > 1) for span in spans]
+    order = sorted(range(len(spans)), key=keys.__getitem__)
     ordered = [spans[i] for i in order]
     starts = np.array([span.start for span in ordered], dtype=np.int64)
-    lengths = np.array([len(span.tokens) for span in ordered], dtype=np.int64)
+    rows = [len(span.tokens) for span in ordered]
+    lengths = np.array(rows, dtype=np.int64)
     arrays = SpanArrays(starts, lengths, _tables(ordered, starts + lengths, block_size))
     layout, positions = BatchLayout.build(arrays, block_size, device, dtype)
-    tokens = np.fromiter(chain.from_iterable(span.tokens for span in ordered), dtype=np.int64)
-    first_rows = (np.cumsum(lengths) - lengths).tolist()
+    tokens = np.array([token for span in ordered for token in span.tokens], dtype=np.int64)
+    first_rows = list(accumulate(rows[:-1], initial=0))
     return Batch(
         spans=ordered,
         order=order,
@@ -109,6 +109,8 @@ def _tables(spans: list[Span], ends: np.ndarray, block_size: int) -> np.ndarray:
 
 def _segments(spans: list[Span], first_rows: list[int]) -> tuple[Segment, ...]:
     segments: list[Segment] = []
+    if spans[-1].adapter is None:  # the base's spans come first
+        return ()
     for span, first in zip(spans, first_rows, strict=True):
         if span.adapter is None:
             continue

@@ -131,6 +131,11 @@ class KVCache:
         self.counters.queries_tokens += len(seq.tokens)
         self.counters.hits_tokens += hits_tokens
 
+    def has_slot(self, seq: Sequence) -> bool:
+        """True if one more token fits into blocks that the sequence has for itself."""
+        blocks, index = self._tables[seq.seq_id].groups[0], seq.computed // self.block_size
+        return index < len(blocks) and self._pools[0].count(blocks[index]) == 1
+
     def try_extend(self, seq: Sequence, num_tokens: int) -> tuple[BlockCopy, ...] | None:
         """Make room for `num_tokens` after `seq.computed`; None (and no change) if there is none.
 
@@ -140,7 +145,7 @@ class KVCache:
         table, end = self._tables[seq.seq_id], seq.computed + num_tokens
         shared = self._shares_tail(seq, table)
         missing = -(-end // self.block_size) - len(table.groups[0])
-        if missing <= 0 and not shared:  # the usual decode: its block has room
+        if missing <= 0 and not shared:
             return ()
         if max(0, missing) + shared > self.available_blocks:
             return None
@@ -151,9 +156,11 @@ class KVCache:
 
     def commit(self, seq: Sequence) -> None:
         """Register blocks that `seq.computed` has filled, so that others can find them."""
+        table, size = self._tables[seq.seq_id], self.block_size
+        if (len(table.nodes) + 1) * size > seq.computed:  # the usual decode
+            return
         if not self._prefix_caching or _private(seq):
             return
-        table, size = self._tables[seq.seq_id], self.block_size
         while (len(table.nodes) + 1) * size <= seq.computed:
             index, parent = len(table.nodes), table.last_node
             tokens = tuple(seq.tokens[index * size : (index + 1) * size])

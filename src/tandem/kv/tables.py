@@ -18,12 +18,13 @@ class BlockTable:
     | `[len(nodes), len(self))` | this table, and tables forked from it until one writes |
     """
 
-    __slots__ = ("groups", "nodes", "root")
+    __slots__ = ("_whole", "groups", "nodes", "root")
 
     def __init__(self, groups: int, root: Node) -> None:
         self.groups: list[list[int]] = [[] for _ in range(groups)]
         self.nodes: list[Node] = []
         self.root = root
+        self._whole: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.groups[0])
@@ -39,14 +40,21 @@ class BlockTable:
 
     def append(self, blocks: tuple[int, ...]) -> None:
         """Add one logical block at the end."""
+        self._whole = None
         for group, block in zip(self.groups, blocks, strict=True):
             group.append(block)
 
     def replace(self, index: int, blocks: tuple[int, ...]) -> None:
         """Exchange one logical block."""
+        self._whole = None
         for group, block in zip(self.groups, blocks, strict=True):
             group[index] = block
 
     def prefix(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
         """The first `num_blocks` blocks of every group, as a plan carries them."""
-        return tuple([tuple(group[:num_blocks]) for group in self.groups])
+        whole = self._whole
+        if whole is None:  # kept: a decode asks for the same blocks again and again
+            whole = self._whole = tuple([tuple(group) for group in self.groups])
+        if num_blocks == len(whole[0]):
+            return whole
+        return tuple([group[:num_blocks] for group in whole])

@@ -120,6 +120,11 @@ class Admission:
         seq = self._state.all.get(candidate.seq_id)
         if seq is None or seq.seq_id in grant.granted:
             return True
+        if self._decodes_in_place(seq) and candidate.max_tokens != 0:
+            grant.spans.append(_decode_span(seq, self._cache))
+            grant.granted.add(seq.seq_id)
+            grant.tokens_left -= 1
+            return True
         if seq.status is SequenceStatus.WAITING:
             if seq.scoring is not None and not self._may_record(seq, grant):
                 return True
@@ -144,6 +149,16 @@ class Admission:
         grant.granted.add(seq.seq_id)
         grant.tokens_left -= tokens
         return True
+
+    def _decodes_in_place(self, seq: Sequence) -> bool:
+        """Whether its next token alone is left to forward and has its place: the usual case."""
+        return (
+            seq.scoring is None
+            and seq.status is SequenceStatus.RUNNING
+            and len(seq.tokens) - seq.computed == 1
+            and seq.computed >= len(seq.request.prompt)
+            and self._cache.has_slot(seq)
+        )
 
     def _may_record(self, seq: Sequence, grant: _Grant) -> bool:
         """Whether learning lets a waiting sequence start, its recording included."""
@@ -235,6 +250,18 @@ def _span(seq: Sequence, num_tokens: int, forks: list[Sequence], cache: KVCache)
         tuple([_draw(choice) for choice in (seq, *forks)]) if end == len(tokens) else (),
         targets,
         top or 0,
+    )
+
+
+def _decode_span(seq: Sequence, cache: KVCache) -> Span:
+    """The last token of a sequence whose prompt, forks and scores are done with."""
+    return Span(
+        seq.seq_id,
+        seq.computed,
+        (seq.tokens[-1],),
+        cache.table(seq, len(seq.tokens)),
+        seq.adapter.content_hash if seq.adapter is not None else None,
+        (_draw(seq),),
     )
 
 

@@ -6,8 +6,9 @@ decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
+from operator import attrgetter
 
 from tandem.core.decision import SliceCandidate
 from tandem.core.sequence import Sequence
@@ -22,11 +23,8 @@ def arrival(seq: Sequence) -> tuple[float, int]:
     return (seq.request.arrival_s, seq.seq_id)
 
 
-def class_then_arrival(seq: Sequence) -> tuple[int, float, int]:
-    """Online, then offline, then learning; within each, order of arrival."""
-    request = seq.request
-    rank = 2 if seq.scoring is not None else int(request.work_class is WorkClass.OFFLINE)
-    return (rank, request.arrival_s, seq.seq_id)
+# Online, then offline, then learning; within each, order of arrival.
+class_then_arrival: Callable[[Sequence], tuple[int, float, int]] = attrgetter("order")
 
 
 def first_waiting(view: View, count: int) -> list[Sequence]:

@@ -196,7 +196,7 @@ class Scheduler:
                 score, problem = scores.get(seq.seq_id), failed.get(seq.seq_id)
                 self.learning.take_span(seq, span, score, problem, now)
                 continue
-            events.extend(self._advance(span, scores.get(span.seq_id), draws, failed, now))
+            self._advance(seq, span, scores.get(span.seq_id), draws, failed, now, events)
         for lane, result in zip(plan.lanes, results, strict=False):
             self.latency.observe(lane, result, self.learning.rows_of)
             for piece in result.slices:
@@ -245,29 +245,31 @@ class Scheduler:
 
     def _advance(
         self,
+        seq: Sequence,
         span: Span,
         score: ScoreResult | None,
         draws: dict[int, DrawResult],
         failed: dict[int, str],
         now: float,
-    ) -> list[TokenEvent]:
-        seq = self.state.all[span.seq_id]
+        events: list[TokenEvent],
+    ) -> None:
+        """Take one span's result; what is to be delivered is added to `events`."""
         if seq.seq_id in failed:
-            return self._fail([seq, *self.state.take_forks(seq)], failed[seq.seq_id], now)
-        seq.computed = span.end
+            gone = [seq, *self.state.take_forks(seq)]
+            events.extend(self._fail(gone, failed[seq.seq_id], now))
+            return
+        seq.computed = span.start + len(span.tokens)
         self.cache.commit(seq)
-        events: list[TokenEvent] = []
         if score is not None:
             events.extend(self._take_scores(seq, span, score))
         if not span.draws:
-            return events
+            return
         forks = self._start_forks(seq) if seq.seq_id in self.state.forks else ()
         for choice in (seq, *forks):
             if choice.seq_id in failed:
                 events.extend(self._fail([choice], failed[choice.seq_id], now))
             elif choice.seq_id in draws:
                 events.append(self._take_token(choice, draws[choice.seq_id], now))
-        return events
 
     def _take_scores(self, seq: Sequence, span: Span, score: ScoreResult) -> list[TokenEvent]:
         """Deliver the log-probabilities of prompt tokens that were not delivered before."""
@@ -296,34 +298,36 @@ class Scheduler:
     def _take_token(self, seq: Sequence, draw: DrawResult, now: float) -> TokenEvent:
         waiting = seq.status is SequenceStatus.WAITING
         seq.tokens.append(draw.token)
-        self.state.waiting_tokens += waiting
+        if waiting:
+            self.state.waiting_tokens += 1
         self.generation_tokens += 1
         if seq.first_token_s is None:
             seq.first_token_s = now
             self.prompt_tokens += seq.prompt_tokens if seq.index == 0 else 0
-        reason = self._ended(seq)
         event = TokenEvent(
-            request_id=seq.request.request_id,
-            index=seq.index,
-            tokens=(draw.token,),
-            logprobs=(draw.logprob,) if draw.logprob is not None else (),
-            finish_reason=reason,
-            stop_token=draw.token if reason is FinishReason.STOP else None,
+            seq.request.request_id,
+            seq.index,
+            (draw.token,),
+            (draw.logprob,) if draw.logprob is not None else (),
             adapter=seq.adapter.label if seq.adapter is not None else None,
             cached_tokens=seq.cached_tokens,
-            times=_times(seq, now) if reason is not None else None,
         )
+        reason = self._ended(seq, draw.token)
         if reason is not None:
+            event.finish_reason = reason
+            event.stop_token = draw.token if reason is FinishReason.STOP else None
+            event.times = _times(seq, now)
             self._finish(seq, reason)
         elif waiting:
             self.cache.add_reader(seq)
         return event
 
-    def _ended(self, seq: Sequence) -> FinishReason | None:
-        sampling = seq.request.sampling
-        if seq.tokens[-1] in seq.stop_ids and seq.output_tokens > sampling.min_tokens:
+    def _ended(self, seq: Sequence, token: int) -> FinishReason | None:
+        sampling, length = seq.request.sampling, len(seq.tokens)
+        made = length - len(seq.request.prompt)
+        if token in seq.stop_ids and made > sampling.min_tokens:
             return FinishReason.STOP
-        if seq.output_tokens >= sampling.max_tokens or len(seq.tokens) >= self._max_model_len:
+        if made >= sampling.max_tokens or length >= self._max_model_len:
             return FinishReason.LENGTH
         return None
 

@@ -328,7 +328,7 @@ def _can_start(view: View, item: _Item, seq: Sequence, room: _Room) -> bool:
 
 
 def _all(sequences: list[Sequence]) -> list[Candidate]:
-    return [Candidate(seq.seq_id, may_preempt=True) for seq in sequences]
+    return [Candidate(seq.seq_id, None, True) for seq in sequences]
 
 
 def _decision(
@@ -341,10 +341,9 @@ def _decision(
 
     Learning gives way first, but not what is overdue, then the latest of the least class.
     """
+    protected = learning.protected
     return Decision.on_device(
         (*serving, *learning.first, *queue, *learning.last),
         slices=tuple(learning.slices),
-        victims=tuple(
-            seq.seq_id for seq in reversed(running) if seq.seq_id not in learning.protected
-        ),
+        victims=tuple([seq.seq_id for seq in reversed(running) if seq.seq_id not in protected]),
     )
