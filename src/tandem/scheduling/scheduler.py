@@ -27,7 +27,7 @@ from tandem.core.request import Request
 from tandem.core.sequence import FinishReason, Sequence, SequenceStatus
 from tandem.core.slo import Slo
 from tandem.core.version import AdapterVersion
-from tandem.estimators.latency import LatencyModel
+from tandem.estimators.latency import LatencyModel, Rates
 from tandem.kv.cache import KVCache
 from tandem.scheduling.admission import Admission
 from tandem.scheduling.learning import Learning
@@ -51,14 +51,19 @@ class Scheduler:
         model: ModelInfo,
         *,
         default_slo: Slo = DEFAULT_SLO,
+        rates: Rates | None = None,
     ) -> None:
+        """`rates` of a profile; without one, the time model starts from guesses."""
         self.state = SchedulerState()
         self.cache = cache
         self.budgets = budgets
         self.latency = LatencyModel(
-            weight_bytes=model.weight_bytes,
-            num_parameters=model.num_parameters,
-            num_layers=model.num_layers,
+            rates
+            or Rates.guess(
+                weight_bytes=model.weight_bytes,
+                num_parameters=model.num_parameters,
+                num_layers=model.num_layers,
+            )
         )
         self._policy = policy
         self._default_slo = default_slo

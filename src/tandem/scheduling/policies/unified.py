@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
+from tandem.estimators.latency import LatencyModel
+from tandem.estimators.work import PassWork
 from tandem.scheduling.queues import (
     arrival,
     class_then_arrival,
@@ -74,15 +76,19 @@ class _Item:
 
 @dataclass(slots=True)
 class _Room:
-    """What an iteration has left for learning. `fixed_s` is owed by the first forward: of
-    recording, and of a pass that would not run otherwise."""
+    """What an iteration has left for learning: `pass_s` for its whole pass, whose work so far is
+    `work`, and for the slices after it."""
 
     tokens: int
-    seconds: float
-    fixed_s: float
+    pass_s: float
+    work: PassWork
     recording_rows: int
     blocks: int
     opened: set[int] = field(default_factory=set)
+
+    def left_s(self, latency: LatencyModel) -> float:
+        """Seconds after the pass as it is now."""
+        return self.pass_s - latency.forward_s(self.work)
 
 
 @dataclass(slots=True)
@@ -92,9 +98,14 @@ class _Serving:
     running: list[Sequence]
     queue: list[Sequence]
     running_rows: int
-    rows: int
+    work: PassWork
     predicted_s: float
     due_s: float
+
+    @property
+    def rows(self) -> int:
+        """Rows of the pass, running requests' included."""
+        return self.work.tokens
 
 
 @dataclass(slots=True)
@@ -202,8 +213,8 @@ class Unified:
         the smallest piece."""
         room = _Room(
             view.budgets.max_batch_tokens - requests.running_rows,
-            seconds,
-            view.latency.recording_s + (0.0 if requests.rows else view.latency.pass_s),
+            requests.predicted_s + seconds,
+            requests.work.copy(),
             view.recording_room,
             view.available_blocks - len(view.running),
         )
@@ -217,11 +228,14 @@ class Unified:
                 if overdue:
                     found.protected |= {seq.seq_id for seq in item.sequences}
                 if item.step is not None:
-                    slices, room.seconds = slices_within(
-                        [item.step], view.latency, room.seconds, needed and found.empty
+                    before_s = room.left_s(view.latency)
+                    slices, left_s = slices_within(
+                        [item.step], view.latency, before_s, needed and found.empty
                     )
+                    room.pass_s -= before_s - left_s
                     found.slices += slices
-        self._earned_s = max(0.0, self._earned_s - max(0.0, seconds - room.seconds))
+        used_s = seconds - room.left_s(view.latency)
+        self._earned_s = max(0.0, self._earned_s - max(0.0, used_s))
         return found
 
     def _take_turns(
@@ -235,7 +249,7 @@ class Unified:
         """Requests in one iteration, learning within their slack in the next."""
         if self._served:
             self._served = False
-            nobody = _Serving([], [], 0, 0, 0.0, seconds)
+            nobody = _Serving([], [], 0, PassWork(), 0.0, seconds)
             learning = self._learn(view, items, nobody, seconds, needed=False)
             if not learning.empty:
                 return _decision(running, [], [], learning)
@@ -251,22 +265,23 @@ def _requests(view: View, serving: list[Sequence], queue: list[Sequence]) -> _Se
     spent in passes of up to the ceiling: few long ones cost less than many short ones.
     """
     left = view.budgets.max_batch_tokens
-    rows = draws = context = running_rows = 0
+    work, running_rows = PassWork(), 0
     due_s = float("inf")
     for place, seq in enumerate((*serving, *queue)):
         if left <= 0:
             break
         taken = min(seq.remaining, left)
         left -= taken
-        rows += taken
-        draws += taken == seq.remaining
-        context += seq.computed + taken
+        if seq.decoding:
+            work.decode(len(seq.tokens))
+        else:
+            work.span(seq.computed, taken, draws=int(taken == seq.remaining))
         if place < len(serving):
-            running_rows = rows
+            running_rows = work.tokens
         if seq.request.work_class is WorkClass.ONLINE:
             due_s = min(due_s, _slack_s(view, seq))
-    predicted_s = view.latency.forward_s(rows, draws, 0, context)
-    return _Serving(serving, queue, running_rows, rows, predicted_s, max(due_s, predicted_s))
+    predicted_s = view.latency.forward_s(work)
+    return _Serving(serving, queue, running_rows, work, predicted_s, max(due_s, predicted_s))
 
 
 def _slack_s(view: View, seq: Sequence) -> float:
@@ -285,19 +300,22 @@ def _least_s(view: View, item: _Item) -> float:
         return view.latency.slice_s(owed.rows, 1)
     if not item.sequences:
         return view.latency.update_s()
-    rows = min(_PIECE_TOKENS, item.sequences[0].remaining)
-    return view.latency.pass_s + view.latency.recording_s + rows * view.latency.token_s
+    seq, alone = item.sequences[0], PassWork()
+    rows = min(_PIECE_TOKENS, seq.remaining)
+    alone.span(seq.computed, rows, scored=rows, recorded=rows)
+    return view.latency.forward_s(alone)
 
 
 def _forwards(view: View, item: _Item, room: _Room, needed: bool) -> list[Candidate]:
     """What fits of an item's forwards, in order; with `needed` at least one piece of them."""
     candidates: list[Candidate] = []
-    token_s = view.latency.token_s
     for seq in item.sequences:
         if seq.computed == 0 and not _can_start(view, item, seq, room):
             break
         least = min(seq.remaining, _PIECE_TOKENS)
-        affordable = int((room.seconds - room.fixed_s) / token_s + 1e-9)
+        affordable = view.latency.rows_within(
+            room.work, seq.computed, min(seq.remaining, room.tokens), room.pass_s
+        )
         if needed and not candidates:
             affordable = max(affordable, least)
         taken = min(seq.remaining, room.tokens, affordable)
@@ -305,8 +323,8 @@ def _forwards(view: View, item: _Item, room: _Room, needed: bool) -> list[Candid
             break
         candidates.append(Candidate(seq.seq_id, taken, may_preempt=item.overdue))
         room.tokens -= taken
-        room.seconds -= taken * token_s + room.fixed_s
-        room.fixed_s = 0.0
+        recorded = taken if item.step is not None else 0
+        room.work.span(seq.computed, taken, scored=taken, recorded=recorded)
     return candidates
 
 

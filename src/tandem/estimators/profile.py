@@ -1,0 +1,97 @@
+"""What is known of a model on a device: rates, errors, ceilings; a JSON file.
+
+`tandem profile` measures one, `datasheet` computes one; the server starts its time model from it
+and the simulator replaces the device by it. Invariant: a profile that was read is complete and all
+its numbers are finite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.events import ModelInfo
+from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
+
+SCHEMA = "tandem-profile-1"
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """Of relative errors (predicted less observed, over observed) on samples held out of the fit.
+
+    `mape` is the mean of their absolute values, `p95` what 95% of those are at most.
+    """
+
+    samples: int
+    bias: float
+    mape: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the device reaches at most: a large matrix product, FLOP/s; reading memory, bytes/s."""
+
+    flops: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """See the module. `errors` by kind of work; `noise` are relative residuals of passes, from
+    which the simulator draws; `source` says where the rates come from."""
+
+    info: ModelInfo
+    rates: Rates
+    ceilings: Ceilings
+    source: str
+    errors: dict[str, FitError] = field(default_factory=dict)
+    noise: tuple[float, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    threads: int = 0
+
+    def mismatch(self, info: ModelInfo) -> str | None:
+        """Why this profile does not speak of the model and device of `info`, if so."""
+        for name in ("weights_hash", "device", "dtype", "kernels"):
+            mine, theirs = getattr(self.info, name), getattr(info, name)
+            if mine != theirs:
+                return f"{name} is {mine} in the profile and {theirs} here"
+        return None
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """As JSON; coefficients under their names."""
+    content = asdict(profile) | {"schema": SCHEMA}
+    rates = content["rates"]
+    rates["forward"] = dict(zip(FORWARD_TERMS, rates["forward"], strict=True))
+    rates["slices"] = dict(zip(SLICE_TERMS, rates["slices"], strict=True))
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+def read_profile(path: Path) -> Profile:
+    """Raises `InvalidRequest` if it cannot be read, or is no profile."""
+    try:
+        content: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        if content.pop("schema", None) != SCHEMA:
+            raise ValueError(f"its schema is not {SCHEMA}")
+        rates = content["rates"]
+        rates["forward"] = [rates["forward"][name] for name in FORWARD_TERMS]
+        rates["slices"] = [rates["slices"][name] for name in SLICE_TERMS]
+        profile = msgspec.convert(content, Profile)
+    except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
+        raise InvalidRequest(f"cannot read the profile {path}: {error}", param="profile") from error
+    seconds = (*profile.rates.forward, *profile.rates.slices, profile.rates.update_s)
+    if not all(math.isfinite(value) and value > 0.0 for value in seconds):
+        raise InvalidRequest(f"{path}: a rate is not above 0", param="profile")
+    return profile
+
+
+def with_cache(profile: Profile, num_blocks: int) -> Profile:
+    """The same with another number of KV blocks, for what-if questions."""
+    return replace(profile, info=replace(profile.info, num_blocks=num_blocks))

@@ -1,0 +1,81 @@
+"""What one forward pass has to do, in the numbers that its time depends on.
+
+Counts only, built up span by span; knows no seconds. Invariant: a row is either a decode or one of
+`rows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tandem.core.plan import LanePlan
+
+
+@dataclass(slots=True)
+class PassWork:
+    """Work of one pass; mutable, so that a policy can add to it.
+
+    `decodes` sequences have one row each and read `context` tokens of KV in all, `longest` the one
+    that reads most. `rows` are those of prompts and training; `pairs` counts the positions that
+    they attend to, summed over rows. `draws` rows are sampled from, `scored` scored, `recorded`
+    kept for a backward.
+    """
+
+    decodes: int = 0
+    context: int = 0
+    longest: int = 0
+    rows: int = 0
+    pairs: int = 0
+    draws: int = 0
+    scored: int = 0
+    recorded: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All rows of the pass."""
+        return self.decodes + self.rows
+
+    def decode(self, context: int) -> None:
+        """Add a sequence that draws one token after `context` ones."""
+        self.decodes += 1
+        self.draws += 1
+        self.context += context
+        self.longest = max(self.longest, context)
+
+    def span(
+        self, start: int, rows: int, *, draws: int = 0, scored: int = 0, recorded: int = 0
+    ) -> None:
+        """Add positions `[start, start + rows)` of a prompt or of a training sequence."""
+        self.rows += rows
+        self.pairs += pairs_of(start, rows)
+        self.draws += draws
+        self.scored += scored
+        self.recorded += recorded
+
+    def copy(self) -> PassWork:
+        """The same numbers, to be added to apart."""
+        return replace(self)
+
+    @staticmethod
+    def of(lane: LanePlan) -> PassWork:
+        """The work of a plan's forward pass."""
+        work = PassWork()
+        for span in lane.spans:
+            rows, targets = len(span.tokens), span.score_targets
+            if rows == 1 and span.draws and not targets:
+                work.decode(span.start + 1)
+                work.draws += len(span.draws) - 1
+                continue
+            work.span(
+                span.start,
+                rows,
+                draws=len(span.draws),
+                scored=sum([target >= 0 for target in targets]),
+                recorded=rows if span.record is not None else 0,
+            )
+        return work
+
+
+def pairs_of(start: int, rows: int) -> int:
+    """(row, attended position) pairs of positions `[start, start + rows)` under a causal mask."""
+    return rows * start + rows * (rows + 1) // 2
