@@ -23,14 +23,17 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from tandem.config import Settings
-from tandem.core.clock import MonotonicClock
+from tandem.core.clock import Clock, MonotonicClock, VirtualClock
 from tandem.core.errors import InvalidRequest
+from tandem.core.events import ModelInfo
 from tandem.core.slo import Slo
 from tandem.engine.client import AsyncEngineClient, Progress
 from tandem.engine.host import MakeLoop, serve
 from tandem.engine.loop import EngineLoop
 from tandem.engine.process import Launch, ProcessTransport
 from tandem.engine.thread import ThreadTransport
+from tandem.estimators.latency import Rates
+from tandem.estimators.profile import Profile, read_profile
 from tandem.kv.cache import KVCache
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets, Policy
@@ -38,7 +41,9 @@ from tandem.scheduling.view import Budgets, Policy
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from tandem.core.plan import LanePlan, StepResult
     from tandem.core.ports import EngineClient, Executor
+    from tandem.executor.executor import DeviceExecutor
     from tandem.services.adapters import Adapters
     from tandem.services.answer import Tools
     from tandem.services.background import Background
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
     from tandem.services.models import Models
     from tandem.services.receipts import Receipts
     from tandem.services.tokenizer import Tokenizer
+    from tandem.sim.curves import Curve
     from tandem.store import Store
 
 DEMO_NAME = "demo"
@@ -110,18 +116,10 @@ def build_loop(
     check_every_step: bool = False,
 ) -> EngineLoop:
     """Load the model and join an engine loop around it."""
-    from tandem.allocator import keep_large_blocks
-    from tandem.executor.executor import DeviceExecutor
-    from tandem.model.load import load_model
-
-    keep_large_blocks()
     settings = resolve_model(settings)
     # A wrong name shall not cost a model load.
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
-    model = load_model(settings.model, progress)
-    executor = DeviceExecutor(
-        model, settings.cache, settings.scheduling, settings.adapters, settings.learning
-    )
+    executor = build_executor(settings, progress)
     # What exists now stays for good: without it, a full collection costs a tenth of an iteration.
     gc.collect()
     gc.freeze()
@@ -129,10 +127,32 @@ def build_loop(
     return join_loop(settings, executor, check_every_step=check_every_step)
 
 
+def build_executor(
+    settings: Settings, progress: Progress = lambda stage, done: None
+) -> DeviceExecutor:
+    """Load the model onto its device, with room for KV and recordings."""
+    from tandem.allocator import keep_large_blocks
+    from tandem.executor.executor import DeviceExecutor
+    from tandem.model.load import load_model
+
+    keep_large_blocks()
+    settings = resolve_model(settings)
+    model = load_model(settings.model, progress)
+    return DeviceExecutor(
+        model, settings.cache, settings.scheduling, settings.adapters, settings.learning
+    )
+
+
 def join_loop(
-    settings: Settings, executor: Executor, *, check_every_step: bool = False
+    settings: Settings,
+    executor: Executor,
+    *,
+    clock: Clock | None = None,
+    rates: Rates | None = None,
+    check_every_step: bool = False,
 ) -> EngineLoop:
-    """An engine loop over a given executor, with the adapters that are loaded at the start."""
+    """An engine loop over a given executor; `rates` are a profile's (none: the configured one's,
+    else guesses)."""
     info, scheduling = executor.info, settings.scheduling
     cache = KVCache(info.num_blocks, info.block_size, prefix_caching=settings.cache.prefix_caching)
     scheduler = Scheduler(
@@ -141,13 +161,57 @@ def join_loop(
         Budgets(scheduling.max_sequences, scheduling.max_batch_tokens),
         info,
         default_slo=Slo(scheduling.ttft_slo, scheduling.tpot_slo),
+        rates=rates or _profiled_rates(scheduling.profile, info),
     )
     return EngineLoop(
         scheduler,
         executor,
-        MonotonicClock(),
+        clock or MonotonicClock(),
         max_loaded_adapters=settings.adapters.max_loaded,
         check_every_step=check_every_step,
+    )
+
+
+def _profiled_rates(path: str, info: ModelInfo) -> Rates | None:
+    """Of the profile at `path`, if it speaks of this model and device. Raises `InvalidRequest`."""
+    if not path:
+        return None
+    profile = read_profile(Path(path))
+    problem = profile.mismatch(info)
+    if problem is not None:
+        raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
+    return profile.rates
+
+
+def build_simulation(
+    settings: Settings,
+    profile: Profile,
+    clock: VirtualClock,
+    *,
+    curve: Curve | None = None,
+    noise: bool = True,
+    seed: int = 0,
+    on_plan: Callable[[LanePlan, StepResult], None] | None = None,
+    check_every_step: bool = False,
+) -> EngineLoop:
+    """The engine of a simulation: all parts but the device and the clock are the real ones.
+
+    See `sim.executor.SimExecutor` for the options.
+    """
+    from tandem.sim.curves import Saturating
+    from tandem.sim.executor import SimExecutor
+
+    executor = SimExecutor(
+        profile,
+        clock,
+        curve=curve or Saturating(),
+        beta=settings.learning.beta,
+        noise=noise,
+        seed=seed,
+        on_plan=on_plan,
+    )
+    return join_loop(
+        settings, executor, clock=clock, rates=profile.rates, check_every_step=check_every_step
     )
 
 

@@ -52,7 +52,8 @@ class SchedulingConfig:
     """Budgets of an iteration and the policy that fills it.
 
     `policy_options` are the policy's own (see docs/policies.md). `ttft_slo` and `tpot_slo`, in
-    seconds, are the objectives of requests that bring none.
+    seconds, are the objectives of requests that bring none. `profile` is a file of `tandem profile`
+    from which the time model starts (empty: from guesses).
     """
 
     policy: str = "unified"
@@ -61,6 +62,7 @@ class SchedulingConfig:
     policy_options: dict[str, str] = field(default_factory=dict)
     ttft_slo: float = 1.0
     tpot_slo: float = 0.1
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,149 @@
+"""Rates from micro-benchmarks: least squares over relative errors, no coefficient below 0.
+
+Pure arithmetic over samples; who runs them is `executor/profile`. Samples are split by number, so
+that errors are reported on passes that the fit has not seen. Invariant: equal samples give equal
+rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tandem.estimators.latency import Rates, features
+from tandem.estimators.profile import FitError
+from tandem.estimators.work import PassWork
+
+T = TypeVar("T")
+
+# Every so-manyth sample is held out.
+_HOLD_OUT = 5
+_RHOS = tuple(step / 10 for step in range(11))
+_ROUNDS = 4  # which of prefill and decode takes longer depends on the coefficients
+_SWEEPS = 400
+# A coefficient that the samples do not need keeps this much of its guess.
+_LEAST = 1e-6
+_RIDGE = 1e-6
+
+
+@dataclass(slots=True)
+class Samples:
+    """What was measured, in seconds: passes, slices (rows, layers) and updates."""
+
+    passes: list[tuple[PassWork, float]] = field(default_factory=list)
+    slices: list[tuple[int, int, float]] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`errors` by kind of work, on held-out samples; `noise` are the passes' relative residuals."""
+
+    rates: Rates
+    errors: dict[str, FitError]
+    noise: tuple[float, ...]
+
+
+def fit(samples: Samples, guess: Rates) -> Fit:
+    """Rates for `samples`; where there are none of a kind, those of `guess`."""
+    known, unseen = _split(samples.passes)
+    forward, rho = _fit_passes(known, guess) if known else (guess.forward, guess.rho)
+    pieces, unseen_pieces = _split(samples.slices)
+    slices = guess.slices
+    if pieces:
+        rows = [_slice_features(rows, layers) for rows, layers, _ in pieces]
+        slices = _least_squares(rows, [seconds for *_, seconds in pieces], guess.slices)
+    update_s = sorted(samples.updates)[len(samples.updates) // 2] if samples.updates else 0.0
+    rates = Rates(forward, slices, update_s or guess.update_s, rho, measured=True)
+
+    def predict(work: PassWork) -> float:
+        return _dot(forward, features(work, forward, rho))
+
+    noise = [seconds / predict(work) - 1.0 for work, seconds in unseen]
+    errors = {
+        kind: error
+        for kind, member in KINDS.items()
+        if (error := _error([(predict(w), s) for w, s in unseen if member(w)])) is not None
+    }
+    backward = [(_dot(slices, _slice_features(r, n)), s) for r, n, s in unseen_pieces]
+    if (error := _error(backward)) is not None:
+        errors["slice"] = error
+    return Fit(rates, errors, tuple(sorted(noise)))
+
+
+KINDS: dict[str, Callable[[PassWork], bool]] = {
+    "pass": lambda work: True,
+    "decode": lambda work: not work.rows,
+    "prefill": lambda work: bool(work.rows) and not work.decodes and not work.recorded,
+    "mixed": lambda work: bool(work.rows) and bool(work.decodes) and not work.recorded,
+    "training": lambda work: bool(work.recorded),
+}
+
+
+def _fit_passes(
+    known: Sequence[tuple[PassWork, float]], guess: Rates
+) -> tuple[tuple[float, ...], float]:
+    """The coefficients and the rho of the least mean relative error."""
+    best, best_error = (guess.forward, guess.rho), float("inf")
+    times = [seconds for _, seconds in known]
+    for rho in _RHOS:
+        coefficients = guess.forward
+        for _ in range(_ROUNDS if rho < 1.0 else 1):
+            rows = [features(work, coefficients, rho) for work, _ in known]
+            coefficients = _least_squares(rows, times, guess.forward)
+        rows = [features(work, coefficients, rho) for work, _ in known]
+        error = sum(abs(_dot(coefficients, x) / t - 1.0) for x, t in zip(rows, times, strict=True))
+        if error < best_error:
+            best, best_error = (coefficients, rho), error
+    return best
+
+
+def _least_squares(
+    rows: Sequence[Sequence[float]], times: Sequence[float], guess: Sequence[float]
+) -> tuple[float, ...]:
+    """Minimise the squared relative errors by coordinate descent, in units of the guess."""
+    size = len(guess)
+    scaled = [
+        [scale * x / seconds for scale, x in zip(guess, row, strict=True)]
+        for row, seconds in zip(rows, times, strict=True)
+    ]
+    gram = [[sum([x[i] * x[j] for x in scaled]) for j in range(size)] for i in range(size)]
+    target = [sum([x[i] for x in scaled]) for i in range(size)]
+    for place in range(size):  # a little pull towards the guess decides what samples do not
+        pull = _RIDGE * len(scaled)
+        gram[place][place] += pull
+        target[place] += pull
+    theta = [1.0] * size
+    for _ in range(_SWEEPS):
+        for place in range(size):
+            row = gram[place]
+            others = _dot(row, theta) - row[place] * theta[place]
+            theta[place] = max(_LEAST, (target[place] - others) / row[place])
+    return tuple(value * scale for value, scale in zip(theta, guess, strict=True))
+
+
+def _split(samples: Sequence[T]) -> tuple[list[T], list[T]]:
+    """Those to fit and those held out; all of them twice if there are too few to divide."""
+    if len(samples) < 4 * _HOLD_OUT:
+        return list(samples), list(samples)
+    known = [each for place, each in enumerate(samples) if place % _HOLD_OUT]
+    return known, list(samples[::_HOLD_OUT])
+
+
+def _error(pairs: Sequence[tuple[float, float]]) -> FitError | None:
+    if not pairs:
+        return None
+    relative = [predicted / seconds - 1.0 for predicted, seconds in pairs]
+    ordered = sorted(abs(value) for value in relative)
+    count = len(ordered)
+    p95 = ordered[min(count - 1, int(0.95 * count))]
+    return FitError(count, sum(relative) / count, sum(ordered) / count, p95)
+
+
+def _slice_features(rows: int, layers: int) -> tuple[float, float, float]:
+    return (1.0, layers, rows * layers)
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum([a * b for a, b in zip(left, right, strict=True)])

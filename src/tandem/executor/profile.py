@@ -1,0 +1,227 @@
+"""Micro-benchmarks through the executor's own door: plans of many shapes, timed.
+
+Decodes, prompts, both together, training forwards beside them, backward slices and updates, at
+random sizes until the time is up. What they mean is `estimators/calibrate`'s business. Invariant:
+the executor is left without trainers and recordings; its KV holds rubbish, so profile before
+serving.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+
+from tandem.core.plan import (
+    DEVICE_LANE,
+    BackwardSlice,
+    Discard,
+    Draw,
+    LanePlan,
+    OpenMicroBatch,
+    RecordTarget,
+    Span,
+    StepResult,
+    Update,
+    working_key,
+)
+from tandem.core.ports import Executor
+from tandem.core.sampling import SamplingParams
+from tandem.core.training import LoraSpec, OptimizerSpec, TrainerSpec
+from tandem.estimators.calibrate import Samples
+from tandem.estimators.work import PassWork
+
+_TRAINER = "tandem-profile"
+_GREEDY = SamplingParams(temperature=0.0)
+# The longest context that is tried: longer ones take long to read and hardly occur beside others.
+_LONGEST = 4096
+# Passes that warm caches, kernels and the allocator up and are not counted.
+_WARM_UP = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLimits:
+    """Rows and sequences of a pass at most, as the server that is profiled will have them; rank
+    of the adapter that is trained."""
+
+    max_batch_tokens: int
+    max_sequences: int
+    rank: int = 16
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A plan under construction; blocks are handed out from 0 on, none twice."""
+
+    spans: list[Span] = field(default_factory=list)
+    opens: list[OpenMicroBatch] = field(default_factory=list)
+    rows: int = 0
+    blocks: int = 0
+
+
+def probe(
+    executor: Executor,
+    limits: ProbeLimits,
+    seconds: float,
+    on_progress: Callable[[float], None] = lambda done: None,
+    seed: int = 0,
+) -> Samples:
+    """Run passes for about `seconds`; `on_progress` hears the share that is done."""
+    prober = _Prober(executor, limits, Random(seed))
+    began = time.monotonic()
+    for number, _ in enumerate(prober.run()):
+        if number == _WARM_UP:
+            prober.samples = Samples()
+        done = (time.monotonic() - began) / seconds
+        on_progress(min(1.0, done))
+        if done >= 1.0 and number > _WARM_UP:
+            break
+    prober.close()
+    return prober.samples
+
+
+class _Prober:
+    def __init__(self, executor: Executor, limits: ProbeLimits, rng: Random) -> None:
+        self.samples = Samples()
+        self._executor, self._limits, self._rng = executor, limits, rng
+        self._steps, self._numbers = count(), count()
+        self._revision = -1
+        info = executor.info
+        self._trains = info.recording_tokens > 0
+        self._most_rows = min(limits.max_batch_tokens, info.max_model_len - 1)
+
+    def run(self) -> Iterator[None]:
+        """Every kind in turn, for ever."""
+        if self._trains:
+            spec = TrainerSpec(_TRAINER, LoraSpec(rank=self._limits.rank), OptimizerSpec())
+            self._revision = self._executor.open_trainer(spec).revision
+        while True:
+            self._pass(decodes=self._sequences())
+            yield
+            self._pass(prompt=self._rows())
+            yield
+            self._pass(decodes=self._sequences(), prompt=self._rows())
+            yield
+            if self._trains:
+                beside = self._sequences() if self._rng.random() < 0.5 else 0
+                self._step(beside)
+                yield
+
+    def close(self) -> None:
+        """Free the trainer."""
+        if self._revision >= 0:
+            self._executor.close_trainer(_TRAINER)
+
+    # ------------------------------------------------------------------ sizes
+
+    def _sequences(self) -> int:
+        return self._about(min(self._limits.max_sequences, self._limits.max_batch_tokens))
+
+    def _rows(self) -> int:
+        return max(2, self._about(self._most_rows))
+
+    def _about(self, most: int) -> int:
+        """From 1 to `most`, every order of magnitude as often."""
+        return max(1, min(most, round(math.exp(self._rng.uniform(0.0, math.log(most + 0.49))))))
+
+    # ------------------------------------------------------------------ passes
+
+    def _pass(self, decodes: int = 0, prompt: int = 0) -> None:
+        made = _Pass()
+        self._add_decodes(made, decodes)
+        if prompt:
+            start = self._rng.choice((0, 0, self._about(_LONGEST)))
+            self._add_span(made, start, prompt, draws=True)
+        self._execute(made)
+
+    def _step(self, beside: int) -> None:
+        """A micro-batch: recorded in one pass, backward in slices, and an update."""
+        rng, info = self._rng, self._executor.info
+        made = _Pass()
+        self._add_decodes(made, beside)
+        most = min(self._most_rows, self._limits.max_batch_tokens - made.rows)
+        total = min(max(8, self._about(max(8, most))), info.recording_tokens, max(1, most))
+        first = max(1, round(total * rng.uniform(0.4, 0.6)))
+        lengths = [rows for rows in (first, total - first) if rows > 0]
+        number = next(self._numbers)
+        made.opens.append(OpenMicroBatch(number, _TRAINER, self._revision, tuple(lengths)))
+        recorded = 0
+        for place, rows in enumerate(lengths):
+            if not self._add_span(made, 0, rows, record=RecordTarget(number, place)):
+                return
+            recorded += rows
+        if not made.spans or self._execute(made).failed:
+            return
+        coefficients = (1e-3,) * len(lengths)
+        hi = info.num_layers
+        while hi > 0:
+            lo = max(0, hi - self._about(info.num_layers))
+            piece = BackwardSlice(number, hi, lo, coefficients)
+            result = self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), slices=(piece,)))
+            found = result.slices[0]
+            if found.problem is not None:
+                discard = Discard(_TRAINER, (number,))
+                self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), discards=(discard,)))
+                return
+            self.samples.slices.append((recorded, hi - lo, found.elapsed_s))
+            hi = lo
+        update = Update(_TRAINER, self._revision)
+        made_update = self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), updates=(update,)))
+        self._revision = made_update.updates[0].revision
+        self.samples.updates.append(made_update.updates[0].elapsed_s)
+
+    def _add_decodes(self, made: _Pass, sequences: int) -> None:
+        usual = self._about(_LONGEST)
+        for _ in range(sequences):
+            context = max(1, round(usual * self._rng.uniform(0.3, 1.7)))
+            if not self._add_span(made, context, 1, draws=True):
+                break
+
+    def _add_span(
+        self,
+        made: _Pass,
+        start: int,
+        rows: int,
+        *,
+        draws: bool = False,
+        record: RecordTarget | None = None,
+    ) -> bool:
+        """Add a span if rows and blocks are left; its KV is whatever the blocks hold."""
+        info = self._executor.info
+        rows = min(rows, self._limits.max_batch_tokens - made.rows)
+        start = min(start, info.max_model_len - rows - 1)
+        blocks = -(-(start + rows) // info.block_size)
+        if rows <= 0 or start < 0 or made.blocks + blocks > info.num_blocks:
+            return False
+        seq_id = len(made.spans)
+        tokens = tuple(self._rng.randrange(info.vocab_size) for _ in range(rows))
+        made.spans.append(
+            Span(
+                seq_id,
+                start,
+                tokens,
+                (tuple(range(made.blocks, made.blocks + blocks)),),
+                working_key(_TRAINER) if record is not None else None,
+                (Draw(seq_id, 0, 0, _GREEDY),) if draws else (),
+                tokens if record is not None else (),
+                None if record is not None else 0,
+                record,
+            )
+        )
+        made.rows += rows
+        made.blocks += blocks
+        return True
+
+    def _execute(self, made: _Pass) -> StepResult:
+        lane = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans), opens=tuple(made.opens))
+        result = self._submit(lane)
+        if not result.failed:
+            self.samples.passes.append((PassWork.of(lane), result.forward_s))
+        return result
+
+    def _submit(self, lane: LanePlan) -> StepResult:
+        self._executor.submit(lane)
+        return self._executor.poll()[0]

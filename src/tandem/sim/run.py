@@ -1,0 +1,167 @@
+"""Lets arrivals come and time pass over an engine loop with a virtual clock.
+
+A discrete-event simulation whose only events are arrivals and ends of iterations; in between, the
+clock jumps. Invariant: the same loop, arrivals and seed give the same outcomes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tandem.core.clock import VirtualClock
+from tandem.core.events import TokenEvent
+from tandem.core.request import Request
+from tandem.core.sequence import FinishReason
+from tandem.core.training import StepOutcome, TrainerSpec, TrainingStep
+from tandem.engine.loop import EngineLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request or a training step that comes `at_s` seconds after the beginning."""
+
+    at_s: float
+    work: Request | TrainingStep
+
+
+@dataclass(slots=True)
+class SimOutcome:
+    """What happened to one request; times in seconds since the beginning.
+
+    `error` says why it did not end well, if so.
+    """
+
+    request_id: str
+    arrival_s: float
+    prompt_tokens: int
+    first_s: float = math.nan
+    last_s: float = math.nan
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """From arrival to the first token."""
+        return self.first_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time of the tokens after the first; None below two."""
+        if self.output_tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One iteration, for timelines: when it began, how long it took, rows by kind, what waits."""
+
+    at_s: float
+    seconds: float
+    decodes: int
+    prefill: int
+    training: int
+    layers: int
+    running: int
+    waiting: int
+    kv_blocks: int
+
+
+@dataclass(slots=True)
+class SimReport:
+    """All of a run. `plans` is a running hash of all plans' shapes, to tell two runs apart."""
+
+    outcomes: dict[str, SimOutcome] = field(default_factory=dict)
+    steps: list[StepOutcome] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    ended_s: float = 0.0
+    iterations: int = 0
+    plans: int = 0
+
+
+class Simulation:
+    """One run. `trainers` are opened before the first arrival."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        clock: VirtualClock,
+        arrivals: Sequence[Arrival],
+        trainers: Sequence[TrainerSpec] = (),
+        *,
+        timeline: bool = False,
+    ) -> None:
+        self._loop, self._clock = loop, clock
+        self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
+        self._next = 0
+        self._origin_s = clock.now()
+        self._timeline = timeline
+        self.report = SimReport()
+        for spec in trainers:
+            loop.open_trainer(spec)
+
+    def run(
+        self,
+        until_s: float = math.inf,
+        on_progress: Callable[[float], None] = lambda now: None,
+    ) -> SimReport:
+        """Until everything has ended, or the clock has passed `until_s`."""
+        report = self.report
+        while (now := self._now()) < until_s:
+            self._admit(now)
+            if not self._loop.has_work:
+                if not self._sleep(until_s):
+                    break
+                continue
+            events = self._loop.step()
+            self._take(events)
+            report.iterations += 1
+            on_progress(now)
+        report.ended_s = self._now()
+        return report
+
+    def _now(self) -> float:
+        return self._clock.now() - self._origin_s
+
+    def _admit(self, now: float) -> None:
+        arrivals = self._arrivals
+        while self._next < len(arrivals) and arrivals[self._next].at_s <= now:
+            arrival = arrivals[self._next]
+            self._next += 1
+            work = arrival.work
+            if isinstance(work, TrainingStep):
+                self._loop.add_step(work)
+                continue
+            self.report.outcomes[work.request_id] = SimOutcome(
+                work.request_id, arrival.at_s, len(work.prompt)
+            )
+            self._loop.add(work)
+
+    def _sleep(self, until_s: float) -> bool:
+        """Jump to the next arrival or to when the policy wants to be asked; False if to neither."""
+        now = self._now()
+        due_s = self._arrivals[self._next].at_s if self._next < len(self._arrivals) else math.inf
+        due_s = min(due_s, now + self._loop.pause_s)
+        if math.isinf(due_s):
+            return False
+        self._clock.advance(max(0.0, min(due_s, until_s) - now))
+        return True
+
+    def _take(self, events: Sequence[TokenEvent]) -> None:
+        now, outcomes = self._now(), self.report.outcomes
+        for event in events:
+            outcome = outcomes[event.request_id]
+            if event.tokens:
+                if outcome.output_tokens == 0:
+                    outcome.first_s = now
+                    outcome.cached_tokens = event.cached_tokens
+                outcome.output_tokens += len(event.tokens)
+                outcome.last_s = now
+            if event.finish_reason is FinishReason.ERROR:
+                outcome.error = event.error or "failed"
+        for learned in self._loop.take_learned():
+            if isinstance(learned, StepOutcome):
+                self.report.steps.append(learned)
