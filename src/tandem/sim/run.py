@@ -56,15 +56,10 @@ class SimOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """One iteration, for timelines: when it began, how long it took, rows by kind, what waits."""
+class Occupancy:
+    """The engine at one moment: sequences that run and wait, KV blocks in use."""
 
     at_s: float
-    seconds: float
-    decodes: int
-    prefill: int
-    training: int
-    layers: int
     running: int
     waiting: int
     kv_blocks: int
@@ -72,14 +67,13 @@ class Moment:
 
 @dataclass(slots=True)
 class SimReport:
-    """All of a run. `plans` is a running hash of all plans' shapes, to tell two runs apart."""
+    """All of a run."""
 
     outcomes: dict[str, SimOutcome] = field(default_factory=dict)
     steps: list[StepOutcome] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
+    occupancy: list[Occupancy] = field(default_factory=list)
     ended_s: float = 0.0
     iterations: int = 0
-    plans: int = 0
 
 
 class Simulation:
@@ -92,13 +86,15 @@ class Simulation:
         arrivals: Sequence[Arrival],
         trainers: Sequence[TrainerSpec] = (),
         *,
-        timeline: bool = False,
+        sample_s: float = 1.0,
     ) -> None:
+        """Occupancy is sampled every `sample_s` seconds."""
         self._loop, self._clock = loop, clock
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
         self._next = 0
         self._origin_s = clock.now()
-        self._timeline = timeline
+        self._sample_s = sample_s
+        self._sample_due_s = 0.0
         self.report = SimReport()
         for spec in trainers:
             loop.open_trainer(spec)
@@ -119,7 +115,9 @@ class Simulation:
             events = self._loop.step()
             self._take(events)
             report.iterations += 1
-            on_progress(now)
+            if now >= self._sample_due_s:
+                self._sample(now)
+                on_progress(now)
         report.ended_s = self._now()
         return report
 
@@ -149,6 +147,13 @@ class Simulation:
             return False
         self._clock.advance(max(0.0, min(due_s, until_s) - now))
         return True
+
+    def _sample(self, now: float) -> None:
+        stats = self._loop.stats()
+        self.report.occupancy.append(
+            Occupancy(now, stats.running, stats.waiting, stats.kv_blocks_used)
+        )
+        self._sample_due_s = now + self._sample_s
 
     def _take(self, events: Sequence[TokenEvent]) -> None:
         now, outcomes = self._now(), self.report.outcomes
