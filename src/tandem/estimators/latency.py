@@ -112,6 +112,10 @@ class LatencyModel:
         """Seconds of a pass; 0 without rows."""
         return self.forward.predict(self._features(work)) if work.tokens else 0.0
 
+    def added_s(self, work: PassWork) -> float:
+        """Seconds that `work` adds to a pass that runs anyway."""
+        return self.forward_s(work) - self.forward.coefficients[0]
+
     def rows_within(self, work: PassWork, start: int, most: int, seconds: float) -> int:
         """How many training rows from position `start` on can join `work` in so many seconds.
 

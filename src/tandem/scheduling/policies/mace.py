@@ -1,0 +1,251 @@
+"""MACE's hybrid scheduler, as its paper has it (section 4.1, 4.2; algorithm 1).
+
+Prefills, decodes and fine-tuning are tasks of one queue with priorities that grow with age;
+they are packed into bins of KV memory by best fit, the first bin is the iteration, and the rest
+waits. A fine-tuning task is what is next of its step: its forwards, or all of its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from tandem.core.decision import Candidate, Decision, SliceCandidate
+from tandem.core.sequence import Sequence
+from tandem.estimators.work import PassWork
+from tandem.scheduling.queues import class_then_arrival, is_lone_score
+from tandem.scheduling.training import StepWork
+from tandem.scheduling.view import Policy, View
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The paper's constants, for which it gives an order but no values, and its ablations.
+
+    `pi_*` are base priorities, `delta_*` what a second of waiting adds, `gamma` weighs the loss of
+    a step's samples. `lambda_memory` and `lambda_latency` weigh the two terms of the fit, each
+    normalised: by the capacity, and by `budget_s`. An iteration stops taking tasks once its first
+    bin is `tau_memory` full or `tau_tasks` were looked at. `bins=false` is MACE/Bin: first in,
+    first out, inference and training apart, in batches of `fixed_inference` and `fixed_training`.
+    `prefix=false` is MACE/Prefix: prompts are not ordered by what they share (run it without
+    prefix caching).
+    """
+
+    pi_decode: float = 3.0
+    pi_prefill: float = 2.0
+    pi_ft: float = 1.0
+    delta_decode: float = 0.01
+    delta_prefill: float = 0.05
+    delta_ft: float = 0.1
+    gamma: float = 0.3
+    lambda_memory: float = 1.0
+    lambda_latency: float = 1.0
+    tau_memory: float = 0.95
+    tau_tasks: int = 256
+    budget_s: float = 0.25
+    bins: bool = True
+    fixed_inference: int = 50
+    fixed_training: int = 2
+    prefix: bool = True
+
+    def __post_init__(self) -> None:
+        if not (self.pi_decode > self.pi_prefill > self.pi_ft):
+            raise ValueError("the paper demands pi_decode > pi_prefill > pi_ft")
+        if not (self.delta_ft > self.delta_prefill > self.delta_decode):
+            raise ValueError("the paper demands delta_ft > delta_prefill > delta_decode")
+        if self.budget_s <= 0.0 or not 0.0 < self.tau_memory <= 1.0 or self.tau_tasks < 1:
+            raise ValueError("budget_s must be above 0, tau_memory a share, tau_tasks at least 1")
+
+
+def create(options: Options = Options()) -> Policy:
+    """The policy of this file."""
+    return Mace(options)
+
+
+@dataclass(slots=True)
+class Task:
+    """Something to run: sequences to forward (at most one unless it fine-tunes), or layers.
+
+    `blocks` is the memory it takes beside what it holds, `seconds` what it would add to a pass.
+    """
+
+    priority: float
+    arrival_s: float
+    order: int
+    sequences: list[Sequence]
+    blocks: int
+    seconds: float
+    step: StepWork | None = None
+
+
+@dataclass(slots=True)
+class Bin:
+    """Tasks that run together."""
+
+    free_blocks: int
+    max_seconds: float = 0.0
+    tasks: list[Task] = field(default_factory=list)
+
+    def add(self, task: Task) -> None:
+        """Put a task in."""
+        self.tasks.append(task)
+        self.free_blocks -= task.blocks
+        self.max_seconds = max(self.max_seconds, task.seconds)
+
+
+class Mace:
+    """See the module; keeps no state."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def decide(self, view: View) -> Decision:
+        """See the module."""
+        tasks = self._tasks(view)
+        chosen = self._first_bin(view, tasks) if self._options.bins else self._fixed(tasks)
+        return self._decision(view, chosen)
+
+    # ------------------------------------------------------------------ tasks
+
+    def _tasks(self, view: View) -> list[Task]:
+        """Everything that could run, the highest priority first."""
+        options, now = self._options, view.now
+        tasks: list[Task] = []
+        for seq in view.running:
+            if seq.scoring is None:
+                tasks.append(self._inference(view, seq))
+            elif is_lone_score(seq):
+                tasks.append(self._score(view, seq))
+        for seq in islice(view.waiting, options.tau_tasks):
+            tasks.append(self._inference(view, seq))
+        for seq in islice(view.learning, options.tau_tasks):
+            if is_lone_score(seq):
+                tasks.append(self._score(view, seq))
+        for step in view.steps:
+            urgency = options.gamma * step.urgency
+            priority = options.pi_ft + options.delta_ft * (now - step.arrival_s) + urgency
+            sequences = list(step.sequences.values())
+            blocks = sum(_missing_blocks(view, seq) for seq in sequences)
+            seconds = _step_seconds(view, step, sequences)
+            tasks.append(
+                Task(priority, step.arrival_s, len(tasks), sequences, blocks, seconds, step)
+            )
+        tasks.sort(key=lambda task: (-task.priority, task.arrival_s, task.order))
+        return tasks
+
+    def _inference(self, view: View, seq: Sequence) -> Task:
+        options, arrived = self._options, seq.request.arrival_s
+        age = view.now - arrived
+        work = PassWork()
+        if seq.decoding:
+            priority = options.pi_decode + options.delta_decode * age
+            work.decode(len(seq.tokens))
+        else:
+            priority = options.pi_prefill + options.delta_prefill * age
+            work.span(seq.computed, seq.remaining, draws=1)
+        seconds = view.latency.added_s(work)
+        return Task(priority, arrived, seq.seq_id, [seq], _missing_blocks(view, seq), seconds)
+
+    def _score(self, view: View, seq: Sequence) -> Task:
+        """A score counts as fine-tuning whose loss is not known."""
+        options, arrived = self._options, seq.request.arrival_s
+        priority = options.pi_ft + options.delta_ft * (view.now - arrived)
+        work = PassWork()
+        work.span(seq.computed, seq.remaining, scored=seq.remaining)
+        seconds = view.latency.added_s(work)
+        return Task(priority, arrived, seq.seq_id, [seq], _missing_blocks(view, seq), seconds)
+
+    # ------------------------------------------------------------------ packing
+
+    def _first_bin(self, view: View, tasks: list[Task]) -> list[Task]:
+        """Algorithm 1. A task that fits nowhere opens a bin, however large it is."""
+        options, capacity = self._options, view.available_blocks
+        bins: list[Bin] = []
+        for count, task in enumerate(tasks):
+            if bins:
+                used = capacity - bins[0].free_blocks
+                if used >= options.tau_memory * max(1, capacity) or count >= options.tau_tasks:
+                    break
+            fitting = [each for each in bins if each.free_blocks >= task.blocks]
+            if fitting:
+                best = min(fitting, key=lambda each: self._score_of(each, task, capacity))
+            else:
+                best = Bin(capacity)
+                bins.append(best)
+            best.add(task)
+        return bins[0].tasks if bins else []
+
+    def _score_of(self, into: Bin, task: Task, capacity: int) -> float:
+        """The fragmentation that is left: f of section 4.2, both terms normalised."""
+        memory = abs(into.free_blocks - task.blocks) / max(1, capacity)
+        latency = abs(into.max_seconds - task.seconds) / self._options.budget_s
+        return self._options.lambda_memory * memory + self._options.lambda_latency * latency
+
+    def _fixed(self, tasks: list[Task]) -> list[Task]:
+        """MACE/Bin: the kind of the oldest task, in order of arrival, up to its fixed number."""
+        oldest_first = sorted(tasks, key=lambda task: (task.arrival_s, task.order))
+        if not oldest_first:
+            return []
+        trains = oldest_first[0].step is not None
+        most = self._options.fixed_training if trains else self._options.fixed_inference
+        same = (task for task in oldest_first if (task.step is not None) == trains)
+        return list(islice(same, most))
+
+    # ------------------------------------------------------------------ decision
+
+    def _decision(self, view: View, chosen: list[Task]) -> Decision:
+        """Run `chosen` in the order of their priority; decodes first, for the sake of rows.
+
+        Everything else may be preempted for blocks, the latest of the least class first.
+        """
+        decodes = [task for task in chosen if task.step is None and task.sequences[0].decoding]
+        others = [task for task in chosen if task.step is not None or task not in decodes]
+        if self._options.prefix:
+            others = _depth_first(others, view.block_size)
+        order = [seq for task in (*decodes, *others) for seq in task.sequences]
+        slices = [SliceCandidate(task.step.step_id) for task in others if task.step is not None]
+        kept = {seq.seq_id for seq in order}
+        running = sorted(view.running, key=class_then_arrival)
+        return Decision.on_device(
+            tuple([Candidate(seq.seq_id, None, seq.computed > 0) for seq in order]),
+            slices=tuple(slices),
+            victims=tuple(
+                [seq.seq_id for seq in reversed(running) if seq.seq_id not in kept]
+                + [seq.seq_id for seq in reversed(running) if seq.seq_id in kept]
+            ),
+        )
+
+
+def _missing_blocks(view: View, seq: Sequence) -> int:
+    """Blocks that its remaining tokens need beside those it holds."""
+    size = view.block_size
+    return -(-len(seq.tokens) // size) - -(-seq.computed // size)
+
+
+def _step_seconds(view: View, step: StepWork, sequences: Iterable[Sequence]) -> float:
+    work = PassWork()
+    for seq in sequences:
+        work.span(seq.computed, seq.remaining, scored=seq.remaining, recorded=seq.remaining)
+    seconds = view.latency.added_s(work) if work.rows else 0.0
+    seconds += sum(view.latency.slice_s(batch.rows, batch.layers_left) for batch in step.owed())
+    return seconds + (view.latency.update_s() if step.updatable else 0.0)
+
+
+def _depth_first(tasks: list[Task], block_size: int) -> list[Task]:
+    """Prompts that share a beginning one after the other: the order of a walk over their trie.
+
+    A group goes where its first member was; within it, by tokens, so that each finds what the one
+    before has computed.
+    """
+    groups: dict[tuple[int, ...], list[Task]] = {}
+    for task in tasks:
+        tokens = task.sequences[0].tokens[:block_size] if task.sequences else []
+        key = tuple(tokens) if task.step is None else (-1, task.order)
+        groups.setdefault(key, []).append(task)
+    ordered: list[Task] = []
+    for group in groups.values():
+        if len(group) > 1:
+            group.sort(key=lambda task: (task.sequences[0].tokens, task.arrival_s, task.order))
+        ordered += group
+    return ordered
