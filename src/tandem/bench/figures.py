@@ -38,20 +38,12 @@ def draw(found: LearningReport, folder: Path, stem: str) -> list[Path]:
         f"{stem}-over-time": over_time(found.curves[rate], found.averages[rate], rate),
         f"{stem}-by-rate": by_rate(found.averages),
     }
-    written = []
-    for name, picture in pictures.items():
-        for kind in ("png", "svg"):
-            path = folder / f"{name}.{kind}"
-            # A date in the file would make every drawing differ.
-            metadata = {"Date": None} if kind == "svg" else {}
-            picture.savefig(path, dpi=150, metadata=metadata)
-            written.append(path)
-    return written
+    return [path for name, picture in pictures.items() for path in save(picture, folder, name)]
 
 
 def over_time(curves: Mapping[str, Curve], averages: Mapping[str, Averages], rate: float) -> Figure:
     """Win rate above, CLPD below, over the seconds of a run; the averages as inset bars."""
-    figure = _figure(8.0, 6.5)
+    figure = new_figure(8.0, 6.5)
     upper, lower = figure.subplots(2, 1, sharex=True)
     of_curve: dict[str, Callable[[Curve], tuple[float, ...]]] = {
         "win_rate": lambda curve: curve.win_rate,
@@ -73,7 +65,7 @@ def over_time(curves: Mapping[str, Curve], averages: Mapping[str, Averages], rat
 
 def by_rate(averages: Mapping[float, Mapping[str, Averages]]) -> Figure:
     """Average win rate and CLPD of each policy against the retrain rate."""
-    figure = _figure(9.0, 3.6)
+    figure = new_figure(9.0, 3.6)
     for axes, name in zip(figure.subplots(1, 2), _LABELS, strict=True):
         policies = dict.fromkeys(policy for each in averages.values() for policy in each)
         for policy in policies:
@@ -114,7 +106,20 @@ def _value(averages: Averages, name: str) -> float:
     return averages.win_rate if name == "win_rate" else averages.clpd
 
 
-def _figure(width: float, height: float) -> Figure:
+def save(picture: Figure, folder: Path, name: str) -> list[Path]:
+    """Write one picture as .png and .svg."""
+    written = []
+    for kind in ("png", "svg"):
+        path = folder / f"{name}.{kind}"
+        # A date in the file would make every drawing differ.
+        metadata = {"Date": None} if kind == "svg" else {}
+        picture.savefig(path, dpi=150, metadata=metadata)
+        written.append(path)
+    return written
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches. Raises `InvalidRequest` if matplotlib is missing."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg

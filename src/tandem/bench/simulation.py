@@ -1,0 +1,175 @@
+"""`tandem simulate`: a planned load and a stream of training through the simulator, as a report.
+
+Joins workloads, the simulator's run and the figures of `measure`; the engine is made by the caller.
+Invariant: the same options give the same report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import msgspec
+
+from tandem.bench.measure import Outcome, Summary, summarise
+from tandem.bench.workload import PlannedRequest
+from tandem.core.errors import InvalidRequest
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.slo import Slo
+from tandem.core.training import (
+    LossKind,
+    LossSpec,
+    Role,
+    TrainerSpec,
+    TrainingSequence,
+    TrainingStep,
+)
+from tandem.sim.run import Arrival, SimOutcome, SimReport
+from tandem.sim.timeline import Moment
+
+SCHEMA = "tandem-simulation-1"
+TRAINER = "feedback"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Preference pairs that arrive beside requests, `rate` of them a request.
+
+    A step is queued for every `pairs` of them, each two sequences of `pair_tokens` tokens, half of
+    them the answer. With `always`, that many steps are queued at the beginning instead.
+    """
+
+    rate: float = 0.0
+    pairs: int = 8
+    micro_batch_pairs: int = 4
+    pair_tokens: int = 256
+    always: int = 0
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.rate < 0.0 or min(self.pairs, self.micro_batch_pairs) < 1 or self.pair_tokens < 4:
+            raise InvalidRequest("training needs a rate of at least 0, pairs and 4 tokens each")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """What a simulation found. `speedup` is simulated over real seconds; `training` counts steps
+    whose update was made, and their rows a simulated second; `busy_share` is the device's."""
+
+    policy: str
+    profile: str
+    summary: Summary
+    iterations: int
+    simulated_s: float
+    real_s: float
+    speedup: float
+    steps: int
+    training_tokens_s: float
+    busy_share: float
+    cached_share: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def arrivals_of(
+    planned: Sequence[PlannedRequest], training: Training, vocabulary: int, seed: int
+) -> tuple[list[Arrival], list[TrainerSpec]]:
+    """Requests that end after exactly their output tokens, and the steps beside them."""
+    arrivals = [
+        Arrival(
+            request.at_s,
+            Request(
+                f"request-{request.index}",
+                request.prompt,
+                SamplingParams(max_tokens=request.output_tokens, temperature=0.0, ignore_eos=True),
+            ),
+        )
+        for request in planned
+    ]
+    steps = [0.0] * training.always
+    rng, pairs = Random(f"{seed}/pairs"), 0
+    for request in planned:
+        pairs += rng.random() < training.rate if training.rate < 1.0 else round(training.rate)
+        while pairs >= training.pairs:
+            pairs -= training.pairs
+            steps.append(request.at_s)
+    arrivals += [
+        Arrival(at_s, _step(number, training, vocabulary, rng)) for number, at_s in enumerate(steps)
+    ]
+    return arrivals, [TrainerSpec(TRAINER)] if steps else []
+
+
+def _step(number: int, training: Training, vocabulary: int, rng: Random) -> TrainingStep:
+    """Pairs of random tokens; prompts are half of each sequence."""
+    tokens = training.pair_tokens
+
+    def sequence(role: Role) -> TrainingSequence:
+        made = tuple(rng.randrange(vocabulary) for _ in range(tokens))
+        return TrainingSequence(made, tokens // 2, role)
+
+    pairs = [(sequence(Role.CHOSEN), sequence(Role.REJECTED)) for _ in range(training.pairs)]
+    size = training.micro_batch_pairs
+    batches = tuple(
+        tuple(each for pair in pairs[first : first + size] for each in pair)
+        for first in range(0, len(pairs), size)
+    )
+    return TrainingStep(f"step-{number}", TRAINER, LossSpec(LossKind.DPO, training.beta), batches)
+
+
+def outcomes_of(report: SimReport) -> list[Outcome]:
+    """As the load generator would have seen them, without the times between two tokens."""
+    return [_outcome(place, each) for place, each in enumerate(report.outcomes.values())]
+
+
+def _outcome(index: int, found: SimOutcome) -> Outcome:
+    ended = not math.isnan(found.last_s)
+    return Outcome(
+        index,
+        found.arrival_s,
+        found.arrival_s,
+        [found.first_s, found.last_s] if ended else [],
+        found.last_s if ended else found.arrival_s,
+        found.prompt_tokens,
+        found.output_tokens,
+        True,
+        found.error if ended else "unfinished",
+    )
+
+
+def describe(
+    policy: str,
+    profile: str,
+    report: SimReport,
+    moments: Sequence[Moment],
+    real_s: float,
+    slo: Slo,
+    options: dict[str, Any],
+) -> SimulatedRun:
+    """The figures of a run; `moments` may be empty."""
+    outcomes = list(report.outcomes.values())
+    rows = sum(moment.training for moment in moments)
+    prompt = sum(each.prompt_tokens for each in outcomes)
+    ended_s = max(report.ended_s, 1e-9)
+    return SimulatedRun(
+        policy=policy,
+        profile=profile,
+        summary=summarise(outcomes_of(report), slo),
+        iterations=report.iterations,
+        simulated_s=report.ended_s,
+        real_s=real_s,
+        speedup=report.ended_s / max(real_s, 1e-9),
+        steps=sum(step.applied for step in report.steps),
+        training_tokens_s=rows / ended_s,
+        busy_share=sum(moment.seconds for moment in moments) / ended_s,
+        cached_share=sum(each.cached_tokens for each in outcomes) / max(prompt, 1),
+        options=options,
+    )
+
+
+def as_json(run: SimulatedRun) -> bytes:
+    """One JSON object with a `schema`."""
+    content = {"schema": SCHEMA} | msgspec.to_builtins(run)
+    return msgspec.json.format(msgspec.json.encode(content, enc_hook=str), indent=2) + b"\n"
