@@ -1,4 +1,4 @@
-"""The command line: serve, chat, adapters, feedback, finetune, bench, doctor.
+"""The command line: serve, chat, adapters, feedback, finetune, bench, simulate, profile, doctor.
 
 Commands import what they need when they run, so that help and chat start without torch.
 """
@@ -15,6 +15,7 @@ from rich.console import Console
 from tandem import __version__
 from tandem.cli import adapters, bench, feedback, finetune
 from tandem.cli.flags import settings_from, takes_settings
+from tandem.cli.simulate_flags import simulate_command
 from tandem.core.errors import TandemError
 
 app = typer.Typer(
@@ -87,6 +88,30 @@ def chat_command(
     options = {"max_tokens": max_tokens, "temperature": temperature}
     with ChatServer(url, api_key, model, options) as server:
         raise typer.Exit(converse(server, Console(), system))
+
+
+@app.command("profile")
+@takes_settings
+def profile_command(
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings (docs/settings.md lists them)")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure")] = 60.0,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: by the model")] = None,
+    **flags: Any,
+) -> None:
+    """Measure a model on this machine: what its passes, layers and updates take."""
+    from tandem.cli.profile import profile_model
+
+    console = Console(stderr=True)
+    try:
+        profile_model(settings_from(flags, os.environ, config), seconds, out, console)
+    except TandemError as error:
+        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        raise typer.Exit(1) from None
+
+
+app.command("simulate")(simulate_command)
 
 
 @app.command("doctor")

@@ -1,0 +1,102 @@
+"""`tandem profile`: measure a model on this machine, so that the scheduler starts knowing it.
+
+Loads the model as `serve` does, runs micro-benchmarks and writes a profile file. Serves nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tandem import __version__
+from tandem.build import build_executor, resolve_model
+from tandem.config import Settings
+from tandem.core.ports import Executor
+from tandem.estimators.calibrate import fit
+from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
+from tandem.estimators.profile import Profile, write_profile
+
+
+def profile_model(settings: Settings, seconds: float, out: Path | None, console: Console) -> Path:
+    """Load, measure, fit, write, show. Raises `InvalidRequest` as loading does."""
+    settings = resolve_model(settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("loading", total=1.0)
+        executor = build_executor(
+            settings,
+            lambda stage, done: progress.update(task, description=stage, completed=done or 0.0),
+        )
+        task = progress.add_task("measuring", total=1.0)
+        profile = measure(
+            executor, settings, seconds, lambda done: progress.update(task, completed=done)
+        )
+    path = out or Path(f"{settings.model.served_name}-{executor.info.device}.profile.json")
+    write_profile(profile, path)
+    console.print(_terms(profile))
+    console.print(_errors(profile))
+    console.print(f"written to {path}; use it: tandem serve --profile {path}")
+    return path
+
+
+def measure(
+    executor: Executor, settings: Settings, seconds: float, on_progress: Callable[[float], None]
+) -> Profile:
+    """The profile of a loaded model."""
+    from tandem.executor.ceilings import measure_ceilings
+    from tandem.executor.profile import ProbeLimits, probe
+
+    info, scheduling = executor.info, settings.scheduling
+    limits = ProbeLimits(
+        scheduling.max_batch_tokens, scheduling.max_sequences, settings.learning.rank
+    )
+    ceilings = measure_ceilings(info.device, info.dtype)
+    samples = probe(executor, limits, seconds, on_progress)
+    guess = Rates.guess(
+        weight_bytes=info.weight_bytes,
+        num_parameters=info.num_parameters,
+        num_layers=info.num_layers,
+    )
+    found = fit(samples, guess)
+    return Profile(
+        info=info,
+        rates=found.rates,
+        ceilings=ceilings,
+        source=f"measured in {seconds:.0f} s: {len(samples.passes)} passes, "
+        f"{len(samples.slices)} slices, {len(samples.updates)} updates",
+        errors=found.errors,
+        noise=found.noise,
+        versions={
+            "tandem": __version__,
+            "torch": metadata.version("torch"),
+            "transformers": metadata.version("transformers"),
+            "measured": time.strftime("%Y-%m-%d"),
+        },
+        threads=settings.model.threads,
+    )
+
+
+def _terms(profile: Profile) -> Table:
+    table = Table("term", "microseconds")
+    rates = profile.rates
+    for name, value in zip(FORWARD_TERMS, rates.forward, strict=True):
+        table.add_row(name, f"{1e6 * value:.3f}")
+    for name, value in zip(SLICE_TERMS, rates.slices, strict=True):
+        table.add_row(f"backward: {name}", f"{1e6 * value:.3f}")
+    table.add_row("update", f"{1e6 * rates.update_s:.0f}")
+    table.add_row("rho (no unit)", f"{rates.rho:.1f}")
+    return table
+
+
+def _errors(profile: Profile) -> Table:
+    table = Table("held out", "samples", "bias", "mean error", "95% below")
+    for kind, error in profile.errors.items():
+        cells = (f"{error.bias:+.1%}", f"{error.mape:.1%}", f"{error.p95:.1%}")
+        table.add_row(kind, str(error.samples), *cells)
+    return table

@@ -1,0 +1,128 @@
+"""`tandem simulate`: what a policy would do to a load on a device that need not be there.
+
+Turns flags into a workload, a profile and a simulated engine; shows and writes what came out.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tandem.bench.options import WorkloadOptions, build_workload
+from tandem.bench.report import as_table
+from tandem.bench.simulation import (
+    SimulatedRun,
+    Training,
+    arrivals_of,
+    as_json,
+    describe,
+)
+from tandem.bench.timeline_figures import draw_run
+from tandem.build import build_simulation
+from tandem.config import Settings
+from tandem.core.clock import VirtualClock
+from tandem.core.slo import Slo
+from tandem.estimators.datasheet import datasheet_profile
+from tandem.estimators.profile import Profile, read_profile
+from tandem.sim.run import SimReport, Simulation
+from tandem.sim.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """What is simulated. A `profile` is a file, or DEVICE:SHAPE of the data sheets."""
+
+    profile: str
+    workload: WorkloadOptions
+    training: Training
+    timeline: bool = False
+    noise: bool = True
+
+
+def load_profile(name: str) -> Profile:
+    """A profile file, or a data sheet's. Raises `InvalidRequest`."""
+    device, colon, shape = name.partition(":")
+    if colon and not Path(name).exists():
+        return datasheet_profile(device, shape)
+    return read_profile(Path(name))
+
+
+def simulate(
+    settings: Settings, options: SimulateOptions, console: Console
+) -> tuple[SimulatedRun, SimReport, Timeline]:
+    """Plan the load, run it, and describe it. Raises `InvalidRequest`."""
+    profile = load_profile(options.profile)
+    workload = options.workload
+    planned = build_workload(workload)
+    arrivals, trainers = arrivals_of(planned, options.training, workload.vocabulary, workload.seed)
+    clock = VirtualClock()
+    timeline = Timeline(clock.now)
+    loop = build_simulation(
+        settings,
+        profile,
+        clock,
+        noise=options.noise,
+        seed=workload.seed,
+        on_plan=timeline if options.timeline else None,
+    )
+    run = Simulation(loop, clock, arrivals, trainers)
+    end_s = planned[-1].at_s
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task(settings.scheduling.policy, total=max(end_s, 1e-9))
+        began = time.perf_counter()
+        report = run.run(on_progress=lambda now: progress.update(task, completed=min(now, end_s)))
+        real_s = time.perf_counter() - began
+    scheduling = settings.scheduling
+    found = describe(
+        scheduling.policy,
+        options.profile,
+        report,
+        timeline.moments,
+        real_s,
+        Slo(scheduling.ttft_slo, scheduling.tpot_slo),
+        {"requests": len(planned), "policy_options": dict(scheduling.policy_options)},
+    )
+    return found, report, timeline
+
+
+def show(found: SimulatedRun, console: Console) -> None:
+    """The tables of a run."""
+    console.print(as_table(found.summary))
+    table = Table("figure", "value", show_header=False)
+    table.add_row("policy, profile", f"{found.policy}, {found.profile}")
+    table.add_row("iterations", str(found.iterations))
+    table.add_row(
+        "simulated", f"{found.simulated_s:.1f} s in {found.real_s:.1f} s, x{found.speedup:.0f}"
+    )
+    table.add_row("prompt tokens from the cache", f"{found.cached_share:.1%}")
+    if found.steps:
+        table.add_row("training steps", str(found.steps))
+    if found.training_tokens_s:
+        table.add_row("training tokens/s", f"{found.training_tokens_s:.1f}")
+    if found.busy_share:
+        table.add_row("device busy", f"{found.busy_share:.1%}")
+    console.print(table)
+
+
+def write(
+    found: SimulatedRun,
+    report: SimReport,
+    timeline: Timeline,
+    num_blocks: int,
+    out: Path,
+    figures: bool,
+) -> list[Path]:
+    """The JSON report and, unless unwanted, the figures beside it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(as_json(found))
+    if not figures:
+        return [out]
+    outcomes = list(report.outcomes.values())
+    drawn = draw_run(outcomes, timeline.moments, report.occupancy, num_blocks, out.parent, out.stem)
+    return [out, *drawn]

@@ -1,0 +1,116 @@
+"""The flags of `tandem simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandem.bench.lengths import FORMS, parse_lengths
+from tandem.bench.options import Arrivals, WorkloadOptions
+from tandem.bench.workload import Limits
+from tandem.config import resolve
+from tandem.core.errors import TandemError
+
+_PROFILE = "A file of `tandem profile`, or DEVICE:SHAPE of a data sheet, as a100-40g:llama-3-8b."
+_TRACE = "Azure CSV, Mooncake JSONL or vidur lengths (.gz too): lengths, shared prefixes, times."
+
+
+def simulate_command(
+    profile: Annotated[str, typer.Option(help=_PROFILE)] = "a100-40g:llama-3-8b",
+    policy: Annotated[list[str] | None, typer.Option(help="Repeatable; default: unified.")] = None,
+    policy_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE, for all policies; repeatable.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help=_TRACE)] = None,
+    arrivals: Annotated[
+        Arrivals | None, typer.Option(help="Default: the trace's, else poisson.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests/s; stretches a trace.")] = None,
+    time_scale: Annotated[float, typer.Option(help="Stretch a trace's times by this.")] = 1.0,
+    prompt_tokens: Annotated[str, typer.Option(help=f"Without trace: {FORMS}.")] = "512",
+    output_tokens: Annotated[str, typer.Option(help=f"Without trace: {FORMS}.")] = "128",
+    max_requests: Annotated[int | None, typer.Option(help="Stop after so many.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
+    max_prompt_tokens: Annotated[int | None, typer.Option(help="Clip prompts.")] = None,
+    max_output_tokens: Annotated[int | None, typer.Option(help="Clip outputs.")] = None,
+    retrain_rate: Annotated[float, typer.Option(help="Preference pairs a request.")] = 0.0,
+    training_steps: Annotated[
+        int, typer.Option(help="Steps that are queued at the beginning.")
+    ] = 0,
+    pair_tokens: Annotated[int, typer.Option(help="Tokens of each answer of a pair.")] = 256,
+    max_sequences: Annotated[int, typer.Option(help="Sequences of an iteration.")] = 128,
+    max_batch_tokens: Annotated[int, typer.Option(help="Rows of an iteration.")] = 1024,
+    prefix_caching: Annotated[bool, typer.Option(help="Reuse KV of equal beginnings.")] = True,
+    ttft_slo: Annotated[float, typer.Option(help="Seconds to the first token.")] = 1.0,
+    tpot_slo: Annotated[float, typer.Option(help="Seconds a token after that.")] = 0.1,
+    noise: Annotated[bool, typer.Option(help="With a measured profile: its residuals.")] = True,
+    figures: Annotated[bool, typer.Option(help="Draw latency, timeline, occupancy.")] = False,
+    seed: Annotated[int, typer.Option(help="Same seed and flags, same run.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON report; -POLICY is added for several policies.")
+    ] = None,
+) -> None:
+    """Run a load through the real scheduler on a device that is only computed."""
+    from tandem.bench.simulation import Training
+    from tandem.cli.simulate import SimulateOptions, load_profile, show, simulate, write
+
+    console = Console(stderr=True)
+    chosen = policy or ["unified"]
+    try:
+        options = dict(_pair(each) for each in policy_option or ())
+        limits = Limits(max_requests, duration, max_prompt_tokens, max_output_tokens)
+        found_profile = load_profile(profile)
+        default = Arrivals.TRACE if trace is not None else Arrivals.POISSON
+        simulated = SimulateOptions(
+            profile,
+            WorkloadOptions(
+                arrivals=arrivals or default,
+                prompts=parse_lengths(prompt_tokens),
+                outputs=parse_lengths(output_tokens),
+                limits=limits,
+                rate=rate,
+                time_scale=time_scale,
+                trace=trace,
+                vocabulary=found_profile.info.vocab_size,
+                seed=seed,
+            ),
+            Training(retrain_rate, pair_tokens=pair_tokens, always=training_steps),
+            timeline=figures or bool(retrain_rate or training_steps),
+            noise=noise,
+        )
+        for name in chosen:
+            settings = resolve(
+                {
+                    "scheduling": {
+                        "policy": name,
+                        "policy_options": options,
+                        "max_sequences": max_sequences,
+                        "max_batch_tokens": max_batch_tokens,
+                        "ttft_slo": ttft_slo,
+                        "tpot_slo": tpot_slo,
+                    },
+                    "cache": {"prefix_caching": prefix_caching},
+                }
+            )
+            found, report, timeline = simulate(settings, simulated, console)
+            show(found, Console())
+            if out is not None or figures:
+                base = out or Path("simulation.json")
+                path = base if len(chosen) == 1 else base.with_stem(f"{base.stem}-{name}")
+                for written in write(
+                    found, report, timeline, found_profile.info.num_blocks, path, figures
+                ):
+                    console.print(f"written: {written}")
+    except TandemError as error:
+        console.print(f"error: {error}", markup=False)
+        raise typer.Exit(2) from None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--policy-option")
+    return name, value
