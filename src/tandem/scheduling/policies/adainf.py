@@ -29,17 +29,18 @@ class RetrainingFirst:
         return train(view, {steps[0].step_id}) if steps else serve(view)
 
 
-def train(view: View, step_ids: set[str]) -> Decision:
+def train(view: View, step_ids: set[str], seconds: float = _ITERATION_S) -> Decision:
     """These steps as fast as possible, at anybody's expense; requests wait.
 
-    Scores that have begun go on: under working parameters they hold up the update.
+    `seconds` bound the layers of an iteration. Scores that have begun go on: under working
+    parameters they hold up the update.
     """
     running = sorted(view.running, key=class_then_arrival)
     steps = [step for step in view.steps if step.step_id in step_ids]
     order = [seq for seq in running if is_lone_score(seq)]
     order += [seq for step in steps for seq in step.sequences.values()]
     chosen = {seq.seq_id for seq in order}
-    slices, _ = slices_within(steps, view.latency, _ITERATION_S, True)
+    slices, _ = slices_within(steps, view.latency, seconds, True)
     return Decision.on_device(
         tuple(Candidate(seq.seq_id, may_preempt=True) for seq in order),
         slices=tuple(slices),

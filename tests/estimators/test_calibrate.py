@@ -1,0 +1,143 @@
+"""Rates are found again from samples of a device that has them; files and data sheets hold."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import InvalidRequest
+from tandem.estimators.calibrate import Samples, fit
+from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
+from tandem.estimators.latency import LatencyModel, Rates
+from tandem.estimators.memory import DemandWindow
+from tandem.estimators.profile import Profile, read_profile, write_profile
+from tandem.estimators.work import PassWork
+
+GUESS = Rates.guess(weight_bytes=10**9, num_parameters=5 * 10**8, num_layers=24)
+
+
+def true_rates(rho: float) -> Rates:
+    """0.5B on something faster: a pass 12 ms, a row 0.1 ms, recording and scoring on top."""
+    forward = (
+        0.012, 2e-4, 1e-4, 2e-5, 2e-5, 1e-4, 5e-3, 1e-4, 2e-4, 2e-3, 5e-5,
+    )  # fmt: skip
+    return Rates(forward, (5e-4, 1e-4, 2e-5), 4e-3, rho, measured=True)
+
+
+def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples:
+    device, rng, samples = LatencyModel(rates), random.Random(seed), Samples()
+    for place in range(count):
+        work = PassWork()
+        if place % 3 != 1:
+            for _ in range(rng.choice((1, 2, 4, 8, 16, 32, 64))):
+                work.decode(rng.randint(10, 3000))
+        if place % 3:
+            rows = rng.choice((16, 64, 200, 900))
+            record = rows if place % 2 else 0
+            work.span(rng.choice((0, 500)), rows, draws=1, scored=record // 2, recorded=record)
+        seconds = device.forward_s(work) * rng.uniform(1 - noise, 1 + noise)
+        samples.passes.append((work, seconds))
+        rows, layers = rng.randint(8, 900), rng.randint(1, 24)
+        samples.slices.append((rows, layers, device.slice_s(rows, layers)))
+        samples.updates.append(4e-3)
+    return samples
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.4, 1.0])
+def test_a_fit_predicts_passes_that_it_has_not_seen(rho: float):
+    found = fit(samples_of(true_rates(rho), 300, 0.03), GUESS)
+    assert found.errors["pass"].mape < 0.04 and found.errors["pass"].p95 < 0.09
+    assert found.errors["slice"].mape < 0.01
+    assert found.rates.update_s == pytest.approx(4e-3)
+    assert found.rates.rho == pytest.approx(rho, abs=0.31)
+    device, model = LatencyModel(true_rates(rho)), LatencyModel(found.rates)
+    for work, _ in samples_of(true_rates(rho), 60, 0.0, seed=1).passes:
+        assert model.forward_s(work) == pytest.approx(device.forward_s(work), rel=0.08)
+
+
+def test_noise_is_what_the_fit_could_not_explain():
+    found = fit(samples_of(true_rates(0.4), 300, 0.1), GUESS)
+    assert len(found.noise) == 60
+    assert -0.15 < min(found.noise) < -0.05 and 0.05 < max(found.noise) < 0.15
+
+
+def test_without_samples_the_guess_stays():
+    found = fit(Samples(), GUESS)
+    assert (found.rates.forward, found.rates.slices) == (GUESS.forward, GUESS.slices)
+    assert found.errors == {} and found.noise == ()
+
+
+def test_equal_samples_give_equal_rates():
+    samples = samples_of(true_rates(0.4), 60, 0.05)
+    assert fit(samples, GUESS) == fit(samples, GUESS)
+
+
+@pytest.mark.parametrize("device", sorted(DEVICES))
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_data_sheets_give_times_of_the_right_size(device: str, shape: str):
+    """A decode streams the weights; a long prompt takes its operations at the matrix rate."""
+    profile = datasheet_profile(device, shape)
+    model, sheet, sizes = LatencyModel(profile.rates), DEVICES[device], SHAPES[shape]
+    decode, prompt = PassWork(), PassWork()
+    decode.decode(100)
+    prompt.span(0, 2000, draws=1)
+    streaming_s = sizes.parameters * sizes.itemsize / sheet.bytes_per_s
+    assert streaming_s < model.forward_s(decode) < 2.0 * streaming_s + 5e-3
+    products_s = 2.0 * sizes.parameters * 2000 / sheet.flops
+    assert products_s < model.forward_s(prompt) < 4.0 * products_s + 2.0 * streaming_s + 5e-3
+    assert sheet.source and profile.source == sheet.source
+    held = profile.info.num_blocks * profile.info.block_size * sizes.kv_bytes
+    assert held + profile.info.weight_bytes < sheet.memory_bytes
+
+
+def test_unknown_devices_and_shapes_are_refused_by_name():
+    with pytest.raises(InvalidRequest, match="no data sheet of 'h1000'"):
+        datasheet_profile("h1000", "llama-3-8b")
+    with pytest.raises(InvalidRequest, match="no model shape 'gpt-5'"):
+        datasheet_profile("h100", "gpt-5")
+
+
+def test_a_profile_comes_back_from_its_file(tmp_path):
+    profile = replace(datasheet_profile("l4", "llama-3-8b"), noise=(-0.1, 0.2), threads=2)
+    path = tmp_path / "l4.json"
+    write_profile(profile, path)
+    assert read_profile(path) == profile
+    assert profile.mismatch(profile.info) is None
+    other = replace(profile.info, dtype="float32")
+    assert profile.mismatch(other) == "dtype is bfloat16 in the profile and float32 here"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("nothing", "cannot read"),
+        ('{"schema": "other"}', "its schema is not"),
+        ('{"schema": "tandem-profile-1"}', "cannot read"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused(tmp_path, content: str, said: str):
+    path = tmp_path / "profile.json"
+    path.write_text(content)
+    with pytest.raises(InvalidRequest, match=said):
+        read_profile(path)
+
+
+def test_a_profile_with_a_rate_of_zero_is_refused(tmp_path):
+    profile: Profile = datasheet_profile("l4", "llama-3-8b")
+    rates = replace(profile.rates, update_s=0.0)
+    write_profile(replace(profile, rates=rates), tmp_path / "profile.json")
+    with pytest.raises(InvalidRequest, match="a rate is not above 0"):
+        read_profile(tmp_path / "profile.json")
+
+
+def test_demand_is_the_mean_and_two_deviations_of_the_window():
+    window = DemandWindow(window_s=100.0, interval_s=1.0)
+    assert window.demand == 0.0
+    for second in range(1000):
+        window.observe(float(second), 10 if second < 900 else (40 if second % 2 else 60))
+    assert window.demand == pytest.approx(50.0 + 2.0 * 10.0, abs=1.5)
+    assert window.error > 0.0
+    window.observe(999.5, 10**6)  # too soon after the last one
+    assert window.demand < 80.0

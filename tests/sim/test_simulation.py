@@ -1,0 +1,208 @@
+"""The simulator runs the real scheduler: every request ends, nobody starves, equal runs are equal."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fake_executor import Costs, FakeExecutor
+from tandem.bench.simulation import TRAINER, Training, arrivals_of
+from tandem.bench.workload import PlannedRequest
+from tandem.build import build_simulation, join_loop, known_policies
+from tandem.config import resolve
+from tandem.core.clock import VirtualClock
+from tandem.core.errors import InvalidRequest
+from tandem.core.events import ModelInfo
+from tandem.core.plan import LanePlan
+from tandem.estimators.datasheet import datasheet_profile
+from tandem.estimators.latency import Rates
+from tandem.estimators.profile import Ceilings, Profile
+from tandem.sim.curves import Recorded, Saturating
+from tandem.sim.run import Arrival, Simulation
+from tandem.sim.timeline import Timeline
+
+NOTHING = 1e-12
+VOCABULARY = 50
+
+
+def small_profile(num_blocks: int = 64, noise: tuple[float, ...] = ()) -> Profile:
+    """20 ms a pass, 1 ms a row; the same as the fake executor's costs below."""
+    info = ModelInfo(
+        model="small", architecture="none", device="none", dtype="none", vocab_size=VOCABULARY,
+        max_model_len=64, eos_token_ids=(), block_size=4, num_blocks=num_blocks,
+        num_parameters=0, weight_bytes=0, kernels="none", num_layers=3, recording_tokens=64,
+    )  # fmt: skip
+    forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 5)
+    rates = Rates(forward, (0.002, NOTHING, 0.0005), 0.01, measured=True)
+    return Profile(info, rates, Ceilings(1e12, 1e10), "made up", noise=noise)
+
+
+COSTS = Costs(iteration_s=0.02, token_s=0.001, slice_s=0.002, layer_token_s=0.0005, update_s=0.01)
+
+
+def config(policy: str, **scheduling: object):
+    given_here = {"policy": policy, "max_sequences": 8, "max_batch_tokens": 32} | scheduling
+    return resolve({"scheduling": given_here})
+
+
+def load(shapes: list[tuple[float, int, int]], steps: int = 0) -> tuple[list[Arrival], list]:
+    planned = [
+        PlannedRequest(place, at_s, tuple((place + row) % 5 for row in range(prompt)), output)
+        for place, (at_s, prompt, output) in enumerate(sorted(shapes))
+    ]
+    training = Training(pairs=2, micro_batch_pairs=1, pair_tokens=10, always=steps)
+    return arrivals_of(planned, training, VOCABULARY, 0)
+
+
+def run_one(policy: str, arrivals, trainers, profile: Profile, **options: object):
+    clock = VirtualClock()
+    timeline = Timeline(clock.now)
+    plans: list[LanePlan] = []
+
+    def on_plan(plan, result):
+        plans.append(plan)
+        timeline(plan, result)
+
+    loop = build_simulation(
+        config(policy, **options), profile, clock, on_plan=on_plan, check_every_step=True
+    )
+    simulation = Simulation(loop, clock, arrivals, trainers)
+    report = simulation.run(until_s=3600.0)
+    return report, timeline, plans
+
+
+SHAPES = st.lists(
+    st.tuples(st.floats(0.0, 5.0), st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=25
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(shapes=SHAPES, steps=st.integers(0, 4), blocks=st.integers(20, 80))
+@pytest.mark.parametrize("policy", known_policies())
+def test_every_request_ends_within_its_budgets(policy, shapes, steps, blocks):
+    arrivals, trainers = load(shapes, steps)
+    report, _, plans = run_one(policy, arrivals, trainers, small_profile(blocks))
+    assert len(report.outcomes) == len(shapes)
+    for place, (_, prompt, output) in enumerate(sorted(shapes)):
+        outcome = report.outcomes[f"request-{place}"]
+        assert outcome.error is None and outcome.output_tokens == output
+        assert outcome.prompt_tokens == prompt
+        assert outcome.arrival_s < outcome.first_s <= outcome.last_s
+    for plan in plans:
+        assert plan.num_tokens <= 32 and len(plan.spans) <= 8
+        used = {block for span in plan.spans for block in span.block_tables[0]}
+        assert len(used) <= blocks
+    if policy != "no_retrain":
+        assert sum(step.applied for step in report.steps) == steps
+
+
+@settings(max_examples=10, deadline=None)
+@given(shapes=SHAPES, steps=st.integers(0, 3), seed=st.integers(0, 9))
+@pytest.mark.parametrize("policy", ["mace", "unified"])
+def test_the_same_run_twice_makes_the_same_plans(policy, shapes, steps, seed):
+    profile = small_profile(noise=(-0.2, -0.05, 0.1, 0.3))
+    digests = []
+    for _ in range(2):
+        arrivals, trainers = load(shapes, steps)
+        clock = VirtualClock()
+        timeline = Timeline(clock.now)
+        loop = build_simulation(config(policy), profile, clock, seed=seed, on_plan=timeline)
+        Simulation(loop, clock, arrivals, trainers).run(until_s=3600.0)
+        digests.append((timeline.digest, clock.now()))
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("policy", known_policies())
+def test_engine_and_simulator_decide_alike_given_the_same_times(policy):
+    """The fake executor knows the rules of a plan, the simulator's only its time."""
+    shapes = [(0.13 * place, 3 + place % 9, 2 + place % 7) for place in range(30)]
+
+    def digest(simulated: bool) -> tuple[int, float]:
+        arrivals, trainers = load(shapes, steps=3)
+        clock = VirtualClock()
+        timeline = Timeline(clock.now)
+        profile = small_profile()
+        if simulated:
+            loop = build_simulation(config(policy), profile, clock, on_plan=timeline)
+        else:
+            executor = FakeExecutor(64, recording_tokens=64, clock=clock, costs=COSTS)
+            submit, poll = executor.submit, executor.poll
+            plans: list[LanePlan] = []
+
+            def submit_and_keep(plan: LanePlan) -> int:
+                plans.append(plan)
+                return submit(plan)
+
+            def poll_and_show():
+                results = poll()
+                for plan, result in zip(plans, results, strict=True):
+                    timeline(plan, result)
+                plans.clear()
+                return results
+
+            executor.submit, executor.poll = submit_and_keep, poll_and_show
+            loop = join_loop(config(policy), executor, clock=clock, rates=profile.rates)
+        Simulation(loop, clock, arrivals, trainers).run(until_s=600.0)
+        return timeline.digest, round(clock.now(), 6)
+
+    assert digest(simulated=True) == digest(simulated=False)
+
+
+@pytest.mark.parametrize("policy", ["unified", "mace", "static"])
+def test_training_does_not_starve_while_requests_keep_coming(policy):
+    """At full load for a minute, some step is made; and no request waits for ever."""
+    arrivals, trainers = load([(0.05 * place, 12, 8) for place in range(1200)], steps=3)
+    report, _, _ = run_one(policy, arrivals, trainers, small_profile(256), ttft_slo=0.5)
+    made = [step for step in report.steps if step.applied]
+    assert len(made) == 3 and min(step.finished_s for step in made) < 60.0
+    waits = [outcome.ttft_s for outcome in report.outcomes.values()]
+    assert len(waits) == 1200 and not any(math.isnan(wait) for wait in waits)
+
+
+def test_time_passes_as_the_profile_says():
+    arrivals, _ = load([(1.0, 10, 3)])
+    report, timeline, _ = run_one("fcfs", arrivals, [], small_profile())
+    outcome = report.outcomes["request-0"]
+    assert outcome.first_s == pytest.approx(1.0 + 0.02 + 0.010, abs=1e-6)
+    assert outcome.last_s == pytest.approx(outcome.first_s + 2 * 0.021, abs=1e-6)
+    assert [moment.prefill for moment in timeline.moments] == [10, 0, 0]
+    assert [moment.decodes for moment in timeline.moments] == [0, 1, 1]
+
+
+def test_the_loss_falls_along_the_curve():
+    arrivals, trainers = load([(0.0, 4, 2)], steps=4)
+    report, _, _ = run_one("unified", arrivals, trainers, small_profile())
+    losses = [step.loss for step in report.steps]
+    assert losses[0] == pytest.approx(math.log(2.0))
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+    assert trainers[0].name == TRAINER
+    assert report.steps[1].loss == pytest.approx(
+        math.log1p(math.exp(-Saturating().margin(1))), rel=1e-6
+    )
+
+
+def test_a_recorded_curve_gives_its_losses_back():
+    curve = Recorded([0.69, 0.5, 0.2])
+    for updates, loss in ((0, 0.69), (1, 0.5), (2, 0.2), (9, 0.2)):
+        assert math.log1p(math.exp(-curve.margin(updates))) == pytest.approx(loss)
+    with pytest.raises(InvalidRequest, match="losses above 0"):
+        Recorded([])
+
+
+def test_shared_beginnings_are_found_in_the_cache():
+    shapes = [(2.0 * place, 20, 2) for place in range(4)]
+    planned = [PlannedRequest(n, at_s, (1,) * 20, 2) for n, (at_s, _, _) in enumerate(shapes)]
+    arrivals, _ = arrivals_of(planned, Training(), VOCABULARY, 0)
+    report, _, _ = run_one("unified", arrivals, [], small_profile())
+    cached = [outcome.cached_tokens for outcome in report.outcomes.values()]
+    assert cached == [0, 16, 16, 16]
+
+
+def test_a_data_sheet_serves_a_load():
+    arrivals, _ = load([(0.5 * place, 30, 10) for place in range(20)])
+    report, _, _ = run_one("unified", arrivals, [], datasheet_profile("a100-40g", "llama-3-8b"))
+    assert all(outcome.output_tokens == 10 for outcome in report.outcomes.values())
+    assert 0.005 < report.outcomes["request-0"].tpot_s < 0.05
