@@ -283,13 +283,17 @@ def build_app(
         clock=clock,
         receipts=receipts,
         answered=freshness.answered,
+        slo=Slo(settings.scheduling.ttft_slo, settings.scheduling.tpot_slo),
     )
     adapters = Adapters(client, settings.adapters.roots, settings.adapters.preload)
     background = build_background(settings, store, tools, models, adapters, freshness)
     surface = Surface(
         client=client,
         generation=Generation(
-            tools, models, max_choices=server.max_n, rng=random.Random(os.urandom(16))
+            tools,
+            models,
+            max_choices=server.max_n,
+            rng=random.Random(os.urandom(16)),
         ),
         models=models,
         adapters=adapters,

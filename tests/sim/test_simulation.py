@@ -1,4 +1,4 @@
-"""The simulator runs the real scheduler: every request ends, nobody starves, equal runs are equal."""
+"""The simulator runs the real scheduler: all requests end, nobody starves, equal runs are equal."""
 
 from __future__ import annotations
 

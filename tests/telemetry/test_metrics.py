@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.core.events import EngineStats, RequestTimes
+from tandem.core.events import EngineStats, PredictionError, RequestTimes
 from tandem.core.sequence import FinishReason
+from tandem.core.slo import Slo, WorkClass
 from tandem.telemetry.learning import LearningMetrics
 from tandem.telemetry.metrics import RequestTiming, ServerMetrics
 
@@ -79,6 +81,37 @@ def test_a_request_is_timed_from_arrival_to_the_end_of_each_choice() -> None:
     assert found["tandem_request_time_per_output_token_seconds_sum"] == 0.5
     assert found["tandem_request_success_total{finished_reason=stop}"] == 1
     assert found["tandem_request_success_total{finished_reason=abort}"] == 2
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "output_tokens", "met"),
+    [(0.9, 5, "both"), (1.5, 5, "tpot"), (0.9, 2, "ttft"), (1.5, 2, "neither"), (0.9, 1, "both")],
+)
+def test_a_choice_counts_by_the_objectives_that_it_met(ttft_s, output_tokens, met) -> None:
+    metrics = ServerMetrics(CollectorRegistry())
+    timing = RequestTiming(metrics, 10.0, Slo(1.0, 0.1), WorkClass.OFFLINE)
+    times = RequestTimes(5.0, 5.1, 5.0 + ttft_s, 5.0 + ttft_s + 0.4)
+    timing.finished(FinishReason.STOP, output_tokens, times, 20.0)
+    timing.finished(FinishReason.ERROR, output_tokens, times, 20.0)
+    found = samples(metrics.render(None))
+    counted = {
+        name: value for name, value in found.items() if name.startswith("tandem_slo_choices_total")
+    }
+    assert counted == {f"tandem_slo_choices_total{{met={met},work_class=offline}}": 1}
+
+
+def test_prediction_errors_are_shown_by_kind_once_there_are_any() -> None:
+    errors = {
+        "forward": PredictionError(-0.02, 0.05, 0.15, 40),
+        "update": PredictionError(math.nan, math.nan, math.nan, 0),
+    }
+    found = samples(
+        ServerMetrics(CollectorRegistry()).render(EngineStats(prediction_errors=errors))
+    )
+    assert found["tandem_prediction_bias{kind=forward}"] == -0.02
+    assert found["tandem_prediction_mape{kind=forward}"] == 0.05
+    assert found["tandem_prediction_p95{kind=forward}"] == 0.15
+    assert "tandem_prediction_p95{kind=update}" not in found
 
 
 def test_every_metric_is_documented_and_nothing_else() -> None:

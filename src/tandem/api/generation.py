@@ -169,6 +169,8 @@ def _options(
         stops=tuple(body.stop or ()),
         echo=echo,
         priority=body.priority or 0,
+        ttft_slo=body.ttft_slo,
+        tpot_slo=body.tpot_slo,
         tenant=caller.tenant,
         user=body.safety_identifier or body.user or "",
         receipt=body.store is not False,

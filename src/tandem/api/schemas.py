@@ -19,6 +19,7 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_SLO_S = 3600.0
 PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
 _MAX_INT = 2**31 - 1
 
@@ -124,6 +125,8 @@ class SamplingFields(Body):
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = None
+    ttft_slo: Annotated[float, Field(gt=0, le=MAX_SLO_S)] | None = None
+    tpot_slo: Annotated[float, Field(gt=0, le=MAX_SLO_S)] | None = None
     user: Annotated[str, Field(pattern=PERSON)] | None = None
     safety_identifier: Annotated[str, Field(pattern=PERSON)] | None = None
     store: bool | None = None

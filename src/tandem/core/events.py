@@ -75,8 +75,22 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionError:
+    """How far off predicted times were lately: mean of (predicted - observed) / observed, mean of
+    its absolute value, and what 95% of those were at most; nan before the first of `samples`."""
+
+    bias: float
+    mape: float
+    p95: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the engine started and gauges of now (names follow vLLM's meanings)."""
+    """Counters since the engine started and gauges of now (names follow vLLM's meanings).
+
+    `prediction_errors` are the time model's, by kind of work: forward, slice, update.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -99,3 +113,4 @@ class EngineStats:
     training_steps: int = 0
     training_waiting: int = 0
     memory_bytes: dict[str, int] = field(default_factory=dict)
+    prediction_errors: dict[str, PredictionError] = field(default_factory=dict)

@@ -20,3 +20,13 @@ class Slo:
 
     ttft_s: float
     tpot_s: float
+
+    def met(self, ttft_s: float, tpot_s: float) -> str:
+        """Which objectives an answer met: `both`, `ttft`, `tpot` or `neither`."""
+        first, later = ttft_s <= self.ttft_s, tpot_s <= self.tpot_s
+        if first and later:
+            return "both"
+        return "ttft" if first else "tpot" if later else "neither"
+
+
+DEFAULT_SLO = Slo(ttft_s=1.0, tpot_s=0.1)

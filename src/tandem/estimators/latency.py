@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tandem.core.events import PredictionError
 from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
 from tandem.estimators.work import PassWork
@@ -107,6 +108,14 @@ class LatencyModel:
     def uncertainty(self) -> float:
         """By what share a pass lately took longer or shorter than predicted; 0 at first."""
         return 0.0 if math.isnan(self.forward.error) else self.forward.error
+
+    def errors(self) -> dict[str, PredictionError]:
+        """By kind of work."""
+        models = {"forward": self.forward, "slice": self.backward, "update": self.update}
+        return {
+            kind: PredictionError(model.bias, model.error, model.p95, model.samples)
+            for kind, model in models.items()
+        }
 
     def forward_s(self, work: PassWork) -> float:
         """Seconds of a pass; 0 without rows."""

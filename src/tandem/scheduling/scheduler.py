@@ -25,7 +25,7 @@ from tandem.core.plan import (
 )
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason, Sequence, SequenceStatus
-from tandem.core.slo import Slo
+from tandem.core.slo import DEFAULT_SLO, Slo
 from tandem.core.version import AdapterVersion
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.kv.cache import KVCache
@@ -33,7 +33,7 @@ from tandem.scheduling.admission import Admission
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.training import LearningLimits
-from tandem.scheduling.view import DEFAULT_SLO, Budgets, Policy, View
+from tandem.scheduling.view import Budgets, Policy, View
 
 
 class Scheduler:

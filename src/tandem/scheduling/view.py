@@ -20,8 +20,6 @@ from tandem.scheduling.learning import Learning
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.training import StepWork
 
-DEFAULT_SLO = Slo(ttft_s=1.0, tpot_s=0.1)
-
 
 @dataclass(frozen=True, slots=True)
 class Budgets:

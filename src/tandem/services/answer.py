@@ -20,6 +20,7 @@ from tandem.core.plan import TokenLogprob
 from tandem.core.ports import EngineClient
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
+from tandem.core.slo import DEFAULT_SLO, Slo
 from tandem.services.admission import Admission
 from tandem.services.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.merge import merge
@@ -48,7 +49,8 @@ def _nobody(label: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every answer of a server works with; `answered` hears which version wrote one."""
+    """What every answer of a server works with; `answered` hears which version wrote one, `slo` is
+    the objective of requests that bring none."""
 
     client: EngineClient
     tokenizer: Tokenizer
@@ -57,6 +59,7 @@ class Tools:
     clock: Clock
     receipts: Receipts
     answered: Callable[[str], None] = _nobody
+    slo: Slo = DEFAULT_SLO
 
 
 class Answer:
@@ -166,7 +169,9 @@ class _Part:
         self._scores_wanted = len(request.prompt) - 1 if scored else 0
         if scored and not self._scores_wanted:
             self._prompt_entries = describe_prompt(tools.tokenizer, echo or "", request.prompt, ())
-        self._timing = RequestTiming(tools.metrics, tools.clock.now())
+        self._timing = RequestTiming(
+            tools.metrics, tools.clock.now(), request.slo or tools.slo, request.work_class
+        )
         self._choices = [
             Choice(
                 first_index + k,

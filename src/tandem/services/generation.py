@@ -17,6 +17,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Messages, Receipt
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
+from tandem.core.slo import Slo
 from tandem.services.answer import Answer, Tools
 from tandem.services.models import Models, ServedModel
 from tandem.services.receipts import Draft
@@ -30,7 +31,8 @@ class Options:
     """What a client asks for besides the prompt, already validated field by field.
 
     `max_tokens` is None for "as many as fit", 0 (with `echo`) for the prompt alone; `seed` is
-    None for a random one. `sampling.max_tokens` and `sampling.seed` are filled in here.
+    None for a random one. `sampling.max_tokens` and `sampling.seed` are filled in here. `ttft_slo`
+    and `tpot_slo`, in seconds, are the client's own objectives (None: the server's).
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
     `user` is the client's own word for a person.
     """
@@ -43,6 +45,8 @@ class Options:
     stops: tuple[str, ...] = ()
     echo: bool = False
     priority: int = 0
+    ttft_slo: float | None = None
+    tpot_slo: float | None = None
     tenant: str = ""
     user: str = ""
     receipt: bool = True
@@ -52,7 +56,12 @@ class Generation:
     """Answers chats and completions over one engine."""
 
     def __init__(
-        self, tools: Tools, models: Models, *, max_choices: int, rng: random.Random
+        self,
+        tools: Tools,
+        models: Models,
+        *,
+        max_choices: int,
+        rng: random.Random,
     ) -> None:
         self._tools = tools
         self._tokenizer = tools.tokenizer
@@ -193,7 +202,15 @@ class Generation:
             adapter=model.adapter.name if model.adapter else None,
             tenant=options.tenant,
             priority=options.priority,
+            slo=self._objective(options),
         )
+
+    def _objective(self, options: Options) -> Slo | None:
+        """The client's objectives, each one that is missing from the server's; None for those."""
+        if options.ttft_slo is None and options.tpot_slo is None:
+            return None
+        default = self._tools.slo
+        return Slo(options.ttft_slo or default.ttft_s, options.tpot_slo or default.tpot_s)
 
     def _check(self, options: Options, num_prompts: int) -> None:
         choices = options.n * num_prompts

@@ -21,11 +21,18 @@ from prometheus_client.registry import Collector
 
 from tandem.core.events import EngineStats, RequestTimes
 from tandem.core.sequence import FinishReason
+from tandem.core.slo import DEFAULT_SLO, Slo, WorkClass
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 160.0)
 _PER_TOKEN_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
 _LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _ITERATION_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+_PREDICTION = {
+    "bias": "Mean of (predicted - observed) / observed of recent times, by kind of work",
+    "mape": "Mean absolute relative error of recently predicted times, by kind of work",
+    "p95": "What 95% of recent absolute relative errors were at most, by kind of work",
+}
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -58,6 +65,12 @@ class ServerMetrics:
             ["finished_reason"],
             registry=registry,
         )
+        self.slo = Counter(
+            "tandem_slo_choices",
+            "Choices that ended well, by class and by which of their objectives were met",
+            ["work_class", "met"],
+            registry=registry,
+        )
         self.http = Counter(
             "tandem_http_requests",
             "HTTP requests by method, route and status",
@@ -81,9 +94,17 @@ class ServerMetrics:
 class RequestTiming:
     """Observes one core request, from arrival to the end of its choices; times in seconds."""
 
-    def __init__(self, metrics: ServerMetrics, arrival_s: float) -> None:
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        arrival_s: float,
+        slo: Slo = DEFAULT_SLO,
+        work_class: WorkClass = WorkClass.ONLINE,
+    ) -> None:
         self._metrics = metrics
         self._arrival_s = arrival_s
+        self._slo = slo
+        self._class = work_class.value
         self._last_s: dict[int, float] = {}
 
     def tokens(self, index: int, now_s: float) -> None:
@@ -104,9 +125,15 @@ class RequestTiming:
             return
         if times.first_scheduled_s is not None:
             self._metrics.queue.observe(times.first_scheduled_s - times.arrival_s)
-        if times.first_token_s is not None and output_tokens > 1:
-            decode_s = times.finished_s - times.first_token_s
-            self._metrics.per_output_token.observe(decode_s / (output_tokens - 1))
+        if times.first_token_s is None:
+            return
+        tpot_s = 0.0
+        if output_tokens > 1:
+            tpot_s = (times.finished_s - times.first_token_s) / (output_tokens - 1)
+            self._metrics.per_output_token.observe(tpot_s)
+        if reason is not FinishReason.ERROR:
+            met = self._slo.met(times.first_token_s - times.arrival_s, tpot_s)
+            self._metrics.slo.labels(self._class, met).inc()
 
     def aborted(self, choices: int) -> None:
         """So many choices were given up before their end."""
@@ -146,6 +173,12 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     )
     for name, text, value in values:
         yield GaugeMetricFamily(f"tandem_{name}", text, value=float(value))
+    for statistic, text in _PREDICTION.items():
+        family = GaugeMetricFamily(f"tandem_prediction_{statistic}", text, labels=["kind"])
+        for kind, error in stats.prediction_errors.items():
+            if error.samples:
+                family.add_metric([kind], getattr(error, statistic))
+        yield family
 
 
 def _counters(stats: EngineStats) -> Iterator[Metric]:

@@ -29,8 +29,11 @@ class NoRetraining:
         return serve(view)
 
 
-def serve(view: View, wake_at: float | None = None) -> Decision:
-    """Requests by arrival, then scores; no sequence of a training step, no slice."""
+def serve(view: View, wake_at: float | None = None, *, pause: bool = False) -> Decision:
+    """Requests by arrival, then scores; no sequence of a training step, no slice.
+
+    Training that has begun loses its blocks; with `pause` only when somebody needs them.
+    """
     running = sorted(view.running, key=class_then_arrival)
     free_slots = view.budgets.max_sequences - len(running)
     queue = first_waiting(view, max(0, free_slots) + 1)
@@ -41,7 +44,7 @@ def serve(view: View, wake_at: float | None = None) -> Decision:
     candidates += [Candidate(seq.seq_id) for seq in (*queue, *scores)]
     return Decision.on_device(
         tuple(candidates),
-        victims=tuple(seq.seq_id for seq in reversed(running)),
-        preempt=tuple(seq.seq_id for seq in training),
+        victims=tuple([seq.seq_id for seq in reversed(running)]),
+        preempt=() if pause else tuple([seq.seq_id for seq in training]),
         wake_at=wake_at,
     )

@@ -55,7 +55,7 @@ class FixedShare:
             self._last = "training"
             return train(view, {steps[0].step_id}, self._options.slice_s)
         self._last = "requests" if requests else None
-        return serve(view)
+        return serve(view, pause=True)
 
     def _account(self, now: float) -> None:
         """Credit the time since the last decision to what it chose, and forget a little."""
