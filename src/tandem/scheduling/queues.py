@@ -7,6 +7,7 @@ decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
 
@@ -32,7 +33,7 @@ def first_waiting(view: View, count: int) -> list[Sequence]:
     # A preempted sequence or a later choice arrived before others that wait: sort only if there is
     # one, or if there are two classes.
     if any(_out_of_order(seq) for seq in view.waiting):
-        return sorted(view.waiting, key=class_then_arrival)[:count]
+        return nsmallest(count, view.waiting, key=class_then_arrival)
     return list(islice(view.waiting, count))
 
 
