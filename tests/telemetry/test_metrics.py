@@ -90,7 +90,7 @@ def test_a_request_is_timed_from_arrival_to_the_end_of_each_choice() -> None:
 def test_a_choice_counts_by_the_objectives_that_it_met(ttft_s, output_tokens, met) -> None:
     metrics = ServerMetrics(CollectorRegistry())
     timing = RequestTiming(metrics, 10.0, Slo(1.0, 0.1), WorkClass.OFFLINE)
-    times = RequestTimes(5.0, 5.1, 5.0 + ttft_s, 5.0 + ttft_s + 0.4)
+    times = RequestTimes(5.0, 5.1, 5.0 + ttft_s, 5.0 + ttft_s + 0.3)
     timing.finished(FinishReason.STOP, output_tokens, times, 20.0)
     timing.finished(FinishReason.ERROR, output_tokens, times, 20.0)
     found = samples(metrics.render(None))

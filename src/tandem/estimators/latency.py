@@ -21,14 +21,14 @@ from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
 from tandem.estimators.work import PassWork
 
-# What a pass's time is made of, in the order of the coefficients; units as in `_features`.
+# What a pass's time is made of, in the order of the coefficients. Tokens of context count in
+# thousands, pairs in millions.
 FORWARD_TERMS = (
     "pass", "decode", "context", "longest", "mean", "row", "pairs", "draw", "scored",
     "recording", "recorded",
 )  # fmt: skip
 SLICE_TERMS = ("slice", "layer", "layer_row")
 _DECODE_TERMS = 5  # the first of FORWARD_TERMS
-_PREFILL_TERMS = 2  # those after them
 
 # First guesses: a small machine that streams weights and multiplies at these rates.
 _BYTES_PER_S = 20e9
@@ -91,7 +91,11 @@ class LatencyModel:
 
     def __init__(self, rates: Rates) -> None:
         variance = MEASURED if rates.measured else UNKNOWN
-        self.forward = LinearModel(rates.forward, variance)
+        # Total, longest and mean context rise together: they are corrected as one, in the
+        # proportions that they begin with.
+        self._kv = tuple([each / rates.forward[2] for each in rates.forward[2:_DECODE_TERMS]])
+        forward = (*rates.forward[:3], *rates.forward[_DECODE_TERMS:])
+        self.forward = LinearModel(forward, variance)
         self.backward = LinearModel(rates.slices, variance)
         self.update = LinearModel((rates.update_s,), variance)
         self._rho = rates.rho
@@ -101,7 +105,9 @@ class LatencyModel:
     @property
     def rates(self) -> Rates:
         """The coefficients as they are now."""
-        forward, backward = self.forward.coefficients, self.backward.coefficients
+        found = self.forward.coefficients
+        forward = (*found[:2], *[found[2] * part for part in self._kv], *found[3:])
+        backward = self.backward.coefficients
         return Rates(forward, backward, self.update.coefficients[0], self._rho, measured=True)
 
     @property
@@ -204,27 +210,34 @@ class LatencyModel:
         return self.forward_s(more)
 
     def _features(self, work: PassWork) -> tuple[float, ...]:
-        """What to multiply the coefficients with; thousands of tokens, millions of pairs.
-
-        Of prefill and decode, the part that takes less counts rho times.
-        """
-        return features(work, self.forward.coefficients, self._rho)
+        mean = work.context / work.decodes if work.decodes else 0.0
+        total, longest, average = self._kv
+        kv = (total * work.context + longest * work.longest + average * mean) / 1e3
+        decode = (1.0, work.decodes, kv)
+        return _joined(decode, work, self.forward.coefficients, self._rho)
 
 
 def features(work: PassWork, coefficients: tuple[float, ...], rho: float) -> tuple[float, ...]:
     """Features of a pass by `FORWARD_TERMS`, given which part takes longer by `coefficients`."""
     mean = work.context / work.decodes / 1e3 if work.decodes else 0.0
     decode = (1.0, work.decodes, work.context / 1e3, work.longest / 1e3, mean)
-    prefill = (work.rows, work.pairs / 1e6)
+    return _joined(decode, work, coefficients, rho)
+
+
+def _joined(
+    decode: tuple[float, ...], work: PassWork, coefficients: tuple[float, ...], rho: float
+) -> tuple[float, ...]:
+    """Features of decode, prefill and the rest; of the first two, the lesser counts rho times."""
+    prefill: tuple[float, ...] = (work.rows, work.pairs / 1e6)
     records = 1.0 if work.recorded else 0.0
     beside = (work.draws, work.scored, records, work.recorded)
     if rho == 1.0 or not work.rows:
         return (*decode, *prefill, *beside)
-    c, first, last = coefficients, _DECODE_TERMS, _DECODE_TERMS + _PREFILL_TERMS
-    decode_s = sum([a * b for a, b in zip(c[:first], decode, strict=True)])
-    prefill_s = sum([a * b for a, b in zip(c[first:last], prefill, strict=True)])
+    first, last = len(decode), len(decode) + len(prefill)
+    decode_s = sum([a * b for a, b in zip(coefficients[:first], decode, strict=True)])
+    prefill_s = sum([a * b for a, b in zip(coefficients[first:last], prefill, strict=True)])
     if prefill_s > decode_s:
-        decode = (rho, decode[1] * rho, decode[2] * rho, decode[3] * rho, decode[4] * rho)
+        decode = tuple([rho * feature for feature in decode])
     else:
-        prefill = (prefill[0] * rho, prefill[1] * rho)
+        prefill = tuple([rho * feature for feature in prefill])
     return (*decode, *prefill, *beside)

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-_FORGETTING = 0.99
+_FORGETTING = 0.995
 _ERROR_DECAY = 0.05
 # Samples whose errors are kept for `p95`.
 _WINDOW = 256
