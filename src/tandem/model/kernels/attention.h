@@ -184,6 +184,20 @@ void score_keys(const Bf16Problem& p, int64_t keys, Workspace& w) {
   }
 }
 
+// 2^x for x <= 0 within 8e-5, for weights that are rounded to bfloat16. What is not seen weighs
+// 2^-126, which is nothing beside the largest weight of 1.
+[[gnu::always_inline]] inline __m512 weight_ps(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));
+  const __m512 magic = _mm512_set1_ps(12582912.0f);  // its last bit counts ones
+  const __m512 shifted = _mm512_add_ps(x, magic);
+  const __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(5.51716669e-2f), f, _mm512_set1_ps(0.242611135f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693260987f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999928073f));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent));
+}
+
 // Turns the scores of one tile into weights 2^(s - maximum), packed as AMX's left operand, and
 // rescales what was summed before. `sums`, `maximum`, `total` are this tile's.
 inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, int64_t keys,
@@ -230,16 +244,12 @@ inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, i
                                                          21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                          11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i order = _mm512_loadu_si512(interleave);
-  const auto weigh = [](__m512 x) [[gnu::always_inline]] {
-    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
-    return _mm512_maskz_mov_ps(seen, exp2_ps(x));
-  };
   for (int64_t j0 = 0; j0 < keys; j0 += 32) {
     __m512i pairs[16];
     for (int64_t i = 0; i < 16; ++i) {
       const float* from = s + (j0 + 2 * i) * 16;
-      const __m512 a = weigh(_mm512_fmsub_ps(_mm512_loadu_ps(from), factor, maximum));
-      const __m512 b = weigh(_mm512_fmsub_ps(_mm512_loadu_ps(from + 16), factor, maximum));
+      const __m512 a = weight_ps(_mm512_fmsub_ps(_mm512_loadu_ps(from), factor, maximum));
+      const __m512 b = weight_ps(_mm512_fmsub_ps(_mm512_loadu_ps(from + 16), factor, maximum));
       total = _mm512_add_ps(total, _mm512_add_ps(a, b));
       const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
       pairs[i] = _mm512_permutexvar_epi16(order, both);
