@@ -35,12 +35,50 @@ void scale_row(const T* x, const T* weight, T* out, int64_t width, float factor,
   }
 }
 
+#ifdef TANDEM_AMX
+
+inline __m512 widen_16(__m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+inline __m512 low_16(__m512i x) { return widen_16(_mm512_castsi512_si256(x)); }
+inline __m512 high_16(__m512i x) { return widen_16(_mm512_extracti64x4_epi64(x, 1)); }
+inline __m512i round_32(__m512 low, __m512 high) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
+// 32 elements of each half of a head, `half` apart, as `rotate` does.
+inline void rotate_32(const at::BFloat16* x, const at::BFloat16* cos, const at::BFloat16* sin,
+                      at::BFloat16* out, int64_t half) {
+  const __m512i a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(x + half);
+  const auto turned = [](__m512i x, __m512i cos, __m512i y, __m512i sin, float sign)
+                          [[gnu::always_inline]] {
+    const __m512 by = _mm512_set1_ps(sign);
+    const __m512 low = _mm512_mul_ps(_mm512_mul_ps(low_16(y), by), low_16(sin));
+    const __m512 high = _mm512_mul_ps(_mm512_mul_ps(high_16(y), by), high_16(sin));
+    return round_32(_mm512_fmadd_ps(low_16(x), low_16(cos), low),
+                    _mm512_fmadd_ps(high_16(x), high_16(cos), high));
+  };
+  _mm512_storeu_si512(out, turned(a, _mm512_loadu_si512(cos), b, _mm512_loadu_si512(sin), -1.0f));
+  _mm512_storeu_si512(out + half, turned(b, _mm512_loadu_si512(cos + half), a,
+                                         _mm512_loadu_si512(sin + half), 1.0f));
+}
+
+#endif
+
 // Rotates the first `angles` elements of one head; the rest is copied. `out` may be `x`.
 template <typename T>
 void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t width, int64_t angles) {
   const int64_t half = angles / 2;
+  int64_t done = 0;
+#ifdef TANDEM_AMX
+  if constexpr (std::is_same_v<T, at::BFloat16>) {
+    for (; done + 32 <= half; done += 32) {
+      rotate_32(x + done, cos + done, sin + done, out + done, half);
+    }
+  }
+#endif
 #pragma omp simd
-  for (int64_t d = 0; d < half; ++d) {
+  for (int64_t d = done; d < half; ++d) {
     const float a = widen(x[d]), b = widen(x[d + half]);
     out[d] = narrow<T>(a * widen(cos[d]) - b * widen(sin[d]));
     out[d + half] = narrow<T>(b * widen(cos[d + half]) + a * widen(sin[d + half]));
@@ -79,15 +117,6 @@ void gate_row(const T* x, const T* up, T* out, int64_t width) {
 }
 
 #ifdef TANDEM_AMX
-
-inline __m512 widen_16(__m256i x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
-inline __m512 low_16(__m512i x) { return widen_16(_mm512_castsi512_si256(x)); }
-inline __m512 high_16(__m512i x) { return widen_16(_mm512_extracti64x4_epi64(x, 1)); }
-inline __m512i round_32(__m512 low, __m512 high) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-}
 
 // gate(x) * up, rounded after the gate and at the end.
 template <typename Function>
