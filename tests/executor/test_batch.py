@@ -35,3 +35,26 @@ def test_rows_are_grouped_by_adapter_and_decode_comes_first():
 def test_a_base_batch_has_no_segments():
     batch = build_batch([Span(1, 0, (5,), ((0,),))], 4, CPU, torch.float32)
     assert batch.segments == ()
+
+
+def test_a_batch_of_decodes_is_laid_out_as_beside_a_prompt():
+    """Nothing but decodes takes a way of its own, with the same result."""
+    decodes = [
+        Span(1, 9, (20,), ((1, 3, 8),), adapter="b"),
+        Span(2, 2, (30,), ((6,),)),
+        Span(3, 7, (40,), ((2, 5),), adapter="a"),
+        Span(4, 0, (50,), ((7,),)),
+    ]
+    alone = build_batch(decodes, 4, CPU, torch.float32)
+    beside = build_batch(
+        [*decodes, Span(5, 0, (1, 2), ((9,),), adapter="z")], 4, CPU, torch.float32
+    )
+    assert alone.order == beside.order[:-1] == [1, 3, 2, 0]
+    assert alone.first_rows == beside.first_rows[:-1]
+    for name in ("tokens", "positions"):
+        assert getattr(alone, name).tolist() == getattr(beside, name).tolist()[:-2]
+    assert alone.layout.slots.tolist() == beside.layout.slots.tolist()[:-2]
+    assert np.array_equal(alone.layout.tables, beside.layout.tables[:-1])
+    for name in ("starts", "lengths"):
+        assert np.array_equal(getattr(alone.layout, name), getattr(beside.layout, name)[:-1])
+    assert alone.segments == beside.segments[:-1]

@@ -77,6 +77,8 @@ def build_batch(
     keys = [(span.adapter or "", len(span.tokens) > 1) for span in spans]
     order = sorted(range(len(spans)), key=keys.__getitem__)
     ordered = [spans[i] for i in order]
+    if not any(several for _, several in keys):
+        return _decodes(ordered, order, block_size, device, dtype)
     starts = np.array([span.start for span in ordered], dtype=np.int64)
     rows = [len(span.tokens) for span in ordered]
     lengths = np.array(rows, dtype=np.int64)
@@ -92,6 +94,43 @@ def build_batch(
         positions=positions,
         layout=layout,
         segments=_segments(ordered, first_rows),
+    )
+
+
+def _decodes(
+    spans: list[Span], order: list[int], block_size: int, device: torch.device, dtype: torch.dtype
+) -> Batch:
+    """`build_batch` of spans of one token each: the usual iteration, with little to compute."""
+    starts = [span.start for span in spans]
+    tables = [span.block_tables[0] for span in spans]
+    slots = [
+        table[start // block_size] * block_size + start % block_size
+        for start, table in zip(starts, tables, strict=True)
+    ]
+    width = max([len(table) for table in tables])
+    flat: list[int] = []
+    for table in tables:
+        flat += table
+        flat += table[:1] * (width - len(table))
+    first_rows = list(range(len(spans)))
+    positions = np.array(starts, dtype=np.int64)
+    layout = BatchLayout(
+        positions,
+        np.ones_like(positions),
+        np.array(flat, dtype=np.int32).reshape(len(spans), width),
+        torch.tensor(slots, dtype=torch.int64, device=device),
+        block_size,
+        device,
+        dtype,
+    )
+    return Batch(
+        spans=spans,
+        order=order,
+        first_rows=first_rows,
+        tokens=torch.tensor([span.tokens[0] for span in spans], dtype=torch.int64, device=device),
+        positions=torch.tensor(starts, dtype=torch.int64, device=device),
+        layout=layout,
+        segments=_segments(spans, first_rows),
     )
 
 

@@ -73,14 +73,6 @@ class BatchLayout:
         spans: SpanArrays, block_size: int, device: torch.device, dtype: torch.dtype
     ) -> tuple[BatchLayout, Tensor]:
         """The layout of `spans` and their positions, int64 [rows] on the device."""
-        if spans.lengths.max() == 1:  # nothing but decodes
-            blocks, offset = np.divmod(spans.starts, block_size)
-            blocks = spans.tables[np.arange(blocks.size), blocks]
-            slots = torch.from_numpy(blocks * np.int64(block_size) + offset).to(device)
-            layout = BatchLayout(
-                spans.starts, spans.lengths, spans.tables, slots, block_size, device, dtype
-            )
-            return layout, torch.from_numpy(spans.starts).to(device)
         first_rows = np.cumsum(spans.lengths) - spans.lengths
         offsets = np.repeat(spans.starts - first_rows, spans.lengths)
         positions = np.arange(offsets.size) + offsets
