@@ -57,6 +57,8 @@ HELP = {
     "scheduling.policy_options": "Option of the policy, as NAME=VALUE; repeatable",
     "scheduling.ttft_slo": "Seconds to the first token that a request without an objective has",
     "scheduling.tpot_slo": "Seconds a token after that; learning uses what is left of them",
+    "scheduling.profile": "File of `tandem profile`, from which the time model starts; empty: from "
+    "guesses",
     "adapters.preload": "Adapter to load at the start, as NAME=DIRECTORY; repeatable",
     "adapters.roots": "Directory below which adapters may be loaded over HTTP; repeatable",
     "adapters.max_loaded": "Most adapters loaded at the same time",

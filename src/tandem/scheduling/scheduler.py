@@ -31,6 +31,7 @@ from tandem.estimators.latency import LatencyModel, Rates
 from tandem.kv.cache import KVCache
 from tandem.scheduling.admission import Admission
 from tandem.scheduling.learning import Learning
+from tandem.scheduling.limits import check_request
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.training import LearningLimits
 from tandem.scheduling.view import Budgets, Policy, View
@@ -109,7 +110,9 @@ class Scheduler:
 
     def add(self, request: Request, adapter: AdapterVersion | None) -> None:
         """Take a request. Raises `InvalidRequest` if it could never run to its end here."""
-        self._validate(request)
+        if self.is_active(request.request_id):
+            raise InvalidRequest(f"request id {request.request_id!r} is in use")
+        check_request(request, self._max_model_len, self.cache.num_blocks * self.cache.block_size)
         self._idle_until = None
         stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
@@ -223,30 +226,6 @@ class Scheduler:
         return self.apply([_lost(plan.step, lane, everyone, reason) for lane in plan.lanes], now)
 
     # ------------------------------------------------------------------ inside
-
-    def _validate(self, request: Request) -> None:
-        prompt, wanted = len(request.prompt), request.sampling.max_tokens
-        if self.is_active(request.request_id):
-            raise InvalidRequest(f"request id {request.request_id!r} is in use")
-        if request.n < 1:
-            raise InvalidRequest(f"n is {request.n}; ask for at least one choice", param="n")
-        if prompt == 0:
-            raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
-        if prompt + 1 > self._max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {prompt} tokens, but the model's context is "
-                f"{self._max_model_len} tokens, at least one of them for the answer; shorten it",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        capacity = self.cache.num_blocks * self.cache.block_size
-        if min(prompt + wanted, self._max_model_len) > capacity:
-            raise InvalidRequest(
-                f"prompt ({prompt} tokens) and max_tokens ({wanted}) need more than the KV cache "
-                f"of {capacity} tokens; lower max_tokens or give the cache more memory",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
 
     def _advance(
         self,

@@ -1,0 +1,32 @@
+"""What a request may ask for, so that it can run to its end here."""
+
+from __future__ import annotations
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.request import Request
+
+
+def check_request(request: Request, max_model_len: int, cache_tokens: int) -> None:
+    """Raise `InvalidRequest` that says what to do if a request could never end.
+
+    `cache_tokens` is what the whole KV cache holds.
+    """
+    prompt, wanted = len(request.prompt), request.sampling.max_tokens
+    if request.n < 1:
+        raise InvalidRequest(f"n is {request.n}; ask for at least one choice", param="n")
+    if prompt == 0:
+        raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
+    if prompt + 1 > max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {prompt} tokens, but the model's context is {max_model_len} tokens, "
+            "at least one of them for the answer; shorten it",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if min(prompt + wanted, max_model_len) > cache_tokens:
+        raise InvalidRequest(
+            f"prompt ({prompt} tokens) and max_tokens ({wanted}) need more than the KV cache of "
+            f"{cache_tokens} tokens; lower max_tokens or give the cache more memory",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
