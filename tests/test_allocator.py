@@ -56,4 +56,5 @@ def test_large_temporaries_are_not_mapped_anew():
 
 
 def test_threads_share_one_heap():
-    assert measured(HEAPS, "set") == 0 < measured(HEAPS, "leave")
+    # A library may be mapped at such an address by chance.
+    assert measured(HEAPS, "set") + 2 <= measured(HEAPS, "leave")

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tandem.services.receipts import Receipts
     from tandem.services.tokenizer import Tokenizer
     from tandem.sim.curves import Curve
+    from tandem.sim.executor import SimExecutor
     from tandem.store import Store
 
 DEMO_NAME = "demo"
@@ -193,7 +194,7 @@ def build_simulation(
     seed: int = 0,
     on_plan: Callable[[LanePlan, StepResult], None] | None = None,
     check_every_step: bool = False,
-) -> EngineLoop:
+) -> tuple[EngineLoop, SimExecutor]:
     """The engine of a simulation: all parts but the device and the clock are the real ones.
 
     See `sim.executor.SimExecutor` for the options.
@@ -210,9 +211,10 @@ def build_simulation(
         seed=seed,
         on_plan=on_plan,
     )
-    return join_loop(
+    loop = join_loop(
         settings, executor, clock=clock, rates=profile.rates, check_every_step=check_every_step
     )
+    return loop, executor
 
 
 def build_engine_client(

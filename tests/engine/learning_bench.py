@@ -8,7 +8,7 @@ from fake_executor import Costs, FakeExecutor
 from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.events import TokenEvent
-from tandem.core.plan import LanePlan, StepPlan
+from tandem.core.plan import DEVICE_LANE, LanePlan, StepPlan
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo
@@ -46,6 +46,7 @@ class Bench:
         recording_tokens: int = 64,
         costs: Costs = SMALL,
         prefix_caching: bool = True,
+        lanes: tuple[str, ...] = (DEVICE_LANE,),
     ) -> None:
         self.plans: list[LanePlan] = []
         self.clock = VirtualClock()
@@ -64,6 +65,7 @@ class Bench:
             self.budgets,
             self.executor.info,
             default_slo=Slo(ttft_s=0.5, tpot_s=0.1),
+            lanes=lanes,
         )
         self.loop = EngineLoop(self.scheduler, self.executor, self.clock, check_every_step=True)
         self.tokens: dict[str, list[int]] = {}

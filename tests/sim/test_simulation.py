@@ -66,7 +66,7 @@ def run_one(policy: str, arrivals, trainers, profile: Profile, **options: object
         plans.append(plan)
         timeline(plan, result)
 
-    loop = build_simulation(
+    loop, _ = build_simulation(
         config(policy, **options), profile, clock, on_plan=on_plan, check_every_step=True
     )
     simulation = Simulation(loop, clock, arrivals, trainers)
@@ -109,7 +109,7 @@ def test_the_same_run_twice_makes_the_same_plans(policy, shapes, steps, seed):
         arrivals, trainers = load(shapes, steps)
         clock = VirtualClock()
         timeline = Timeline(clock.now)
-        loop = build_simulation(config(policy), profile, clock, seed=seed, on_plan=timeline)
+        loop, _ = build_simulation(config(policy), profile, clock, seed=seed, on_plan=timeline)
         Simulation(loop, clock, arrivals, trainers).run(until_s=3600.0)
         digests.append((timeline.digest, clock.now()))
     assert digests[0] == digests[1]
@@ -126,7 +126,7 @@ def test_engine_and_simulator_decide_alike_given_the_same_times(policy):
         timeline = Timeline(clock.now)
         profile = small_profile()
         if simulated:
-            loop = build_simulation(config(policy), profile, clock, on_plan=timeline)
+            loop, _ = build_simulation(config(policy), profile, clock, on_plan=timeline)
         else:
             executor = FakeExecutor(64, recording_tokens=64, clock=clock, costs=COSTS)
             submit, poll = executor.submit, executor.poll
@@ -160,6 +160,38 @@ def test_training_does_not_starve_while_requests_keep_coming(policy):
     assert len(made) == 3 and min(step.finished_s for step in made) < 60.0
     waits = [outcome.ttft_s for outcome in report.outcomes.values()]
     assert len(waits) == 1200 and not any(math.isnan(wait) for wait in waits)
+
+
+@settings(max_examples=25, deadline=None)
+@given(shapes=SHAPES, steps=st.integers(0, 2), blocks=st.integers(20, 80))
+@pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
+def test_leaps_give_what_single_iterations_give(policy, shapes, steps, blocks):
+    """Times to the last bit, with noise, and the time model's own state."""
+    profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3))
+    found = []
+    for leaping in (False, True):
+        arrivals, trainers = load(shapes, steps)
+        clock = VirtualClock()
+        loop, executor = build_simulation(
+            config(policy), profile, clock, seed=1, check_every_step=True
+        )
+        leaps = executor if leaping else None
+        report = Simulation(loop, clock, arrivals, trainers, leaps=leaps).run(until_s=60.0)
+        loop.scheduler.cache.check()
+        seen = [(o.first_s, o.last_s, o.output_tokens) for o in report.outcomes.values()]
+        found.append((seen, report.iterations, clock.now(), loop.scheduler.latency.rates))
+    assert found[0] == found[1]
+
+
+def test_a_leap_is_taken_at_all():
+    arrivals, _ = load([(0.0, 10, 12), (0.0, 10, 9)])
+    clock = VirtualClock()
+    loop, executor = build_simulation(config("unified"), small_profile(), clock)
+    submitted = []
+    submit = executor.submit
+    executor.submit = lambda plan: (submitted.append(plan), submit(plan))[1]
+    report = Simulation(loop, clock, arrivals, leaps=executor).run()
+    assert report.iterations == 12 and len(submitted) < 6
 
 
 def test_time_passes_as_the_profile_says():

@@ -15,6 +15,7 @@ from rich.console import Console
 from tandem import __version__
 from tandem.cli import adapters, bench, feedback, finetune
 from tandem.cli.flags import settings_from, takes_settings
+from tandem.cli.mace import mace_command
 from tandem.cli.simulate_flags import simulate_command
 from tandem.core.errors import TandemError
 
@@ -112,6 +113,7 @@ def profile_command(
 
 
 app.command("simulate")(simulate_command)
+bench.app.command("mace")(mace_command)
 
 
 @app.command("doctor")

@@ -62,7 +62,7 @@ def simulate(
     arrivals, trainers = arrivals_of(planned, options.training, workload.vocabulary, workload.seed)
     clock = VirtualClock()
     timeline = Timeline(clock.now)
-    loop = build_simulation(
+    loop, executor = build_simulation(
         settings,
         profile,
         clock,
@@ -70,7 +70,8 @@ def simulate(
         seed=workload.seed,
         on_plan=timeline if options.timeline else None,
     )
-    run = Simulation(loop, clock, arrivals, trainers)
+    leaps = None if options.timeline else executor
+    run = Simulation(loop, clock, arrivals, trainers, leaps=leaps)
     end_s = planned[-1].at_s
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:

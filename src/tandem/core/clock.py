@@ -36,3 +36,8 @@ class VirtualClock:
         """Move forward by `seconds` (never backward)."""
         assert seconds >= 0.0
         self._now_s += seconds
+
+    def advance_to(self, now_s: float) -> None:
+        """Move to `now_s` exactly, which is not in the past."""
+        assert now_s >= self._now_s
+        self._now_s = now_s

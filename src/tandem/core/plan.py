@@ -140,7 +140,8 @@ class LanePlan:
     """Work of one lane (a place where work runs) in one iteration.
 
     Done in this order: `discards` (recordings and accumulated gradients that are given up),
-    `opens`, `copies`, `spans` in one forward pass, `slices`, `updates`.
+    `opens`, `copies`, `spans` in one forward pass, `slices`, `updates`. `share` is the part of the
+    device (cores, multiprocessors) that they may use, above 0 and at most 1.
     """
 
     step: int
@@ -151,6 +152,7 @@ class LanePlan:
     opens: tuple[OpenMicroBatch, ...] = ()
     slices: tuple[BackwardSlice, ...] = ()
     updates: tuple[Update, ...] = ()
+    share: float = 1.0
 
     @property
     def num_tokens(self) -> int:

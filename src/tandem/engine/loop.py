@@ -80,6 +80,11 @@ class EngineLoop:
     # ------------------------------------------------------------------ commands
 
     @property
+    def scheduler(self) -> Scheduler:
+        """What decides; for a simulator, which may advance it in leaps."""
+        return self._scheduler
+
+    @property
     def info(self) -> ModelInfo:
         """The served model."""
         return self._executor.info

@@ -182,6 +182,11 @@ class LatencyModel:
         for update in result.updates:
             self.observe_update(update.elapsed_s)
 
+    def observe_decodes(self, work: PassWork, seconds: float) -> None:
+        """As `observe` of a plan that only decodes."""
+        if not self._usual(work.tokens, decodes=True):
+            self.observe_forward(work, seconds)
+
     def observe_forward(self, work: PassWork, seconds: float) -> None:
         """A pass took `seconds`."""
         if work.tokens:
@@ -199,6 +204,9 @@ class LatencyModel:
         """Whether a plan is too much like the last ones to be worth the time to learn from it."""
         tokens = lane.num_tokens
         decodes = tokens == len(lane.spans) and not (lane.slices or lane.updates)
+        return self._usual(tokens, decodes=decodes)
+
+    def _usual(self, tokens: int, *, decodes: bool) -> bool:
         usual = decodes and tokens == self._usual_rows
         self._usual_rows = tokens if decodes else 0
         self._skipped = self._skipped + 1 if usual and self._skipped < _MOST_SKIPPED else 0

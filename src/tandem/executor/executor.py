@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Sequence
 
+import torch
+
 from tandem.config import AdapterConfig, CacheConfig, LearningConfig, SchedulingConfig
 from tandem.core.errors import AdapterError
 from tandem.core.events import ModelInfo
@@ -96,6 +98,7 @@ class DeviceExecutor:
             linears=trainable_linears(model),
             weights_hash=model.weights_hash,
         )
+        self._share, self._threads = 1.0, torch.get_num_threads()
         self._finished: list[StepResult] = []
         self._tickets = 0
 
@@ -107,6 +110,8 @@ class DeviceExecutor:
     def submit(self, plan: LanePlan) -> int:
         """Compute `plan`; its result waits for `poll`."""
         started = time.perf_counter()
+        if plan.share != self._share:
+            self._use(plan.share)
         self._prepare(plan)
         failed: dict[int, str] = {}
         runnable: list[int] = []
@@ -137,6 +142,12 @@ class DeviceExecutor:
         )
         self._tickets += 1
         return self._tickets
+
+    def _use(self, share: float) -> None:
+        """Compute on a share of the CPU's threads, at least one, from now on."""
+        self._share = share
+        if self._model.device.type == "cpu":
+            torch.set_num_threads(max(1, round(share * self._threads)))
 
     def poll(self) -> list[StepResult]:
         """Results of all plans submitted since the last call."""

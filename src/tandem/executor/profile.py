@@ -194,7 +194,8 @@ class _Prober:
         rows = min(rows, self._limits.max_batch_tokens - made.rows)
         start = min(start, info.max_model_len - rows - 1)
         blocks = -(-(start + rows) // info.block_size)
-        if rows <= 0 or start < 0 or made.blocks + blocks > info.num_blocks:
+        full = len(made.spans) >= self._limits.max_sequences
+        if full or rows <= 0 or start < 0 or made.blocks + blocks > info.num_blocks:
             return False
         seq_id = len(made.spans)
         tokens = tuple(self._rng.randrange(info.vocab_size) for _ in range(rows))

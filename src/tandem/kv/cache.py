@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tandem.core.errors import AccountingError
 from tandem.core.plan import BlockCopy
 from tandem.core.sequence import Sequence
-from tandem.kv.eviction import Eviction, LeastRecentlyUsed
+from tandem.kv.eviction import Eviction, IdleBlock, LeastRecentlyUsed, idle_blocks
 from tandem.kv.pool import BlockPool
 from tandem.kv.prefix_tree import Node, PrefixTree, Reader
 from tandem.kv.tables import BlockTable
@@ -68,6 +68,11 @@ class KVCache:
         return pool.free + pool.idle
 
     @property
+    def free_blocks(self) -> int:
+        """Blocks that hold nothing."""
+        return self._pools[0].free
+
+    @property
     def held_blocks(self) -> int:
         """Blocks that running sequences hold."""
         return self._pools[0].held
@@ -76,6 +81,15 @@ class KVCache:
     def cached_blocks(self) -> int:
         """Blocks whose content is kept although nobody holds them."""
         return self._pools[0].idle
+
+    def idle_blocks(self) -> list[IdleBlock]:
+        """Every cached block that nobody holds, children after parents; costs O(blocks)."""
+        return idle_blocks(self._tree, self._is_held)
+
+    def held_by(self, sequences: Iterable[Sequence]) -> int:
+        """Blocks that these sequences hold; a block that several share counts for each."""
+        tables = (self._tables.get(seq.seq_id) for seq in sequences)
+        return sum(len(table) for table in tables if table is not None)
 
     def holds(self, seq: Sequence) -> bool:
         """True if the sequence has a block table."""

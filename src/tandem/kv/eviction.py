@@ -6,9 +6,11 @@ rest. Lower keys go first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.kv.prefix_tree import Node
+from tandem.kv.prefix_tree import Node, PrefixTree
 
 
 class Eviction(Protocol):
@@ -25,3 +27,39 @@ class LeastRecentlyUsed:
     def key(self, node: Node) -> tuple[float, ...]:
         """See the class."""
         return (not node.namespace.retired, node.readers > 0, node.last_access)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleBlock:
+    """A cached block (its number in group 0) that nobody holds.
+
+    `depth` counts the blocks before it in its prefix, `readers` the waiting sequences that would
+    use it, `last_access` orders by use. Only a `leaf` can be evicted now; then its parent is one.
+    """
+
+    block: int
+    depth: int
+    readers: int
+    last_access: int
+    leaf: bool
+    adapter: str | None
+
+
+def idle_blocks(tree: PrefixTree, is_held: Callable[[Node], bool]) -> list[IdleBlock]:
+    """Every cached block that nobody holds, children after parents; costs O(blocks)."""
+    depths: dict[int, int] = {}
+    found = []
+    for node in tree.nodes():
+        depths[id(node)] = depth = depths.get(id(node.parent), -1) + 1
+        if not is_held(node):
+            found.append(
+                IdleBlock(
+                    node.blocks[0],
+                    depth,
+                    node.readers,
+                    node.last_access,
+                    not node.children,
+                    node.namespace.adapter,
+                )
+            )
+    return found

@@ -50,12 +50,18 @@ class Admission:
     """Grants candidates in order. Changes state and cache; called once an iteration."""
 
     def __init__(
-        self, state: SchedulerState, cache: KVCache, learning: Learning, budgets: Budgets
+        self,
+        state: SchedulerState,
+        cache: KVCache,
+        learning: Learning,
+        budgets: Budgets,
+        lanes: tuple[str, ...] = (DEVICE_LANE,),
     ) -> None:
         self._state = state
         self._cache = cache
         self._learning = learning
         self._budgets = budgets
+        self._lanes = lanes
         self.preemptions = 0
 
     def plan(self, step: int, decision: Decision, now: float) -> StepPlan | None:
@@ -68,10 +74,13 @@ class Admission:
             self._cache.evict_first(decision.evict)
         lanes = []
         discards = self._learning.take_discards()
-        wishes = decision.lanes or ({DEVICE_LANE: LaneDecision(())} if discards else {})
+        wishes = decision.lanes or ({self._lanes[0]: LaneDecision(())} if discards else {})
+        granted: set[int] = set()  # over all lanes: nothing runs twice
         for lane, wish in wishes.items():
-            assert lane == DEVICE_LANE, "there is one lane today"
-            grant = _Grant(self._budgets.max_batch_tokens, list(reversed(decision.victims)))
+            assert lane in self._lanes, f"there is no lane {lane}"
+            grant = _Grant(
+                self._budgets.max_batch_tokens, list(reversed(decision.victims)), granted=granted
+            )
             for candidate in wish.candidates:
                 if grant.tokens_left <= 0 or len(grant.spans) >= self._budgets.max_sequences:
                     break
@@ -89,8 +98,10 @@ class Admission:
                         tuple(grant.opens),
                         slices,
                         updates,
+                        wish.share,
                     )
                 )
+                discards = ()
         return StepPlan(step, tuple(lanes)) if lanes else None
 
     def _grant_slices(

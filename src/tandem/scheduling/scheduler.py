@@ -14,6 +14,7 @@ from itertools import count
 from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo, RequestTimes, TokenEvent
 from tandem.core.plan import (
+    DEVICE_LANE,
     DrawResult,
     LanePlan,
     ScoreResult,
@@ -53,8 +54,10 @@ class Scheduler:
         *,
         default_slo: Slo = DEFAULT_SLO,
         rates: Rates | None = None,
+        lanes: tuple[str, ...] = (DEVICE_LANE,),
     ) -> None:
-        """`rates` of a profile; without one, the time model starts from guesses."""
+        """Without `rates` of a profile the time model starts from guesses. `lanes` are the
+        executor's; they share the KV cache, and each has the budgets for itself."""
         self.state = SchedulerState()
         self.cache = cache
         self.budgets = budgets
@@ -68,7 +71,8 @@ class Scheduler:
         )
         self._policy = policy
         self._default_slo = default_slo
-        self._max_model_len = model.max_model_len
+        self._lanes = lanes
+        self.max_model_len = model.max_model_len
         self._eos = frozenset(model.eos_token_ids)
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -85,7 +89,7 @@ class Scheduler:
                 cache.num_blocks * cache.block_size,
             ),
         )
-        self._admission = Admission(self.state, cache, self.learning, budgets)
+        self._admission = Admission(self.state, cache, self.learning, budgets, lanes)
         self._steps = count()
         self._idle_until: float | None = None
         self._in_flight: StepPlan | None = None
@@ -108,11 +112,22 @@ class Scheduler:
         """Running sequences that had to give way, since the start."""
         return self._admission.preemptions
 
+    @property
+    def steady(self) -> bool:
+        """Whether requests decode, nothing else is there, and the policy says `decodes_alike`."""
+        state = self.state
+        return (
+            getattr(self._policy, "decodes_alike", False)
+            and len(state.all) == len(state.running)
+            and not self.learning.has_work
+            and not any(seq.scoring is not None for seq in state.running.values())
+        )
+
     def add(self, request: Request, adapter: AdapterVersion | None) -> None:
         """Take a request. Raises `InvalidRequest` if it could never run to its end here."""
         if self.is_active(request.request_id):
             raise InvalidRequest(f"request id {request.request_id!r} is in use")
-        check_request(request, self._max_model_len, self.cache.num_blocks * self.cache.block_size)
+        check_request(request, self.max_model_len, self.cache.num_blocks * self.cache.block_size)
         self._idle_until = None
         stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
@@ -170,6 +185,7 @@ class Scheduler:
             self._last_plan,
             self._last_results,
             self.latency,
+            self._lanes,
             self.state,
             self.cache,
             self.learning,
@@ -206,7 +222,8 @@ class Scheduler:
                 continue
             self._advance(seq, span, scores.get(span.seq_id), draws, failed, now, events)
         for lane, result in zip(plan.lanes, results, strict=False):
-            self.latency.observe(lane, result, self.learning.rows_of)
+            if lane.lane == self._lanes[0] and lane.share == 1.0:
+                self.latency.observe(lane, result, self.learning.rows_of)
             for piece in result.slices:
                 self.learning.take_slice(piece, now)
             for update in result.updates:
@@ -311,7 +328,7 @@ class Scheduler:
         made = length - len(seq.request.prompt)
         if token in seq.stop_ids and made > sampling.min_tokens:
             return FinishReason.STOP
-        if made >= sampling.max_tokens or length >= self._max_model_len:
+        if made >= sampling.max_tokens or length >= self.max_model_len:
             return FinishReason.LENGTH
         return None
 

@@ -13,9 +13,11 @@ from typing import Protocol
 from tandem.core.decision import Decision
 from tandem.core.plan import StepPlan, StepResult
 from tandem.core.sequence import Sequence
-from tandem.core.slo import Slo
+from tandem.core.slo import Slo, WorkClass
 from tandem.estimators.latency import LatencyModel
+from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
+from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.training import StepWork
@@ -33,8 +35,9 @@ class Budgets:
 class View:
     """A policy's window on the scheduler. Times in seconds on the engine's clock.
 
-    `latency` predicts what work costs. Sequences with `scoring` belong to learning: those of
-    training steps (`scoring.step_id`) and scores that were asked for alone.
+    `latency` predicts what work costs on the first of `lanes`, the device. Sequences with `scoring`
+    belong to learning: those of training steps (`scoring.step_id`) and scores that were asked for
+    alone.
     """
 
     now: float
@@ -42,6 +45,7 @@ class View:
     last_plan: StepPlan | None
     last_results: tuple[StepResult, ...]
     latency: LatencyModel
+    lanes: tuple[str, ...]
     _state: SchedulerState
     _cache: KVCache
     _learning: Learning
@@ -100,9 +104,26 @@ class View:
         """KV blocks to be had without preempting anybody."""
         return self._cache.available_blocks
 
+    def held_blocks(self, work_class: WorkClass) -> int:
+        """KV blocks that the running sequences of a class hold (a shared one for each)."""
+        return self._cache.held_by([seq for seq in self.running if class_of(seq) is work_class])
+
+    def idle_blocks(self) -> list[IdleBlock]:
+        """Cached blocks that nobody holds, with their future readers; costs O(blocks)."""
+        return self._cache.idle_blocks()
+
+    def cost_s(self, work: PassWork) -> float:
+        """Predicted seconds of a pass."""
+        return self.latency.forward_s(work)
+
     def match(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence whose KV is cached now. Pins nothing."""
         return self._cache.match(seq)
+
+
+def class_of(seq: Sequence) -> WorkClass:
+    """Which class a sequence belongs to; what is scored is learning's."""
+    return WorkClass.LEARNING if seq.scoring is not None else seq.request.work_class
 
 
 class Policy(Protocol):
@@ -110,7 +131,8 @@ class Policy(Protocol):
 
     Called by the scheduler whenever something waits or runs. Must be deterministic in the view,
     must not block, and may keep state of its own between calls. Candidates that are unknown,
-    listed twice or finished are ignored by admission.
+    listed twice or finished are ignored by admission. A policy with a true attribute
+    `decodes_alike` says that with nothing but decodes it runs them all, whatever the time.
     """
 
     def decide(self, view: View) -> Decision:

@@ -110,6 +110,14 @@ class SimExecutor:
         results, self._results = self._results, []
         return results
 
+    def seconds_of(self, work: PassWork) -> float:
+        """What a pass takes, noise included; as `submit` would draw it."""
+        return self._noisy(self._latency.forward_s(work))
+
+    def token_of(self, seq_id: int, position: int) -> int:
+        """The token that a sequence draws at an output position."""
+        return (seq_id * _STRIDE + position) % self.info.vocab_size
+
     def load_adapter(self, version: AdapterVersion) -> None:
         """Nothing to load."""
 

@@ -16,6 +16,8 @@ from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
 from tandem.core.training import StepOutcome, TrainerSpec, TrainingStep
 from tandem.engine.loop import EngineLoop
+from tandem.scheduling.leap import Leaper
+from tandem.sim.executor import SimExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +89,17 @@ class Simulation:
         trainers: Sequence[TrainerSpec] = (),
         *,
         sample_s: float = 1.0,
+        leaps: SimExecutor | None = None,
     ) -> None:
-        """Occupancy is sampled every `sample_s` seconds."""
+        """Occupancy is sampled every `sample_s` seconds. With `leaps`, the loop's executor, runs of
+        equal iterations are advanced at once; then it must not have a listener."""
         self._loop, self._clock = loop, clock
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
         self._next = 0
         self._origin_s = clock.now()
         self._sample_s = sample_s
+        self._executor = leaps
+        self._leaper = Leaper(loop.scheduler) if leaps is not None else None
         self._sample_due_s = 0.0
         self.report = SimReport()
         for spec in trainers:
@@ -112,14 +118,36 @@ class Simulation:
                 if not self._sleep(until_s):
                     break
                 continue
-            events = self._loop.step()
+            events = self._leap(until_s)
+            if not events:
+                events = self._loop.step()
+                report.iterations += 1
             self._take(events)
-            report.iterations += 1
             if now >= self._sample_due_s:
                 self._sample(now)
                 on_progress(now)
         report.ended_s = self._now()
         return report
+
+    def _leap(self, until_s: float) -> list[TokenEvent]:
+        """Advance equal iterations up to the next arrival; empty if there is but one."""
+        if self._leaper is None or self._executor is None:
+            return []
+        most = self._leaper.reach()
+        if most < 1:
+            return []
+        due_s = self._arrivals[self._next].at_s if self._next < len(self._arrivals) else math.inf
+        executor, clock = self._executor, self._clock
+        events, end_s, made = self._leaper.leap(
+            most,
+            executor.seconds_of,
+            self._origin_s + min(due_s, until_s),
+            clock.now(),
+            executor.token_of,
+        )
+        clock.advance_to(end_s)
+        self.report.iterations += made
+        return events
 
     def _now(self) -> float:
         return self._clock.now() - self._origin_s

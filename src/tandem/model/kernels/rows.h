@@ -118,13 +118,16 @@ void gate_row(const T* x, const T* up, T* out, int64_t width) {
 
 #ifdef TANDEM_AMX
 
-// gate(x) * up, rounded after the gate and at the end.
+// gate(x) * up, rounded after the gate and at the end. A division would take longer than all the
+// rest; an estimate of 14 bits, improved once, has all of float32 but the last bits.
 template <typename Function>
 [[gnu::always_inline]] inline __m512i gate_32(__m512i x, __m512i up) {
   const __m512 one = _mm512_set1_ps(1.0f), minus_log2_e = _mm512_set1_ps(-1.44269504f);
+  const __m512 two = _mm512_set1_ps(2.0f);
   const auto gated = [&](__m512 value) [[gnu::always_inline]] {
     const __m512 power = exp2_ps(_mm512_mul_ps(Function::of(value), minus_log2_e));
-    return _mm512_div_ps(value, _mm512_add_ps(one, power));
+    const __m512 whole = _mm512_add_ps(one, power), guess = _mm512_rcp14_ps(whole);
+    return _mm512_mul_ps(_mm512_mul_ps(value, guess), _mm512_fnmadd_ps(whole, guess, two));
   };
   const __m512i rounded = round_32(gated(low_16(x)), gated(high_16(x)));
   return round_32(_mm512_mul_ps(low_16(rounded), low_16(up)),

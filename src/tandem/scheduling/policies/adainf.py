@@ -23,6 +23,8 @@ def create() -> Policy:
 class RetrainingFirst:
     """The oldest step alone, then the next; requests run between, and scores with them."""
 
+    decodes_alike = True
+
     def decide(self, view: View) -> Decision:
         """See the module."""
         steps = view.steps

@@ -29,6 +29,8 @@ def create() -> Policy:
 class FirstComeFirstServed:
     """Order of arrival; a running sequence may displace later arrivals, a waiting one nobody."""
 
+    decodes_alike = True
+
     def decide(self, view: View) -> Decision:
         """See the module."""
         running = sorted(view.running, key=class_then_arrival)

@@ -24,6 +24,8 @@ def create() -> Policy:
 class NoRetraining:
     """Order of arrival without training."""
 
+    decodes_alike = True
+
     def decide(self, view: View) -> Decision:
         """See the module."""
         return serve(view)

@@ -124,10 +124,14 @@ class _Learning:
 
 
 class Unified:
-    """See the module. Remembers how much time learning has earned but not used."""
+    """See the module. Remembers how much time learning has earned but not used, and by how much
+    the deadlines of requests that missed one have moved."""
+
+    decodes_alike = True
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._moved_s: dict[int, float] = {}
         self._earned_s = 0.0
         self._decided_s: float | None = None
         self._served = False
@@ -142,7 +146,7 @@ class Unified:
         items = self._items(view, running, queue)
         if not items:
             return self._serve_only(view, running)
-        requests = _requests(view, serving, queue)
+        requests = self._requests(view, serving, queue)
         self._earn(view, items[0])
         ceiling_s = self._options.ceiling_s if requests.rows else self._options.idle_s
         # What predictions are usually off by is not given away: an objective that is aimed at
@@ -238,6 +242,47 @@ class Unified:
         self._earned_s = max(0.0, self._earned_s - max(0.0, used_s))
         return found
 
+    def _requests(self, view: View, serving: list[Sequence], queue: list[Sequence]) -> _Serving:
+        """Rows and time of the requests as admission will grant them, nearly; and the time budget.
+
+        What needs several iterations has its share of the slack in each. Slack that was saved up is
+        spent in passes of up to the ceiling: few long ones cost less than many short ones.
+        """
+        left = view.budgets.max_batch_tokens
+        work, running_rows = PassWork(), 0
+        due_s = float("inf")
+        if len(self._moved_s) > 2 * view.budgets.max_sequences:
+            alive = {seq.seq_id for seq in (*serving, *view.waiting)}
+            self._moved_s = {key: value for key, value in self._moved_s.items() if key in alive}
+        for place, seq in enumerate((*serving, *queue)):
+            if left <= 0:
+                break
+            taken = min(seq.remaining, left)
+            left -= taken
+            if seq.decoding:
+                work.decode(len(seq.tokens))
+            else:
+                work.span(seq.computed, taken, draws=int(taken == seq.remaining))
+            if place < len(serving):
+                running_rows = work.tokens
+            if seq.request.work_class is WorkClass.ONLINE:
+                due_s = min(due_s, self._slack_s(view, seq))
+        predicted_s = view.latency.forward_s(work)
+        return _Serving(serving, queue, running_rows, work, predicted_s, max(due_s, predicted_s))
+
+    def _slack_s(self, view: View, seq: Sequence) -> float:
+        """Token i is due at arrival + TTFT + i * TPOT (Echo 5.1); a missed deadline moves to a TPOT
+        from now and takes the later ones along, so that a late request saves up slack again."""
+        slo = view.slo(seq)
+        due_s = seq.request.arrival_s + slo.ttft_s + seq.output_tokens * slo.tpot_s
+        due_s += self._moved_s.get(seq.seq_id, 0.0)
+        if due_s < view.now:
+            moved_s = view.now + slo.tpot_s - due_s
+            self._moved_s[seq.seq_id] = self._moved_s.get(seq.seq_id, 0.0) + moved_s
+            due_s = view.now + slo.tpot_s
+        iterations = -(-seq.remaining // view.budgets.max_batch_tokens)
+        return (due_s - view.now) / max(1, iterations)
+
     def _take_turns(
         self,
         view: View,
@@ -255,42 +300,6 @@ class Unified:
                 return _decision(running, [], [], learning)
         self._served = True
         return _decision(running, _all(requests.running), _all(requests.queue), _Learning())
-
-
-def _requests(view: View, serving: list[Sequence], queue: list[Sequence]) -> _Serving:
-    """Rows and time of the requests as admission will grant them, nearly; and the time budget.
-
-    Budget (Echo 5.1): token i is due at arrival + TTFT + i * TPOT, a missed one a TPOT from now.
-    What needs several iterations has its share of the slack in each. Slack that was saved up is
-    spent in passes of up to the ceiling: few long ones cost less than many short ones.
-    """
-    left = view.budgets.max_batch_tokens
-    work, running_rows = PassWork(), 0
-    due_s = float("inf")
-    for place, seq in enumerate((*serving, *queue)):
-        if left <= 0:
-            break
-        taken = min(seq.remaining, left)
-        left -= taken
-        if seq.decoding:
-            work.decode(len(seq.tokens))
-        else:
-            work.span(seq.computed, taken, draws=int(taken == seq.remaining))
-        if place < len(serving):
-            running_rows = work.tokens
-        if seq.request.work_class is WorkClass.ONLINE:
-            due_s = min(due_s, _slack_s(view, seq))
-    predicted_s = view.latency.forward_s(work)
-    return _Serving(serving, queue, running_rows, work, predicted_s, max(due_s, predicted_s))
-
-
-def _slack_s(view: View, seq: Sequence) -> float:
-    slo = view.slo(seq)
-    due_s = seq.request.arrival_s + slo.ttft_s + seq.output_tokens * slo.tpot_s
-    if due_s < view.now:
-        due_s = view.now + slo.tpot_s
-    iterations = -(-seq.remaining // view.budgets.max_batch_tokens)
-    return (due_s - view.now) / max(1, iterations)
 
 
 def _least_s(view: View, item: _Item) -> float:

@@ -1,0 +1,81 @@
+"""Figures of the MACE comparison: throughput, latencies and attainment by retrain rate and load.
+
+matplotlib is an extra and imported when a figure is drawn. Knows figures of runs only. Invariant:
+the same rows give the same pictures, in PNG and SVG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandem.bench.figures import new_figure, save
+from tandem.bench.mace import Figures, Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = {
+    "ekya": "#ff7f0e",
+    "adainf": "#2ca02c",
+    "mace": "#d62728",
+    "mace/bin": "#e377c2",
+    "mace/prefix": "#8c564b",
+    "unified": "#1f77b4",
+}
+_PANELS = {
+    "throughput": "output tokens/s",
+    "ttft_s": "time to first token (s)",
+    "tbt_s": "time between tokens (s)",
+    "fine_tune_s": "fine-tuning job (s)",
+    "iteration_s": "iteration (s)",
+    "utilisation": "share of the matrix ceiling",
+}
+
+
+def draw_mace(
+    scale: Scale, rows: Sequence[Figures], sweep: Sequence[Figures], folder: Path
+) -> list[Path]:
+    """Write `mace-SCALE-rates` (figures 5, 10, 11, 13) and `mace-SCALE-loads` (figure 12).
+
+    Raises `InvalidRequest` if matplotlib is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = save(by_rate(rows), folder, f"mace-{scale.name}-rates")
+    return written + save(by_load(sweep), folder, f"mace-{scale.name}-loads")
+
+
+def by_rate(rows: Sequence[Figures]) -> Figure:
+    """Every figure against the retrain rate."""
+    figure = new_figure(11.0, 6.0)
+    panels = figure.subplots(2, 3).flatten()
+    for axes, (name, label) in zip(panels, _PANELS.items(), strict=True):
+        for variant, colour in _COLOURS.items():
+            points = [(r.retrain_rate, getattr(r, name)) for r in rows if r.variant == variant]
+            axes.plot(*zip(*points, strict=True), marker="o", label=variant, color=colour)
+        axes.set_xlabel("retrain rate")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+        if name.endswith("_s"):
+            axes.set_yscale("log")
+    panels[0].legend(fontsize=7)
+    return figure
+
+
+def by_load(rows: Sequence[Figures]) -> Figure:
+    """Attainment and throughput against the load."""
+    figure = new_figure(9.0, 3.6)
+    labels = {
+        "attainment": "first tokens within 5 forward latencies",
+        "throughput": "output tokens/s",
+    }
+    for axes, (name, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
+        for variant, colour in _COLOURS.items():
+            points = [(r.request_rate, getattr(r, name)) for r in rows if r.variant == variant]
+            axes.plot(*zip(*points, strict=True), marker="o", label=variant, color=colour)
+        axes.set_xlabel("requests/s")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=7)
+    return figure

@@ -1,0 +1,98 @@
+"""Advances runs of iterations in which nothing but decodes happens, all at once.
+
+For a simulator: while nobody waits, ends or arrives and every policy that says so would decide the
+same again, k iterations are k tokens for each running sequence. Invariant: the scheduler's state
+and the time model afterwards are those of k single iterations, but for the numbers of new blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandem.core.events import TokenEvent
+from tandem.core.sequence import Sequence
+from tandem.estimators.work import PassWork
+from tandem.scheduling.scheduler import Scheduler
+
+
+class Leaper:
+    """Leaps of one scheduler, between two iterations."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def reach(self) -> int:
+        """How many iterations can be advanced together now; 0 if something else is to be done.
+
+        One less than the first sequence needs to its end, so that every end is an iteration of its
+        own.
+        """
+        scheduler = self._scheduler
+        if not scheduler.steady:
+            return 0
+        running = list(scheduler.state.running.values())
+        if not running or len(running) > scheduler.budgets.max_sequences:
+            return 0
+        most = min(self._left(seq) for seq in running) - 1
+        if most < 1:
+            return 0
+        cache = scheduler.cache
+        # No eviction: whose block goes would depend on the order of the iterations.
+        spare = cache.free_blocks // len(running) * cache.block_size
+        return min(most, spare) if all(cache.has_slot(seq) for seq in running) else 0
+
+    def leap(
+        self,
+        most: int,
+        seconds_of: Callable[[PassWork], float],
+        until_s: float,
+        now: float,
+        token_of: Callable[[int, int], int],
+    ) -> tuple[list[TokenEvent], float, int]:
+        """Advance up to `most` iterations, each as long as `seconds_of` says, until one ends at or
+        after `until_s`; the events, the time at the end, and how many it were.
+
+        `token_of(seq_id, position)` is the token that a sequence draws at an output position.
+        """
+        scheduler = self._scheduler
+        running = list(scheduler.state.running.values())
+        work = PassWork()
+        for seq in running:
+            work.decode(len(seq.tokens))
+        made = 0
+        while made < most and (made == 0 or now < until_s):
+            seconds = seconds_of(work)
+            scheduler.latency.observe_decodes(work, seconds)
+            now += seconds
+            made += 1
+            work.context += len(running)
+            work.longest += 1
+        events = [self._advance(seq, made, token_of) for seq in running]
+        scheduler.generation_tokens += made * len(running)
+        return events, now, made
+
+    def _left(self, seq: Sequence) -> int:
+        """Tokens that a sequence draws at least before it ends; 1 if it may end at any token."""
+        sampling = seq.request.sampling
+        if seq.stop_ids or sampling.has_penalties or not seq.decoding:
+            return 1
+        room = self._scheduler.max_model_len - len(seq.tokens)
+        return min(sampling.max_tokens - seq.output_tokens, room)
+
+    def _advance(
+        self, seq: Sequence, count: int, token_of: Callable[[int, int], int]
+    ) -> TokenEvent:
+        cache, position = self._scheduler.cache, seq.output_tokens
+        copies = cache.try_extend(seq, count)
+        assert copies == (), "a leap neither evicts nor copies"
+        tokens = tuple([token_of(seq.seq_id, position + k) for k in range(count)])
+        seq.tokens += tokens
+        seq.computed += count
+        cache.commit(seq)
+        return TokenEvent(
+            seq.request.request_id,
+            seq.index,
+            tokens,
+            adapter=seq.adapter.label if seq.adapter is not None else None,
+            cached_tokens=seq.cached_tokens,
+        )

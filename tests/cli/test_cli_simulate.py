@@ -1,0 +1,87 @@
+"""`tandem simulate` and `tandem profile`: files, figures, messages."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.cli import app
+from tandem.estimators.datasheet import datasheet_profile
+from tandem.estimators.profile import read_profile, write_profile
+
+LOAD = ["--rate", "4", "--max-requests", "20", "--prompt-tokens", "64", "--output-tokens", "8"]
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, [*arguments])
+
+
+def test_a_load_on_a_data_sheet_gives_a_report_and_pictures(tmp_path):
+    out = tmp_path / "run.json"
+    result = run(
+        "simulate", *LOAD, "--retrain-rate", "0.5", "--pair-tokens", "32", "--figures",
+        "--out", str(out),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "training steps" in result.output
+    report = json.loads(out.read_text())
+    assert report["schema"] == "tandem-simulation-1"
+    assert report["summary"]["completed"] == 20
+    assert report["steps"] >= 1 and report["training_tokens_s"] > 0
+    assert 0 < report["busy_share"] <= 1
+    names = {path.name for path in tmp_path.iterdir()}
+    pictures = {
+        f"run-{part}.{kind}"
+        for part in ("latency", "timeline", "occupancy")
+        for kind in ("png", "svg")
+    }
+    assert names == {"run.json"} | pictures
+
+
+def test_several_policies_get_a_report_each(tmp_path):
+    out = tmp_path / "run.json"
+    result = run(
+        "simulate", *LOAD, "--policy", "fcfs", "--policy", "mace", "--out", str(out)
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"run-fcfs.json", "run-mace.json"}
+
+
+def test_a_profile_file_is_taken_and_the_same_flags_give_the_same_run(tmp_path):
+    path = tmp_path / "l4.json"
+    write_profile(datasheet_profile("l4", "qwen2.5-0.5b"), path)
+    reports = []
+    for name in ("a.json", "b.json"):
+        result = run("simulate", *LOAD, "--profile", str(path), "--out", str(tmp_path / name))
+        assert result.exit_code == 0, result.output
+        reports.append(json.loads((tmp_path / name).read_text()))
+    assert reports[0]["summary"] == reports[1]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--profile", "nowhere.json"], "cannot read the profile nowhere.json"),
+        (["--profile", "h1000:llama-3-8b"], "no data sheet of 'h1000'"),
+        (["--policy", "luck"], "there is no policy 'luck'"),
+        (["--policy", "mace", "--policy-option", "pi_ft=9"], "the paper demands"),
+        (["--policy-option", "x"], "is not NAME=VALUE"),
+        (["--trace", "nowhere.csv"], "cannot read the trace"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_run(flags: list[str], said: str):
+    result = run("simulate", *LOAD, *flags)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_the_demo_model_is_profiled(tmp_path):
+    out = tmp_path / "demo.json"
+    result = run("profile", "demo", "--seconds", "3", "--out", str(out), "--kv-memory", "64MiB")
+    assert result.exit_code == 0, result.output
+    profile = read_profile(out)
+    assert profile.info.num_layers > 0 and profile.ceilings.flops > 1e9
+    assert "held out" in result.output and profile.errors["pass"].samples > 0
+    assert set(profile.versions) == {"tandem", "torch", "transformers", "measured"}

@@ -1,0 +1,63 @@
+"""MACE over the fake device: who goes first, what ageing does, and what its ablation loses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from learning_bench import Bench, dpo_step, request
+
+
+def test_decodes_go_on_beside_prompts_and_training():
+    """One iteration holds all three kinds when memory allows: the hybrid batch of figure 7."""
+    bench = Bench("mace", num_blocks=200, max_batch_tokens=64, recording_tokens=200)
+    bench.open("t")
+    bench.loop.add(request("a", (1, 2, 3), 20))
+    bench.step()
+    bench.loop.add(request("b", tuple(range(20)), 5))
+    bench.loop.add_step(dpo_step("s", "t", [10, 10]))
+    bench.step()
+    spans = bench.plans[-1].spans
+    assert [len(span.tokens) for span in spans[:2]] == [1, 20]
+    assert [span.record is not None for span in spans[:3]] == [False, False, True]
+    assert all(span.record is not None for span in spans[2:])
+
+
+def test_an_aged_step_goes_before_prompts_of_its_time():
+    """Memory for one of the two: the prompt wins when both are young, an old step against it."""
+    for ages_s, first in ((0.0, "prompt"), (60.0, "step")):
+        bench = Bench("mace", num_blocks=12, max_batch_tokens=64, recording_tokens=64)
+        bench.open("t")
+        bench.loop.add_step(dpo_step("s", "t", [16, 16]))
+        bench.clock.advance(ages_s)
+        bench.loop.add(request("r", tuple(range(30)), 2))
+        bench.step()
+        recorded = any(span.record is not None for span in bench.plans[0].spans)
+        assert recorded == (first == "step")
+        bench.run()
+        assert "s" in bench.outcomes and "r" in bench.ended
+
+
+def test_a_larger_loss_goes_first():
+    """gamma * L_DPO decides between steps of equal age."""
+    bench = Bench("mace", num_blocks=12, max_batch_tokens=64, recording_tokens=64)
+    for name, urgency in (("calm", 0.1), ("urgent", 3.0)):
+        bench.open(name)
+        step = dpo_step(f"s-{name}", name, [16, 16])
+        bench.loop.add_step(replace(step, urgency=urgency))
+    bench.run()
+    finished = {name: outcome.finished_s for name, outcome in bench.outcomes.items()}
+    assert finished["s-urgent"] < finished["s-calm"]
+
+
+def test_without_bins_training_and_inference_do_not_share_an_iteration():
+    bench = Bench("mace", {"bins": "false"}, num_blocks=200, max_batch_tokens=64,
+                  recording_tokens=200)  # fmt: skip
+    bench.open("t")
+    for number in range(3):
+        bench.loop.add_step(dpo_step(f"s{number}", "t", [10, 10]))
+        bench.loop.add(request(f"r{number}", (number, 1), 6))
+    bench.run()
+    assert len(bench.outcomes) == 3 and len(bench.ended) == 3
+    for plan in bench.plans:
+        trains = any(span.record is not None for span in plan.spans) or bool(plan.slices)
+        assert not (trains and any(span.draws for span in plan.spans))

@@ -1,0 +1,184 @@
+"""Policies that do not exist yet fit through the seam: three sketches of them, and a toy.
+
+Each is a policy of some lines in this file, run through the loop over the fake device, which
+asserts every rule of a plan.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from learning_bench import Bench, request
+
+from tandem.build import build_policy
+from tandem.core.decision import Candidate, Decision, LaneDecision
+from tandem.core.plan import DEVICE_LANE
+from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
+from tandem.scheduling.queues import class_then_arrival
+from tandem.scheduling.view import View, class_of
+
+
+class SharedPrefixFirst:
+    """Echo in outline: online first, then the longest cached prefix; unread blocks go first."""
+
+    def __init__(self) -> None:
+        self.evicted: list[int] = []
+        self.occupied: list[tuple[int, int]] = []
+
+    def decide(self, view: View) -> Decision:
+        waiting = sorted(
+            view.waiting,
+            key=lambda seq: (class_of(seq) is not WorkClass.ONLINE, -view.match(seq), seq.seq_id),
+        )
+        running = sorted(view.running, key=class_then_arrival)
+        idle = sorted(
+            (each for each in view.idle_blocks() if each.leaf),
+            key=lambda each: (each.readers, each.last_access),
+        )
+        evict = tuple(each.block for each in idle[:1] if each.readers == 0)
+        self.evicted += evict
+        held = tuple(view.held_blocks(each) for each in (WorkClass.ONLINE, WorkClass.OFFLINE))
+        self.occupied.append(held)
+        lane = LaneDecision(tuple(Candidate(seq.seq_id) for seq in (*running, *waiting)))
+        return Decision({DEVICE_LANE: lane}, evict=evict)
+
+
+class ByPredictedLength:
+    """RT-LM in outline: batches of similar predicted length; the long ones go to a second lane."""
+
+    def __init__(self, batch: int = 2, offload_above: int = 12) -> None:
+        self._batch, self._above = batch, offload_above
+        self.lane_of: dict[int, str] = {}
+
+    def decide(self, view: View) -> Decision:
+        wishes: dict[str, list[Sequence]] = {lane: [] for lane in view.lanes}
+        for seq in (*view.running, *sorted(view.waiting, key=predicted_length)):
+            lane = self.lane_of.setdefault(seq.seq_id, self.choose(seq, view))
+            if len(wishes[lane]) < self._batch:
+                wishes[lane].append(seq)
+        return Decision(
+            {
+                lane: LaneDecision(tuple(Candidate(seq.seq_id) for seq in chosen))
+                for lane, chosen in wishes.items()
+            }
+        )
+
+    def choose(self, seq: Sequence, view: View) -> str:
+        return view.lanes[predicted_length(seq) > self._above]
+
+
+def predicted_length(seq: Sequence) -> int:
+    return seq.request.sampling.max_tokens
+
+
+class SharesByLoad:
+    """Harli in outline: the fewer sequences, the smaller their share of the device."""
+
+    def decide(self, view: View) -> Decision:
+        order = sorted((*view.running, *view.waiting), key=class_then_arrival)
+        share = min(1.0, 0.25 * max(1, len(order)))
+        lane = LaneDecision(tuple(Candidate(seq.seq_id) for seq in order), share=share)
+        return Decision({DEVICE_LANE: lane})
+
+
+def bench_of(policy, monkeypatch, lanes: tuple[str, ...] = (DEVICE_LANE,), **sizes: int) -> Bench:
+    monkeypatch.setattr("learning_bench.build_policy", lambda name, options: policy)
+    return Bench(lanes=lanes, **sizes)
+
+
+def serve(bench: Bench, count: int) -> None:
+    while len(bench.ended) < count:
+        bench.step()
+        assert bench.clock.now() < 600.0
+
+
+def test_offline_work_is_chosen_by_shared_prefix_and_blocks_leave_in_its_order(monkeypatch):
+    policy = SharedPrefixFirst()
+    bench = bench_of(policy, monkeypatch, max_sequences=1)
+    shared = tuple(range(12))
+    bench.loop.add(request("first", (*shared, 1), 2))
+    serve(bench, 1)
+    for name, prompt in (("other", tuple(range(20, 33))), ("sharing", (*shared, 2))):
+        bench.loop.add(request(name, prompt, 2, work_class=WorkClass.OFFLINE))
+    bench.loop.add(request("online", (7, 7, 7), 2))
+    serve(bench, 4)
+    ends = sorted(("online", "sharing", "other"), key=lambda name: bench.times[name][-1])
+    assert ends == ["online", "sharing", "other"]
+    assert bench.ended["sharing"].cached_tokens == 12
+    assert policy.evicted, "nothing was evicted"
+    assert max(online for online, _ in policy.occupied) >= 1
+    assert max(offline for _, offline in policy.occupied) >= 3
+
+
+def test_batches_are_cut_by_predicted_length_and_long_ones_run_on_another_lane(monkeypatch):
+    policy = ByPredictedLength()
+    bench = bench_of(policy, monkeypatch, lanes=(DEVICE_LANE, "overflow"))
+    lengths = {"a": 4, "b": 20, "c": 6, "d": 5, "e": 16}
+    for place, (name, length) in enumerate(lengths.items()):
+        bench.loop.add(request(name, (place, 1, 2), length))
+    serve(bench, len(lengths))
+    for plan in bench.plans:
+        assert len(plan.spans) <= 2
+        for span in plan.spans:
+            assert plan.lane == policy.lane_of[span.seq_id]
+    assert {plan.lane for plan in bench.plans} == {DEVICE_LANE, "overflow"}
+    long = {seq_id for seq_id, lane in policy.lane_of.items() if lane == "overflow"}
+    assert len(long) == 2
+    assert bench.times["a"][-1] <= bench.times["d"][-1] <= bench.times["c"][-1]
+
+
+def test_a_share_of_the_device_reaches_the_plan(monkeypatch):
+    bench = bench_of(SharesByLoad(), monkeypatch)
+    for name, length in (("a", 3), ("b", 6), ("c", 9)):
+        bench.loop.add(request(name, (1, 2, ord(name) % 40), length))
+    serve(bench, 3)
+    shares = [plan.share for plan in bench.plans]
+    assert shares == sorted(shares, reverse=True)
+    assert set(shares) == {0.75, 0.5, 0.25}
+
+
+def test_what_one_lane_runs_another_does_not(monkeypatch):
+    class Greedy:
+        def decide(self, view: View) -> Decision:
+            everybody = tuple(Candidate(seq.seq_id) for seq in (*view.running, *view.waiting))
+            return Decision({lane: LaneDecision(everybody) for lane in view.lanes})
+
+    bench = bench_of(Greedy(), monkeypatch, lanes=(DEVICE_LANE, "overflow"), max_sequences=2)
+    for number in range(4):
+        bench.loop.add(request(f"r{number}", (number, 1), 4))
+    serve(bench, 4)
+    steps: dict[int, list[int]] = {}
+    for plan in bench.plans:
+        steps.setdefault(plan.step, []).extend(span.seq_id for span in plan.spans)
+    assert all(len(ids) == len(set(ids)) for ids in steps.values())
+
+
+TOY = """
+from tandem.core.decision import Candidate, Decision
+
+class LastComeFirstServed:
+    def decide(self, view):
+        order = sorted((*view.running, *view.waiting), key=lambda seq: -seq.seq_id)
+        return Decision.on_device(tuple(Candidate(seq.seq_id) for seq in order))
+"""
+
+
+def test_a_policy_is_one_file(tmp_path, monkeypatch):
+    """Nothing but the file is touched: it is found by its module's name."""
+    (tmp_path / "toy_policy.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "toy_policy", raising=False)
+    policy = build_policy("toy_policy:LastComeFirstServed")
+    bench = bench_of(policy, monkeypatch, max_sequences=1)
+    for name in ("a", "b", "c"):
+        bench.loop.add(request(name, (ord(name) % 40, 1), 3))
+    serve(bench, 3)
+    assert sorted(bench.times, key=lambda name: bench.times[name][-1]) == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize("policy", ["toy_policy", "nowhere:Policy"])
+def test_a_policy_that_is_not_there_is_refused_with_what_there_is(policy):
+    with pytest.raises(Exception, match="known: adainf, ekya, fcfs, mace"):
+        build_policy(policy)

@@ -1,0 +1,73 @@
+"""Micro-benchmarks cover every kind of work, keep to limits, and find a device's rates again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fake_executor import FakeExecutor
+from tandem.core.clock import VirtualClock
+from tandem.core.plan import LanePlan
+from tandem.estimators.calibrate import KINDS, fit
+from tandem.estimators.datasheet import datasheet_profile
+from tandem.estimators.latency import LatencyModel, Rates
+from tandem.executor.profile import ProbeLimits, probe
+from tandem.sim.curves import Saturating
+from tandem.sim.executor import SimExecutor
+
+LIMITS = ProbeLimits(max_batch_tokens=512, max_sequences=32)
+
+
+def device(plans: list[LanePlan], **changes: int) -> SimExecutor:
+    """A device that is only computed; `changes` of what its profile says of the model."""
+    profile = datasheet_profile("l4", "qwen2.5-0.5b")
+    profile = replace(profile, info=replace(profile.info, **changes))
+    on_plan = lambda plan, result: plans.append(plan)  # noqa: E731
+    return SimExecutor(profile, VirtualClock(), curve=Saturating(), on_plan=on_plan)
+
+
+def test_the_rates_of_a_device_are_found_again():
+    plans: list[LanePlan] = []
+    executor = device(plans)
+    samples = probe(executor, LIMITS, seconds=1.5)
+    found = fit(samples, Rates.guess(weight_bytes=10**9, num_parameters=10**9, num_layers=24))
+    assert set(found.errors) == {*KINDS, "slice"}
+    assert all(error.mape < 0.03 for error in found.errors.values())
+    truth = LatencyModel(datasheet_profile("l4", "qwen2.5-0.5b").rates)
+    model = LatencyModel(found.rates)
+    assert model.slice_s(300, 12) == pytest.approx(truth.slice_s(300, 12), rel=0.03)
+    assert model.update_s() == pytest.approx(truth.update_s(), rel=0.01)
+
+
+def test_every_plan_keeps_to_the_limits():
+    plans: list[LanePlan] = []
+    executor = device(plans, num_blocks=40, recording_tokens=100, max_model_len=256)
+    probe(executor, LIMITS, seconds=0.5)
+    assert len(plans) > 50
+    for plan in plans:
+        assert plan.num_tokens <= 512 and len(plan.spans) <= 32
+        blocks = [block for span in plan.spans for block in span.block_tables[0]]
+        assert len(blocks) == len(set(blocks)) and all(block < 40 for block in blocks)
+        assert all(span.end < 256 for span in plan.spans)
+        assert all(sum(opened.lengths) <= 100 for opened in plan.opens)
+    assert executor.memory_bytes() == {"recorded_rows": 0}
+
+
+def test_an_engine_that_does_not_train_is_profiled_without_training():
+    plans: list[LanePlan] = []
+    samples = probe(device(plans, recording_tokens=0), LIMITS, seconds=0.2)
+    assert samples.passes and not (samples.slices or samples.updates)
+    assert not any(plan.opens for plan in plans)
+
+
+def test_the_rules_of_recordings_are_kept():
+    """The fake executor asserts them; it has no time of its own to tell."""
+    executor = FakeExecutor(num_blocks=64, recording_tokens=64, max_model_len=64)
+    limits = ProbeLimits(max_batch_tokens=32, max_sequences=4)
+    # Its KV is checked too: spans that begin late would read what nobody has written.
+    executor._write = lambda span: None
+    executor._read = lambda span: (0, [0] * len(span.tokens))
+    samples = probe(executor, limits, seconds=0.3)
+    assert samples.slices and samples.updates
+    assert not executor.trainers and not executor.recordings

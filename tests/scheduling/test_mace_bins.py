@@ -1,0 +1,62 @@
+"""MACE's packing by hand-made tasks, its order of priorities, and its ablations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.scheduling.policies.mace import Mace, Options, Task
+
+
+class FakeView:
+    """What packing reads of a view."""
+
+    def __init__(self, blocks: int) -> None:
+        self.available_blocks = blocks
+
+
+def task(name: int, blocks: int, seconds: float = 0.01) -> Task:
+    return Task(0.0, float(name), name, [], blocks, seconds)
+
+
+def packed(sizes: list[tuple[int, float]], capacity: int, **options: float) -> list[int]:
+    tasks = [task(name, blocks, seconds) for name, (blocks, seconds) in enumerate(sizes)]
+    policy = Mace(replace(Options(), **options))
+    return [each.order for each in policy._first_bin(FakeView(capacity), tasks)]
+
+
+def test_tasks_fill_the_first_bin_until_the_next_does_not_fit():
+    assert packed([(4, 0.01), (4, 0.01), (4, 0.01)], 10) == [0, 1]
+
+
+def test_a_smaller_task_goes_into_the_bin_that_it_fits_best():
+    """After [6] and [7] a task of 3 leaves nothing of the second, one of the first."""
+    assert packed([(6, 0.01), (7, 0.01), (3, 0.01), (4, 0.01)], 10, tau_memory=1.0) == [0, 3]
+
+
+def test_latency_decides_between_bins_that_are_equally_free():
+    sizes = [(6, 0.01), (6, 0.20), (2, 0.19)]
+    assert packed(sizes, 10) == [0]
+    assert packed(sizes, 10, lambda_latency=0.0) == [0, 2]
+
+
+def test_a_full_first_bin_ends_the_packing():
+    assert packed([(9, 0.01), (0, 0.01), (0, 0.01)], 10, tau_memory=0.9) == [0]
+
+
+def test_only_so_many_tasks_are_looked_at():
+    assert packed([(1, 0.01)] * 9, 100, tau_tasks=4) == [0, 1, 2, 3]
+
+
+def test_a_task_larger_than_everything_opens_a_bin_of_its_own():
+    assert packed([(50, 0.01), (1, 0.01)], 10) == [0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"pi_ft": 2.5}, {"delta_decode": 0.2}, {"budget_s": 0.0}, {"tau_memory": 0.0}],
+)
+def test_constants_against_the_papers_order_are_refused(options):
+    with pytest.raises(ValueError, match=r"must be|demands"):
+        replace(Options(), **options)
