@@ -71,7 +71,7 @@ def mace_command(
         (out / "mace.json").write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
         page = "\n".join(["# MACE at the paper's scale, simulated", "", *pages])
         (out / "mace.md").write_text(page)
-        Console().print(page, markup=False)
+        typer.echo(page)
     except TandemError as error:
         console.print(f"error: {error}", markup=False)
         raise typer.Exit(2) from None
