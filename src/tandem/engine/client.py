@@ -148,7 +148,8 @@ class AsyncEngineClient:
         """See `EngineClient`."""
         self._draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

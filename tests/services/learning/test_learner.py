@@ -114,7 +114,7 @@ async def test_a_refused_candidate_does_not_loop(tmp_path: Path) -> None:
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
         await settled(made)
-        assert made.engine.closed.count("learn/formal") >= 2
+        await until(lambda: made.engine.closed.count("learn/formal") >= 2)
 
 
 async def test_samples_that_break_a_step_are_isolated(tmp_path: Path) -> None:
@@ -362,3 +362,15 @@ async def test_a_candidate_that_is_given_up_while_it_is_staged_leaves_nothing(
             await engine.staging
             assert engine.adapters == {}
             assert list((tmp_path / "adapters" / "formal").iterdir()) == []
+
+
+async def test_stopping_together_with_news_does_not_wait(tmp_path: Path) -> None:
+    """The wake-up and the cancellation reach the task at once."""
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        await asyncio.sleep(0.3)  # its task has nothing to do any more and waits
+        made.learner.notify("formal")
+        async with asyncio.timeout(10.0):
+            await made.learner.stop()

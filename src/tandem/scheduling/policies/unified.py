@@ -28,6 +28,9 @@ from tandem.scheduling.view import Policy, View
 _PIECE_TOKENS = 64
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
+# Of the slack, at most so much more than is used is kept for wrong predictions: a deadline that is
+# missed moves, but time that is not used is gone.
+_MOST_MARGIN = 0.2
 # MACE's priorities: prompts begin one above learning and age at a quarter of its rate.
 _PROMPT_PRIORITY = 1.0
 _PROMPT_AGEING = 0.25
@@ -151,7 +154,7 @@ class Unified:
         ceiling_s = self._options.ceiling_s if requests.rows else self._options.idle_s
         # What predictions are usually off by is not given away: an objective that is aimed at
         # exactly is missed every other time.
-        due_s = requests.due_s / (1.0 + view.latency.uncertainty)
+        due_s = requests.due_s / (1.0 + min(_MOST_MARGIN, view.latency.uncertainty))
         seconds = min(due_s, ceiling_s) - requests.predicted_s
         if self._earned_s >= _least_s(view, items[0]):
             seconds = max(seconds, self._earned_s)

@@ -154,8 +154,11 @@ class Learner:
 
 
 async def _woken(wake: asyncio.Event) -> bool:
+    # Not `wait_for`: before Python 3.12 it swallows a cancellation that comes together with the
+    # event, and `stop` would wait for the time to run out.
     try:
-        await asyncio.wait_for(wake.wait(), _REST_AFTER_S)
+        async with asyncio.timeout(_REST_AFTER_S):
+            await wake.wait()
     except TimeoutError:
         return False
     return True
