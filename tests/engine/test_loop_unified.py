@@ -89,18 +89,36 @@ def test_unified_spends_saved_slack_in_passes_up_to_its_ceiling():
     assert 0.15 < max(pauses) <= 0.25 * 1.1
 
 
-def test_unified_gives_less_away_the_less_its_predictions_hold():
+def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
     def granted_rows(error: float) -> int:
         costs = Costs(iteration_s=0.02, token_s=0.002)
         bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200, costs=costs)
         bench.open("t")
         bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
         bench.run()
-        bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=0.15, tpot_s=0.05)))
+        bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=0.13, tpot_s=0.05)))
         bench.step()
         bench.loop.add_step(sft_step("s", "t", [30, 30]))
         bench.scheduler.latency.forward.error = error
         bench.step()
         return sum(len(span.tokens) for span in bench.plans[-1].spans if span.record)
 
-    assert granted_rows(0.0) > granted_rows(0.5) > 0
+    assert granted_rows(0.0) > granted_rows(0.2) == granted_rows(0.9) > 0
+
+
+def test_a_request_that_was_late_once_saves_up_slack_again():
+    """Its first token misses the objective by seconds; learning still gets long passes."""
+    costs = Costs(iteration_s=0.02, token_s=0.001)
+    bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200, costs=costs)
+    bench.open("t")
+    bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
+    bench.run()
+    bench.loop.add(request("r", (1, 2), 200, slo=Slo(ttft_s=0.001, tpot_s=0.06)))
+    bench.clock.advance(5.0)  # nobody came to it
+    for number in range(12):
+        bench.loop.add_step(sft_step(f"s{number}", "t", [60, 60]))
+    while "r" not in bench.ended:
+        bench.step()
+    late = gaps(bench, "r")[8:]
+    assert max(late) > 1.2 * 0.06, "no slack was saved up"
+    assert sum(late) / len(late) <= 0.06 * 1.1

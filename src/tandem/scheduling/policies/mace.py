@@ -117,7 +117,9 @@ class Mace:
                 tasks.append(self._inference(view, seq))
             elif is_lone_score(seq):
                 tasks.append(self._score(view, seq))
-        for seq in islice(view.waiting, options.tau_tasks):
+        # The oldest prompt has the highest priority of all that wait, and only as many can start.
+        room = max(0, view.budgets.max_sequences - len(view.running)) + 1
+        for seq in islice(view.waiting, min(room, options.tau_tasks)):
             tasks.append(self._inference(view, seq))
         for seq in islice(view.learning, options.tau_tasks):
             if is_lone_score(seq):
@@ -199,8 +201,11 @@ class Mace:
 
         Everything else may be preempted for blocks, the latest of the least class first.
         """
-        decodes = [task for task in chosen if task.step is None and task.sequences[0].decoding]
-        others = [task for task in chosen if task.step is not None or task not in decodes]
+        decodes: list[Task] = []
+        others: list[Task] = []
+        for task in chosen:
+            decoding = task.step is None and task.sequences[0].decoding
+            (decodes if decoding else others).append(task)
         if self._options.prefix:
             others = _depth_first(others, view.block_size)
         order = [seq for task in (*decodes, *others) for seq in task.sequences]

@@ -225,21 +225,25 @@ class Unified:
             view.recording_room,
             view.available_blocks - len(view.running),
         )
-        found = _Learning()
+        found, left_s = _Learning(), room.left_s(view.latency)
         for overdue in (True, False):
             if not overdue:  # the waiting requests come between
                 room.tokens -= requests.rows - requests.running_rows
             for item in (item for item in items if item.overdue is overdue):
-                forwards = _forwards(view, item, room, needed and found.empty)
-                (found.first if overdue else found.last).extend(forwards)
                 if overdue:
                     found.protected |= {seq.seq_id for seq in item.sequences}
+                first = needed and found.empty
+                if left_s <= 0.0 and not first:
+                    continue
+                forwards = _forwards(view, item, room, first)
+                (found.first if overdue else found.last).extend(forwards)
+                left_s = room.left_s(view.latency)
                 if item.step is not None:
-                    before_s = room.left_s(view.latency)
-                    slices, left_s = slices_within(
-                        [item.step], view.latency, before_s, needed and found.empty
+                    slices, after_s = slices_within(
+                        [item.step], view.latency, left_s, needed and found.empty
                     )
-                    room.pass_s -= before_s - left_s
+                    room.pass_s -= left_s - after_s
+                    left_s = after_s
                     found.slices += slices
         used_s = seconds - room.left_s(view.latency)
         self._earned_s = max(0.0, self._earned_s - max(0.0, used_s))
@@ -260,30 +264,32 @@ class Unified:
         for place, seq in enumerate((*serving, *queue)):
             if left <= 0:
                 break
-            taken = min(seq.remaining, left)
+            length, computed = len(seq.tokens), seq.computed
+            taken = min(length - computed, left)
             left -= taken
-            if seq.decoding:
-                work.decode(len(seq.tokens))
+            if taken == 1 and computed:
+                work.decode(length)
             else:
-                work.span(seq.computed, taken, draws=int(taken == seq.remaining))
+                work.span(computed, taken, draws=int(taken == length - computed))
             if place < len(serving):
-                running_rows = work.tokens
+                running_rows += taken
             if seq.request.work_class is WorkClass.ONLINE:
-                due_s = min(due_s, self._slack_s(view, seq))
+                slack_s = self._slack_s(view, seq)
+                due_s = slack_s if slack_s < due_s else due_s
         predicted_s = view.latency.forward_s(work)
         return _Serving(serving, queue, running_rows, work, predicted_s, max(due_s, predicted_s))
 
     def _slack_s(self, view: View, seq: Sequence) -> float:
         """Token i is due at arrival + TTFT + i * TPOT (Echo 5.1); a missed deadline moves to a TPOT
         from now and takes the later ones along, so that a late request saves up slack again."""
-        slo = view.slo(seq)
-        due_s = seq.request.arrival_s + slo.ttft_s + seq.output_tokens * slo.tpot_s
+        slo, request, tokens = view.slo(seq), seq.request, len(seq.tokens)
+        due_s = request.arrival_s + slo.ttft_s + (tokens - len(request.prompt)) * slo.tpot_s
         due_s += self._moved_s.get(seq.seq_id, 0.0)
         if due_s < view.now:
             moved_s = view.now + slo.tpot_s - due_s
             self._moved_s[seq.seq_id] = self._moved_s.get(seq.seq_id, 0.0) + moved_s
             due_s = view.now + slo.tpot_s
-        iterations = -(-seq.remaining // view.budgets.max_batch_tokens)
+        iterations = -(-(tokens - seq.computed) // view.budgets.max_batch_tokens)
         return (due_s - view.now) / max(1, iterations)
 
     def _take_turns(
