@@ -119,6 +119,19 @@ def test_it_follows_a_device_that_has_become_slower():
     assert model.predict((1.0, 20)) == pytest.approx(0.6, rel=0.1)
 
 
+def test_a_slow_spell_of_one_kind_of_work_says_nothing_of_another():
+    """Passes without recording become ten times slower: recording is not thought dearer for it."""
+    model = LinearModel((0.01, 0.001, 0.02))
+    for rows in range(1, 40):
+        recorded = float(rows % 2)
+        model.observe((1.0, rows, recorded), 0.02 + 0.002 * rows + 0.03 * recorded)
+    before = model.coefficients[2]
+    for rows in range(1, 12):
+        model.observe((1.0, rows, 0.0), 10 * (0.02 + 0.002 * rows))
+    assert model.predict((1.0, 20, 0.0)) == pytest.approx(0.6, rel=0.1)
+    assert model.coefficients[2] < 2 * before
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 1000), st.floats(1e-6, 1000)), max_size=60)

@@ -69,7 +69,7 @@ class LinearModel:
             return
         predicted = max(self.predict(features), 1e-9)
         self._count_error(predicted, seconds)
-        seconds = self._believable(predicted, seconds)
+        seconds = self._believable(predicted, seconds, features)
         # Relative to what is expected, so that short and long iterations count alike.
         x = [s * f / predicted for s, f in zip(self._scale, features, strict=True)]
         gain = [_dot(row, x) for row in self._covariance]
@@ -85,7 +85,7 @@ class LinearModel:
         ]
         self.coefficients = tuple([t * s for t, s in zip(self._theta, self._scale, strict=True)])
 
-    def _believable(self, predicted: float, seconds: float) -> float:
+    def _believable(self, predicted: float, seconds: float, features: Sequence[float]) -> float:
         """What a sample counts as; forgets everything after too many surprises in a row."""
         near = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
         if near == seconds:
@@ -94,8 +94,14 @@ class LinearModel:
         self._surprises += 1
         if self._surprises < _PATIENCE_SAMPLES:
             return near
-        # In units of the new level, so that what is learned next is not bound to the old one.
-        self._theta = [max(theta, 1e-3) * seconds / predicted for theta in self._theta]
+        # In units of the new level, so that what is learned next is not bound to the old one. What
+        # was no part of the surprise keeps its coefficient: one that is too high would hardly ever
+        # be observed again, since work that seems dear is not planned.
+        ratio = seconds / predicted
+        self._theta = [
+            max(theta, 1e-3) * ratio if feature else theta
+            for theta, feature in zip(self._theta, features, strict=True)
+        ]
         self._covariance = _identity(len(self._theta), self._variance * max(self._theta) ** 2)
         return seconds
 
