@@ -17,9 +17,9 @@ _ERROR_DECAY = 0.05
 _WINDOW = 256
 # One stalled iteration may not ruin the fit: a sample counts as at most this multiple of what was
 # expected (and at least its inverse). Several in a row are no accident: the fit begins anew.
-_CLIP = 3.0
+_CLIP = 1.5
 _PATIENCE_SAMPLES = 4
-UNKNOWN = 1e4
+UNKNOWN = 100.0
 MEASURED = 0.04
 _LEAST = 1e-4  # of the first value: no work is free
 _MAX_VARIANCE = 1e6
