@@ -92,7 +92,10 @@ def test_unified_spends_saved_slack_in_passes_up_to_its_ceiling():
 def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
     def granted_rows(error: float) -> int:
         costs = Costs(iteration_s=0.02, token_s=0.002)
-        bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200, costs=costs)
+        bench = Bench(
+            options={"ceiling_s": "0.14"}, num_blocks=200, max_batch_tokens=64,
+            recording_tokens=200, costs=costs,
+        )  # fmt: skip
         bench.open("t")
         bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
         bench.run()
@@ -104,6 +107,27 @@ def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
         return sum(len(span.tokens) for span in bench.plans[-1].spans if span.record)
 
     assert granted_rows(0.0) > granted_rows(0.2) == granted_rows(0.9) > 0
+
+
+def test_unified_saves_slack_up_for_large_recording_passes():
+    """What fits only in part waits until the pass may be a long one; a small rest is not kept."""
+    costs = Costs(iteration_s=0.03, token_s=0.002, slice_s=1e-3, layer_token_s=1e-4)
+    bench = Bench(num_blocks=300, max_batch_tokens=256, recording_tokens=600, costs=costs)
+    bench.open("t")
+    bench.loop.add_step(sft_step("before", "t", [60, 60], [10]))
+    bench.run()
+    bench.loop.add(request("r", (1, 2), 60, slo=Slo(ttft_s=0.1, tpot_s=0.07)))
+    bench.step()
+    for number in range(3):
+        bench.loop.add_step(sft_step(f"s{number}", "t", [60] * 5))
+    started = len(bench.plans)
+    while "r" not in bench.ended:
+        bench.step()
+    beside = [plan for plan in bench.plans[started:] if any(span.draws for span in plan.spans)]
+    recorded = [sum(len(span.tokens) for span in plan.spans if span.record) for plan in beside]
+    passes = [rows for rows in recorded if rows]
+    assert sum(passes) >= 2 * 295
+    assert sum(rows >= 70 for rows in passes) >= 0.6 * len(passes), passes
 
 
 def test_a_request_that_was_late_once_saves_up_slack_again():

@@ -26,6 +26,9 @@ from tandem.scheduling.view import Policy, View
 
 # A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
 _PIECE_TOKENS = 64
+# A pass beside requests records when it may take this share of the ceiling: each pass that records
+# streams the head again, so slack is saved up for few large ones.
+_FULL_SHARE = 0.9
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
 # Of the slack, at most so much more than is used is kept for wrong predictions: a deadline that is
@@ -80,13 +83,15 @@ class _Item:
 @dataclass(slots=True)
 class _Room:
     """What an iteration has left for learning: `pass_s` for its whole pass, whose work so far is
-    `work`, and for the slices after it."""
+    `work`, and for the slices after it. A forward of which only a part fits waits until the pass
+    may take `full_s`."""
 
     tokens: int
     pass_s: float
     work: PassWork
     recording_rows: int
     blocks: int
+    full_s: float = 0.0
     opened: set[int] = field(default_factory=set)
 
     def left_s(self, latency: LatencyModel) -> float:
@@ -152,15 +157,16 @@ class Unified:
         requests = self._requests(view, serving, queue)
         self._earn(view, items[0])
         ceiling_s = self._options.ceiling_s if requests.rows else self._options.idle_s
+        full_s = _FULL_SHARE * ceiling_s if requests.rows else 0.0
         # What predictions are usually off by is not given away: an objective that is aimed at
         # exactly is missed every other time.
         due_s = requests.due_s / (1.0 + min(_MOST_MARGIN, view.latency.uncertainty))
         seconds = min(due_s, ceiling_s) - requests.predicted_s
         if self._earned_s >= _least_s(view, items[0]):
-            seconds = max(seconds, self._earned_s)
+            seconds, full_s = max(seconds, self._earned_s), 0.0
         if self._options.temporal_only and requests.rows:
             return self._take_turns(view, running, requests, items, seconds)
-        learning = self._learn(view, items, requests, seconds, needed=requests.rows == 0)
+        learning = self._learn(view, items, requests, seconds, full_s, needed=requests.rows == 0)
         return _decision(running, _all(serving), _all(queue), learning)
 
     def _serve_only(self, view: View, running: list[Sequence]) -> Decision:
@@ -213,6 +219,7 @@ class Unified:
         items: list[_Item],
         requests: _Serving,
         seconds: float,
+        full_s: float = 0.0,
         *,
         needed: bool,
     ) -> _Learning:
@@ -224,6 +231,7 @@ class Unified:
             requests.work.copy(),
             view.recording_room,
             view.available_blocks - len(view.running),
+            full_s,
         )
         found, left_s = _Learning(), room.left_s(view.latency)
         for overdue in (True, False):
@@ -327,15 +335,20 @@ def _least_s(view: View, item: _Item) -> float:
 def _forwards(view: View, item: _Item, room: _Room, needed: bool) -> list[Candidate]:
     """What fits of an item's forwards, in order; with `needed` at least one piece of them."""
     candidates: list[Candidate] = []
+    rest = sum(seq.remaining for seq in item.sequences)
     for seq in item.sequences:
         if seq.computed == 0 and not _can_start(view, item, seq, room):
             break
-        least = min(seq.remaining, _PIECE_TOKENS)
+        # What joins a pass that records already costs no more than its rows.
+        shortest = view.block_size if room.work.recorded else _PIECE_TOKENS
+        least = min(seq.remaining, shortest)
         affordable = view.latency.rows_within(
-            room.work, seq.computed, min(seq.remaining, room.tokens), room.pass_s
+            room.work, seq.computed, min(rest, room.tokens), room.pass_s
         )
         if needed and not candidates:
             affordable = max(affordable, least)
+        elif not room.work.recorded and affordable < rest and room.pass_s < room.full_s:
+            break
         taken = min(seq.remaining, room.tokens, affordable)
         if taken < min(least, room.tokens) or taken <= 0:
             break
