@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import tiny_models
 from tandem.config import AdapterConfig, CacheConfig, LearningConfig, ModelConfig, SchedulingConfig
@@ -33,6 +34,15 @@ from tandem.training.losses import micro_batch_loss, step_items
 
 BLOCK = 4
 NUM_BLOCKS = 256
+WIDE = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 160,
+}
 
 
 def make_executor(
@@ -59,6 +69,19 @@ def gentle(name, dtype=torch.float32):
             if weight.ndim > 1:
                 weight.mul_(0.4)
     return model.to(dtype)
+
+
+def wide(name, dtype):
+    """A llama or qwen3 whose widths the AMX kernels take."""
+    torch.manual_seed(0)
+    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+    config, model = kinds[name]
+    made = model(config(**WIDE)).bfloat16()
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.ndim > 1:
+                weight.mul_(5.0)
+    return made.to(dtype).eval()
 
 
 @dataclass

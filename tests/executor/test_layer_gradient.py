@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tandem.core.training import Role
 from tandem.executor import training
@@ -18,20 +17,12 @@ from training_harness import (
     open_trainer,
     our_gradients,
     random_sequences,
+    wide,
     worst_error,
 )
 
 pytestmark = pytest.mark.skipif(not kernels.status().available, reason="no kernels")
 KINDS = ["llama", "mistral", "qwen2", "qwen3"]
-WIDE = {
-    "hidden_size": 96,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 160,
-}
 
 
 @pytest.fixture
@@ -86,18 +77,6 @@ def test_control_a_formula_that_is_off_by_a_hundredth_is_noticed(monkeypatch):
 
     monkeypatch.setattr(layer_gradient, "turn_heads_gradient", off)
     assert worst_error(gradients(executor), expected) > 1e-3
-
-
-def wide(name, dtype):
-    torch.manual_seed(0)
-    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
-    config, model = kinds[name]
-    made = model(config(**WIDE)).bfloat16()
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.ndim > 1:
-                weight.mul_(5.0)
-    return made.to(dtype).eval()
 
 
 @pytest.mark.skipif(not kernels.amx_linear(), reason="no AMX")

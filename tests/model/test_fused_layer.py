@@ -28,6 +28,7 @@ from tandem.model.attention.cpu import CpuKernel
 from tandem.model.attention.interface import IMPLEMENTATION, register
 from tandem.model.fuse import fuse_modules
 from tandem.model.fused_layer import FusedLayer
+from tandem.model.kernels.layer import Exports
 from tandem.model.linear import pack_linears
 from tandem.model.lora import LoraLayers, Segment, adaptable_linears
 from tandem.model.lora_files import LinearShape, Lora, LoraWeights
@@ -302,6 +303,29 @@ def test_nothing_is_computed_by_blocks_where_a_gradient_is_wanted(calls: list[st
     with torch.enable_grad():
         run(model, [5], PagedContext)
     assert calls == []
+
+
+def test_gate_and_up_of_some_rows_are_exported() -> None:
+    model, _ = make("qwen2")
+    layer = model.model.layers[0]
+    weights = layer._current().weights[1]
+    for rows in (7, 70):
+        x = torch.randn(1, rows, 96).bfloat16()
+        normal = layer.post_attention_layernorm(x[0])
+        joined = torch.cat([layer.mlp.gate_proj(normal), layer.mlp.up_proj(normal)], dim=-1)
+        tiles = [torch.full((3, 2 * 1312 // 32, 32, 32), 9.0).bfloat16() for _ in range(2)]
+        exports = Exports([1, 4, 30, 5, rows, 0], tiles)
+        out = fused_layer.mlp_block(x, weights, exports=exports)
+        assert torch.equal(out, fused_layer.mlp_block(x, weights))
+        first, second = (each.transpose(1, 2).flatten(0, 1).flatten(1) for each in tiles)
+        assert torch.equal(first[30:33], joined[1:4])
+        assert torch.equal(second[: rows - 5], joined[5:])
+        assert (first[:30] == 9.0).all() and (first[33:] == 9.0).all()
+        assert (second[rows - 5 :] == 9.0).all()
+        bad = [[0, 4], [0, rows + 1, 0], [4, 3, 0], [0, 4, 93], [0, 4, -1]]
+        for ranges in bad:
+            with pytest.raises(RuntimeError, match="export"):
+                fused_layer.mlp_block(x, weights, exports=Exports(ranges, tiles[:1]))
 
 
 def test_a_slot_outside_the_cache_is_refused() -> None:

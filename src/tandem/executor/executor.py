@@ -261,7 +261,9 @@ class DeviceExecutor:
         recorder = None
         if any(span.record is not None for span in batch.spans):
             training = self._required_training()
-            recorder = Recorder(training.recordings, batch, training.graph_keeper(batch))
+            graphs = training.graph_keeper(batch)
+            inner = training.inner_keeper(batch) if graphs is None else None
+            recorder = Recorder(training.recordings, batch, graphs, inner)
         outcomes = run_batch(model, storage, batch, recorder)
         return {places[at]: outcome for at, outcome in zip(batch.order, outcomes, strict=True)}
 

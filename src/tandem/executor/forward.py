@@ -42,7 +42,10 @@ def run_batch(
     `recorder` takes what is recorded; without one, no span is.
     """
     context = PagedContext(
-        model.kernel.prepare(batch.layout), storage.layers, wanted_rows(batch, model.device)
+        model.kernel.prepare(batch.layout),
+        storage.layers,
+        wanted_rows(batch, model.device),
+        recorder.inner if recorder is not None else None,
     )
     # Never inference_mode: its tensors could not be recorded for a later backward.
     with torch.no_grad():

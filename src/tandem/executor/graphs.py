@@ -1,8 +1,9 @@
 """Computes recorded rows layer by layer and keeps what their gradient needs, while there is room.
 
 Only in a pass that is nothing but whole micro-batches, each sequence in one span: earlier chunks'
-keys would carry no gradient, and rows of others go through the model's own layers. Nothing is
-written to the KV cache, since a sequence that was recorded to its end is never continued.
+keys would carry no gradient, and rows of others go through the model's own layers (what those leave
+behind is `inner`'s business). Nothing is written to the KV cache, since a sequence that was
+recorded to its end is never continued.
 """
 
 from __future__ import annotations
@@ -52,9 +53,6 @@ def graph_keeper(
 ) -> GraphKeeper | None:
     """None unless the pass is made of whole micro-batches. `prepare` makes the replay of all rows
     of a recording whose tokens are known."""
-    for span in batch.spans:
-        if span.record is not None and (again := recordings.get(span.record.micro_batch)):
-            recordings.drop_graphs(again)
     if not recordings.keeps_graphs or any(span.record is None for span in batch.spans):
         return None
     parts: list[_Part] = []
@@ -79,6 +77,7 @@ def graph_keeper(
             return None
         first = batch.first_rows[at]
         end = first + recording.num_rows
+        recordings.drop_graphs(recording)
         recording.tokens.copy_(batch.tokens[first:end])
         parts.append(_Part(first, end, recording, prepare(recording)))
         at += len(wanted)

@@ -10,6 +10,7 @@ from torch import Tensor
 from tandem.core.plan import Span
 from tandem.executor.batch import Batch
 from tandem.executor.graphs import GraphKeeper
+from tandem.executor.inner import InnerKeeper
 from tandem.training.recordings import Recording, Recordings
 
 
@@ -17,9 +18,13 @@ class Recorder:
     """For one forward pass; all recorded spans of `batch` passed `TrainingState.span_problem`."""
 
     def __init__(
-        self, recordings: Recordings, batch: Batch, graphs: GraphKeeper | None = None
+        self,
+        recordings: Recordings,
+        batch: Batch,
+        graphs: GraphKeeper | None = None,
+        inner: InnerKeeper | None = None,
     ) -> None:
-        self.graphs = graphs
+        self.graphs, self.inner = graphs, inner
         self._spans: dict[int, tuple[Span, int, Recording]] = {}
         self._targets: list[tuple[int, int, Tensor]] = []
         for place, (span, first) in enumerate(zip(batch.spans, batch.first_rows, strict=True)):
@@ -58,6 +63,8 @@ class Recorder:
 
     def finish(self) -> None:
         """The pass has run: these rows are there now."""
+        if self.inner is not None:
+            self.inner.finish()
         for span, _, recording in self._spans.values():
             assert span.record is not None
             sequence = span.record.sequence

@@ -27,9 +27,10 @@ from tandem.core.plan import (
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.executor.batch import Batch
 from tandem.executor.graphs import GraphKeeper, graph_keeper
+from tandem.executor.inner import InnerKeeper, inner_keeper
 from tandem.executor.starts import make_start, trainable_prefixes
 from tandem.model.attention.dense import DenseContext
-from tandem.model.layer_gradient import Kept, layer_gradient
+from tandem.model.layer_gradient import Inner, Kept, inner_room, layer_gradient
 from tandem.model.load import LoadedModel
 from tandem.model.lora import Segment
 from tandem.model.lora_files import Lora, LoraWeights
@@ -134,6 +135,14 @@ class TrainingState:
     def graph_keeper(self, batch: Batch) -> GraphKeeper | None:
         """Who computes the layers of a pass that only records, if graphs can be kept."""
         return graph_keeper(self.recordings, batch, self._prepare)
+
+    def inner_keeper(self, batch: Batch) -> InnerKeeper | None:
+        """Who keeps the inner layers of a pass that goes through the model's own layers."""
+        stack = self._model.stack
+        assert stack is not None
+        return inner_keeper(
+            self.recordings, batch, lambda layer, rows: inner_room(stack.taps[layer].module, rows)
+        )
 
     def run_slice(self, plan: BackwardSlice) -> SliceResult:
         """Compute a slice; if it is the last one of its micro-batch, let the recording go."""
@@ -269,7 +278,8 @@ class LoraReplay:
         if layer is None:
             return None
         with torch.no_grad():
-            kept = graph if isinstance(graph, Kept) else layer.forward(hidden)
+            inner = graph if isinstance(graph, Inner) else None
+            kept = graph if isinstance(graph, Kept) else layer.forward(hidden, inner)
             entering, found = layer.backward(hidden, kept, gradient, below)
         prefix = self._prefixes[index]
         return entering, {f"{prefix}{name}": pair for name, pair in found.items()}

@@ -19,6 +19,7 @@ from tandem.model.attention.cpu import CpuBatch
 from tandem.model.fused import FusedAttention, FusedMlp, FusedRmsNorm
 from tandem.model.kernels.layer import (
     AttentionWeights,
+    Exports,
     MlpWeights,
     NormWeights,
     Panels,
@@ -109,9 +110,11 @@ class FusedLayer(nn.Module):
         x = attention_block(
             hidden, weights[0], angles, (cache.keys, cache.values), tables, updates[0], wanted
         )
-        x = mlp_block(x, weights[1], updates[1])
         if wanted is None:
-            return x
+            inner = context.inner
+            exports = inner.exports(self.self_attn.layer_idx, x) if inner is not None else Exports()
+            return mlp_block(x, weights[1], updates[1], exports)
+        x = mlp_block(x, weights[1], updates[1])
         return torch.zeros_like(hidden).index_copy_(1, wanted, x)
 
     def _current(self) -> _Blocks:

@@ -30,6 +30,8 @@ from tandem.model.lora import LoraLinear
 from tandem.model.lora_files import LoraWeights
 from tandem.model.stack import Replay
 
+_SIDE = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -54,6 +56,20 @@ class Kept:
         lows = (self.low_qkv, self.low_out, self.low_gate_up)
         tensors = (self.qkv, *self.attended, self.middle, self.gate_up, *lows)
         return sum(each.nbytes for each in tensors if each is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """The part of `Kept` that the layer's own kernels can leave behind: `middle`, and `gate_up` as
+    tiles."""
+
+    middle: Tensor
+    gate_up: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of both."""
+        return self.middle.nbytes + self.gate_up.nbytes
 
 
 class LayerGradient:
@@ -90,12 +106,18 @@ class LayerGradient:
         arithmetic = TileArithmetic if tiled(joints, attention.head_dim) else TorchArithmetic
         self._by = arithmetic(layer, heads, kv_heads, context)
 
-    def forward(self, x: Tensor) -> Kept:
-        """Everything but the last product, of dense rows x [rows, width]."""
+    def forward(self, x: Tensor, inner: Inner | None = None) -> Kept:
+        """Everything but the last product, of dense x [rows, width]; `inner` if it was kept."""
         by = self._by
         qkv, low_qkv = by.rows(by.norm(x, self._norm), self._qkv)
         attended = by.attend(turn_heads(qkv, self._turn))
-        middle, low_out = by.rows(by.operand(attended[0].detach()), self._out, x)
+        mixed = by.operand(attended[0].detach())
+        if inner is not None:
+            low_out = by.low(mixed, self._out)
+            low_gate_up = by.low(by.norm(inner.middle, self._mlp_norm), self._gate_up)
+            kept = (inner.middle, inner.gate_up)
+            return Kept(qkv, attended, *kept, low_qkv, low_out, low_gate_up)
+        middle, low_out = by.rows(mixed, self._out, x)
         gate_up, low_gate_up = by.inner(by.norm(middle, self._mlp_norm), self._gate_up)
         return Kept(qkv, attended, middle, gate_up, low_qkv, low_out, low_gate_up)
 
@@ -158,6 +180,28 @@ def layer_gradient(
     if arguments["attention_mask"] is not None:
         return None
     return LayerGradient(layer, adapter, arguments["position_embeddings"], context)
+
+
+def inner_room(layer: nn.Module, rows: int) -> Inner | None:
+    """Room for `Inner` of so many rows of `layer`; None where its kernels do not leave any, or its
+    gradient would not read it."""
+    if not isinstance(layer, FusedLayer) or not kernels.amx_linear():
+        return None
+    attention, mlp = layer.self_attn, layer.mlp
+    gate_up = _joint(["gate", "up"], (mlp.gate_proj, mlp.up_proj), {})
+    joints = (
+        _joint(["q", "k", "v"], (attention.q_proj, attention.k_proj, attention.v_proj), {}),
+        _joint(["o"], (attention.o_proj,), {}),
+        gate_up,
+        _joint(["down"], (mlp.down_proj,), {}),
+    )
+    if not tiled(joints, attention.head_dim):
+        return None
+    like = layer.input_layernorm.weight.detach()
+    steps = gate_up.frozen.out_features // _SIDE
+    tiles = like.new_empty(-(-rows // _SIDE), steps, _SIDE, _SIDE)
+    tiles[-1].zero_()  # rows past the end are finite
+    return Inner(like.new_empty(rows, gate_up.frozen.in_features), tiles)
 
 
 def _joint(

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.model.kernels.layer import Exports
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
@@ -121,17 +123,27 @@ class AttentionKernel(Protocol):
         ...
 
 
+class InnerSink(Protocol):
+    """Who keeps what layers compute on the way."""
+
+    def exports(self, layer: int, middle: Tensor) -> Exports:
+        """`middle` [1, rows, width] enters the second half of `layer`; what to keep of that."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PagedContext:
     """The context of serving: a prepared batch over the KV of every layer.
 
     `wanted`, int64 [rows], are the rows whose hidden states are read after the last layer, None
-    for all: the others may then be anything finite.
+    for all: the others may then be anything finite. `inner` hears of what layers compute on the
+    way, from those that can tell.
     """
 
     batch: AttentionBatch
     layers: list[LayerKV]
     wanted: Tensor | None = None
+    inner: InnerSink | None = None
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams

@@ -60,12 +60,40 @@ at::Tensor normalised_tiles(const at::Tensor& x, const Norm& norm, int64_t rows)
   return tiles;
 }
 
+// Where gate and up of some rows are kept besides: `ranges` has the first row, the end, and the first
+// row among the tiles [blocks, 2 * steps, 32, 32] of each of `tiles`.
+class Exports {
+ public:
+  Exports(at::IntArrayRef ranges, at::TensorList tiles, int64_t rows, int64_t steps) {
+    TORCH_CHECK(ranges.size() == 3 * tiles.size(), "first row, end and place of each export");
+    if (!tiles.empty()) rows_.resize((rows + SIDE - 1) / SIDE * SIDE);
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      const int64_t start = ranges[3 * i], stop = ranges[3 * i + 1], first = ranges[3 * i + 2];
+      const at::Tensor& to = tiles[i];
+      TORCH_CHECK(0 <= start && start <= stop && stop <= rows && first >= 0 && to.dim() == 4 &&
+                      to.is_contiguous() && to.scalar_type() == at::kBFloat16 &&
+                      to.size(1) == 2 * steps && to.size(2) == SIDE && to.size(3) == SIDE &&
+                      first + stop - start <= to.size(0) * SIDE,
+                  "exported rows fit their tiles");
+      BFloat16* at = to.mutable_data_ptr<BFloat16>();
+      for (int64_t r = start; r < stop; ++r) rows_[r] = at + in_tiles(first + r - start, 0, 2 * steps);
+    }
+  }
+
+  // For each row, where its first step goes, or null; null if nothing is kept of any row.
+  BFloat16* const* rows() const { return rows_.empty() ? nullptr : rows_.data(); }
+
+ private:
+  std::vector<BFloat16*> rows_;
+};
+
 // Two finished blocks, gate and up, become one step of the tiles of the next product.
 template <typename Function>
 struct ToGate {
   BFloat16* tiles;
   const float* bias;
   int64_t rows, steps;
+  BFloat16* const* exports;
 
   void claim(int64_t b, int64_t unit) const {
     const char* at = reinterpret_cast<const char*>(tiles + (b * steps + unit) * STEP);
@@ -80,16 +108,22 @@ struct ToGate {
       const __m512i gate = round_row(blocks[0] + r * SIDE, gate_bias);
       const __m512i up = round_row(blocks[1] + r * SIDE, up_bias);
       _mm512_store_si512(to + r * SIDE, gate_32<Function>(gate, up));
+      BFloat16* kept = exports ? exports[b * SIDE + r] : nullptr;
+      if (kept != nullptr) {
+        _mm512_store_si512(kept + unit * STEP, gate);
+        _mm512_store_si512(kept + (steps + unit) * STEP, up);
+      }
     }
   }
 };
 
-// x + down(act(gate(n)) * up(n)), n = norm(x); x dense [..., hidden], gate and up joined.
+// x + down(act(gate(n)) * up(n)), n = norm(x); x dense [..., hidden], gate and up joined. What enters
+// the gate and up are kept for the rows that `Exports` says.
 at::Tensor mlp_block(const at::Tensor& x, const at::Tensor& norm_weight, double eps, bool shifted,
                      const at::Tensor& gate_up, const Optional& gate_up_bias,
                      const at::Tensor& down, const Optional& down_bias, bool gelu,
                      at::IntArrayRef segments, at::TensorList gate_up_updates,
-                     at::TensorList down_updates) {
+                     at::TensorList down_updates, at::IntArrayRef ranges, at::TensorList kept) {
   const int64_t width = x.size(-1), rows = x.numel() / width, inner = down.size(1);
   TORCH_CHECK(amx_usable(), "the system does not grant AMX");
   TORCH_CHECK(x.is_contiguous() && width == gate_up.size(1) * SIDE &&
@@ -102,11 +136,12 @@ at::Tensor mlp_block(const at::Tensor& x, const at::Tensor& norm_weight, double 
   at::Tensor gated = empty_tiles(x, rows, inner);
   const Updates inner_updates(normal, rows, gate_up.size(1), segments, gate_up_updates, 2);
   const Product first = product(normal, gate_up, rows, inner_updates);
+  const Exports exports(ranges, kept, rows, inner);
   BFloat16* to = gated.mutable_data_ptr<BFloat16>();
   if (gelu) {
-    run_product<2>(first, ToGate<GeluTanh>{to, bias_of(gate_up_bias), rows, inner});
+    run_product<2>(first, ToGate<GeluTanh>{to, bias_of(gate_up_bias), rows, inner, exports.rows()});
   } else {
-    run_product<2>(first, ToGate<Silu>{to, bias_of(gate_up_bias), rows, inner});
+    run_product<2>(first, ToGate<Silu>{to, bias_of(gate_up_bias), rows, inner, exports.rows()});
   }
   const Updates updates(gated, rows, inner, segments, down_updates, 1);
   BFloat16* sums = out.mutable_data_ptr<BFloat16>();
@@ -225,7 +260,7 @@ TORCH_LIBRARY_FRAGMENT(tandem, m) {
   m.def(
       "mlp_block(Tensor x, Tensor norm, float eps, bool shifted, Tensor gate_up, "
       "Tensor? gate_up_bias, Tensor down, Tensor? down_bias, bool gelu, int[] segments, "
-      "Tensor[] gate_up_updates, Tensor[] down_updates) -> Tensor");
+      "Tensor[] gate_up_updates, Tensor[] down_updates, int[] ranges, Tensor(a!)[] kept) -> Tensor");
   m.def(
       "attention_block(Tensor x, Tensor norm, float eps, bool shifted, Tensor qkv, "
       "Tensor? qkv_bias, Tensor? q_norm, Tensor? k_norm, Tensor o, Tensor? o_bias, Tensor cos, "

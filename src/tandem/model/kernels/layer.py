@@ -110,8 +110,18 @@ class Updates:
         self.second.extend((second.a, second.factors, *second.b))
 
 
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """Where gate and up of some rows go besides: `ranges` has the first row, the end, and the first
+    row among the tiles [blocks, steps, 32, 32] of each of `tiles`."""
+
+    ranges: list[int] = field(default_factory=list)
+    tiles: list[Tensor] = field(default_factory=list)
+
+
 _SIDE = 32
 _NONE = Updates()
+_NOWHERE = Exports()
 
 
 def attention_block(
@@ -156,7 +166,9 @@ def attention_block(
     )
 
 
-def mlp_block(x: Tensor, weights: MlpWeights, updates: Updates = _NONE) -> Tensor:
+def mlp_block(
+    x: Tensor, weights: MlpWeights, updates: Updates = _NONE, exports: Exports = _NOWHERE
+) -> Tensor:
     """x + down(act(gate(n)) * up(n)) with n = norm(x), for a dense x [..., hidden]."""
     norm, gate_up, down = weights.norm, weights.gate_up, weights.down
     return torch.ops.tandem.mlp_block.default(
@@ -172,4 +184,6 @@ def mlp_block(x: Tensor, weights: MlpWeights, updates: Updates = _NONE) -> Tenso
         updates.segments,
         updates.first,
         updates.second,
+        exports.ranges,
+        exports.tiles,
     )

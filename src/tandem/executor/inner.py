@@ -1,0 +1,87 @@
+"""Keeps what the model's own kernels compute within the inner layers of recorded rows.
+
+That is the larger part of what a backward slice would compute again, and costs little to write
+while it is there. It is kept of a micro-batch from its first pass on or not at all: every pass that
+records some of its rows writes them, whatever else is in the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tandem.executor.batch import Batch
+from tandem.model.kernels.layer import Exports
+from tandem.model.layer_gradient import Inner
+from tandem.training.recordings import Recording, Recordings
+
+# Room for a layer's rows, if its kernels leave anything.
+MakeRoom = Callable[[int, int], Inner | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows first:end of the pass are those of `recording` from `place` on."""
+
+    first: int
+    end: int
+    recording: Recording
+    place: int
+
+
+class InnerKeeper:
+    """For one forward pass; see `InnerSink`. A layer that says nothing in it is kept no longer."""
+
+    def __init__(self, parts: list[_Part]) -> None:
+        self._parts = parts
+        self._heard: set[int] = set()
+
+    def exports(self, layer: int, middle: Tensor) -> Exports:
+        """See `InnerSink`."""
+        self._heard.add(layer)
+        found = Exports()
+        for part in self._parts:
+            inner = part.recording.graphs.get(layer)
+            if isinstance(inner, Inner):
+                rows = slice(part.place, part.place + part.end - part.first)
+                inner.middle[rows] = middle[0, part.first : part.end]
+                found.ranges.extend((part.first, part.end, part.place))
+                found.tiles.append(inner.gate_up)
+        return found
+
+    def finish(self) -> None:
+        """The pass has run."""
+        for part in self._parts:
+            graphs = part.recording.graphs
+            for layer in [each for each in graphs if each not in self._heard]:
+                del graphs[layer]
+
+
+def inner_keeper(recordings: Recordings, batch: Batch, room: MakeRoom) -> InnerKeeper | None:
+    """Of a pass through the model's own layers; None if nothing of it can be kept."""
+    parts: list[_Part] = []
+    for span, first in zip(batch.spans, batch.first_rows, strict=True):
+        if span.record is None:
+            continue
+        recording = recordings.get(span.record.micro_batch)
+        assert recording is not None
+        if not any(recording.done):
+            _make_room(recordings, recording, room)
+        if recording.graphs:
+            place = recording.starts[span.record.sequence] + span.start
+            parts.append(_Part(first, first + len(span.tokens), recording, place))
+    return InnerKeeper(parts) if parts else None
+
+
+def _make_room(recordings: Recordings, recording: Recording, room: MakeRoom) -> None:
+    """Upper layers first: they are needed sooner."""
+    if not recordings.keeps_graphs or recording.graphs:
+        return
+    for layer in reversed(range(recordings.num_layers)):
+        inner = room(layer, recording.num_rows)
+        if inner is not None:
+            recordings.keep_graph(recording, layer, inner)
+        if layer not in recording.graphs:
+            return
