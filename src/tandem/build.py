@@ -26,7 +26,7 @@ from tandem.config import Settings
 from tandem.core.clock import Clock, MonotonicClock, VirtualClock
 from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
-from tandem.core.slo import Slo
+from tandem.core.slo import Objectives, Slo
 from tandem.engine.client import AsyncEngineClient, Progress
 from tandem.engine.host import MakeLoop, serve
 from tandem.engine.loop import EngineLoop
@@ -277,6 +277,7 @@ def build_app(
     receipts = Receipts(store, settings.store.receipt_days, time.time)
     files = Files(store, store.directory / "files", settings.store.max_file_bytes, time.time)
     models = Models(client, settings.model.served_name, created_s=int(time.time()))
+    slo = Slo(settings.scheduling.ttft_slo, settings.scheduling.tpot_slo)
     tools = Tools(
         client=client,
         tokenizer=tokenizer or Tokenizer.load(settings.model.model),
@@ -285,7 +286,7 @@ def build_app(
         clock=clock,
         receipts=receipts,
         answered=freshness.answered,
-        slo=Slo(settings.scheduling.ttft_slo, settings.scheduling.tpot_slo),
+        objectives=Objectives.parse(slo, settings.scheduling.adapter_slos),
     )
     adapters = Adapters(client, settings.adapters.roots, settings.adapters.preload)
     background = build_background(settings, store, tools, models, adapters, freshness)

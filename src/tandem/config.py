@@ -52,7 +52,8 @@ class SchedulingConfig:
     """Budgets of an iteration and the policy that fills it.
 
     `policy_options` are the policy's own (see docs/policies.md). `ttft_slo` and `tpot_slo`, in
-    seconds, are the objectives of requests that bring none. `profile` is a file of `tandem profile`
+    seconds, are the objectives of requests that bring none, `adapter_slos` those of requests for an
+    adapter (`base`: for none) as `TTFT:TPOT`. `profile` is a file of `tandem profile`
     from which the time model starts (empty: from guesses).
     """
 
@@ -62,6 +63,7 @@ class SchedulingConfig:
     policy_options: dict[str, str] = field(default_factory=dict)
     ttft_slo: float = 1.0
     tpot_slo: float = 0.1
+    adapter_slos: dict[str, str] = field(default_factory=dict)
     profile: str = ""
 
 

@@ -74,11 +74,13 @@ def test_a_toml_file_says_what_a_key_may_do(tmp_path: Path) -> None:
     file.write_text(
         '[[keys]]\nkey = "sk-app"\nname = "the app"\nserve = ["base", "formal*"]\n'
         'train = ["formal*"]\nfeedback_per_hour = 10\nsamples_cap = 100\n'
+        "ttft_slo = 0.5\n"
         '[[keys]]\nkey = "sk-boss"\nadmin = true\n'
     )
     keys = ApiKeys.read(["sk-flag"], str(file))
     app, boss = keys.caller_of("Bearer sk-app"), keys.caller_of("Bearer sk-boss")
     assert (app.name, app.feedback_per_hour, app.samples_cap) == ("the app", 10, 100)
+    assert (app.ttft_slo, app.tpot_slo, boss.ttft_slo) == (0.5, None, None)
     assert [app.may_serve(name) for name in (None, "formal", "formal2", "other")] == [
         True,
         True,
@@ -107,6 +109,7 @@ def test_a_toml_file_says_what_a_key_may_do(tmp_path: Path) -> None:
         "[[keys]]\nkey = 'k'\ntrain = 'x'",
         "[[keys]]\nkey = 'two words'",
         "[[keys]]\nkey = 'k'\nsamples_cap = -1",
+        "[[keys]]\nkey = 'k'\ntpot_slo = 0",
         "[[keys]]\nkey = 'k'\nfeedback_per_hour = -1",
         "[[keys]]\nkey = 'k'\n[[keys]]\nkey = 'k'\nadmin = true",
         "[other]",

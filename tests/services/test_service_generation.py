@@ -17,6 +17,7 @@ from tandem.core.errors import EngineDead, InvalidRequest, Overloaded
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
+from tandem.core.slo import Objectives, Slo
 from tandem.services.admission import Admission
 from tandem.services.answer import Answer, GenerationFailed, Tools
 from tandem.services.choice import Delta
@@ -38,7 +39,12 @@ def hello(request: Request, index: int) -> Script:
 class Stage:
     """A generation service over a fake engine."""
 
-    def __init__(self, play: Play = hello, max_waiting: int = 10) -> None:
+    def __init__(
+        self,
+        play: Play = hello,
+        max_waiting: int = 10,
+        objectives: Objectives | None = None,
+    ) -> None:
         self.engine = FakeEngine(play=play)
         self.admission = Admission(max_waiting, 10_000, VirtualClock())
         tools = Tools(
@@ -48,6 +54,7 @@ class Stage:
             metrics=ServerMetrics(CollectorRegistry()),
             clock=VirtualClock(),
             receipts=Receipts(Store.open(new_directory()), 0.0, lambda: 0.0),
+            objectives=objectives or Objectives(),
         )
         models = Models(self.engine, "demo", created_s=0)
         self.service = Generation(tools, models, max_choices=8, rng=random.Random(5))
@@ -90,6 +97,14 @@ async def test_seeds_are_random_unless_given() -> None:
     assert seeds[0] != seeds[1]
     assert seeds[2] == 7
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+async def test_objectives_are_the_requests_own_or_the_models() -> None:
+    stage = Stage(objectives=Objectives(Slo(1.0, 0.1), {"base": Slo(0.5, 0.05)}))
+    for own in ({}, {"tpot_slo": 0.02}, {"ttft_slo": 1.0, "tpot_slo": 0.1}):
+        await collect(await stage.service.chat(TURNS, options(**own)))
+    found = [request.slo for request in stage.engine.requests]
+    assert found == [Slo(0.5, 0.05), Slo(0.5, 0.02), None]
 
 
 async def test_a_stop_string_aborts_that_choice_only() -> None:

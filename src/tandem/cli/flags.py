@@ -22,6 +22,7 @@ from tandem.core.errors import InvalidRequest
 _FLAG_NAMES = {
     "cache.memory_bytes": "kv-memory",
     "scheduling.policy_options": "policy-option",
+    "scheduling.adapter_slos": "adapter-slo",
     "adapters.preload": "adapter",
     "adapters.roots": "adapter-root",
     "adapters.max_loaded": "max-adapters",
@@ -57,6 +58,8 @@ HELP = {
     "scheduling.policy_options": "Option of the policy, as NAME=VALUE; repeatable",
     "scheduling.ttft_slo": "Seconds to the first token that a request without an objective has",
     "scheduling.tpot_slo": "Seconds a token after that; learning uses what is left of them",
+    "scheduling.adapter_slos": "Objectives of requests for an adapter (base: for none), as "
+    "NAME=TTFT:TPOT; repeatable",
     "scheduling.profile": "File of `tandem profile`, from which the time model starts; empty: from "
     "guesses",
     "adapters.preload": "Adapter to load at the start, as NAME=DIRECTORY; repeatable",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from tandem.core.errors import InvalidRequest
 
 
 class WorkClass(StrEnum):
@@ -28,5 +32,35 @@ class Slo:
             return "both"
         return "ttft" if first else "tpot" if later else "neither"
 
+    @staticmethod
+    def parse(text: str) -> Slo:
+        """Of `TTFT:TPOT` in seconds, such as `0.5:0.05`. Raises `InvalidRequest`."""
+        try:
+            ttft_s, tpot_s = map(float, text.split(":"))
+        except ValueError:
+            ttft_s = tpot_s = math.nan
+        if not (0.0 < ttft_s < math.inf and 0.0 < tpot_s < math.inf):
+            raise InvalidRequest(f"{text!r} is no objective; write TTFT:TPOT in seconds: 0.5:0.05")
+        return Slo(ttft_s, tpot_s)
+
 
 DEFAULT_SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Which objectives requests have that bring none, or one of the two: those of their adapter
+    (`base`: of the model itself), else the `default`."""
+
+    default: Slo = DEFAULT_SLO
+    adapters: Mapping[str, Slo] = field(default_factory=dict)
+
+    @staticmethod
+    def parse(default: Slo, adapters: Mapping[str, str]) -> Objectives:
+        """With those of adapters as `Slo.parse` reads them. Raises `InvalidRequest`."""
+        return Objectives(default, {name: Slo.parse(text) for name, text in adapters.items()})
+
+    def of(self, adapter: str, ttft_s: float | None = None, tpot_s: float | None = None) -> Slo:
+        """Of a request for `adapter` that brings `ttft_s` and `tpot_s`, in seconds."""
+        usual = self.adapters.get(adapter, self.default)
+        return Slo(ttft_s or usual.ttft_s, tpot_s or usual.tpot_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -20,7 +20,7 @@ from tandem.core.plan import TokenLogprob
 from tandem.core.ports import EngineClient
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
-from tandem.core.slo import DEFAULT_SLO, Slo
+from tandem.core.slo import Objectives
 from tandem.services.admission import Admission
 from tandem.services.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.merge import merge
@@ -49,8 +49,7 @@ def _nobody(label: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every answer of a server works with; `answered` hears which version wrote one, `slo` is
-    the objective of requests that bring none."""
+    """What every answer of a server works with; `answered` hears which version wrote one."""
 
     client: EngineClient
     tokenizer: Tokenizer
@@ -59,7 +58,7 @@ class Tools:
     clock: Clock
     receipts: Receipts
     answered: Callable[[str], None] = _nobody
-    slo: Slo = DEFAULT_SLO
+    objectives: Objectives = field(default_factory=Objectives)
 
 
 class Answer:
@@ -169,9 +168,8 @@ class _Part:
         self._scores_wanted = len(request.prompt) - 1 if scored else 0
         if scored and not self._scores_wanted:
             self._prompt_entries = describe_prompt(tools.tokenizer, echo or "", request.prompt, ())
-        self._timing = RequestTiming(
-            tools.metrics, tools.clock.now(), request.slo or tools.slo, request.work_class
-        )
+        slo = request.slo or tools.objectives.default
+        self._timing = RequestTiming(tools.metrics, tools.clock.now(), slo, request.work_class)
         self._choices = [
             Choice(
                 first_index + k,

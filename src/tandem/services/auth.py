@@ -25,6 +25,7 @@ _DIGEST_PREFIX = "sha256:"
 _TENANT_DIGITS = 16
 
 Cap = Annotated[int, msgspec.Meta(ge=0)]
+Objective = Annotated[float, msgspec.Meta(gt=0.0)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,9 @@ class Caller:
 
     `tenant` tells callers apart: it salts KV blocks and owns files, feedback and receipts. The base
     model is called `base` in `serve`. Caps of 0 do not bound: `feedback_per_hour` counts what is
-    accepted, `samples_cap` the samples that go into one adapter, ever. An administrator sees
-    everybody's feedback and manages adapters.
+    accepted, `samples_cap` the samples that go into one adapter, ever. `ttft_slo` and `tpot_slo`,
+    in seconds, are the objectives of requests that bring none. An administrator sees everybody's
+    feedback and manages adapters.
     """
 
     tenant: str = ""
@@ -44,6 +46,8 @@ class Caller:
     admin: bool = True
     feedback_per_hour: int = 0
     samples_cap: int = 0
+    ttft_slo: float | None = None
+    tpot_slo: float | None = None
 
     def may_serve(self, adapter: str | None) -> bool:
         """Whether this caller may use an adapter (None: the base model)."""
@@ -82,9 +86,9 @@ class ApiKeys:
         A key is plain text or `sha256:` and the hex digest of it; it may do everything. Empty
         lines and lines that begin with `#` are skipped. In TOML each `[[keys]]` has `key` and what
         it may do: `name`, `serve` (default: all), `train` (default: nothing), `admin` (default:
-        no), `feedback_per_hour`, `samples_cap`. Raises `InvalidRequest` if the file cannot be read
-        or holds no key (a server that was meant to be closed must not come up open), and for a
-        key that is given twice with different rights.
+        no), `feedback_per_hour`, `samples_cap`, `ttft_slo`, `tpot_slo`. Raises `InvalidRequest` if
+        the file cannot be read or holds no key (a server that was meant to be closed must not come
+        up open), and for a key that is given twice with different rights.
         """
         found = [_plain(key, "a key given by flag") for key in keys]
         if file:
@@ -127,6 +131,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     admin: bool = False
     feedback_per_hour: Cap = 0
     samples_cap: Cap = 0
+    ttft_slo: Objective = None
+    tpot_slo: Objective = None
 
     def caller(self, tenant: str) -> Caller:
         return Caller(
@@ -137,6 +143,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
             self.admin,
             self.feedback_per_hour,
             self.samples_cap,
+            self.ttft_slo,
+            self.tpot_slo,
         )
 
 

@@ -19,7 +19,7 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo
 from tandem.services.answer import Answer, Tools
-from tandem.services.models import Models, ServedModel
+from tandem.services.models import BASE_LABEL, Models, ServedModel
 from tandem.services.receipts import Draft
 
 _SEED_BITS = 63
@@ -32,7 +32,7 @@ class Options:
 
     `max_tokens` is None for "as many as fit", 0 (with `echo`) for the prompt alone; `seed` is
     None for a random one. `sampling.max_tokens` and `sampling.seed` are filled in here. `ttft_slo`
-    and `tpot_slo`, in seconds, are the client's own objectives (None: the server's).
+    and `tpot_slo`, in seconds, are the objectives of the client or of its key (None: others').
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
     `user` is the client's own word for a person.
     """
@@ -202,15 +202,16 @@ class Generation:
             adapter=model.adapter.name if model.adapter else None,
             tenant=options.tenant,
             priority=options.priority,
-            slo=self._objective(options),
+            slo=self._objective(model, options),
         )
 
-    def _objective(self, options: Options) -> Slo | None:
-        """The client's objectives, each one that is missing from the server's; None for those."""
-        if options.ttft_slo is None and options.tpot_slo is None:
-            return None
-        default = self._tools.slo
-        return Slo(options.ttft_slo or default.ttft_s, options.tpot_slo or default.tpot_s)
+    def _objective(self, model: ServedModel, options: Options) -> Slo | None:
+        """Each objective: the client's, else its key's, else its adapter's; None if both are the
+        server's."""
+        objectives = self._tools.objectives
+        adapter = model.adapter.name if model.adapter else BASE_LABEL
+        found = objectives.of(adapter, options.ttft_slo, options.tpot_slo)
+        return None if found == objectives.default else found
 
     def _check(self, options: Options, num_prompts: int) -> None:
         choices = options.n * num_prompts
