@@ -42,6 +42,23 @@ with open("/proc/self/maps") as maps:
 print(sum(start % (64 << 20) == 0 for start in starts))
 barrier.wait()
 """
+# Resident MiB after nearly all of many small blocks were freed; what is left lies between them.
+SCATTERED = """
+import sys, time
+from tandem.allocator import give_back_regularly
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096 >> 20
+blocks = [bytes(2000) for _ in range(50_000)]
+full = resident()
+blocks = blocks[::50]
+if sys.argv[1] == "set":
+    assert give_back_regularly(0.05).daemon
+    deadline = time.monotonic() + 20
+    while full - resident() < 60 and time.monotonic() < deadline:
+        time.sleep(0.05)
+print(full - resident())
+"""
 
 
 def measured(code: str, how: str) -> int:
@@ -58,3 +75,7 @@ def test_large_temporaries_are_not_mapped_anew():
 def test_threads_share_one_heap():
     # A library may be mapped at such an address by chance.
     assert measured(HEAPS, "set") + 2 <= measured(HEAPS, "leave")
+
+
+def test_pages_between_blocks_that_live_longer_are_given_back():
+    assert measured(SCATTERED, "set") >= 60 > 20 > measured(SCATTERED, "leave")

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from rich.console import Console
 from rich.markup import escape
 
-from tandem.allocator import share_one_arena
+from tandem.allocator import give_back_regularly, share_one_arena
 from tandem.build import build_app, build_engine_client, resolve_model
 from tandem.config import ServerConfig, Settings
 from tandem.core.errors import InvalidRequest
@@ -42,6 +42,7 @@ def serve_forever(settings: Settings, console: Console) -> int:
     except ValueError as error:
         raise InvalidRequest(f"server.log_level: {error}") from error
     share_one_arena()
+    give_back_regularly()
     with _reserve(settings.server) as listener:
         return asyncio.run(_serve(settings, listener, console))
 
