@@ -51,7 +51,8 @@ class Worker:
         self._idle_s = 0.0
         self._stopped_at_s: float | None = None
         here = Path(__file__).resolve().parent.parent
-        environ = os.environ | spec.environ | {"PYTHONPATH": str(here)}
+        paths = filter(None, (str(here), os.environ.get("PYTHONPATH")))
+        environ = os.environ | spec.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         command = [spec.python, "-m", "peers.worker", spec.engine, str(model)]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
