@@ -71,7 +71,7 @@ def capacity(answer: dict[str, Any], settle_s: float) -> float:
     """Requests/s of a closed loop after its first `settle_s` seconds."""
     ends_s = [each["ended_s"] for each in answer["outcomes"] if each["error"] is None]
     ended = sum(settle_s < end_s <= answer["seconds"] for end_s in ends_s)
-    return ended / (answer["seconds"] - settle_s)
+    return float(ended / (answer["seconds"] - settle_s))
 
 
 def summary(windows: Sequence[Measurement], slo: Slo) -> dict[str, Any]:
