@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from attainment.figures import (
 from attainment.report import Setup, as_data, as_markdown
 from attainment.workload import Job, Workload
 from peers.driver import Worker, Workers, WorkerSpec
-from peers.machine import describe, slug
+from peers.machine import busy_cpu_s, describe, slug
 from peers.models import configs, ensure_model
 from tandem.bench.traces import read_trace
 from tandem.core.slo import Slo
@@ -137,10 +138,8 @@ def _windows(plan: Plan, setup: Setup, workload: Workload, workers: Workers) -> 
     for round_, load, policy in turns(list(plan.policies), plan.loads, plan.rounds):
         rate = load * setup.capacity
         job = workload.open_loop(rate, plan.seconds, round_, plan.rounds + 1)
-        answer: dict[str, Any] = workers.by_name[policy].run(
-            asdict(_prepared(job, policy, setup.slo))
-        )
-        window = measurement(policy, load, round_, answer)
+        answer, others = _watched(workers.by_name[policy], _prepared(job, policy, setup.slo))
+        window = measurement(policy, load, round_, answer, others)
         found.append(window)
         kept.write_text(json.dumps({**asdict(setup), "windows": [asdict(one) for one in found]}))
         met = sum(each.meets(setup.slo) for each in window.outcomes)
@@ -150,6 +149,15 @@ def _windows(plan: Plan, setup: Setup, workload: Workload, workers: Workers) -> 
             f" {window.training_tokens / window.seconds:6.0f} training tokens/s"
         )
     return found
+
+
+def _watched(worker: Worker, job: Job) -> tuple[dict[str, Any], float]:
+    """The answer to a job, and the share of the cores that others took meanwhile."""
+    own_s, busy_s, began_s = worker.cpu_s, busy_cpu_s(), time.perf_counter()
+    answer = worker.run(asdict(job))
+    others_s = (busy_cpu_s() - busy_s) - (worker.cpu_s - own_s)
+    cores = len(os.sched_getaffinity(0))
+    return answer, max(0.0, others_s / cores / (time.perf_counter() - began_s))
 
 
 def _prepared(job: Job, policy: str, slo: Slo) -> Job:

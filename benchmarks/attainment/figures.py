@@ -24,7 +24,10 @@ MARGIN = 0.01
 
 @dataclass
 class Measurement:
-    """One policy in one window; `load` is a share of the capacity. See `engine.Window.run`."""
+    """One policy in one window; `load` is a share of the capacity. See `engine.Window.run`.
+
+    `others` is the share of the cores that was taken by anything but the engine and its client.
+    """
 
     policy: str
     load: float
@@ -34,6 +37,7 @@ class Measurement:
     output_tokens: int
     step_ends_s: list[float]
     step_tokens: int
+    others: float = 0.0
     stats: dict[str, float] = field(default_factory=dict)
     prediction_errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -43,10 +47,12 @@ class Measurement:
         return self.step_tokens * sum(end_s <= self.seconds for end_s in self.step_ends_s)
 
 
-def measurement(policy: str, load: float, round_: int, answer: dict[str, Any]) -> Measurement:
+def measurement(
+    policy: str, load: float, round_: int, answer: dict[str, Any], others: float = 0.0
+) -> Measurement:
     """From an engine's answer."""
     outcomes = [Outcome(**each) for each in answer["outcomes"]]
-    return Measurement(policy, load, round_, **{**answer, "outcomes": outcomes})
+    return Measurement(policy, load, round_, **{**answer, "outcomes": outcomes, "others": others})
 
 
 @dataclass(frozen=True)

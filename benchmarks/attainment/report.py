@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
 from attainment.figures import (
@@ -80,6 +81,7 @@ def _row(setup: Setup, policy: str, load: float, windows: Sequence[Measurement])
             {
                 "round": each.round,
                 **summary([each], setup.slo),
+                "others": each.others,
                 **each.stats,
                 "prediction_errors": each.prediction_errors,
             }
@@ -132,7 +134,13 @@ def as_markdown(data: dict[str, Any]) -> str:
     if data["goals"]:
         lines += ["", f"## Goals of `{OURS}`", "", *_goals(data["goals"])]
     late = max((row.get("client_lag_p99_ms", 0.0) for row in data["rows"]), default=0.0)
-    lines += ["", f"Requests left at most {late:.1f} ms late (99th percentile of the worst row)."]
+    others = [each["others"] for row in data["rows"] for each in row["rounds"]]
+    lines += [
+        "",
+        f"Requests left at most {late:.1f} ms late (99th percentile of the worst row). Other"
+        f" processes took {median(others):.0%} of the cores in the median window,"
+        f" {max(others):.0%} in the worst.",
+    ]
     if late > 1e3 * CLIENT_LAG_LIMIT_S:
         lines.append("**The load generator fell behind: the load was not the one intended.**")
     return "\n".join(lines) + "\n"

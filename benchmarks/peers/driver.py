@@ -109,6 +109,11 @@ class Worker:
         return sum(each.memory_info().rss for each in self._family())
 
     @property
+    def cpu_s(self) -> float:
+        """CPU seconds that the group's processes have used so far."""
+        return sum(sum(each.cpu_times()[:2]) for each in self._family())
+
+    @property
     def idle_cpu_s(self) -> float:
         """CPU seconds that the whole group used while it was meant to be stopped."""
         return self._idle_s
@@ -131,15 +136,12 @@ class Worker:
 
     def _stop(self) -> None:
         self.send(signal.SIGSTOP)
-        self._stopped_at_s = self._cpu_s()
+        self._stopped_at_s = self.cpu_s
 
     def _wake(self) -> None:
         if self._stopped_at_s is not None:
-            self._idle_s += self._cpu_s() - self._stopped_at_s
+            self._idle_s += self.cpu_s - self._stopped_at_s
         self.send(signal.SIGCONT)
-
-    def _cpu_s(self) -> float:
-        return sum(sum(each.cpu_times()[:2]) for each in self._family())
 
     def _family(self) -> list[psutil.Process]:
         process = psutil.Process(self._process.pid)

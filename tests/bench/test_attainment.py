@@ -225,6 +225,7 @@ def test_report_of_two_loads() -> None:
         for policy, steps in (("no_retrain", 0), ("unified", 10), ("mace", 5))
     ]
     windows.append(window("adainf", [Outcome(0, 0.0, 0.0, error="unfinished")], 5, 0.6))
+    windows[0].others = 0.25
     policies: dict[str, dict[str, str]] = {"no_retrain": {}, "unified": {"ceiling_s": "0.1"}}
     setup = Setup(
         {"device": "cpu"},
@@ -248,6 +249,7 @@ def test_report_of_two_loads() -> None:
     assert "| 60% | +0.0 (+0.0 to +0.0) | yes, surely | 100 | `mace` 50 | yes |" in page
     assert "Policy options: unified ceiling_s=0.1." in page
     assert "fell behind" not in page
+    assert "took 0% of the cores in the median window, 25% in the worst" in page
     data["rows"][0]["client_lag_p99_ms"] = 80.0
     assert "fell behind" in as_markdown(data)
 
