@@ -152,12 +152,11 @@ def _windows(plan: Plan, setup: Setup, workload: Workload, workers: Workers) -> 
 
 
 def _watched(worker: Worker, job: Job) -> tuple[dict[str, Any], float]:
-    """The answer to a job, and the share of the cores that others took meanwhile."""
+    """The answer to a job, and the share of all cores that others took meanwhile."""
     own_s, busy_s, began_s = worker.cpu_s, busy_cpu_s(), time.perf_counter()
     answer = worker.run(asdict(job))
     others_s = (busy_cpu_s() - busy_s) - (worker.cpu_s - own_s)
-    cores = len(os.sched_getaffinity(0))
-    return answer, max(0.0, others_s / cores / (time.perf_counter() - began_s))
+    return answer, max(0.0, others_s / (os.cpu_count() or 1) / (time.perf_counter() - began_s))
 
 
 def _prepared(job: Job, policy: str, slo: Slo) -> Job:
