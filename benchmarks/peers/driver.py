@@ -51,7 +51,8 @@ class Worker:
         self._idle_s = 0.0
         self._stopped_at_s: float | None = None
         here = Path(__file__).resolve().parent.parent
-        environ = os.environ | spec.environ | {"PYTHONPATH": str(here)}
+        paths = filter(None, (str(here), os.environ.get("PYTHONPATH")))
+        environ = os.environ | spec.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         command = [spec.python, "-m", "peers.worker", spec.engine, str(model)]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
@@ -108,6 +109,11 @@ class Worker:
         return sum(each.memory_info().rss for each in self._family())
 
     @property
+    def cpu_s(self) -> float:
+        """CPU seconds that the group's processes have used so far."""
+        return sum(sum(each.cpu_times()[:2]) for each in self._family())
+
+    @property
     def idle_cpu_s(self) -> float:
         """CPU seconds that the whole group used while it was meant to be stopped."""
         return self._idle_s
@@ -130,15 +136,12 @@ class Worker:
 
     def _stop(self) -> None:
         self.send(signal.SIGSTOP)
-        self._stopped_at_s = self._cpu_s()
+        self._stopped_at_s = self.cpu_s
 
     def _wake(self) -> None:
         if self._stopped_at_s is not None:
-            self._idle_s += self._cpu_s() - self._stopped_at_s
+            self._idle_s += self.cpu_s - self._stopped_at_s
         self.send(signal.SIGCONT)
-
-    def _cpu_s(self) -> float:
-        return sum(sum(each.cpu_times()[:2]) for each in self._family())
 
     def _family(self) -> list[psutil.Process]:
         process = psutil.Process(self._process.pid)

@@ -45,6 +45,17 @@ def slug(described: dict[str, object]) -> str:
     return "-".join(filter(None, ("cpu", str(described["cores"]), best)))
 
 
+def busy_cpu_s() -> float:
+    """CPU seconds of all cores so far that were not idle; what a hypervisor took counts."""
+    times = psutil.cpu_times()._asdict()
+    # Guests' time is part of the user's.
+    return sum(
+        seconds
+        for name, seconds in times.items()
+        if name not in ("idle", "iowait", "guest", "guest_nice")
+    )
+
+
 def _cpu_info() -> dict[str, str]:
     """The first processor of /proc/cpuinfo; empty where there is none."""
     try:
