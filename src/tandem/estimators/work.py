@@ -6,7 +6,7 @@ Counts only, built up span by span; knows no seconds. Invariant: a row is either
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.core.plan import LanePlan
 
@@ -54,7 +54,16 @@ class PassWork:
 
     def copy(self) -> PassWork:
         """The same numbers, to be added to apart."""
-        return replace(self)
+        return PassWork(
+            self.decodes,
+            self.context,
+            self.longest,
+            self.rows,
+            self.pairs,
+            self.draws,
+            self.scored,
+            self.recorded,
+        )
 
     @staticmethod
     def of(lane: LanePlan) -> PassWork:
