@@ -14,7 +14,7 @@ from itertools import islice
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.estimators.work import PassWork
-from tandem.scheduling.queues import class_then_arrival, is_lone_score
+from tandem.scheduling.queues import is_lone_score
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
 
@@ -211,7 +211,7 @@ class Mace:
         order = [seq for task in (*decodes, *others) for seq in task.sequences]
         slices = [SliceCandidate(task.step.step_id) for task in others if task.step is not None]
         kept = {seq.seq_id for seq in order}
-        running = sorted(view.running, key=class_then_arrival)
+        running = view.running_in_order
         return Decision.on_device(
             tuple([Candidate(seq.seq_id, None, seq.computed > 0) for seq in order]),
             slices=tuple(slices),

@@ -14,13 +14,7 @@ from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
-from tandem.scheduling.queues import (
-    arrival,
-    class_then_arrival,
-    first_waiting,
-    is_lone_score,
-    slices_within,
-)
+from tandem.scheduling.queues import first_waiting, is_lone_score, slices_within
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
 
@@ -146,10 +140,10 @@ class Unified:
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        running = sorted(view.running, key=class_then_arrival)
+        running = view.running_in_order
         if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
             return self._serve_only(view, running)
-        serving = [seq for seq in running if seq.scoring is None]
+        serving = view.serving
         queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         items = self._items(view, running, queue)
         if not items:
@@ -172,7 +166,7 @@ class Unified:
     def _serve_only(self, view: View, running: list[Sequence]) -> Decision:
         """Requests alone: the usual case, and the one that must cost least."""
         self._earned_s, self._decided_s = 0.0, None
-        serving = [seq for seq in running if seq.scoring is None]
+        serving = view.serving
         queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         return _decision(running, _all(serving), _all(queue), _Learning())
 
@@ -193,7 +187,7 @@ class Unified:
             for step in view.steps
         ]
         scores = [seq for seq in running if is_lone_score(seq)]
-        scores += [seq for seq in sorted(view.learning, key=arrival) if is_lone_score(seq)]
+        scores += [seq for seq in view.learning_in_order if is_lone_score(seq)]
         for seq in scores[: view.budgets.max_sequences]:
             since = seq.request.arrival_s
             items.append(_Item(priority(since, _UNKNOWN_LOSS), since, [seq]))
