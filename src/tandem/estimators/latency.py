@@ -136,11 +136,9 @@ class LatencyModel:
 
         At most `most`; each is counted as recorded and scored. `seconds` are the whole pass's.
         """
-        if most <= 0 or self._joined_s(work, start, 1) > seconds:
-            return 0
-        if self._joined_s(work, start, most) <= seconds:
-            return most
-        fits, fails = 1, most
+        if most <= 0 or self._joined_s(work, start, most) <= seconds:
+            return max(0, most)
+        fits, fails = 0, most
         while fails - fits > 1:
             middle = (fits + fails) // 2
             if self._joined_s(work, start, middle) <= seconds:
@@ -227,9 +225,7 @@ class LatencyModel:
         kv = total * work.context + longest * work.longest + average * mean
         decode_s = fixed + decode * work.decodes + context * kv / 1e3
         prefill_s = row * (work.rows + more) + pairs * (work.pairs + pairs_of(start, more)) / 1e6
-        longer, shorter = (
-            (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
-        )
+        longer, shorter = (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
         beside_s = draw * work.draws + scored * (work.scored + more)
         if rows := work.recorded + more:
             beside_s += recording + recorded * rows

@@ -131,8 +131,8 @@ class Admission:
         seq = self._state.all.get(candidate.seq_id)
         if seq is None or seq.seq_id in grant.granted:
             return True
-        if self._decodes_in_place(seq) and candidate.max_tokens != 0:
-            grant.spans.append(_decode_span(seq, self._cache))
+        if candidate.max_tokens != 0 and (span := _try_decode(seq, self._cache)) is not None:
+            grant.spans.append(span)
             grant.granted.add(seq.seq_id)
             grant.tokens_left -= 1
             return True
@@ -160,16 +160,6 @@ class Admission:
         grant.granted.add(seq.seq_id)
         grant.tokens_left -= tokens
         return True
-
-    def _decodes_in_place(self, seq: Sequence) -> bool:
-        """Whether its next token alone is left to forward and has its place: the usual case."""
-        return (
-            seq.scoring is None
-            and seq.status is SequenceStatus.RUNNING
-            and len(seq.tokens) - seq.computed == 1
-            and seq.computed >= len(seq.request.prompt)
-            and self._cache.has_slot(seq)
-        )
 
     def _may_record(self, seq: Sequence, grant: _Grant) -> bool:
         """Whether learning lets a waiting sequence start, its recording included."""
@@ -264,16 +254,17 @@ def _span(seq: Sequence, num_tokens: int, forks: list[Sequence], cache: KVCache)
     )
 
 
-def _decode_span(seq: Sequence, cache: KVCache) -> Span:
-    """The last token of a sequence whose prompt, forks and scores are done with."""
-    return Span(
-        seq.seq_id,
-        seq.computed,
-        (seq.tokens[-1],),
-        cache.table(seq, len(seq.tokens)),
-        seq.adapter.content_hash if seq.adapter is not None else None,
-        (_draw(seq),),
-    )
+def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
+    """The last token of a running sequence whose prompt, forks and scores are done with, if it has
+    its place: the usual case."""
+    start, tokens = seq.computed, seq.tokens
+    if len(tokens) - start != 1 or start < len(seq.request.prompt) or seq.scoring is not None:
+        return None
+    blocks = cache.try_slot(seq)
+    if blocks is None:
+        return None
+    adapter = seq.adapter.content_hash if seq.adapter is not None else None
+    return Span(seq.seq_id, start, (tokens[-1],), blocks, adapter, (_draw(seq),))
 
 
 def _draw(seq: Sequence) -> Draw:

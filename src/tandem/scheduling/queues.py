@@ -44,8 +44,9 @@ def slices_within(
             seconds -= latency.slice_s(batch.rows, fitting)
             if fitting < batch.layers_left:
                 break
-        update_s = latency.update_s() if step.updatable else 0.0
-        due = step.updatable and (update_s <= seconds or (at_least_one and not granted))
+        updatable = step.updatable
+        update_s = latency.update_s() if updatable else 0.0
+        due = updatable and (update_s <= seconds or (at_least_one and not granted))
         if layers or due:
             granted.append(SliceCandidate(step.step_id, layers))
             seconds -= update_s

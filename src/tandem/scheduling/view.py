@@ -49,7 +49,7 @@ class View:
     _state: SchedulerState
     _cache: KVCache
     _learning: Learning
-    _default_slo: Slo
+    default_slo: Slo
 
     @property
     def waiting(self) -> ValuesView[Sequence]:
@@ -107,7 +107,7 @@ class View:
 
     def slo(self, seq: Sequence) -> Slo:
         """The objective of a sequence: its request's, else the server's."""
-        return seq.request.slo or self._default_slo
+        return seq.request.slo or self.default_slo
 
     @property
     def block_size(self) -> int:
