@@ -131,6 +131,12 @@ class LatencyModel:
         """Seconds that `work` adds to a pass that runs anyway."""
         return self.forward_s(work) - self.forward.coefficients[0]
 
+    def added_decode_s(self, context: int) -> float:
+        """Seconds that one decode after `context` tokens adds to a pass that runs anyway."""
+        coefficients = self.forward.coefficients
+        kv = sum(self._kv) * context / 1e3
+        return coefficients[1] + coefficients[2] * kv + coefficients[5]
+
     def rows_within(self, work: PassWork, start: int, most: int, seconds: float) -> int:
         """How many training rows from position `start` on can join `work` in so many seconds.
 

@@ -112,7 +112,7 @@ class Unified:
             return self._serve_only(view, running)
         serving = view.serving
         queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
-        items = self._items(view, running, queue)
+        items = self._items(view, running[len(serving) :], queue)
         if not items:
             return self._serve_only(view, running)
         requests = self._requests(view, serving, queue)
@@ -138,7 +138,7 @@ class Unified:
         return _decision(running, _all(serving), _all(queue), _Learning())
 
     def _items(
-        self, view: View, running: list[Sequence], queue: list[Sequence]
+        self, view: View, scored: list[Sequence], queue: list[Sequence]
     ) -> list[LearningItem]:
         """Learning work by MACE's priority; overdue is what has passed the oldest prompt."""
         ageing, gamma = 1.0 / self._options.patience_s, self._options.gamma
@@ -155,8 +155,7 @@ class Unified:
             )
             for step in view.steps
         ]
-        scores = [seq for seq in running if is_lone_score(seq)]
-        scores += [seq for seq in view.learning_in_order if is_lone_score(seq)]
+        scores = [seq for seq in (*scored, *view.learning_in_order) if is_lone_score(seq)]
         for seq in scores[: view.budgets.max_sequences]:
             since = seq.request.arrival_s
             items.append(LearningItem(priority(since, _UNKNOWN_LOSS), since, [seq]))
