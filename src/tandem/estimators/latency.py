@@ -94,6 +94,7 @@ class LatencyModel:
         # Total, longest and mean context rise together: they are corrected as one, in the
         # proportions that they begin with.
         self._kv = tuple([each / rates.forward[2] for each in rates.forward[2:_DECODE_TERMS]])
+        self._kv_each = sum(self._kv) / 1e3  # of a pass with one decode: all three are its context
         forward = (*rates.forward[:3], *rates.forward[_DECODE_TERMS:])
         self.forward = LinearModel(forward, variance)
         self.backward = LinearModel(rates.slices, variance)
@@ -134,8 +135,7 @@ class LatencyModel:
     def added_decode_s(self, context: int) -> float:
         """Seconds that one decode after `context` tokens adds to a pass that runs anyway."""
         coefficients = self.forward.coefficients
-        kv = sum(self._kv) * context / 1e3
-        return coefficients[1] + coefficients[2] * kv + coefficients[5]
+        return coefficients[1] + coefficients[2] * self._kv_each * context + coefficients[5]
 
     def rows_within(self, work: PassWork, start: int, most: int, seconds: float) -> int:
         """How many training rows from position `start` on can join `work` in so many seconds.

@@ -97,7 +97,8 @@ class Bin:
         """Put a task in."""
         self.tasks.append(task)
         self.free_blocks -= task.blocks
-        self.max_seconds = max(self.max_seconds, task.seconds)
+        if task.seconds > self.max_seconds:
+            self.max_seconds = task.seconds
 
 
 class Mace:
@@ -151,11 +152,13 @@ class Mace:
             blocks = sum([_missing_blocks(view, seq) for seq in sequences])
             seconds = _step_seconds(view, source, sequences)
             return Task(-priority, arrival_s, order, sequences, blocks, seconds, source)
-        decodes, scored = source.decoding, source.scoring is not None
+        scored, length = source.scoring is not None, len(source.tokens)
+        rows = length - source.computed
+        decodes = rows == 1 and source.computed > 0 and not scored
         if decodes:
-            seconds = latency.added_decode_s(len(source.tokens))
+            seconds = latency.added_decode_s(length)
         else:
-            work, rows = PassWork(), source.remaining
+            work = PassWork()
             work.span(source.computed, rows, draws=int(not scored), scored=rows if scored else 0)
             seconds = latency.added_s(work)
         blocks = _missing_blocks(view, source)
