@@ -42,6 +42,14 @@ class PassWork:
         self.context += context
         self.longest = max(self.longest, context)
 
+    def decode_all(self, contexts: list[int]) -> None:
+        """Add a sequence as with `decode` for each of `contexts`."""
+        if contexts:
+            self.decodes += len(contexts)
+            self.draws += len(contexts)
+            self.context += sum(contexts)
+            self.longest = max(self.longest, *contexts)
+
     def span(
         self, start: int, rows: int, *, draws: int = 0, scored: int = 0, recorded: int = 0
     ) -> None:
@@ -69,10 +77,11 @@ class PassWork:
     def of(lane: LanePlan) -> PassWork:
         """The work of a plan's forward pass."""
         work = PassWork()
+        contexts: list[int] = []
         for span in lane.spans:
             rows, targets = len(span.tokens), span.score_targets
             if rows == 1 and span.draws and not targets:
-                work.decode(span.start + 1)
+                contexts.append(span.start + 1)
                 work.draws += len(span.draws) - 1
                 continue
             work.span(
@@ -82,6 +91,7 @@ class PassWork:
                 scored=sum([target >= 0 for target in targets]),
                 recorded=rows if span.record is not None else 0,
             )
+        work.decode_all(contexts)
         return work
 
 

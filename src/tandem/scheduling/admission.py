@@ -81,11 +81,7 @@ class Admission:
             grant = _Grant(
                 self._budgets.max_batch_tokens, list(reversed(decision.victims)), granted=granted
             )
-            for candidate in wish.candidates:
-                if grant.tokens_left <= 0 or len(grant.spans) >= self._budgets.max_sequences:
-                    break
-                if not self._grant(candidate, grant, now):
-                    break
+            self._grant_all(wish.candidates, grant, now)
             slices, updates = self._grant_slices(wish.slices, grant)
             if grant.spans or slices or updates or discards or grant.opens:
                 lanes.append(
@@ -126,16 +122,26 @@ class Admission:
                 updates.append(update)
         return tuple(slices), tuple(updates)
 
-    def _grant(self, candidate: Candidate, grant: _Grant, now: float) -> bool:
+    def _grant_all(self, candidates: tuple[Candidate, ...], grant: _Grant, now: float) -> None:
+        """Give candidates what they may have, in order, up to the budgets."""
+        known, cache, max_spans = self._state.all, self._cache, self._budgets.max_sequences
+        spans, granted = grant.spans, grant.granted
+        for candidate in candidates:
+            if grant.tokens_left <= 0 or len(spans) >= max_spans:
+                return
+            seq = known.get(candidate.seq_id)
+            if seq is None or seq.seq_id in granted:
+                continue
+            span = _try_decode(seq, cache) if candidate.max_tokens != 0 else None
+            if span is not None:
+                spans.append(span)
+                granted.add(seq.seq_id)
+                grant.tokens_left -= 1
+            elif not self._grant(seq, candidate, grant, now):
+                return
+
+    def _grant(self, seq: Sequence, candidate: Candidate, grant: _Grant, now: float) -> bool:
         """Give a candidate what it may have; False if no later one may be served either."""
-        seq = self._state.all.get(candidate.seq_id)
-        if seq is None or seq.seq_id in grant.granted:
-            return True
-        if candidate.max_tokens != 0 and (span := _try_decode(seq, self._cache)) is not None:
-            grant.spans.append(span)
-            grant.granted.add(seq.seq_id)
-            grant.tokens_left -= 1
-            return True
         if seq.status is SequenceStatus.WAITING:
             if seq.scoring is not None and not self._may_record(seq, grant):
                 return True

@@ -230,26 +230,12 @@ class Unified:
         than many short ones.
         """
         self._deadlines.forget_ended(view)
-        left, work, running_rows, granted = view.budgets.max_batch_tokens, PassWork(), 0, 0
-        everybody = serving + queue
-        for seq in everybody:
-            if left <= 0:
-                break
-            length, computed = len(seq.tokens), seq.computed
-            taken = length - computed
-            if taken > left:
-                taken = left
-            left -= taken
-            if taken == 1 and computed:
-                work.decode(length)
-            else:
-                work.span(computed, taken, draws=int(taken == length - computed))
-            granted += 1
-            if granted <= len(serving):
-                running_rows += taken
-        due_s = self._deadlines.slack_s(view, everybody[:granted])
+        most, work = view.budgets.max_batch_tokens, PassWork()
+        served, left = _add_requests(serving, most, work)
+        queued, _ = _add_requests(queue, left, work)
+        due_s = self._deadlines.slack_s(view, serving[:served] + queue[:queued])
         predicted_s = view.latency.forward_s(work)
-        return _Serving(serving, queue, running_rows, work, predicted_s, max(due_s, predicted_s))
+        return _Serving(serving, queue, most - left, work, predicted_s, max(due_s, predicted_s))
 
     def _take_turns(
         self,
@@ -268,6 +254,27 @@ class Unified:
                 return _decision(running, [], [], learning)
         self._served = True
         return _decision(running, _all(requests.running), _all(requests.queue), _Learning())
+
+
+def _add_requests(sequences: list[Sequence], left: int, work: PassWork) -> tuple[int, int]:
+    """Add the rows of requests to `work`, `left` at most; how many take part, and what is left."""
+    contexts: list[int] = []
+    served = 0
+    for seq in sequences:
+        if left <= 0:
+            break
+        served += 1
+        length, computed = len(seq.tokens), seq.computed
+        taken = length - computed
+        if taken > left:
+            taken = left
+        left -= taken
+        if taken == 1 and computed:
+            contexts.append(length)
+        else:
+            work.span(computed, taken, draws=int(taken == length - computed))
+    work.decode_all(contexts)
+    return served, left
 
 
 def _all(sequences: list[Sequence]) -> list[Candidate]:
