@@ -99,6 +99,20 @@ def test_rows_within_a_time_take_that_time_and_one_more_does_not(decodes, start,
     assert rows == most or with_rows(rows + 1) > seconds
 
 
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.2, 1.0]))
+def test_a_prediction_is_what_its_features_add_up_to(seed, rho):
+    """Predictions take a short cut past the features that the model learns from."""
+    rng = random.Random(seed)
+    rates = Rates(tuple(rng.uniform(1e-6, 1e-2) for _ in FORWARD_TERMS), (1e-3,) * 3, 0.01, rho)
+    model = LatencyModel(rates)
+    for work in passes(rng, 5):
+        predicted = model.forward.predict(model._features(work))
+        assert model.forward_s(work) == pytest.approx(predicted, rel=1e-9)
+    alone = PassWork()
+    alone.decode(rng.randint(1, 4000))
+    assert model.added_decode_s(alone.context) == pytest.approx(model.added_s(alone), rel=1e-6)
+
+
 def test_one_stalled_iteration_does_not_ruin_the_fit():
     model = LinearModel((0.01, 0.001))
     for tokens in [*range(1, 60)]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from tandem.core.events import PredictionError
 from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
-from tandem.estimators.work import PassWork
+from tandem.estimators.work import PassWork, pairs_of
 
 # What a pass's time is made of, in the order of the coefficients. Tokens of context count in
 # thousands, pairs in millions.
@@ -94,6 +94,7 @@ class LatencyModel:
         # Total, longest and mean context rise together: they are corrected as one, in the
         # proportions that they begin with.
         self._kv = tuple([each / rates.forward[2] for each in rates.forward[2:_DECODE_TERMS]])
+        self._kv_each = sum(self._kv) / 1e3  # of a pass with one decode: all three are its context
         forward = (*rates.forward[:3], *rates.forward[_DECODE_TERMS:])
         self.forward = LinearModel(forward, variance)
         self.backward = LinearModel(rates.slices, variance)
@@ -125,23 +126,28 @@ class LatencyModel:
 
     def forward_s(self, work: PassWork) -> float:
         """Seconds of a pass; 0 without rows."""
-        return self.forward.predict(self._features(work)) if work.tokens else 0.0
+        return self._joined_s(work, 0, 0) if work.tokens else 0.0
 
     def added_s(self, work: PassWork) -> float:
         """Seconds that `work` adds to a pass that runs anyway."""
         return self.forward_s(work) - self.forward.coefficients[0]
+
+    def added_decode_s(self, context: int) -> float:
+        """Seconds that one decode after `context` tokens adds to a pass that runs anyway."""
+        coefficients = self.forward.coefficients
+        return coefficients[1] + coefficients[2] * self._kv_each * context + coefficients[5]
 
     def rows_within(self, work: PassWork, start: int, most: int, seconds: float) -> int:
         """How many training rows from position `start` on can join `work` in so many seconds.
 
         At most `most`; each is counted as recorded and scored. `seconds` are the whole pass's.
         """
-        if most <= 0 or self._with_rows(work, start, 1) > seconds:
-            return 0
-        fits, fails = 1, most + 1
+        if most <= 0 or self._joined_s(work, start, most) <= seconds:
+            return max(0, most)
+        fits, fails = 0, most
         while fails - fits > 1:
             middle = (fits + fails) // 2
-            if self._with_rows(work, start, middle) <= seconds:
+            if self._joined_s(work, start, middle) <= seconds:
                 fits = middle
             else:
                 fails = middle
@@ -212,10 +218,24 @@ class LatencyModel:
         self._skipped = self._skipped + 1 if usual and self._skipped < _MOST_SKIPPED else 0
         return self._skipped > 0
 
-    def _with_rows(self, work: PassWork, start: int, rows: int) -> float:
-        more = work.copy()
-        more.span(start, rows, scored=rows, recorded=rows)
-        return self.forward_s(more)
+    def _joined_s(self, work: PassWork, start: int, more: int) -> float:
+        """Seconds of `work` and of `more` training rows from position `start` on.
+
+        What `forward.predict` makes of their features, without making them: policies ask often.
+        """
+        fixed, decode, context, row, pairs, draw, scored, recording, recorded = (
+            self.forward.coefficients
+        )
+        total, longest, average = self._kv
+        mean = work.context / work.decodes if work.decodes else 0.0
+        kv = total * work.context + longest * work.longest + average * mean
+        decode_s = fixed + decode * work.decodes + context * kv / 1e3
+        prefill_s = row * (work.rows + more) + pairs * (work.pairs + pairs_of(start, more)) / 1e6
+        longer, shorter = (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
+        beside_s = draw * work.draws + scored * (work.scored + more)
+        if rows := work.recorded + more:
+            beside_s += recording + recorded * rows
+        return longer + self._rho * shorter + beside_s
 
     def _features(self, work: PassWork) -> tuple[float, ...]:
         mean = work.context / work.decodes if work.decodes else 0.0

@@ -6,7 +6,7 @@ Counts only, built up span by span; knows no seconds. Invariant: a row is either
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.core.plan import LanePlan
 
@@ -42,6 +42,14 @@ class PassWork:
         self.context += context
         self.longest = max(self.longest, context)
 
+    def decode_all(self, contexts: list[int]) -> None:
+        """Add a sequence as with `decode` for each of `contexts`."""
+        if contexts:
+            self.decodes += len(contexts)
+            self.draws += len(contexts)
+            self.context += sum(contexts)
+            self.longest = max(self.longest, *contexts)
+
     def span(
         self, start: int, rows: int, *, draws: int = 0, scored: int = 0, recorded: int = 0
     ) -> None:
@@ -54,16 +62,26 @@ class PassWork:
 
     def copy(self) -> PassWork:
         """The same numbers, to be added to apart."""
-        return replace(self)
+        return PassWork(
+            self.decodes,
+            self.context,
+            self.longest,
+            self.rows,
+            self.pairs,
+            self.draws,
+            self.scored,
+            self.recorded,
+        )
 
     @staticmethod
     def of(lane: LanePlan) -> PassWork:
         """The work of a plan's forward pass."""
         work = PassWork()
+        contexts: list[int] = []
         for span in lane.spans:
             rows, targets = len(span.tokens), span.score_targets
             if rows == 1 and span.draws and not targets:
-                work.decode(span.start + 1)
+                contexts.append(span.start + 1)
                 work.draws += len(span.draws) - 1
                 continue
             work.span(
@@ -73,6 +91,7 @@ class PassWork:
                 scored=sum([target >= 0 for target in targets]),
                 recorded=rows if span.record is not None else 0,
             )
+        work.decode_all(contexts)
         return work
 
 

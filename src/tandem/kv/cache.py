@@ -145,10 +145,14 @@ class KVCache:
         self.counters.queries_tokens += len(seq.tokens)
         self.counters.hits_tokens += hits_tokens
 
-    def has_slot(self, seq: Sequence) -> bool:
-        """True if one more token fits into blocks that the sequence has for itself."""
-        blocks, index = self._tables[seq.seq_id].groups[0], seq.computed // self.block_size
-        return index < len(blocks) and self._pools[0].count(blocks[index]) == 1
+    def try_slot(self, seq: Sequence) -> tuple[tuple[int, ...], ...] | None:
+        """The table that one more token needs, if it fits into blocks that the sequence has for
+        itself; else None."""
+        table, index = self._tables[seq.seq_id], seq.computed // self.block_size
+        blocks = table.groups[0]
+        if index < len(blocks) and self._pools[0].count(blocks[index]) == 1:
+            return table.prefix(index + 1)
+        return None
 
     def try_extend(self, seq: Sequence, num_tokens: int) -> tuple[BlockCopy, ...] | None:
         """Make room for `num_tokens` after `seq.computed`; None (and no change) if there is none.

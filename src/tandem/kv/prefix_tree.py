@@ -37,9 +37,18 @@ class Reader:
         self.node = node
         self.depth = 0
 
+    @property
+    def next_block(self) -> TokenBlock | None:
+        """The first block of its prefix that is not in the tree; None if all are."""
+        return self.blocks[self.depth] if self.depth < len(self.blocks) else None
+
 
 class Node:
-    """One cached block per KV group. `readers` counts the waiting sequences that would use it."""
+    """One cached block per KV group. `readers` counts the waiting sequences that would use it.
+
+    `waiting` holds the readers whose prefix ends here, by the block that would take them on (None:
+    nothing is left), so that a new child finds its readers however many wait for others.
+    """
 
     __slots__ = (
         "blocks",
@@ -62,7 +71,25 @@ class Node:
         self.children: dict[TokenBlock, Node] = {}
         self.readers = 0
         self.last_access = 0
-        self.waiting: set[Reader] = set()
+        self.waiting: dict[TokenBlock | None, set[Reader]] = {}
+
+    def await_next(self, reader: Reader) -> None:
+        """Let a reader, whose `node` this is, wait here."""
+        self.waiting.setdefault(reader.next_block, set()).add(reader)
+
+    def stop_awaiting(self, reader: Reader) -> None:
+        """End its wait, before its `depth` changes."""
+        block = reader.next_block
+        readers = self.waiting[block]
+        readers.remove(reader)
+        if not readers:
+            del self.waiting[block]
+
+    def awaiting(self) -> Iterator[tuple[TokenBlock | None, Reader]]:
+        """The readers that wait here, each with the block under which it is found."""
+        for block, readers in self.waiting.items():
+            for reader in readers:
+                yield block, reader
 
 
 class PrefixTree:
@@ -109,8 +136,8 @@ class PrefixTree:
         node = Node(parent, tokens, blocks, parent.namespace)
         parent.children[tokens] = node
         self.touch(node)
-        for reader in [r for r in parent.waiting if _next_block(r) == tokens]:
-            self._advance(reader)
+        for reader in parent.waiting.pop(tokens, ()):
+            self._descend(reader)
         return node
 
     def touch(self, node: Node) -> None:
@@ -121,12 +148,13 @@ class PrefixTree:
     def remove(self, node: Node) -> None:
         """Take a leaf out; its readers fall back onto the parent."""
         assert node.parent is not None and not node.children
-        for reader in list(node.waiting):
-            node.waiting.discard(reader)
+        fallen = [reader for _, reader in node.awaiting()]
+        node.waiting.clear()
+        for reader in fallen:
             node.readers -= 1
             reader.depth -= 1
             reader.node = node.parent
-            node.parent.waiting.add(reader)
+            node.parent.await_next(reader)
         assert node.readers == 0
         del node.parent.children[node.tokens]
 
@@ -135,28 +163,29 @@ class PrefixTree:
     ) -> Reader:
         """Register a future reader of the first `limit` tokens."""
         reader = Reader(self.split(tokens, limit), self.root(adapter, tenant))
-        reader.node.waiting.add(reader)
-        self._advance(reader)
+        self._descend(reader)
         return reader
 
     def remove_reader(self, reader: Reader) -> None:
         """End a registration."""
-        reader.node.waiting.discard(reader)
+        reader.node.stop_awaiting(reader)
         node: Node | None = reader.node
         while node is not None and node.parent is not None:
             node.readers -= 1
             node = node.parent
 
-    def _advance(self, reader: Reader) -> None:
-        while (block := _next_block(reader)) is not None:
-            child = reader.node.children.get(block)
+    def _descend(self, reader: Reader) -> None:
+        """Move a reader that waits nowhere as far down as the tree goes; there it waits."""
+        node = reader.node
+        while (block := reader.next_block) is not None:
+            child = node.children.get(block)
             if child is None:
-                return
-            reader.node.waiting.discard(reader)
+                break
             child.readers += 1
-            child.waiting.add(reader)
-            reader.node = child
             reader.depth += 1
+            node = child
+        reader.node = node
+        node.await_next(reader)
 
     def namespaces_of(self, adapter: str) -> list[Namespace]:
         """All tenants' namespaces of one adapter version."""
@@ -180,6 +209,9 @@ class PrefixTree:
         """Verify links and reader counts. Raises `AccountingError`."""
         for namespace in self._namespaces.values():
             counted = _count_readers(namespace.root)
+            for node in (namespace.root, *self.nodes(namespace)):
+                if any(r.node is not node or r.next_block != b for b, r in node.awaiting()):
+                    raise AccountingError("a reader waits at the wrong place")
             for node in self.nodes(namespace):
                 if node.parent is None or node.parent.children.get(node.tokens) is not node:
                     raise AccountingError("a prefix-tree node is not its parent's child")
@@ -189,16 +221,12 @@ class PrefixTree:
                     )
 
 
-def _next_block(reader: Reader) -> TokenBlock | None:
-    return reader.blocks[reader.depth] if reader.depth < len(reader.blocks) else None
-
-
 def _count_readers(root: Node) -> dict[int, int]:
     """Readers at or below each node, without recursion (trees are as deep as prompts are long)."""
     order: list[Node] = [root]
     for node in order:
         order.extend(node.children.values())
-    counted = {id(node): len(node.waiting) for node in order}
+    counted = {id(node): sum(map(len, node.waiting.values())) for node in order}
     for node in reversed(order):
         if node.parent is not None:
             counted[id(node.parent)] += counted[id(node)]

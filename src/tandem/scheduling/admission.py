@@ -81,11 +81,7 @@ class Admission:
             grant = _Grant(
                 self._budgets.max_batch_tokens, list(reversed(decision.victims)), granted=granted
             )
-            for candidate in wish.candidates:
-                if grant.tokens_left <= 0 or len(grant.spans) >= self._budgets.max_sequences:
-                    break
-                if not self._grant(candidate, grant, now):
-                    break
+            self._grant_all(wish.candidates, grant, now)
             slices, updates = self._grant_slices(wish.slices, grant)
             if grant.spans or slices or updates or discards or grant.opens:
                 lanes.append(
@@ -126,16 +122,26 @@ class Admission:
                 updates.append(update)
         return tuple(slices), tuple(updates)
 
-    def _grant(self, candidate: Candidate, grant: _Grant, now: float) -> bool:
+    def _grant_all(self, candidates: tuple[Candidate, ...], grant: _Grant, now: float) -> None:
+        """Give candidates what they may have, in order, up to the budgets."""
+        known, cache, max_spans = self._state.all, self._cache, self._budgets.max_sequences
+        spans, granted = grant.spans, grant.granted
+        for candidate in candidates:
+            if grant.tokens_left <= 0 or len(spans) >= max_spans:
+                return
+            seq = known.get(candidate.seq_id)
+            if seq is None or seq.seq_id in granted:
+                continue
+            span = _try_decode(seq, cache) if candidate.max_tokens != 0 else None
+            if span is not None:
+                spans.append(span)
+                granted.add(seq.seq_id)
+                grant.tokens_left -= 1
+            elif not self._grant(seq, candidate, grant, now):
+                return
+
+    def _grant(self, seq: Sequence, candidate: Candidate, grant: _Grant, now: float) -> bool:
         """Give a candidate what it may have; False if no later one may be served either."""
-        seq = self._state.all.get(candidate.seq_id)
-        if seq is None or seq.seq_id in grant.granted:
-            return True
-        if self._decodes_in_place(seq) and candidate.max_tokens != 0:
-            grant.spans.append(_decode_span(seq, self._cache))
-            grant.granted.add(seq.seq_id)
-            grant.tokens_left -= 1
-            return True
         if seq.status is SequenceStatus.WAITING:
             if seq.scoring is not None and not self._may_record(seq, grant):
                 return True
@@ -160,16 +166,6 @@ class Admission:
         grant.granted.add(seq.seq_id)
         grant.tokens_left -= tokens
         return True
-
-    def _decodes_in_place(self, seq: Sequence) -> bool:
-        """Whether its next token alone is left to forward and has its place: the usual case."""
-        return (
-            seq.scoring is None
-            and seq.status is SequenceStatus.RUNNING
-            and len(seq.tokens) - seq.computed == 1
-            and seq.computed >= len(seq.request.prompt)
-            and self._cache.has_slot(seq)
-        )
 
     def _may_record(self, seq: Sequence, grant: _Grant) -> bool:
         """Whether learning lets a waiting sequence start, its recording included."""
@@ -264,16 +260,17 @@ def _span(seq: Sequence, num_tokens: int, forks: list[Sequence], cache: KVCache)
     )
 
 
-def _decode_span(seq: Sequence, cache: KVCache) -> Span:
-    """The last token of a sequence whose prompt, forks and scores are done with."""
-    return Span(
-        seq.seq_id,
-        seq.computed,
-        (seq.tokens[-1],),
-        cache.table(seq, len(seq.tokens)),
-        seq.adapter.content_hash if seq.adapter is not None else None,
-        (_draw(seq),),
-    )
+def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
+    """The last token of a running sequence whose prompt, forks and scores are done with, if it has
+    its place: the usual case."""
+    start, tokens = seq.computed, seq.tokens
+    if len(tokens) - start != 1 or start < len(seq.request.prompt) or seq.scoring is not None:
+        return None
+    blocks = cache.try_slot(seq)
+    if blocks is None:
+        return None
+    adapter = seq.adapter.content_hash if seq.adapter is not None else None
+    return Span(seq.seq_id, start, (tokens[-1],), blocks, adapter, (_draw(seq),))
 
 
 def _draw(seq: Sequence) -> Draw:

@@ -39,7 +39,7 @@ class Leaper:
         cache = scheduler.cache
         # No eviction: whose block goes would depend on the order of the iterations.
         spare = cache.free_blocks // len(running) * cache.block_size
-        return min(most, spare) if all(cache.has_slot(seq) for seq in running) else 0
+        return min(most, spare) if all(cache.try_slot(seq) is not None for seq in running) else 0
 
     def leap(
         self,

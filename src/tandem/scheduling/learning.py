@@ -9,6 +9,7 @@ no update while a score under the trainer's parameters is half done.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -52,10 +53,11 @@ Learned = StepOutcome | Score | ScoreFailed
 
 @dataclass(slots=True)
 class _Books:
-    """Everything that is under way."""
+    """Everything that is under way; `heads` are the first steps of the trainers, oldest first."""
 
     trainers: dict[str, TrainerWork] = field(default_factory=dict)
     steps: dict[str, StepWork] = field(default_factory=dict)
+    heads: list[StepWork] = field(default_factory=list)
     open: dict[int, tuple[StepWork, MicroBatchWork]] = field(default_factory=dict)
     discards: list[Discard] = field(default_factory=list)
     ended: list[Learned] = field(default_factory=list)
@@ -87,8 +89,7 @@ class Learning:
     @property
     def heads(self) -> list[StepWork]:
         """The step of each trainer that may run now, oldest first."""
-        heads = [work.steps[0] for work in self._books.trainers.values() if work.steps]
-        return sorted(heads, key=lambda work: (work.arrival_s, work.step_id))
+        return self._books.heads
 
     @property
     def queued(self) -> list[str]:
@@ -298,6 +299,7 @@ class Learning:
             return
         work = trainer.steps[0]
         work.begun, work.last_loss = True, trainer.last_loss
+        insort(self._books.heads, work, key=lambda head: (head.arrival_s, head.step_id))
         for place, sequences in enumerate(work.step.micro_batches):
             batch = MicroBatchWork.of(next(self._numbers), sequences, self._limits.num_layers)
             work.micro_batches.append(batch)
@@ -380,6 +382,8 @@ class Learning:
         for batch in work.micro_batches:
             self._close(batch)
         del self._books.steps[work.step_id]
+        if work.begun:
+            self._books.heads.remove(work)
         self._books.trainers[work.trainer].steps.remove(work)
 
     def _close(self, batch: MicroBatchWork) -> None:

@@ -6,40 +6,19 @@ decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from heapq import nsmallest
-from itertools import islice
-from operator import attrgetter
+from collections.abc import Iterable
 
 from tandem.core.decision import SliceCandidate
 from tandem.core.sequence import Sequence
-from tandem.core.slo import WorkClass
 from tandem.estimators.latency import LatencyModel
+from tandem.scheduling.ordered import class_then_arrival as class_then_arrival
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import View
 
 
-def arrival(seq: Sequence) -> tuple[float, int]:
-    """Order of arrival."""
-    return (seq.request.arrival_s, seq.seq_id)
-
-
-# Online, then offline, then learning; within each, order of arrival.
-class_then_arrival: Callable[[Sequence], tuple[int, float, int]] = attrgetter("order")
-
-
 def first_waiting(view: View, count: int) -> list[Sequence]:
     """The `count` waiting sequences of requests that come first by class and arrival."""
-    # A preempted sequence or a later choice arrived before others that wait: sort only if there is
-    # one, or if there are two classes.
-    if any(_out_of_order(seq) for seq in view.waiting):
-        return nsmallest(count, view.waiting, key=class_then_arrival)
-    return list(islice(view.waiting, count))
-
-
-def _out_of_order(seq: Sequence) -> bool:
-    late = seq.preemptions or seq.index
-    return bool(late) or seq.request.work_class is not WorkClass.ONLINE
+    return view.waiting_in_order[:count]
 
 
 def is_lone_score(seq: Sequence) -> bool:
@@ -65,8 +44,9 @@ def slices_within(
             seconds -= latency.slice_s(batch.rows, fitting)
             if fitting < batch.layers_left:
                 break
-        update_s = latency.update_s() if step.updatable else 0.0
-        due = step.updatable and (update_s <= seconds or (at_least_one and not granted))
+        updatable = step.updatable
+        update_s = latency.update_s() if updatable else 0.0
+        due = updatable and (update_s <= seconds or (at_least_one and not granted))
         if layers or due:
             granted.append(SliceCandidate(step.step_id, layers))
             seconds -= update_s

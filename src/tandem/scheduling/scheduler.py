@@ -120,7 +120,7 @@ class Scheduler:
             getattr(self._policy, "decodes_alike", False)
             and len(state.all) == len(state.running)
             and not self.learning.has_work
-            and not any(seq.scoring is not None for seq in state.running.values())
+            and state.num_running == len(state.running)
         )
 
     def add(self, request: Request, adapter: AdapterVersion | None) -> None:

@@ -9,22 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.scheduling.ordered import OrderedSequences
 
 
 @dataclass(slots=True)
 class SchedulerState:
-    """Dictionaries keep insertion order: `waiting` and `running` iterate oldest first.
+    """`waiting`, `learning` and `running` iterate oldest entry first; a preempted sequence is a new
+    entry, so policies order by arrival.
 
-    A preempted sequence goes back to `waiting`; policies order by arrival, not by position.
     `forks` lists the later choices of an `n > 1` request under the `seq_id` of choice 0, whose
     prompt they will share once it is computed. `waiting_tokens` counts what waits in tokens.
     Sequences that are scored (training, evaluation) wait apart in `learning`, uncounted.
     """
 
     all: dict[int, Sequence] = field(default_factory=dict)
-    waiting: dict[int, Sequence] = field(default_factory=dict)
-    learning: dict[int, Sequence] = field(default_factory=dict)
-    running: dict[int, Sequence] = field(default_factory=dict)
+    waiting: OrderedSequences = field(default_factory=OrderedSequences)
+    learning: OrderedSequences = field(default_factory=OrderedSequences)
+    running: OrderedSequences = field(default_factory=OrderedSequences)
     forks: dict[int, list[Sequence]] = field(default_factory=dict)
     waiting_tokens: int = 0
 
@@ -36,7 +37,7 @@ class SchedulerState:
     @property
     def num_running(self) -> int:
         """Sequences of requests that hold blocks, without those that are scored."""
-        return sum(seq.scoring is None for seq in self.running.values())
+        return self.running.num_requests
 
     def add(self, seq: Sequence) -> None:
         """A new sequence starts waiting."""
@@ -55,7 +56,7 @@ class SchedulerState:
     def run_fork(self, child: Sequence) -> None:
         """A fork got its blocks."""
         child.status = SequenceStatus.RUNNING
-        self.running[child.seq_id] = child
+        self.running.add(child)
 
     def wait_fork(self, child: Sequence) -> None:
         """A fork has to find its own blocks."""
@@ -65,11 +66,11 @@ class SchedulerState:
         """From waiting to running."""
         self._stop_waiting(seq)
         seq.status = SequenceStatus.RUNNING
-        self.running[seq.seq_id] = seq
+        self.running.add(seq)
 
     def wait(self, seq: Sequence) -> None:
         """From running back to waiting."""
-        del self.running[seq.seq_id]
+        self.running.remove(seq)
         self._wait(seq)
 
     def remove(self, seq: Sequence) -> None:
@@ -80,22 +81,22 @@ class SchedulerState:
             siblings.remove(seq)
         elif seq.seq_id in self.waiting or seq.seq_id in self.learning:
             self._stop_waiting(seq)
-        else:  # running, or a fork that was taken and never ran
-            self.running.pop(seq.seq_id, None)
+        elif seq.seq_id in self.running:  # otherwise a fork that was taken and never ran
+            self.running.remove(seq)
         del self.all[seq.seq_id]
         seq.status = SequenceStatus.FINISHED
 
     def _wait(self, seq: Sequence) -> None:
         seq.status = SequenceStatus.WAITING
         if seq.scoring is not None:
-            self.learning[seq.seq_id] = seq
+            self.learning.add(seq)
             return
-        self.waiting[seq.seq_id] = seq
+        self.waiting.add(seq)
         self.waiting_tokens += len(seq.tokens)
 
     def _stop_waiting(self, seq: Sequence) -> None:
         if seq.scoring is not None:
-            del self.learning[seq.seq_id]
+            self.learning.remove(seq)
             return
-        del self.waiting[seq.seq_id]
+        self.waiting.remove(seq)
         self.waiting_tokens -= len(seq.tokens)

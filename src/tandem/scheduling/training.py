@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -76,13 +75,16 @@ class MicroBatchWork:
     """One micro-batch of a step.
 
     `gradients` are the places of the sequences that are recorded: KTO's mismatched ones are scored
-    only. `layers_left` counts from the top and is the number of layers until backward begins.
+    only. `lengths` are the rows to record, a number for each recorded sequence, `rows` their sum.
+    `layers_left` counts from the top and is the number of layers until backward begins.
     """
 
     number: int
     sequences: tuple[TrainingSequence, ...]
     layers_left: int
     gradients: tuple[int, ...]
+    lengths: tuple[int, ...]
+    rows: int
     logprobs: list[float | None]
     opened: bool = False
     coefficients: tuple[float, ...] | None = None
@@ -94,19 +96,16 @@ class MicroBatchWork:
         gradients = tuple(
             place for place, seq in enumerate(sequences) if seq.role is not Role.MISMATCHED
         )
+        lengths = tuple(len(sequences[place].tokens) - 1 for place in gradients)
         return MicroBatchWork(
-            number, sequences, layers if gradients else 0, gradients, [None] * len(sequences)
+            number,
+            sequences,
+            layers if gradients else 0,
+            gradients,
+            lengths,
+            sum(lengths),
+            [None] * len(sequences),
         )
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Rows to record, a number for each recorded sequence."""
-        return tuple(len(self.sequences[place].tokens) - 1 for place in self.gradients)
-
-    @property
-    def rows(self) -> int:
-        """Rows of its recording."""
-        return sum(self.lengths)
 
     @property
     def scored(self) -> bool:
@@ -169,11 +168,11 @@ class StepWork:
     @property
     def updatable(self) -> bool:
         """Whether nothing but the update is left."""
-        return self.stage is Stage.UPDATE
+        return self.begun and not self.sequences and not self.layers_left
 
-    def owed(self) -> Iterator[MicroBatchWork]:
+    def owed(self) -> list[MicroBatchWork]:
         """Micro-batches whose layers may be computed now, in order."""
-        return (batch for batch in self.micro_batches if batch.scored and batch.layers_left)
+        return [batch for batch in self.micro_batches if batch.layers_left and batch.scored]
 
     def outcome(self, update: UpdateResult, loss: float, now: float) -> StepOutcome:
         """How the step ended; log-probabilities that were never known are nan."""

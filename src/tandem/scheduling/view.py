@@ -49,7 +49,7 @@ class View:
     _state: SchedulerState
     _cache: KVCache
     _learning: Learning
-    _default_slo: Slo
+    default_slo: Slo
 
     @property
     def waiting(self) -> ValuesView[Sequence]:
@@ -71,6 +71,26 @@ class View:
         return self._state.running.values()
 
     @property
+    def waiting_in_order(self) -> list[Sequence]:
+        """`waiting` by class and arrival: the scheduler's own list, not to be changed."""
+        return self._state.waiting.in_order
+
+    @property
+    def learning_in_order(self) -> list[Sequence]:
+        """`learning` by arrival: the scheduler's own list, not to be changed."""
+        return self._state.learning.in_order
+
+    @property
+    def running_in_order(self) -> list[Sequence]:
+        """`running` by class and arrival: the scheduler's own list, not to be changed."""
+        return self._state.running.in_order
+
+    @property
+    def serving(self) -> list[Sequence]:
+        """The requests of `running`, by class and arrival."""
+        return self._state.running.requests
+
+    @property
     def steps(self) -> list[StepWork]:
         """The training step of each trainer that may run now, oldest first."""
         return self._learning.heads
@@ -87,7 +107,7 @@ class View:
 
     def slo(self, seq: Sequence) -> Slo:
         """The objective of a sequence: its request's, else the server's."""
-        return seq.request.slo or self._default_slo
+        return seq.request.slo or self.default_slo
 
     @property
     def block_size(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tandem.core.decision import Candidate, Decision
 from tandem.scheduling.policies.no_retrain import serve
-from tandem.scheduling.queues import class_then_arrival, is_lone_score, slices_within
+from tandem.scheduling.queues import is_lone_score, slices_within
 from tandem.scheduling.view import Policy, View
 
 # An iteration of training may take so long, so that commands are still heard.
@@ -37,7 +37,7 @@ def train(view: View, step_ids: set[str], seconds: float = _ITERATION_S) -> Deci
     `seconds` bound the layers of an iteration. Scores that have begun go on: under working
     parameters they hold up the update.
     """
-    running = sorted(view.running, key=class_then_arrival)
+    running = view.running_in_order
     steps = [step for step in view.steps if step.step_id in step_ids]
     order = [seq for seq in running if is_lone_score(seq)]
     order += [seq for step in steps for seq in step.sequences.values()]

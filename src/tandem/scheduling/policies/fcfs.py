@@ -8,12 +8,7 @@ Learning comes last: it starts when no request waits.
 from __future__ import annotations
 
 from tandem.core.decision import Candidate, Decision
-from tandem.scheduling.queues import (
-    arrival,
-    class_then_arrival,
-    first_waiting,
-    slices_within,
-)
+from tandem.scheduling.queues import first_waiting, slices_within
 from tandem.scheduling.view import Policy, View
 
 # Backward slices in an iteration with requests (one layer at least), and in one without.
@@ -33,12 +28,12 @@ class FirstComeFirstServed:
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        running = sorted(view.running, key=class_then_arrival)
+        running = view.running_in_order
         free_slots = view.budgets.max_sequences - len(running)
         queue = first_waiting(view, max(0, free_slots) + 1)
         candidates = [Candidate(seq.seq_id, may_preempt=True) for seq in running]
         candidates += [Candidate(seq.seq_id) for seq in queue]
-        candidates += [Candidate(seq.seq_id) for seq in sorted(view.learning, key=arrival)]
+        candidates += [Candidate(seq.seq_id) for seq in view.learning_in_order]
         victims = tuple(seq.seq_id for seq in reversed(running))
         alone = not queue and all(seq.scoring is not None for seq in running[:1])
         budget_s = _ALONE_S if alone else _BESIDE_S

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.estimators.work import PassWork
-from tandem.scheduling.queues import class_then_arrival, is_lone_score
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
 
@@ -67,7 +67,8 @@ def create(options: Options = Options()) -> Policy:
 class Task:
     """Something to run: sequences to forward (at most one unless it fine-tunes), or layers.
 
-    `blocks` is the memory it takes beside what it holds, `seconds` what it would add to a pass.
+    `decodes` says that it is one token of a request. `blocks` is the memory it takes beside what
+    it holds, `seconds` what it would add to a pass.
     """
 
     priority: float
@@ -77,6 +78,11 @@ class Task:
     blocks: int
     seconds: float
     step: StepWork | None = None
+    decodes: bool = False
+
+
+# What sorts a task, and of what it is made once it is looked at: -priority, arrival, order, place.
+_Entry = tuple[float, float, int, int, Sequence | StepWork]
 
 
 @dataclass(slots=True)
@@ -91,7 +97,8 @@ class Bin:
         """Put a task in."""
         self.tasks.append(task)
         self.free_blocks -= task.blocks
-        self.max_seconds = max(self.max_seconds, task.seconds)
+        if task.seconds > self.max_seconds:
+            self.max_seconds = task.seconds
 
 
 class Mace:
@@ -102,65 +109,64 @@ class Mace:
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        tasks = self._tasks(view)
+        tasks = (self._task(view, entry) for entry in self._entries(view))
         chosen = self._first_bin(view, tasks) if self._options.bins else self._fixed(tasks)
         return self._decision(view, chosen)
 
     # ------------------------------------------------------------------ tasks
 
-    def _tasks(self, view: View) -> list[Task]:
-        """Everything that could run, the highest priority first."""
+    def _entries(self, view: View) -> list[_Entry]:
+        """Everything that could run, the highest priority first. Of it, few become tasks."""
         options, now = self._options, view.now
-        tasks: list[Task] = []
-        for seq in view.running:
-            if seq.scoring is None:
-                tasks.append(self._inference(view, seq))
-            elif is_lone_score(seq):
-                tasks.append(self._score(view, seq))
+        entries: list[_Entry] = []
         # The oldest prompt has the highest priority of all that wait, and only as many can start.
         room = max(0, view.budgets.max_sequences - len(view.running)) + 1
-        for seq in islice(view.waiting, min(room, options.tau_tasks)):
-            tasks.append(self._inference(view, seq))
-        for seq in islice(view.learning, options.tau_tasks):
-            if is_lone_score(seq):
-                tasks.append(self._score(view, seq))
+        waiting = islice(view.waiting, min(room, options.tau_tasks))
+        learning = islice(view.learning, options.tau_tasks)
+        for seq in chain(view.running, waiting, learning):
+            arrived = seq.request.arrival_s
+            if seq.scoring is None:
+                if seq.computed and len(seq.tokens) - seq.computed == 1:
+                    priority = options.pi_decode + options.delta_decode * (now - arrived)
+                else:
+                    priority = options.pi_prefill + options.delta_prefill * (now - arrived)
+            elif seq.scoring.step_id is None:  # as fine-tuning whose loss is not known
+                priority = options.pi_ft + options.delta_ft * (now - arrived)
+            else:
+                continue
+            entries.append((-priority, arrived, seq.seq_id, len(entries), seq))
         for step in view.steps:
             urgency = options.gamma * step.urgency
             priority = options.pi_ft + options.delta_ft * (now - step.arrival_s) + urgency
-            sequences = list(step.sequences.values())
-            blocks = sum(_missing_blocks(view, seq) for seq in sequences)
-            seconds = _step_seconds(view, step, sequences)
-            tasks.append(
-                Task(priority, step.arrival_s, len(tasks), sequences, blocks, seconds, step)
-            )
-        tasks.sort(key=lambda task: (-task.priority, task.arrival_s, task.order))
-        return tasks
+            place = len(entries)
+            entries.append((-priority, step.arrival_s, place, place, step))
+        entries.sort()
+        return entries
 
-    def _inference(self, view: View, seq: Sequence) -> Task:
-        options, arrived = self._options, seq.request.arrival_s
-        age = view.now - arrived
-        work = PassWork()
-        if seq.decoding:
-            priority = options.pi_decode + options.delta_decode * age
-            work.decode(len(seq.tokens))
+    def _task(self, view: View, entry: _Entry) -> Task:
+        """What is to be known of a task to pack it."""
+        priority, arrival_s, order, _, source = entry
+        latency = view.latency
+        if isinstance(source, StepWork):
+            sequences = list(source.sequences.values())
+            blocks = sum([_missing_blocks(view, seq) for seq in sequences])
+            seconds = _step_seconds(view, source, sequences)
+            return Task(-priority, arrival_s, order, sequences, blocks, seconds, source)
+        scored, length = source.scoring is not None, len(source.tokens)
+        rows = length - source.computed
+        decodes = rows == 1 and source.computed > 0 and not scored
+        if decodes:
+            seconds = latency.added_decode_s(length)
         else:
-            priority = options.pi_prefill + options.delta_prefill * age
-            work.span(seq.computed, seq.remaining, draws=1)
-        seconds = view.latency.added_s(work)
-        return Task(priority, arrived, seq.seq_id, [seq], _missing_blocks(view, seq), seconds)
-
-    def _score(self, view: View, seq: Sequence) -> Task:
-        """A score counts as fine-tuning whose loss is not known."""
-        options, arrived = self._options, seq.request.arrival_s
-        priority = options.pi_ft + options.delta_ft * (view.now - arrived)
-        work = PassWork()
-        work.span(seq.computed, seq.remaining, scored=seq.remaining)
-        seconds = view.latency.added_s(work)
-        return Task(priority, arrived, seq.seq_id, [seq], _missing_blocks(view, seq), seconds)
+            work = PassWork()
+            work.span(source.computed, rows, draws=int(not scored), scored=rows if scored else 0)
+            seconds = latency.added_s(work)
+        blocks = _missing_blocks(view, source)
+        return Task(-priority, arrival_s, order, [source], blocks, seconds, None, decodes)
 
     # ------------------------------------------------------------------ packing
 
-    def _first_bin(self, view: View, tasks: list[Task]) -> list[Task]:
+    def _first_bin(self, view: View, tasks: Iterable[Task]) -> list[Task]:
         """Algorithm 1. A task that fits nowhere opens a bin, however large it is."""
         options, capacity = self._options, view.available_blocks
         bins: list[Bin] = []
@@ -170,21 +176,23 @@ class Mace:
                 if used >= options.tau_memory * max(1, capacity) or count >= options.tau_tasks:
                     break
             fitting = [each for each in bins if each.free_blocks >= task.blocks]
-            if fitting:
-                best = min(fitting, key=lambda each: self._score_of(each, task, capacity))
+            if len(fitting) == 1:
+                best = fitting[0]
+            elif fitting:
+                best = min(fitting, key=partial(self._score_of, task, capacity))
             else:
                 best = Bin(capacity)
                 bins.append(best)
             best.add(task)
         return bins[0].tasks if bins else []
 
-    def _score_of(self, into: Bin, task: Task, capacity: int) -> float:
+    def _score_of(self, task: Task, capacity: int, into: Bin) -> float:
         """The fragmentation that is left: f of section 4.2, both terms normalised."""
         memory = abs(into.free_blocks - task.blocks) / max(1, capacity)
         latency = abs(into.max_seconds - task.seconds) / self._options.budget_s
         return self._options.lambda_memory * memory + self._options.lambda_latency * latency
 
-    def _fixed(self, tasks: list[Task]) -> list[Task]:
+    def _fixed(self, tasks: Iterable[Task]) -> list[Task]:
         """MACE/Bin: the kind of the oldest task, in order of arrival, up to its fixed number."""
         oldest_first = sorted(tasks, key=lambda task: (task.arrival_s, task.order))
         if not oldest_first:
@@ -204,20 +212,19 @@ class Mace:
         decodes: list[Task] = []
         others: list[Task] = []
         for task in chosen:
-            decoding = task.step is None and task.sequences[0].decoding
-            (decodes if decoding else others).append(task)
+            (decodes if task.decodes else others).append(task)
         if self._options.prefix:
             others = _depth_first(others, view.block_size)
         order = [seq for task in (*decodes, *others) for seq in task.sequences]
         slices = [SliceCandidate(task.step.step_id) for task in others if task.step is not None]
         kept = {seq.seq_id for seq in order}
-        running = sorted(view.running, key=class_then_arrival)
+        running = [seq.seq_id for seq in reversed(view.running_in_order)]
         return Decision.on_device(
             tuple([Candidate(seq.seq_id, None, seq.computed > 0) for seq in order]),
             slices=tuple(slices),
             victims=tuple(
-                [seq.seq_id for seq in reversed(running) if seq.seq_id not in kept]
-                + [seq.seq_id for seq in reversed(running) if seq.seq_id in kept]
+                [seq_id for seq_id in running if seq_id not in kept]
+                + [seq_id for seq_id in running if seq_id in kept]
             ),
         )
 

@@ -7,12 +7,7 @@ they are cancelled.
 from __future__ import annotations
 
 from tandem.core.decision import Candidate, Decision
-from tandem.scheduling.queues import (
-    arrival,
-    class_then_arrival,
-    first_waiting,
-    is_lone_score,
-)
+from tandem.scheduling.queues import first_waiting, is_lone_score
 from tandem.scheduling.view import Policy, View
 
 
@@ -36,12 +31,12 @@ def serve(view: View, wake_at: float | None = None, *, pause: bool = False) -> D
 
     Training that has begun loses its blocks; with `pause` only when somebody needs them.
     """
-    running = sorted(view.running, key=class_then_arrival)
+    running = view.running_in_order
     free_slots = view.budgets.max_sequences - len(running)
     queue = first_waiting(view, max(0, free_slots) + 1)
-    scores = [seq for seq in sorted(view.learning, key=arrival) if is_lone_score(seq)]
+    scores = [seq for seq in view.learning_in_order if is_lone_score(seq)]
     training = [seq for seq in running if seq.scoring is not None and not is_lone_score(seq)]
-    served = [seq for seq in running if seq not in training]
+    served = [seq for seq in running if seq.scoring is None or is_lone_score(seq)]
     candidates = [Candidate(seq.seq_id, may_preempt=True) for seq in served]
     candidates += [Candidate(seq.seq_id) for seq in (*queue, *scores)]
     return Decision.on_device(

@@ -11,7 +11,7 @@ import heapq
 
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
-from tandem.scheduling.queues import arrival, slices_within
+from tandem.scheduling.queues import slices_within
 from tandem.scheduling.view import Policy, View
 
 # Backward slices in an iteration with requests (one layer at least), and in one without.
@@ -34,7 +34,7 @@ class MostUrgentFirst:
         """See the module."""
         waiting = heapq.nsmallest(view.budgets.max_sequences, view.waiting, key=_urgency)
         running = sorted(view.running, key=_urgency)
-        order = [*heapq.merge(running, waiting, key=_urgency), *sorted(view.learning, key=arrival)]
+        order = [*heapq.merge(running, waiting, key=_urgency), *view.learning_in_order]
         alone = not waiting and all(seq.scoring is not None for seq in running[:1])
         budget_s = _ALONE_S if alone else _BESIDE_S
         slices, _ = slices_within(view.steps, view.latency, budget_s, True)

@@ -11,21 +11,12 @@ from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
-from tandem.core.slo import WorkClass
-from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
-from tandem.scheduling.queues import (
-    arrival,
-    class_then_arrival,
-    first_waiting,
-    is_lone_score,
-    slices_within,
-)
-from tandem.scheduling.training import StepWork
+from tandem.scheduling.deadlines import Deadlines
+from tandem.scheduling.queues import first_waiting, is_lone_score, slices_within
+from tandem.scheduling.room import LearningItem, Room
 from tandem.scheduling.view import Policy, View
 
-# A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
-_PIECE_TOKENS = 64
 # A pass beside requests records when it may take this share of the ceiling: each pass that records
 # streams the head again, so slack is saved up for few large ones.
 _FULL_SHARE = 0.9
@@ -70,36 +61,6 @@ def create(options: Options = Options()) -> Policy:
 
 
 @dataclass(slots=True)
-class _Item:
-    """A training step, or a score that was asked for alone."""
-
-    priority: float
-    arrival_s: float
-    sequences: list[Sequence]
-    step: StepWork | None = None
-    overdue: bool = False
-
-
-@dataclass(slots=True)
-class _Room:
-    """What an iteration has left for learning: `pass_s` for its whole pass, whose work so far is
-    `work`, and for the slices after it. A forward of which only a part fits waits until the pass
-    may take `full_s`."""
-
-    tokens: int
-    pass_s: float
-    work: PassWork
-    recording_rows: int
-    blocks: int
-    full_s: float = 0.0
-    opened: set[int] = field(default_factory=set)
-
-    def left_s(self, latency: LatencyModel) -> float:
-        """Seconds after the pass as it is now."""
-        return self.pass_s - latency.forward_s(self.work)
-
-
-@dataclass(slots=True)
 class _Serving:
     """The requests of an iteration: how many rows they will take, and when the first is due."""
 
@@ -132,26 +93,26 @@ class _Learning:
 
 
 class Unified:
-    """See the module. Remembers how much time learning has earned but not used, and by how much
-    the deadlines of requests that missed one have moved."""
+    """See the module. Remembers how much time learning has earned but not used, and which
+    deadlines have moved."""
 
     decodes_alike = True
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._moved_s: dict[int, float] = {}
+        self._deadlines = Deadlines()
         self._earned_s = 0.0
         self._decided_s: float | None = None
         self._served = False
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        running = sorted(view.running, key=class_then_arrival)
+        running = view.running_in_order
         if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
             return self._serve_only(view, running)
-        serving = [seq for seq in running if seq.scoring is None]
+        serving = view.serving
         queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
-        items = self._items(view, running, queue)
+        items = self._items(view, running[len(serving) :], queue)
         if not items:
             return self._serve_only(view, running)
         requests = self._requests(view, serving, queue)
@@ -162,7 +123,7 @@ class Unified:
         # exactly is missed every other time.
         due_s = requests.due_s / (1.0 + min(_MOST_MARGIN, view.latency.uncertainty))
         seconds = min(due_s, ceiling_s) - requests.predicted_s
-        if self._earned_s >= _least_s(view, items[0]):
+        if self._earned_s >= items[0].least_s(view.latency):
             seconds, full_s = max(seconds, self._earned_s), 0.0
         if self._options.temporal_only and requests.rows:
             return self._take_turns(view, running, requests, items, seconds)
@@ -172,11 +133,13 @@ class Unified:
     def _serve_only(self, view: View, running: list[Sequence]) -> Decision:
         """Requests alone: the usual case, and the one that must cost least."""
         self._earned_s, self._decided_s = 0.0, None
-        serving = [seq for seq in running if seq.scoring is None]
+        serving = view.serving
         queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         return _decision(running, _all(serving), _all(queue), _Learning())
 
-    def _items(self, view: View, running: list[Sequence], queue: list[Sequence]) -> list[_Item]:
+    def _items(
+        self, view: View, scored: list[Sequence], queue: list[Sequence]
+    ) -> list[LearningItem]:
         """Learning work by MACE's priority; overdue is what has passed the oldest prompt."""
         ageing, gamma = 1.0 / self._options.patience_s, self._options.gamma
 
@@ -184,19 +147,18 @@ class Unified:
             return (view.now - arrival_s) * ageing + gamma * urgency
 
         items = [
-            _Item(
+            LearningItem(
                 priority(step.arrival_s, step.urgency),
                 step.arrival_s,
-                list(step.sequences.values()),
+                step.sequences.values(),
                 step,
             )
             for step in view.steps
         ]
-        scores = [seq for seq in running if is_lone_score(seq)]
-        scores += [seq for seq in sorted(view.learning, key=arrival) if is_lone_score(seq)]
+        scores = [seq for seq in (*scored, *view.learning_in_order) if is_lone_score(seq)]
         for seq in scores[: view.budgets.max_sequences]:
             since = seq.request.arrival_s
-            items.append(_Item(priority(since, _UNKNOWN_LOSS), since, [seq]))
+            items.append(LearningItem(priority(since, _UNKNOWN_LOSS), since, [seq]))
         items.sort(key=lambda item: (-item.priority, item.arrival_s))
         oldest = min((seq.request.arrival_s for seq in queue), default=view.now)
         prompt = _PROMPT_PRIORITY + _PROMPT_AGEING * ageing * (view.now - oldest)
@@ -204,19 +166,19 @@ class Unified:
             item.overdue = item.priority > prompt
         return items
 
-    def _earn(self, view: View, first: _Item) -> None:
+    def _earn(self, view: View, first: LearningItem) -> None:
         """Credit learning with its share of the time since the last decision."""
         if self._decided_s is not None:
             passed = min(view.now - self._decided_s, 1.0)
             self._earned_s += self._options.min_share * passed
         self._decided_s = view.now
-        most = max(self._options.ceiling_s, _least_s(view, first))
+        most = max(self._options.ceiling_s, first.least_s(view.latency))
         self._earned_s = min(self._earned_s, most)
 
     def _learn(
         self,
         view: View,
-        items: list[_Item],
+        items: list[LearningItem],
         requests: _Serving,
         seconds: float,
         full_s: float = 0.0,
@@ -225,87 +187,62 @@ class Unified:
     ) -> _Learning:
         """What of `items` fits beside the requests into so many seconds; with `needed`, at least
         the smallest piece."""
-        room = _Room(
+        room = Room(
+            view.latency,
+            view.block_size,
+            not view.running_in_order,
             view.budgets.max_batch_tokens - requests.running_rows,
             requests.predicted_s + seconds,
             requests.work.copy(),
             view.recording_room,
-            view.available_blocks - len(view.running),
+            view.available_blocks - len(view.running_in_order),
             full_s,
         )
-        found, left_s = _Learning(), room.left_s(view.latency)
-        for overdue in (True, False):
-            if not overdue:  # the waiting requests come between
+        found, left_s, before = _Learning(), room.left_s(), True
+        for item in items:  # the overdue ones first
+            if before and not item.overdue:  # the waiting requests come between
                 room.tokens -= requests.rows - requests.running_rows
-            for item in (item for item in items if item.overdue is overdue):
-                if overdue:
-                    found.protected |= {seq.seq_id for seq in item.sequences}
-                first = needed and found.empty
-                if left_s <= 0.0 and not first:
-                    continue
-                forwards = _forwards(view, item, room, first)
-                (found.first if overdue else found.last).extend(forwards)
-                left_s = room.left_s(view.latency)
-                if item.step is not None:
-                    slices, after_s = slices_within(
-                        [item.step], view.latency, left_s, needed and found.empty
-                    )
-                    room.pass_s -= left_s - after_s
-                    left_s = after_s
-                    found.slices += slices
-        used_s = seconds - room.left_s(view.latency)
+                before = False
+            if item.overdue:
+                found.protected |= {seq.seq_id for seq in item.sequences}
+            first = needed and found.empty
+            if left_s <= 0.0 and not first:
+                continue
+            forwards = room.forwards(item, first)
+            if forwards:
+                (found.first if item.overdue else found.last).extend(forwards)
+                left_s = room.left_s()
+            if item.step is not None:
+                slices, after_s = slices_within(
+                    [item.step], view.latency, left_s, needed and found.empty
+                )
+                room.pass_s -= left_s - after_s
+                left_s = after_s
+                found.slices += slices
+        used_s = seconds - room.left_s()
         self._earned_s = max(0.0, self._earned_s - max(0.0, used_s))
         return found
 
     def _requests(self, view: View, serving: list[Sequence], queue: list[Sequence]) -> _Serving:
         """Rows and time of the requests as admission will grant them, nearly; and the time budget.
 
-        What needs several iterations has its share of the slack in each. Slack that was saved up is
-        spent in passes of up to the ceiling: few long ones cost less than many short ones.
+        Slack that was saved up is spent in passes of up to the ceiling: few long ones cost less
+        than many short ones.
         """
-        left = view.budgets.max_batch_tokens
-        work, running_rows = PassWork(), 0
-        due_s = float("inf")
-        if len(self._moved_s) > 2 * view.budgets.max_sequences:
-            alive = {seq.seq_id for seq in (*serving, *view.waiting)}
-            self._moved_s = {key: value for key, value in self._moved_s.items() if key in alive}
-        for place, seq in enumerate((*serving, *queue)):
-            if left <= 0:
-                break
-            length, computed = len(seq.tokens), seq.computed
-            taken = min(length - computed, left)
-            left -= taken
-            if taken == 1 and computed:
-                work.decode(length)
-            else:
-                work.span(computed, taken, draws=int(taken == length - computed))
-            if place < len(serving):
-                running_rows += taken
-            if seq.request.work_class is WorkClass.ONLINE:
-                slack_s = self._slack_s(view, seq)
-                due_s = slack_s if slack_s < due_s else due_s
+        self._deadlines.forget_ended(view)
+        most, work = view.budgets.max_batch_tokens, PassWork()
+        served, left = _add_requests(serving, most, work)
+        queued, _ = _add_requests(queue, left, work)
+        due_s = self._deadlines.slack_s(view, serving[:served] + queue[:queued])
         predicted_s = view.latency.forward_s(work)
-        return _Serving(serving, queue, running_rows, work, predicted_s, max(due_s, predicted_s))
-
-    def _slack_s(self, view: View, seq: Sequence) -> float:
-        """Token i is due at arrival + TTFT + i * TPOT (Echo 5.1); a missed deadline moves to a TPOT
-        from now and takes the later ones along, so that a late request saves up slack again."""
-        slo, request, tokens = view.slo(seq), seq.request, len(seq.tokens)
-        due_s = request.arrival_s + slo.ttft_s + (tokens - len(request.prompt)) * slo.tpot_s
-        due_s += self._moved_s.get(seq.seq_id, 0.0)
-        if due_s < view.now:
-            moved_s = view.now + slo.tpot_s - due_s
-            self._moved_s[seq.seq_id] = self._moved_s.get(seq.seq_id, 0.0) + moved_s
-            due_s = view.now + slo.tpot_s
-        iterations = -(-(tokens - seq.computed) // view.budgets.max_batch_tokens)
-        return (due_s - view.now) / max(1, iterations)
+        return _Serving(serving, queue, most - left, work, predicted_s, max(due_s, predicted_s))
 
     def _take_turns(
         self,
         view: View,
         running: list[Sequence],
         requests: _Serving,
-        items: list[_Item],
+        items: list[LearningItem],
         seconds: float,
     ) -> Decision:
         """Requests in one iteration, learning within their slack in the next."""
@@ -319,61 +256,25 @@ class Unified:
         return _decision(running, _all(requests.running), _all(requests.queue), _Learning())
 
 
-def _least_s(view: View, item: _Item) -> float:
-    """Time of the smallest piece of work that an item can be given."""
-    owed = next(item.step.owed(), None) if item.step is not None else None
-    if owed is not None:
-        return view.latency.slice_s(owed.rows, 1)
-    if not item.sequences:
-        return view.latency.update_s()
-    seq, alone = item.sequences[0], PassWork()
-    rows = min(_PIECE_TOKENS, seq.remaining)
-    alone.span(seq.computed, rows, scored=rows, recorded=rows)
-    return view.latency.forward_s(alone)
-
-
-def _forwards(view: View, item: _Item, room: _Room, needed: bool) -> list[Candidate]:
-    """What fits of an item's forwards, in order; with `needed` at least one piece of them."""
-    candidates: list[Candidate] = []
-    rest = sum(seq.remaining for seq in item.sequences)
-    for seq in item.sequences:
-        if seq.computed == 0 and not _can_start(view, item, seq, room):
+def _add_requests(sequences: list[Sequence], left: int, work: PassWork) -> tuple[int, int]:
+    """Add the rows of requests to `work`, `left` at most; how many take part, and what is left."""
+    contexts: list[int] = []
+    served = 0
+    for seq in sequences:
+        if left <= 0:
             break
-        # What joins a pass that records already costs no more than its rows.
-        shortest = view.block_size if room.work.recorded else _PIECE_TOKENS
-        least = min(seq.remaining, shortest)
-        affordable = view.latency.rows_within(
-            room.work, seq.computed, min(rest, room.tokens), room.pass_s
-        )
-        if needed and not candidates:
-            affordable = max(affordable, least)
-        elif not room.work.recorded and affordable < rest and room.pass_s < room.full_s:
-            break
-        taken = min(seq.remaining, room.tokens, affordable)
-        if taken < min(least, room.tokens) or taken <= 0:
-            break
-        candidates.append(Candidate(seq.seq_id, taken, may_preempt=item.overdue))
-        room.tokens -= taken
-        recorded = taken if item.step is not None else 0
-        room.work.span(seq.computed, taken, scored=taken, recorded=recorded)
-    return candidates
-
-
-def _can_start(view: View, item: _Item, seq: Sequence, room: _Room) -> bool:
-    """Whether there seem to be blocks and room for its recording; counts them as taken."""
-    blocks = -(-seq.remaining // view.block_size)
-    if blocks > room.blocks and not item.overdue and len(view.running) > 0:
-        return False
-    record = seq.scoring.record if seq.scoring is not None else None
-    if item.step is not None and record is not None and record.micro_batch not in room.opened:
-        batch = next(b for b in item.step.micro_batches if b.number == record.micro_batch)
-        if not batch.opened:
-            if batch.rows > room.recording_rows:
-                return False
-            room.recording_rows -= batch.rows
-        room.opened.add(record.micro_batch)
-    room.blocks -= blocks
-    return True
+        served += 1
+        length, computed = len(seq.tokens), seq.computed
+        taken = length - computed
+        if taken > left:
+            taken = left
+        left -= taken
+        if taken == 1 and computed:
+            contexts.append(length)
+        else:
+            work.span(computed, taken, draws=int(taken == length - computed))
+    work.decode_all(contexts)
+    return served, left
 
 
 def _all(sequences: list[Sequence]) -> list[Candidate]:

@@ -1,0 +1,122 @@
+"""What an iteration has left for learning, and which training forwards and scores fit into it.
+
+Counts rows, time, blocks and room for recordings down as they are given away; decides no order.
+Invariant: room only shrinks, so what has not fitted once does not fit later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from tandem.core.decision import Candidate
+from tandem.core.sequence import Sequence
+from tandem.estimators.latency import LatencyModel
+from tandem.estimators.work import PassWork
+from tandem.scheduling.training import StepWork
+
+# A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
+_PIECE_TOKENS = 64
+
+
+@dataclass(slots=True)
+class LearningItem:
+    """A training step, or a score that was asked for alone."""
+
+    priority: float
+    arrival_s: float
+    sequences: Collection[Sequence]
+    step: StepWork | None = None
+    overdue: bool = False
+
+    def least_s(self, latency: LatencyModel) -> float:
+        """Time of the smallest piece of work that it can be given."""
+        owed = next(iter(self.step.owed()), None) if self.step is not None else None
+        if owed is not None:
+            return latency.slice_s(owed.rows, 1)
+        seq = next(iter(self.sequences), None)
+        if seq is None:
+            return latency.update_s()
+        alone, rows = PassWork(), min(_PIECE_TOKENS, seq.remaining)
+        alone.span(seq.computed, rows, scored=rows, recorded=rows)
+        return latency.forward_s(alone)
+
+
+@dataclass(slots=True)
+class Room:
+    """Room of one iteration: `pass_s` for its whole pass, whose work so far is `work`, and for the
+    slices after it; `blocks` beside those that are held, none of which are if it is `empty`.
+
+    A forward of which only a part fits waits until the pass may take `full_s`.
+    """
+
+    latency: LatencyModel
+    block_size: int
+    empty: bool
+    tokens: int
+    pass_s: float
+    work: PassWork
+    recording_rows: int
+    blocks: int
+    full_s: float = 0.0
+    opened: set[int] = field(default_factory=set)
+    too_many: float = float("inf")  # rows from a sequence's beginning that do not fit any more
+
+    def left_s(self) -> float:
+        """Seconds after the pass as it is now."""
+        return self.pass_s - self.latency.forward_s(self.work)
+
+    def forwards(self, item: LearningItem, needed: bool) -> list[Candidate]:
+        """What fits of an item's forwards, in order; with `needed` at least one piece of them."""
+        candidates: list[Candidate] = []
+        if self.too_many <= 1 and not needed:
+            return candidates
+        rest = sum([len(seq.tokens) - seq.computed for seq in item.sequences])
+        for seq in item.sequences:
+            start = seq.computed
+            left = len(seq.tokens) - start
+            if start == 0 and not self._can_start(item, seq):
+                break
+            # What joins a pass that records already costs no more than its rows.
+            least = min(left, self.block_size if self.work.recorded else _PIECE_TOKENS)
+            if needed and not candidates:
+                affordable = max(least, self._affordable(start, rest))
+            elif min(least, self.tokens) >= self.too_many:
+                break
+            else:
+                affordable = self._affordable(start, rest)
+                saved_up = self.work.recorded or self.pass_s >= self.full_s
+                if affordable < rest and not saved_up:
+                    break
+            taken = min(left, self.tokens, affordable)
+            if taken < min(least, self.tokens) or taken <= 0:
+                break
+            candidates.append(Candidate(seq.seq_id, taken, item.overdue))
+            self.tokens -= taken
+            recorded = taken if item.step is not None else 0
+            self.work.span(start, taken, scored=taken, recorded=recorded)
+        return candidates
+
+    def _affordable(self, start: int, rest: int) -> int:
+        """How many of `rest` rows from position `start` on there is time for."""
+        most = min(rest, self.tokens)
+        rows = self.latency.rows_within(self.work, start, most, self.pass_s)
+        if start == 0 and rows < most:
+            self.too_many = rows + 1
+        return rows
+
+    def _can_start(self, item: LearningItem, seq: Sequence) -> bool:
+        """Whether there seem to be blocks and room for its recording; counts them as taken."""
+        blocks = -(-len(seq.tokens) // self.block_size)
+        if blocks > self.blocks and not item.overdue and not self.empty:
+            return False
+        record = seq.scoring.record if seq.scoring is not None else None
+        if item.step is not None and record is not None and record.micro_batch not in self.opened:
+            batch = next(b for b in item.step.micro_batches if b.number == record.micro_batch)
+            if not batch.opened:
+                if batch.rows > self.recording_rows:
+                    return False
+                self.recording_rows -= batch.rows
+            self.opened.add(record.micro_batch)
+        self.blocks -= blocks
+        return True
