@@ -64,7 +64,7 @@ class Bench:
             self.cache,
             self.budgets,
             self.executor.info,
-            default_slo=Slo(ttft_s=0.5, tpot_s=0.1),
+            default_slo=Slo(ttft_s=1.0, tpot_s=0.1),
             lanes=lanes,
         )
         self.loop = EngineLoop(self.scheduler, self.executor, self.clock, check_every_step=True)

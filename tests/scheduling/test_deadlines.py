@@ -32,12 +32,22 @@ def sequence(number: int, output: int = 0, prompt: int = 10, **of_request: objec
 
 
 def test_the_first_deadline_of_an_online_request_counts():
-    online, early = sequence(0, output=3), sequence(1, slo=Slo(0.5, 0.1))
+    waiting, early = sequence(0), sequence(1, slo=Slo(0.5, 0.1))
     offline = sequence(2, work_class=WorkClass.OFFLINE)
     deadlines = Deadlines()
-    assert deadlines.slack_s(FakeView(0.2), [online, offline]) == pytest.approx(1.1)
-    assert deadlines.slack_s(FakeView(0.2), [online, early]) == pytest.approx(0.3)
+    assert deadlines.slack_s(FakeView(0.2), [waiting, offline]) == pytest.approx(0.8)
+    assert deadlines.slack_s(FakeView(0.2), [waiting, early]) == pytest.approx(0.3)
     assert deadlines.slack_s(FakeView(0.2), [offline]) == math.inf
+
+
+def test_later_tokens_count_from_when_the_first_one_came():
+    """Not from when it was due: 0.9 of the objective each, so that it is kept and not just met."""
+    seq, deadlines = sequence(0, output=1), Deadlines()
+    assert deadlines.slack_s(FakeView(0.2), [seq]) == pytest.approx(0.09)
+    seq.tokens.append(1)
+    assert deadlines.slack_s(FakeView(0.22), [seq]) == pytest.approx(0.16)
+    seq.tokens += [1] * 8
+    assert deadlines.slack_s(FakeView(1.0), [seq]) == pytest.approx(0.1)
 
 
 def test_a_long_prompt_has_its_share_of_the_slack_in_each_iteration():
@@ -45,15 +55,16 @@ def test_a_long_prompt_has_its_share_of_the_slack_in_each_iteration():
 
 
 def test_a_missed_deadline_moves_and_takes_the_later_ones_along():
-    seq, deadlines = sequence(0), Deadlines()
-    assert deadlines.slack_s(FakeView(5.0), [seq]) == pytest.approx(0.1)
+    assert Deadlines().slack_s(FakeView(5.0), [sequence(0)]) == pytest.approx(0.09)
+    seq, deadlines = sequence(0, output=1), Deadlines()
+    deadlines.slack_s(FakeView(5.0), [seq])
+    assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.09)
     seq.tokens.append(1)
-    assert deadlines.slack_s(FakeView(5.0), [seq]) == pytest.approx(0.2)
-    assert Deadlines().slack_s(FakeView(5.0), [seq]) == pytest.approx(0.1)
+    assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.18)
 
 
-def test_moves_of_requests_that_are_gone_are_forgotten():
-    deadlines, late = Deadlines(), [sequence(number) for number in range(4)]
-    deadlines.slack_s(FakeView(5.0), late)
-    deadlines.forget_ended(FakeView(5.0, serving=late[:1], waiting=late[1:2]))
-    assert set(deadlines._moved_s) == {0, 1}
+def test_what_is_known_of_requests_that_are_gone_is_forgotten():
+    deadlines, running = Deadlines(), [sequence(number, output=1) for number in range(4)]
+    deadlines.slack_s(FakeView(5.0), running)
+    deadlines.forget_ended(FakeView(5.0, serving=running[:1], waiting=running[1:2]))
+    assert set(deadlines._from_s) == {0, 1}

@@ -20,6 +20,8 @@ from tandem.scheduling.view import Policy, View
 # A pass beside requests records when it may take this share of the ceiling: each pass that records
 # streams the head again, so slack is saved up for few large ones.
 _FULL_SHARE = 0.9
+# Of the default TTFT objective, an iteration takes at most so much, beside requests and without.
+_BESIDE_SHARE, _IDLE_SHARE = 0.25, 0.5
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
 # Of the slack, at most so much more than is used is kept for wrong predictions: a deadline that is
@@ -34,11 +36,11 @@ _PROMPT_AGEING = 0.25
 class Options:
     """Dials of the policy.
 
-    `ceiling_s` bounds an iteration's predicted time beside requests, `idle_s` when there is none
-    (a request that arrives waits for its end). `min_share` of the time is learning's under any
-    load. `patience_s` is after how long a step of no urgency goes
-    before prompts (one over MACE's delta_ft); `gamma` weighs urgency. `temporal_only` keeps
-    learning out of passes with requests (for comparison).
+    `ceiling_s` bounds an iteration's predicted time beside requests, `idle_s` when there is none (a
+    request that arrives waits for its end), and so do a quarter and a half of the default TTFT
+    objective. `min_share` of the time is learning's under any load. `patience_s` is after how long
+    a step of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs urgency.
+    `temporal_only` keeps learning out of passes with requests (for comparison).
     """
 
     ceiling_s: float = 0.25
@@ -117,7 +119,7 @@ class Unified:
             return self._serve_only(view, running)
         requests = self._requests(view, serving, queue)
         self._earn(view, items[0])
-        ceiling_s = self._options.ceiling_s if requests.rows else self._options.idle_s
+        ceiling_s = self._ceiling_s(view, beside=requests.rows > 0)
         full_s = _FULL_SHARE * ceiling_s if requests.rows else 0.0
         # What predictions are usually off by is not given away: an objective that is aimed at
         # exactly is missed every other time.
@@ -129,6 +131,13 @@ class Unified:
             return self._take_turns(view, running, requests, items, seconds)
         learning = self._learn(view, items, requests, seconds, full_s, needed=requests.rows == 0)
         return _decision(running, _all(serving), _all(queue), learning)
+
+    def _ceiling_s(self, view: View, *, beside: bool) -> float:
+        """The longest iteration: a request that arrives waits for its end."""
+        ttft_s, options = view.default_slo.ttft_s, self._options
+        if beside:
+            return min(options.ceiling_s, _BESIDE_SHARE * ttft_s)
+        return min(options.idle_s, _IDLE_SHARE * ttft_s)
 
     def _serve_only(self, view: View, running: list[Sequence]) -> Decision:
         """Requests alone: the usual case, and the one that must cost least."""
@@ -172,7 +181,7 @@ class Unified:
             passed = min(view.now - self._decided_s, 1.0)
             self._earned_s += self._options.min_share * passed
         self._decided_s = view.now
-        most = max(self._options.ceiling_s, first.least_s(view.latency))
+        most = max(self._ceiling_s(view, beside=True), first.least_s(view.latency))
         self._earned_s = min(self._earned_s, most)
 
     def _learn(
