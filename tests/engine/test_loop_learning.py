@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from learning_bench import Bench, dpo_step, kto_step, request, sft_step
 
@@ -168,6 +168,16 @@ def play(script, bench: Bench) -> dict[str, tuple]:
     max_batch_tokens=st.integers(6, 60),
     recording_tokens=st.integers(20, 100),
     prefix_caching=st.booleans(),
+)
+# A step without a sequence slot once held up the half-done score that had the only one.
+@example(
+    script=[("add", (0,), 1), ("dpo", "B", [3]), ("dpo", "A", [3, 8]), ("score", "A", (0,) * 8)],
+    policy="unified",
+    num_blocks=13,
+    max_sequences=1,
+    max_batch_tokens=6,
+    recording_tokens=20,
+    prefix_caching=False,
 )
 def test_any_mix_ends_and_breaks_no_rule(script, policy, **sizes):
     bench = bench_of(policy, **sizes)

@@ -99,7 +99,7 @@ def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
         bench.open("t")
         bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
         bench.run()
-        bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=0.1, tpot_s=0.17)))
+        bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=0.1, tpot_s=0.085)))
         bench.step()
         bench.loop.add_step(sft_step("s", "t", [30, 30]))
         bench.scheduler.latency.forward.error = error

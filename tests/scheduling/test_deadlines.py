@@ -41,13 +41,13 @@ def test_the_first_deadline_of_an_online_request_counts():
 
 
 def test_later_tokens_count_from_when_the_first_one_came():
-    """Not from when it was due: 0.9 of the objective each, so that it is kept and not just met."""
+    """Not from when it was due: 0.9 of the objective each, and an answer may be one behind."""
     seq, deadlines = sequence(0, output=1), Deadlines()
-    assert deadlines.slack_s(FakeView(0.2), [seq]) == pytest.approx(0.09)
+    assert deadlines.slack_s(FakeView(0.2), [seq]) == pytest.approx(0.18)
     seq.tokens.append(1)
-    assert deadlines.slack_s(FakeView(0.22), [seq]) == pytest.approx(0.16)
+    assert deadlines.slack_s(FakeView(0.22), [seq]) == pytest.approx(0.25)
     seq.tokens += [1] * 8
-    assert deadlines.slack_s(FakeView(1.0), [seq]) == pytest.approx(0.1)
+    assert deadlines.slack_s(FakeView(1.0), [seq]) == pytest.approx(0.19)
 
 
 def test_a_long_prompt_has_its_share_of_the_slack_in_each_iteration():

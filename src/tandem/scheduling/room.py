@@ -45,7 +45,8 @@ class LearningItem:
 @dataclass(slots=True)
 class Room:
     """Room of one iteration: `pass_s` for its whole pass, whose work so far is `work`, and for the
-    slices after it; `blocks` beside those that are held, none of which are if it is `empty`.
+    slices after it; `blocks` beside those that are held, none of which are if it is `empty`; `slots`
+    for sequences that do not run yet: one that got none would hold up what is granted after it.
 
     A forward of which only a part fits waits until the pass may take `full_s`.
     """
@@ -58,6 +59,7 @@ class Room:
     work: PassWork
     recording_rows: int
     blocks: int
+    slots: int
     full_s: float = 0.0
     opened: set[int] = field(default_factory=set)
     too_many: float = float("inf")  # rows from a sequence's beginning that do not fit any more
@@ -107,6 +109,8 @@ class Room:
 
     def _can_start(self, item: LearningItem, seq: Sequence) -> bool:
         """Whether there seem to be blocks and room for its recording; counts them as taken."""
+        if self.slots <= 0:
+            return False
         blocks = -(-len(seq.tokens) // self.block_size)
         if blocks > self.blocks and not item.overdue and not self.empty:
             return False
@@ -119,4 +123,5 @@ class Room:
                 self.recording_rows -= batch.rows
             self.opened.add(record.micro_batch)
         self.blocks -= blocks
+        self.slots -= 1
         return True

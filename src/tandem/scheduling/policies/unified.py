@@ -205,6 +205,7 @@ class Unified:
             requests.work.copy(),
             view.recording_room,
             view.available_blocks - len(view.running_in_order),
+            view.budgets.max_sequences - len(view.running_in_order),
             full_s,
         )
         found, left_s, before = _Learning(), room.left_s(), True
