@@ -14,8 +14,8 @@ from tandem.scheduling.view import View
 
 # Of the objective: what is aimed at exactly is missed every other time.
 _AIM = 0.9
-# Tokens that an answer may lie behind: with none, whoever got its first token last leaves nobody any
-# slack for a while, however far ahead the others are.
+# Tokens that an answer may lie behind: with none, whoever got its first token last leaves nobody
+# any slack for a while, however far ahead the others are.
 _BEHIND = 1
 
 

@@ -45,8 +45,8 @@ class LearningItem:
 @dataclass(slots=True)
 class Room:
     """Room of one iteration: `pass_s` for its whole pass, whose work so far is `work`, and for the
-    slices after it; `blocks` beside those that are held, none of which are if it is `empty`; `slots`
-    for sequences that do not run yet: one that got none would hold up what is granted after it.
+    slices after it; `blocks` beside those that are held, none of which are if it is `empty`;
+    `slots` for sequences that do not run yet: one that got none would hold up all after it.
 
     A forward of which only a part fits waits until the pass may take `full_s`.
     """
