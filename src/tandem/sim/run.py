@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.clock import VirtualClock
+from tandem.core.errors import InvalidRequest
 from tandem.core.events import TokenEvent
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
@@ -32,7 +33,7 @@ class Arrival:
 class SimOutcome:
     """What happened to one request; times in seconds since the beginning.
 
-    `error` says why it did not end well, if so.
+    `error` says why it did not end well, if so; `refused` if it could never have run.
     """
 
     request_id: str
@@ -161,10 +162,12 @@ class Simulation:
             if isinstance(work, TrainingStep):
                 self._loop.add_step(work)
                 continue
-            self.report.outcomes[work.request_id] = SimOutcome(
-                work.request_id, arrival.at_s, len(work.prompt)
-            )
-            self._loop.add(work)
+            outcome = SimOutcome(work.request_id, arrival.at_s, len(work.prompt))
+            self.report.outcomes[work.request_id] = outcome
+            try:
+                self._loop.add(work)
+            except InvalidRequest:  # a server goes on too
+                outcome.error = "refused"
 
     def _sleep(self, until_s: float) -> bool:
         """Jump to the next arrival or to when the policy wants to be asked; False if to neither."""
