@@ -29,7 +29,9 @@ NOTHING = 1e-12
 VOCABULARY = 50
 
 
-def small_profile(num_blocks: int = 64, noise: tuple[float, ...] = ()) -> Profile:
+def small_profile(
+    num_blocks: int = 64, noise: tuple[float, ...] = (), resume_s: float = 0.0
+) -> Profile:
     """20 ms a pass, 1 ms a row; the same as the fake executor's costs below."""
     info = ModelInfo(
         model="small", architecture="none", device="none", dtype="none", vocab_size=VOCABULARY,
@@ -38,7 +40,7 @@ def small_profile(num_blocks: int = 64, noise: tuple[float, ...] = ()) -> Profil
     )  # fmt: skip
     forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 5)
     rates = Rates(forward, (0.002, NOTHING, 0.0005), 0.01, measured=True)
-    return Profile(info, rates, Ceilings(1e12, 1e10), "made up", noise=noise)
+    return Profile(info, rates, Ceilings(1e12, 1e10), "made up", noise=noise, resume_s=resume_s)
 
 
 COSTS = Costs(iteration_s=0.02, token_s=0.001, slice_s=0.002, layer_token_s=0.0005, update_s=0.01)
@@ -168,7 +170,7 @@ def test_training_does_not_starve_while_requests_keep_coming(policy):
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
 def test_leaps_give_what_single_iterations_give(policy, shapes, steps, blocks):
     """Times to the last bit, with noise, the time model's own state, and what is left cached."""
-    profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3))
+    profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3), resume_s=0.005)
     found = []
     for leaping in (False, True):
         arrivals, trainers = load(shapes, steps)
@@ -242,6 +244,15 @@ def test_time_passes_as_the_profile_says():
     assert outcome.last_s == pytest.approx(outcome.first_s + 2 * 0.021, abs=1e-6)
     assert [moment.prefill for moment in timeline.moments] == [10, 0, 0]
     assert [moment.decodes for moment in timeline.moments] == [0, 1, 1]
+
+
+def test_a_pass_after_a_sleep_takes_longer():
+    arrivals, _ = load([(1.0, 10, 3), (5.0, 10, 1)])
+    report, _, _ = run_one("fcfs", arrivals, [], small_profile(resume_s=0.007))
+    first, second = report.outcomes.values()
+    for outcome in (first, second):
+        assert outcome.ttft_s == pytest.approx(0.037, abs=1e-6)
+    assert first.last_s - first.first_s == pytest.approx(2 * 0.021, abs=1e-6)
 
 
 def test_the_loss_falls_along_the_curve():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TypeVar
 
 from tandem.estimators.latency import Rates, features
@@ -29,20 +30,24 @@ _RIDGE = 1e-6
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured, in seconds: passes, slices (rows, layers) and updates."""
+    """What was measured, in seconds: passes, slices (rows, layers) and updates; and by how much a
+    pass took longer after a sleep than the same one without."""
 
     passes: list[tuple[PassWork, float]] = field(default_factory=list)
     slices: list[tuple[int, int, float]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
+    resumes: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`errors` by kind of work, on held-out samples; `noise` are the passes' relative residuals."""
+    """`errors` by kind of work, on held-out samples; `noise` are the passes' relative residuals;
+    `resume_s` the median of what a sleep costs."""
 
     rates: Rates
     errors: dict[str, FitError]
     noise: tuple[float, ...]
+    resume_s: float
 
 
 def fit(samples: Samples, guess: Rates) -> Fit:
@@ -69,7 +74,8 @@ def fit(samples: Samples, guess: Rates) -> Fit:
     backward = [(_dot(slices, _slice_features(r, n)), s) for r, n, s in unseen_pieces]
     if (error := _error(backward)) is not None:
         errors["slice"] = error
-    return Fit(rates, errors, tuple(sorted(noise)))
+    resume_s = max(0.0, median(samples.resumes)) if samples.resumes else 0.0
+    return Fit(rates, errors, tuple(sorted(noise)), resume_s)
 
 
 KINDS: dict[str, Callable[[PassWork], bool]] = {

@@ -45,7 +45,8 @@ class Ceilings:
 @dataclass(frozen=True, slots=True)
 class Profile:
     """See the module. `errors` by kind of work; `noise` are relative residuals of passes, from
-    which the simulator draws; `source` says where the rates come from."""
+    which the simulator draws; `source` says where the rates come from. A pass takes `resume_s`
+    longer when the engine slept before it."""
 
     info: ModelInfo
     rates: Rates
@@ -53,6 +54,7 @@ class Profile:
     source: str
     errors: dict[str, FitError] = field(default_factory=dict)
     noise: tuple[float, ...] = ()
+    resume_s: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     threads: int = 0
 

@@ -66,6 +66,7 @@ class SimExecutor:
         self._noise = profile.noise if noise else ()
         self._on_plan = on_plan
         self._rng = Random(seed)
+        self._ended_s = clock.now() - 1.0  # it has slept
         self._open: dict[int, OpenMicroBatch] = {}
         self._trainers: dict[str, _Trainer] = {}
         self._results: list[StepResult] = []
@@ -82,7 +83,7 @@ class SimExecutor:
                 self._forget(number)
         for opened in plan.opens:
             self._open[opened.micro_batch] = opened
-        forward_s = self._noisy(self._latency.forward_s(PassWork.of(plan)))
+        forward_s = self.seconds_of(PassWork.of(plan))
         vocabulary = self.info.vocab_size
         draws = tuple(
             [
@@ -97,6 +98,7 @@ class SimExecutor:
         elapsed_s = forward_s + sum([each.elapsed_s for each in slices])
         elapsed_s += sum([each.elapsed_s for each in updates])
         self._clock.advance(elapsed_s)
+        self._ended_s = self._clock.now()
         result = StepResult(
             plan.step, plan.lane, elapsed_s, draws, scores, (), forward_s, slices, updates
         )
@@ -111,8 +113,19 @@ class SimExecutor:
         return results
 
     def seconds_of(self, work: PassWork) -> float:
-        """What a pass takes, noise included; as `submit` would draw it."""
-        return self._noisy(self._latency.forward_s(work))
+        """What a pass takes, noise included; as `submit` would draw it. The first one after the
+        clock has moved without work takes longer."""
+        seconds = self._noisy(self._latency.forward_s(work))
+        now = self._clock.now()
+        if now == self._ended_s or not work.tokens:
+            return seconds
+        self._ended_s = now
+        return seconds + self._profile.resume_s
+
+    def work_until(self, now_s: float) -> None:
+        """Let the time of a leap pass."""
+        self._clock.advance_to(now_s)
+        self._ended_s = now_s
 
     def token_of(self, seq_id: int, position: int) -> int:
         """The token that a sequence draws at an output position."""

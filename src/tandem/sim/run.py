@@ -157,7 +157,7 @@ class Simulation:
             clock.now(),
             executor.token_of,
         )
-        clock.advance_to(end_s)
+        executor.work_until(end_s)
         self.report.iterations += made
         return events
 
