@@ -40,7 +40,9 @@ def small_profile(
     )  # fmt: skip
     forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 5)
     rates = Rates(forward, (0.002, NOTHING, 0.0005), 0.01, measured=True)
-    return Profile(info, rates, Ceilings(1e12, 1e10), "made up", noise=noise, resume_s=resume_s)
+    return Profile(
+        info, rates, Ceilings(1e12, 1e10), "made up", noise={"pass": noise}, resume_s=resume_s
+    )
 
 
 COSTS = Costs(iteration_s=0.02, token_s=0.001, slice_s=0.002, layer_token_s=0.0005, update_s=0.01)

@@ -26,7 +26,7 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.engine.loop import EngineLoop
-from tandem.estimators.calibrate import KINDS
+from tandem.estimators.calibrate import kind_of
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
 from tandem.sim.run import Arrival, SimReport, Simulation
@@ -104,8 +104,7 @@ class Account:
         self.executed_s += result.elapsed_s
         self.trained_rows += work.recorded
         if work.tokens:
-            kind = next(kind for kind, is_of in KINDS.items() if kind != "pass" and is_of(work))
-            self._part(kind).add(result.forward_s, latency.forward_s(work))
+            self._part(kind_of(work)).add(result.forward_s, latency.forward_s(work))
         for piece in result.slices:
             predicted_s = latency.slice_s(self._rows.get(piece.micro_batch, 0), piece.hi - piece.lo)
             self._part("slice").add(piece.elapsed_s, predicted_s)
