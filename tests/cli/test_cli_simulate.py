@@ -26,6 +26,7 @@ def test_a_load_on_a_data_sheet_gives_a_report_and_pictures(tmp_path):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "training steps" in result.output
+    assert "times real time" in result.output and "between two events" not in result.output
     report = json.loads(out.read_text())
     assert report["schema"] == "tandem-simulation-1"
     assert report["summary"]["completed"] == 20

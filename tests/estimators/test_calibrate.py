@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -59,14 +60,22 @@ def test_a_fit_predicts_passes_that_it_has_not_seen(rho: float):
 
 def test_noise_is_what_the_fit_could_not_explain():
     found = fit(samples_of(true_rates(0.4), 300, 0.1), GUESS)
-    assert len(found.noise) == 60
-    assert -0.15 < min(found.noise) < -0.05 and 0.05 < max(found.noise) < 0.15
+    assert set(found.noise) == {"decode", "prefill", "mixed", "training", "slice"}
+    passes = [each for kind, noise in found.noise.items() if kind != "slice" for each in noise]
+    assert len(passes) == 60 and -0.15 < min(passes) < -0.05 and 0.05 < max(passes) < 0.15
+
+
+def test_what_a_sleep_costs_is_a_median_and_never_a_gain():
+    samples = samples_of(true_rates(1.0), 30, 0.0)
+    for resumes, resume_s in (([], 0.0), ([0.002, 0.003, 0.4], 0.003), ([-0.001], 0.0)):
+        samples.resumes = resumes
+        assert fit(samples, GUESS).resume_s == resume_s
 
 
 def test_without_samples_the_guess_stays():
     found = fit(Samples(), GUESS)
     assert (found.rates.forward, found.rates.slices) == (GUESS.forward, GUESS.slices)
-    assert found.errors == {} and found.noise == ()
+    assert found.errors == {} and found.noise == {}
 
 
 def test_equal_samples_give_equal_rates():
@@ -100,10 +109,14 @@ def test_unknown_devices_and_shapes_are_refused_by_name():
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path):
-    profile = replace(datasheet_profile("l4", "llama-3-8b"), noise=(-0.1, 0.2), threads=2)
+    profile = replace(datasheet_profile("l4", "llama-3-8b"), threads=2, resume_s=0.01)
+    profile = replace(profile, noise={"decode": (-0.1, 0.2)})
     path = tmp_path / "l4.json"
     write_profile(profile, path)
     assert read_profile(path) == profile
+    old = json.loads(path.read_text()) | {"noise": [-0.1, 0.2]}
+    path.write_text(json.dumps(old))
+    assert read_profile(path).noise == {"pass": (-0.1, 0.2)}
     assert profile.mismatch(profile.info) is None
     other = replace(profile.info, dtype="float32")
     assert profile.mismatch(other) == "dtype is bfloat16 in the profile and float32 here"

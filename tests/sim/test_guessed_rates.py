@@ -41,7 +41,7 @@ INFO = ModelInfo(
     num_parameters=494_000_000, weight_bytes=988_000_000, kernels="none", num_layers=24,
     recording_tokens=50_000,
 )  # fmt: skip
-PROFILE = Profile(INFO, RATES, Ceilings(2e12, 2e10), "made up", noise=NOISE)
+PROFILE = Profile(INFO, RATES, Ceilings(2e12, 2e10), "made up", noise={"pass": NOISE})
 SECONDS = 60.0
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_executor import Costs, FakeExecutor
-from tandem.bench.simulation import TRAINER, Training, arrivals_of
+from tandem.bench.simulation import TRAINER, Training, arrivals_of, outcomes_of
 from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation, join_loop, known_policies
 from tandem.config import resolve
@@ -17,6 +17,7 @@ from tandem.core.clock import VirtualClock
 from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.core.plan import LanePlan
+from tandem.engine.loop import EngineLoop
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Ceilings, Profile
@@ -28,7 +29,9 @@ NOTHING = 1e-12
 VOCABULARY = 50
 
 
-def small_profile(num_blocks: int = 64, noise: tuple[float, ...] = ()) -> Profile:
+def small_profile(
+    num_blocks: int = 64, noise: tuple[float, ...] = (), resume_s: float = 0.0
+) -> Profile:
     """20 ms a pass, 1 ms a row; the same as the fake executor's costs below."""
     info = ModelInfo(
         model="small", architecture="none", device="none", dtype="none", vocab_size=VOCABULARY,
@@ -37,7 +40,9 @@ def small_profile(num_blocks: int = 64, noise: tuple[float, ...] = ()) -> Profil
     )  # fmt: skip
     forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 5)
     rates = Rates(forward, (0.002, NOTHING, 0.0005), 0.01, measured=True)
-    return Profile(info, rates, Ceilings(1e12, 1e10), "made up", noise=noise)
+    return Profile(
+        info, rates, Ceilings(1e12, 1e10), "made up", noise={"pass": noise}, resume_s=resume_s
+    )
 
 
 COSTS = Costs(iteration_s=0.02, token_s=0.001, slice_s=0.002, layer_token_s=0.0005, update_s=0.01)
@@ -166,8 +171,8 @@ def test_training_does_not_starve_while_requests_keep_coming(policy):
 @given(shapes=SHAPES, steps=st.integers(0, 2), blocks=st.integers(20, 80))
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
 def test_leaps_give_what_single_iterations_give(policy, shapes, steps, blocks):
-    """Times to the last bit, with noise, and the time model's own state."""
-    profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3))
+    """Times to the last bit, with noise, the time model's own state, and what is left cached."""
+    profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3), resume_s=0.005)
     found = []
     for leaping in (False, True):
         arrivals, trainers = load(shapes, steps)
@@ -178,20 +183,59 @@ def test_leaps_give_what_single_iterations_give(policy, shapes, steps, blocks):
         leaps = executor if leaping else None
         report = Simulation(loop, clock, arrivals, trainers, leaps=leaps).run(until_s=60.0)
         loop.scheduler.cache.check()
-        seen = [(o.first_s, o.last_s, o.output_tokens) for o in report.outcomes.values()]
-        found.append((seen, report.iterations, clock.now(), loop.scheduler.latency.rates))
+        seen = [
+            (o.first_s, o.last_s, o.output_tokens, o.cached_tokens)
+            for o in report.outcomes.values()
+        ]
+        state = (clock.now(), loop.scheduler.latency.rates, loop.scheduler.cache.counters)
+        found.append((seen, report.iterations, *state, cached_depths(loop)))
     assert found[0] == found[1]
 
 
-def test_a_leap_is_taken_at_all():
-    arrivals, _ = load([(0.0, 10, 12), (0.0, 10, 9)])
+def cached_depths(loop: EngineLoop) -> list[tuple[int, int]]:
+    """Depth and age rank of every cached block: what an eviction in another order would change."""
+    return sorted((b.depth, b.last_access) for b in loop.scheduler.cache.idle_blocks())
+
+
+def leaped(shapes, num_blocks: int = 64):
+    """A run with leaps: its report, the plans that were executed one by one, and the loop."""
+    planned = [
+        PlannedRequest(n, at_s, tuple(range(n, n + prompt)), output)
+        for n, (at_s, prompt, output) in enumerate(shapes)
+    ]
+    arrivals, _ = arrivals_of(planned, Training(), VOCABULARY, 0)
     clock = VirtualClock()
-    loop, executor = build_simulation(config("unified"), small_profile(), clock)
+    loop, executor = build_simulation(config("unified"), small_profile(num_blocks), clock)
     submitted = []
     submit = executor.submit
     executor.submit = lambda plan: (submitted.append(plan), submit(plan))[1]
-    report = Simulation(loop, clock, arrivals, leaps=executor).run()
+    return Simulation(loop, clock, arrivals, leaps=executor).run(), submitted, loop
+
+
+def test_a_leap_is_taken_at_all():
+    report, submitted, _ = leaped([(0.0, 10, 12), (0.0, 10, 9)])
     assert report.iterations == 12 and len(submitted) < 6
+
+
+def test_a_full_cache_does_not_stop_leaps():
+    shapes = [(3.0 * (place // 2), 10, 30) for place in range(8)]
+    report, submitted, loop = leaped(shapes, num_blocks=24)
+    assert loop.scheduler.cache.counters.evictions_blocks > 20
+    assert report.iterations > 4 * 29 and len(submitted) < report.iterations / 4
+
+
+def test_a_first_token_is_no_part_of_a_leap():
+    """The last token of a prompt that the iteration before had no row for."""
+    shapes = [(0.0, 3, 1), (0.0, 30, 3)]
+    report, _, _ = leaped(shapes)
+    outcome = report.outcomes["request-1"]
+    assert outcome.tpot_s == pytest.approx(0.021, abs=1e-6)
+
+
+def test_what_can_never_run_is_refused_alone():
+    report, _, _ = leaped([(0.0, 10, 5), (0.1, 64, 5), (0.2, 10, 5)])
+    assert [each.error for each in report.outcomes.values()] == [None, "refused", None]
+    assert [each.error for each in outcomes_of(report)] == [None, "refused", None]
 
 
 def test_time_passes_as_the_profile_says():
@@ -202,6 +246,15 @@ def test_time_passes_as_the_profile_says():
     assert outcome.last_s == pytest.approx(outcome.first_s + 2 * 0.021, abs=1e-6)
     assert [moment.prefill for moment in timeline.moments] == [10, 0, 0]
     assert [moment.decodes for moment in timeline.moments] == [0, 1, 1]
+
+
+def test_a_pass_after_a_sleep_takes_longer():
+    arrivals, _ = load([(1.0, 10, 3), (5.0, 10, 1)])
+    report, _, _ = run_one("fcfs", arrivals, [], small_profile(resume_s=0.007))
+    first, second = report.outcomes.values()
+    for outcome in (first, second):
+        assert outcome.ttft_s == pytest.approx(0.037, abs=1e-6)
+    assert first.last_s - first.first_s == pytest.approx(2 * 0.021, abs=1e-6)
 
 
 def test_the_loss_falls_along_the_curve():

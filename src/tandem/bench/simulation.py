@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -135,7 +135,7 @@ def _outcome(index: int, found: SimOutcome) -> Outcome:
         found.prompt_tokens,
         found.output_tokens,
         True,
-        found.error if ended else "unfinished",
+        found.error or (None if ended else "unfinished"),
     )
 
 
@@ -156,7 +156,7 @@ def describe(
     return SimulatedRun(
         policy=policy,
         profile=profile,
-        summary=summarise(outcomes_of(report), slo),
+        summary=replace(summarise(outcomes_of(report), slo), itl=None),
         iterations=report.iterations,
         simulated_s=report.ended_s,
         real_s=real_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, takewhile
 from random import Random
 
@@ -130,4 +131,10 @@ def _prompt(shape: Shape, index: int, vocabulary: int, seed: int) -> tuple[int, 
 
 
 def _tokens(seed: str, count: int, vocabulary: int) -> list[int]:
-    return Random(seed).choices(range(vocabulary), k=count)
+    return Random(seed).choices(_ids(vocabulary), k=count)
+
+
+@lru_cache(maxsize=1)
+def _ids(vocabulary: int) -> tuple[int, ...]:
+    """All token ids, each one object however often it is drawn: a long trace has millions."""
+    return tuple(range(vocabulary))

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tandem import __version__
 from tandem.cli import adapters, bench, feedback, finetune
+from tandem.cli.fidelity import fidelity_command
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.cli.mace import mace_command
 from tandem.cli.simulate_flags import simulate_command
@@ -114,6 +115,7 @@ def profile_command(
 
 app.command("simulate")(simulate_command)
 bench.app.command("mace")(mace_command)
+bench.app.command("fidelity")(fidelity_command)
 
 
 @app.command("doctor")

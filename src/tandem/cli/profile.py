@@ -72,6 +72,7 @@ def measure(
         f"{len(samples.slices)} slices, {len(samples.updates)} updates",
         errors=found.errors,
         noise=found.noise,
+        resume_s=found.resume_s,
         versions={
             "tandem": __version__,
             "torch": metadata.version("torch"),
@@ -90,6 +91,7 @@ def _terms(profile: Profile) -> Table:
     for name, value in zip(SLICE_TERMS, rates.slices, strict=True):
         table.add_row(f"backward: {name}", f"{1e6 * value:.3f}")
     table.add_row("update", f"{1e6 * rates.update_s:.0f}")
+    table.add_row("pass after a sleep", f"{1e6 * profile.resume_s:.0f}")
     table.add_row("rho (no unit)", f"{rates.rho:.1f}")
     return table
 

@@ -98,9 +98,8 @@ def show(found: SimulatedRun, console: Console) -> None:
     table = Table("figure", "value", show_header=False)
     table.add_row("policy, profile", f"{found.policy}, {found.profile}")
     table.add_row("iterations", str(found.iterations))
-    table.add_row(
-        "simulated", f"{found.simulated_s:.1f} s in {found.real_s:.1f} s, x{found.speedup:.0f}"
-    )
+    table.add_row("simulated", f"{found.simulated_s:.1f} s in {found.real_s:.1f} s")
+    table.add_row("speed", f"{found.speedup:.0f} times real time")
     table.add_row("prompt tokens from the cache", f"{found.cached_share:.1%}")
     if found.steps:
         table.add_row("training steps", str(found.steps))

@@ -14,6 +14,18 @@ class Clock(Protocol):
         ...
 
 
+class WaitingClock(Clock, Protocol):
+    """A clock on which one can wait."""
+
+    def advance(self, seconds: float) -> None:
+        """Return when so much time has passed."""
+        ...
+
+    def advance_to(self, now_s: float) -> None:
+        """Return when it is `now_s`, which is not in the past."""
+        ...
+
+
 class MonotonicClock:
     """The machine's monotonic clock; comparable between processes of one machine."""
 
@@ -41,3 +53,19 @@ class VirtualClock:
         """Move to `now_s` exactly, which is not in the past."""
         assert now_s >= self._now_s
         self._now_s = now_s
+
+
+class SleepingClock:
+    """The machine's monotonic clock; whoever waits on it sleeps."""
+
+    def now(self) -> float:
+        """Seconds since boot."""
+        return time.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+    def advance_to(self, now_s: float) -> None:
+        """Sleep until then."""
+        time.sleep(max(0.0, now_s - self.now()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from tandem.adapters.files import inspect_adapter
@@ -17,7 +17,7 @@ from tandem.adapters.registry import AdapterRegistry
 from tandem.core.clock import Clock
 from tandem.core.errors import AccountingError, AdapterError, InvalidRequest, NotFound
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
-from tandem.core.plan import StepPlan, StepResult
+from tandem.core.plan import LanePlan, StepPlan, StepResult
 from tandem.core.ports import Executor, TrainerSnapshot
 from tandem.core.request import Request
 from tandem.core.training import (
@@ -50,7 +50,10 @@ class _Counters:
 
 
 class EngineLoop:
-    """One engine. All methods are called from one thread."""
+    """One engine. All methods are called from one thread.
+
+    `on_plan`, for measurements, sees every lane's plan with its result.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class EngineLoop:
         self._check_every_step = check_every_step
         self._pins: dict[str, AdapterVersion | None] = {}
         self._counters = _Counters()
+        self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         cache = scheduler.cache
         self._registry = AdapterRegistry(
             self._read_adapter,
@@ -270,6 +274,9 @@ class EngineLoop:
             events = self._scheduler.apply(results, finished)
             applied = self._clock.now()
             self._count(plan, submitted - started + applied - finished, finished - submitted)
+            if self.on_plan is not None:
+                for lane, result in zip(plan.lanes, results, strict=True):
+                    self.on_plan(lane, result)
         self._unpin_ended(event.request_id for event in events if event.finish_reason)
         if self._check_every_step:
             self._scheduler.cache.check()

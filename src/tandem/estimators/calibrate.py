@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TypeVar
 
 from tandem.estimators.latency import Rates, features
@@ -29,20 +30,24 @@ _RIDGE = 1e-6
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured, in seconds: passes, slices (rows, layers) and updates."""
+    """What was measured, in seconds: passes, slices (rows, layers) and updates; and by how much a
+    pass took longer after a sleep than the same one without."""
 
     passes: list[tuple[PassWork, float]] = field(default_factory=list)
     slices: list[tuple[int, int, float]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
+    resumes: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`errors` by kind of work, on held-out samples; `noise` are the passes' relative residuals."""
+    """`errors` and relative residuals (`noise`) by kind of work, on held-out samples; `resume_s`
+    is the median of what a sleep costs."""
 
     rates: Rates
     errors: dict[str, FitError]
-    noise: tuple[float, ...]
+    noise: dict[str, tuple[float, ...]]
+    resume_s: float
 
 
 def fit(samples: Samples, guess: Rates) -> Fit:
@@ -60,16 +65,22 @@ def fit(samples: Samples, guess: Rates) -> Fit:
     def predict(work: PassWork) -> float:
         return _dot(forward, features(work, forward, rho))
 
-    noise = [seconds / predict(work) - 1.0 for work, seconds in unseen]
+    noise: dict[str, list[float]] = {}
+    for work, seconds in unseen:
+        noise.setdefault(kind_of(work), []).append(seconds / predict(work) - 1.0)
     errors = {
         kind: error
         for kind, member in KINDS.items()
         if (error := _error([(predict(w), s) for w, s in unseen if member(w)])) is not None
     }
     backward = [(_dot(slices, _slice_features(r, n)), s) for r, n, s in unseen_pieces]
+    if backward:
+        noise["slice"] = [seconds / predicted - 1.0 for predicted, seconds in backward]
     if (error := _error(backward)) is not None:
         errors["slice"] = error
-    return Fit(rates, errors, tuple(sorted(noise)))
+    resume_s = max(0.0, median(samples.resumes)) if samples.resumes else 0.0
+    residuals = {kind: tuple(sorted(values)) for kind, values in noise.items()}
+    return Fit(rates, errors, residuals, resume_s)
 
 
 KINDS: dict[str, Callable[[PassWork], bool]] = {
@@ -79,6 +90,11 @@ KINDS: dict[str, Callable[[PassWork], bool]] = {
     "mixed": lambda work: bool(work.rows) and bool(work.decodes) and not work.recorded,
     "training": lambda work: bool(work.recorded),
 }
+
+
+def kind_of(work: PassWork) -> str:
+    """The one of `KINDS`, but `pass`, that a pass with rows belongs to."""
+    return next(kind for kind, is_of in KINDS.items() if kind != "pass" and is_of(work))
 
 
 def _fit_passes(

@@ -44,15 +44,18 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """See the module. `errors` by kind of work; `noise` are relative residuals of passes, from
-    which the simulator draws; `source` says where the rates come from."""
+    """See the module. `errors` and `noise` by kind of work; noise are relative residuals, from
+    which the simulator draws (those of `pass` for a kind without any); `source` says where the
+    rates come from. A pass takes `resume_s` longer when the engine slept before it.
+    """
 
     info: ModelInfo
     rates: Rates
     ceilings: Ceilings
     source: str
     errors: dict[str, FitError] = field(default_factory=dict)
-    noise: tuple[float, ...] = ()
+    noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    resume_s: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     threads: int = 0
 
@@ -83,6 +86,8 @@ def read_profile(path: Path) -> Profile:
         rates = content["rates"]
         rates["forward"] = [rates["forward"][name] for name in FORWARD_TERMS]
         rates["slices"] = [rates["slices"][name] for name in SLICE_TERMS]
+        if isinstance(content.get("noise"), list):  # written before kinds were told apart
+            content["noise"] = {"pass": content["noise"]}
         profile = msgspec.convert(content, Profile)
     except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
         raise InvalidRequest(f"cannot read the profile {path}: {error}", param="profile") from error

@@ -39,7 +39,9 @@ _GREEDY = SamplingParams(temperature=0.0)
 # The longest context that is tried: longer ones take long to read and hardly occur beside others.
 _LONGEST = 4096
 # Passes that warm caches, kernels and the allocator up and are not counted.
-_WARM_UP = 6
+_WARM_UP = 7
+# What a sleep costs does not depend on its length from here on.
+_SLEEP_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class _Prober:
             yield
             self._pass(decodes=self._sequences(), prompt=self._rows())
             yield
+            self._resume()
+            yield
             if self._trains:
                 beside = self._sequences() if self._rng.random() < 0.5 else 0
                 self._step(beside)
@@ -136,6 +140,17 @@ class _Prober:
             start = self._rng.choice((0, 0, self._about(_LONGEST)))
             self._add_span(made, start, prompt, draws=True)
         self._execute(made)
+
+    def _resume(self) -> None:
+        """A decode, and the same again after a sleep: other processes had the caches meanwhile."""
+        made = _Pass()
+        self._add_span(made, 16, 1, draws=True)
+        times = []
+        for sleep_s in (0.0, 0.0, _SLEEP_S):  # the first follows other work
+            time.sleep(sleep_s)
+            plan = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans))
+            times.append(self._submit(plan).forward_s)
+        self.samples.resumes.append(times[2] - times[1])
 
     def _step(self, beside: int) -> None:
         """A micro-batch: recorded in one pass, backward in slices, and an update."""

@@ -113,6 +113,14 @@ class KVCache:
             return 0
         return (len(table) + blocks) * self.block_size - seq.computed
 
+    def grows_apart(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether none of these will fill a block that is cached, or that another one fills too.
+
+        Then it does not matter which of them takes its blocks first.
+        """
+        ends = [self._tables[seq.seq_id].last_node for seq in sequences]
+        return len(set(ends)) == len(ends) and not any(node.children for node in ends)
+
     def table(self, seq: Sequence, end: int) -> tuple[tuple[int, ...], ...]:
         """Blocks that cover positions `[0, end)`, per group."""
         return self._tables[seq.seq_id].prefix(-(-end // self.block_size))

@@ -36,10 +36,18 @@ class Leaper:
         most = min(self._left(seq) for seq in running) - 1
         if most < 1:
             return 0
-        cache = scheduler.cache
-        # No eviction: whose block goes would depend on the order of the iterations.
-        spare = cache.free_blocks // len(running) * cache.block_size
-        return min(most, spare) if all(cache.try_slot(seq) is not None for seq in running) else 0
+        return min(most, self._room(running))
+
+    def _room(self, running: list[Sequence]) -> int:
+        """Iterations for which there are blocks, with the same ones evicted as one at a time."""
+        cache = self._scheduler.cache
+        if any(cache.missing_blocks(seq, 0) for seq in running):
+            return 0  # a tail is shared: whoever writes first copies it
+        # Nobody is released in a leap, so how many blocks are taken decides which ones are evicted;
+        # unless some are given back because two sequences have filled the same.
+        apart = cache.available_blocks > cache.free_blocks and cache.grows_apart(running)
+        spare = cache.available_blocks if apart else cache.free_blocks
+        return spare // len(running) * cache.block_size
 
     def leap(
         self,
@@ -76,6 +84,8 @@ class Leaper:
         sampling = seq.request.sampling
         if seq.stop_ids or sampling.has_penalties or not seq.decoding:
             return 1
+        if seq.computed < seq.prompt_tokens:  # its first token has a time of its own
+            return 1
         room = self._scheduler.max_model_len - len(seq.tokens)
         return min(sampling.max_tokens - seq.output_tokens, room)
 
@@ -84,7 +94,7 @@ class Leaper:
     ) -> TokenEvent:
         cache, position = self._scheduler.cache, seq.output_tokens
         copies = cache.try_extend(seq, count)
-        assert copies == (), "a leap neither evicts nor copies"
+        assert copies == (), "a leap copies nothing"
         tokens = tuple([token_of(seq.seq_id, position + k) for k in range(count)])
         seq.tokens += tokens
         seq.computed += count

@@ -27,6 +27,7 @@ from tandem.core.plan import (
 from tandem.core.ports import TrainerSnapshot
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
+from tandem.estimators.calibrate import kind_of
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import Profile
 from tandem.estimators.work import PassWork
@@ -63,9 +64,10 @@ class SimExecutor:
         self._latency = LatencyModel(profile.rates)
         self._curve = curve
         self._beta = beta
-        self._noise = profile.noise if noise else ()
+        self._noise = profile.noise if noise else {}
         self._on_plan = on_plan
         self._rng = Random(seed)
+        self._ended_s = clock.now() - 1.0  # it has slept
         self._open: dict[int, OpenMicroBatch] = {}
         self._trainers: dict[str, _Trainer] = {}
         self._results: list[StepResult] = []
@@ -82,7 +84,7 @@ class SimExecutor:
                 self._forget(number)
         for opened in plan.opens:
             self._open[opened.micro_batch] = opened
-        forward_s = self._noisy(self._latency.forward_s(PassWork.of(plan)))
+        forward_s = self.seconds_of(PassWork.of(plan))
         vocabulary = self.info.vocab_size
         draws = tuple(
             [
@@ -97,6 +99,7 @@ class SimExecutor:
         elapsed_s = forward_s + sum([each.elapsed_s for each in slices])
         elapsed_s += sum([each.elapsed_s for each in updates])
         self._clock.advance(elapsed_s)
+        self._ended_s = self._clock.now()
         result = StepResult(
             plan.step, plan.lane, elapsed_s, draws, scores, (), forward_s, slices, updates
         )
@@ -111,8 +114,23 @@ class SimExecutor:
         return results
 
     def seconds_of(self, work: PassWork) -> float:
-        """What a pass takes, noise included; as `submit` would draw it."""
-        return self._noisy(self._latency.forward_s(work))
+        """What a pass takes, noise included; as `submit` would draw it. The first one after the
+        clock has moved without work takes longer."""
+        if not work.tokens:
+            return 0.0
+        seconds = self._latency.forward_s(work)
+        if self._noise:
+            seconds = self._noisy(seconds, kind_of(work))
+        now = self._clock.now()
+        if now == self._ended_s:
+            return seconds
+        self._ended_s = now
+        return seconds + self._profile.resume_s
+
+    def work_until(self, now_s: float) -> None:
+        """Let the time of a leap pass."""
+        self._clock.advance_to(now_s)
+        self._ended_s = now_s
 
     def token_of(self, seq_id: int, position: int) -> int:
         """The token that a sequence draws at an output position."""
@@ -146,10 +164,9 @@ class SimExecutor:
         """Rows that are recorded; nothing else takes memory."""
         return {"recorded_rows": sum(sum(each.lengths) for each in self._open.values())}
 
-    def _noisy(self, seconds: float) -> float:
-        if not self._noise or seconds == 0.0:
-            return seconds
-        return seconds * max(0.1, 1.0 + self._rng.choice(self._noise))
+    def _noisy(self, seconds: float, kind: str) -> float:
+        residuals = self._noise.get(kind) or self._noise.get("pass")
+        return seconds * max(0.1, 1.0 + self._rng.choice(residuals)) if residuals else seconds
 
     def _score(self, span: Span) -> ScoreResult:
         """Chosen and rejected sequences take turns; their difference is the curve's margin."""
@@ -165,7 +182,7 @@ class SimExecutor:
 
     def _slice(self, number: int, hi: int, lo: int) -> SliceResult:
         rows = sum(self._open[number].lengths)
-        seconds = self._noisy(self._latency.slice_s(rows, hi - lo))
+        seconds = self._noisy(self._latency.slice_s(rows, hi - lo), "slice")
         if lo == 0:
             self._forget(number)
         return SliceResult(number, hi, lo, seconds)

@@ -1,7 +1,8 @@
-"""Lets arrivals come and time pass over an engine loop with a virtual clock.
+"""Lets arrivals come and time pass over an engine loop.
 
-A discrete-event simulation whose only events are arrivals and ends of iterations; in between, the
-clock jumps. Invariant: the same loop, arrivals and seed give the same outcomes.
+With a virtual clock, a discrete-event simulation whose only events are arrivals and ends of
+iterations; in between, the clock jumps. With a clock that sleeps, the same load on a real engine.
+Invariant: the same simulated loop, arrivals and seed give the same outcomes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.core.clock import VirtualClock
+from tandem.core.clock import WaitingClock
+from tandem.core.errors import InvalidRequest
 from tandem.core.events import TokenEvent
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
@@ -18,6 +20,9 @@ from tandem.core.training import StepOutcome, TrainerSpec, TrainingStep
 from tandem.engine.loop import EngineLoop
 from tandem.scheduling.leap import Leaper
 from tandem.sim.executor import SimExecutor
+
+# Of a supply, so many steps are queued: one that runs and one that is next.
+_STEPS_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class Arrival:
 class SimOutcome:
     """What happened to one request; times in seconds since the beginning.
 
-    `error` says why it did not end well, if so.
+    `error` says why it did not end well, if so; `refused` if it could never have run.
     """
 
     request_id: str
@@ -84,15 +89,18 @@ class Simulation:
     def __init__(
         self,
         loop: EngineLoop,
-        clock: VirtualClock,
+        clock: WaitingClock,
         arrivals: Sequence[Arrival],
         trainers: Sequence[TrainerSpec] = (),
         *,
         sample_s: float = 1.0,
         leaps: SimExecutor | None = None,
+        supply: Callable[[], TrainingStep] | None = None,
     ) -> None:
         """Occupancy is sampled every `sample_s` seconds. With `leaps`, the loop's executor, runs of
-        equal iterations are advanced at once; then it must not have a listener."""
+        equal iterations are advanced at once; then it must not have a listener. `supply` is asked
+        for a step whenever fewer than two are queued; the run then ends with its last request.
+        """
         self._loop, self._clock = loop, clock
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
         self._next = 0
@@ -101,6 +109,8 @@ class Simulation:
         self._executor = leaps
         self._leaper = Leaper(loop.scheduler) if leaps is not None else None
         self._sample_due_s = 0.0
+        self._supply = supply
+        self._unfinished = 0
         self.report = SimReport()
         for spec in trainers:
             loop.open_trainer(spec)
@@ -114,6 +124,8 @@ class Simulation:
         report = self.report
         while (now := self._now()) < until_s:
             self._admit(now)
+            if self._supply is not None and not self._feed(self._supply):
+                break
             if not self._loop.has_work:
                 if not self._sleep(until_s):
                     break
@@ -145,7 +157,7 @@ class Simulation:
             clock.now(),
             executor.token_of,
         )
-        clock.advance_to(end_s)
+        executor.work_until(end_s)
         self.report.iterations += made
         return events
 
@@ -161,10 +173,21 @@ class Simulation:
             if isinstance(work, TrainingStep):
                 self._loop.add_step(work)
                 continue
-            self.report.outcomes[work.request_id] = SimOutcome(
-                work.request_id, arrival.at_s, len(work.prompt)
-            )
-            self._loop.add(work)
+            outcome = SimOutcome(work.request_id, arrival.at_s, len(work.prompt))
+            self.report.outcomes[work.request_id] = outcome
+            try:
+                self._loop.add(work)
+                self._unfinished += 1
+            except InvalidRequest:  # a server goes on too
+                outcome.error = "refused"
+
+    def _feed(self, supply: Callable[[], TrainingStep]) -> bool:
+        """Keep steps queued; False if there are no requests any more."""
+        if not self._unfinished and self._next == len(self._arrivals):
+            return False
+        for _ in range(len(self._loop.scheduler.learning.queued), _STEPS_AHEAD):
+            self._loop.add_step(supply())
+        return True
 
     def _sleep(self, until_s: float) -> bool:
         """Jump to the next arrival or to when the policy wants to be asked; False if to neither."""
@@ -193,6 +216,7 @@ class Simulation:
                     outcome.cached_tokens = event.cached_tokens
                 outcome.output_tokens += len(event.tokens)
                 outcome.last_s = now
+            self._unfinished -= event.finish_reason is not None
             if event.finish_reason is FinishReason.ERROR:
                 outcome.error = event.error or "failed"
         for learned in self._loop.take_learned():

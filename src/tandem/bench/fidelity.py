@@ -1,0 +1,232 @@
+"""`tandem bench fidelity`: the same load on the real engine and in the simulator, side by side.
+
+Runs loops that the caller makes, compares their figures and tells where the two part: predictions
+by kind of work, and what an iteration takes outside of the executor. Loads no model. Invariant:
+both sides meet the same arrivals and prompts, and are measured by the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from statistics import fmean, median
+
+from tandem.bench.measure import percentile
+from tandem.core.clock import WaitingClock
+from tandem.core.plan import LanePlan, StepResult
+from tandem.core.training import (
+    LoraSpec,
+    LossKind,
+    LossSpec,
+    Role,
+    TrainerSpec,
+    TrainingSequence,
+    TrainingStep,
+)
+from tandem.engine.loop import EngineLoop
+from tandem.estimators.calibrate import kind_of
+from tandem.estimators.latency import LatencyModel, Rates
+from tandem.estimators.work import PassWork
+from tandem.sim.run import Arrival, SimReport, Simulation
+
+SCHEMA = "tandem-fidelity-1"
+TRAINER = "fidelity"
+# How far the simulator may be off, unless real runs differ by more among themselves.
+THROUGHPUT_TOLERANCE = 0.05
+LATENCY_TOLERANCE = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """SFT steps that are there all the time: one micro-batch of so many sequences, each of so many
+    tokens, half of them the answer."""
+
+    sequences: int = 2
+    tokens: int = 256
+    rank: int = 16
+
+    @property
+    def trainer(self) -> TrainerSpec:
+        """What is opened for them."""
+        return TrainerSpec(TRAINER, LoraSpec(rank=self.rank))
+
+    def supply(self, vocabulary: int, seed: int) -> Callable[[], TrainingStep]:
+        """Endless steps of random tokens; equal seeds give equal ones."""
+        rng, made = Random(f"{seed}/steps"), 0
+
+        def step() -> TrainingStep:
+            nonlocal made
+            made += 1
+            batch = tuple(
+                TrainingSequence(
+                    tuple(rng.choices(range(vocabulary), k=self.tokens)),
+                    self.tokens // 2,
+                    Role.TARGET,
+                )
+                for _ in range(self.sequences)
+            )
+            return TrainingStep(f"step-{made}", TRAINER, LossSpec(LossKind.SFT), (batch,))
+
+        return step
+
+
+@dataclass(slots=True)
+class Part:
+    """Work of one kind: how often it was executed, how long it took, what was predicted for it."""
+
+    count: int = 0
+    seconds: float = 0.0
+    predicted_s: float = 0.0
+
+    def add(self, seconds: float, predicted_s: float) -> None:
+        """Count one execution."""
+        self.count += 1
+        self.seconds += seconds
+        self.predicted_s += predicted_s
+
+
+class Account:
+    """A listener of a loop's plans: their time by kind, beside what `rates` predict."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._latency = LatencyModel(rates)
+        self._rows: dict[int, int] = {}
+        self.parts: dict[str, Part] = {}
+        self.trained_rows = 0
+        self.executed_s = 0.0
+
+    def __call__(self, plan: LanePlan, result: StepResult) -> None:
+        """Take one plan."""
+        latency, work = self._latency, PassWork.of(plan)
+        self._rows |= {opened.micro_batch: sum(opened.lengths) for opened in plan.opens}
+        self.executed_s += result.elapsed_s
+        self.trained_rows += work.recorded
+        if work.tokens:
+            self._part(kind_of(work)).add(result.forward_s, latency.forward_s(work))
+        for piece in result.slices:
+            predicted_s = latency.slice_s(self._rows.get(piece.micro_batch, 0), piece.hi - piece.lo)
+            self._part("slice").add(piece.elapsed_s, predicted_s)
+        for update in result.updates:
+            self._part("update").add(update.elapsed_s, latency.update_s())
+
+    def _part(self, kind: str) -> Part:
+        return self.parts.setdefault(kind, Part())
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run. Rates are per second until the last request ended; times in seconds.
+
+    `outside_s` is what an iteration takes outside of the executor's own account: to decide, to
+    apply, to start and to collect. `parts` by kind of work.
+    """
+
+    output_tokens_s: float
+    training_tokens_s: float
+    ttft_mean_s: float
+    ttft_p95_s: float
+    tpot_mean_s: float
+    tpot_p95_s: float
+    failed: int
+    iterations: int
+    outside_s: float
+    parts: dict[str, Part] = field(default_factory=dict)
+
+
+def run_once(
+    loop: EngineLoop,
+    clock: WaitingClock,
+    arrivals: Sequence[Arrival],
+    rates: Rates,
+    steps: Steps | None,
+    seed: int,
+    on_progress: Callable[[float], None] = lambda now: None,
+) -> Figures:
+    """Let the arrivals come to one loop, with training beside them if there are `steps`."""
+    account = Account(rates)
+    loop.on_plan = account
+    supply = steps.supply(loop.info.vocab_size, seed) if steps is not None else None
+    trainers = [steps.trainer] if steps is not None else []
+    try:
+        report = Simulation(loop, clock, arrivals, trainers, supply=supply).run(
+            on_progress=on_progress
+        )
+    finally:
+        loop.on_plan = None
+        if steps is not None:
+            loop.close_trainer(TRAINER)
+    stats = loop.stats()
+    outside_s = stats.schedule_s + stats.execute_s - account.executed_s
+    return figures_of(report, account, outside_s)
+
+
+def figures_of(report: SimReport, account: Account, outside_s: float) -> Figures:
+    """What a run's report and account say; `outside_s` of all its iterations together."""
+    ended = [each for each in report.outcomes.values() if each.error is None]
+    last_s = max((each.last_s for each in ended), default=math.nan)
+    waits = sorted(each.ttft_s for each in ended)
+    tokens = sorted(value for each in ended if (value := each.tpot_s) is not None)
+    return Figures(
+        output_tokens_s=sum(each.output_tokens for each in ended) / last_s,
+        training_tokens_s=account.trained_rows / last_s,
+        ttft_mean_s=_mean(waits),
+        ttft_p95_s=percentile(waits, 0.95) if waits else math.nan,
+        tpot_mean_s=_mean(tokens),
+        tpot_p95_s=percentile(tokens, 0.95) if tokens else math.nan,
+        failed=len(report.outcomes) - len(ended),
+        iterations=report.iterations,
+        outside_s=outside_s / max(1, report.iterations),
+        parts=account.parts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure: medians of both sides, how far real runs differ, and what is allowed.
+
+    `spread`, `error` and `allowed` are relative to the real median.
+    """
+
+    figure: str
+    real: float
+    simulated: float
+    spread: float
+    error: float
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the simulator is near enough."""
+        return abs(self.error) <= self.allowed
+
+
+_COMPARED = {
+    "output_tokens_s": THROUGHPUT_TOLERANCE,
+    "training_tokens_s": THROUGHPUT_TOLERANCE,
+    "ttft_mean_s": LATENCY_TOLERANCE,
+    "ttft_p95_s": LATENCY_TOLERANCE,
+    "tpot_mean_s": LATENCY_TOLERANCE,
+    "tpot_p95_s": LATENCY_TOLERANCE,
+}
+
+
+def compare(real: Sequence[Figures], simulated: Sequence[Figures]) -> list[Comparison]:
+    """Every figure that is not 0 in all real runs. Allowed is the figure's tolerance or the spread
+    of the real runs, whichever is larger."""
+    found = []
+    for name, tolerance in _COMPARED.items():
+        theirs = [float(getattr(each, name)) for each in real]
+        middle = median(theirs)
+        if not middle > 0.0:
+            continue
+        value = median([float(getattr(each, name)) for each in simulated])
+        spread = (max(theirs) - min(theirs)) / middle
+        error = value / middle - 1.0
+        found.append(Comparison(name, middle, value, spread, error, max(tolerance, spread)))
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan

@@ -1,0 +1,198 @@
+"""`tandem bench fidelity`: how near the simulator comes to this machine; tables and a report."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tandem.bench.fidelity import SCHEMA, Comparison, Figures, Part, Steps, compare, run_once
+from tandem.bench.lengths import FORMS, parse_lengths
+from tandem.bench.options import Arrivals, WorkloadOptions, build_workload
+from tandem.bench.simulation import Training, arrivals_of
+from tandem.bench.workload import Limits
+from tandem.build import build_executor, build_simulation, join_loop, resolve_model
+from tandem.cli.flags import settings_from, takes_settings
+from tandem.cli.profile import measure
+from tandem.config import Settings
+from tandem.core.clock import SleepingClock, VirtualClock
+from tandem.core.errors import InvalidRequest, TandemError
+from tandem.core.ports import Executor
+from tandem.estimators.profile import Profile, read_profile
+from tandem.sim.run import Arrival
+
+# Arrivals of these seconds warm a model up before the first run.
+_WARM_UP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityOptions:
+    """The load, how often each side meets it, and how long to measure where no profile is given."""
+
+    workload: WorkloadOptions
+    steps: Steps | None = None
+    runs: int = 3
+    profile_seconds: float = 60.0
+
+
+@takes_settings
+def fidelity_command(
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings")] = None,
+    seconds: Annotated[float, typer.Option(help="Of arrivals, in each run.")] = 600.0,
+    rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = 2.0,
+    prompt_tokens: Annotated[str, typer.Option(help=FORMS)] = "lognormal:256:0.6",
+    output_tokens: Annotated[str, typer.Option(help=FORMS)] = "lognormal:64:0.6",
+    train: Annotated[bool, typer.Option(help="SFT steps are there all the time.")] = False,
+    step_tokens: Annotated[int, typer.Option(help="Of each of a step's two sequences.")] = 256,
+    runs: Annotated[int, typer.Option(min=1, help="Of each side.")] = 3,
+    profile_seconds: Annotated[
+        float, typer.Option(help="How long to measure without --profile.")
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same load.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the report here as JSON.")] = None,
+    **flags: Any,
+) -> None:
+    """The same load on the real engine and in the simulator. Exit status 1 if they differ."""
+    console = Console(stderr=True)
+    try:
+        settings = resolve_model(settings_from(flags, os.environ, config))
+        limits = Limits(duration_s=seconds)
+        lengths = (parse_lengths(prompt_tokens), parse_lengths(output_tokens))
+        workload = WorkloadOptions(Arrivals.POISSON, *lengths, limits, rate=rate, seed=seed)
+        steps = Steps(tokens=step_tokens, rank=settings.learning.rank) if train else None
+        options = FidelityOptions(workload, steps, runs, profile_seconds)
+        real, simulated = measure_both(settings, options, console)
+    except TandemError as error:
+        console.print(f"error: {error}", markup=False)
+        raise typer.Exit(2) from None
+    found = compare(real, simulated)
+    shown = Console()
+    shown.print(_figures(found))
+    shown.print(_parts(real, simulated))
+    if out is not None:
+        content = {"schema": SCHEMA, "options": options, "comparisons": found}
+        content |= {"real": real, "simulated": simulated}
+        encoded = msgspec.json.encode(msgspec.to_builtins(content, enc_hook=str))
+        out.write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
+    raise typer.Exit(0 if all(each.holds for each in found) else 1)
+
+
+def measure_both(
+    settings: Settings, options: FidelityOptions, console: Console
+) -> tuple[list[Figures], list[Figures]]:
+    """Figures of all real and of all simulated runs. Raises `InvalidRequest`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    # Rarely: the bar shares its cores with what is measured.
+    with Progress(*columns, console=console, refresh_per_second=1) as progress:
+        task = progress.add_task("loading", total=1.0)
+        executor = build_executor(
+            settings, lambda stage, done: progress.update(task, completed=done or 0.0)
+        )
+        task = progress.add_task("profile", total=1.0)
+        profile = _profile(
+            executor, settings, options, lambda d: progress.update(task, completed=d)
+        )
+        planned = build_workload(options.workload)
+        arrivals, _ = arrivals_of(planned, Training(), executor.info.vocab_size, 0)
+        end_s = max(arrivals[-1].at_s, 1e-9)
+        gc.collect()
+        gc.freeze()
+        _real(executor, settings, profile, options, _first(arrivals))
+        real, simulated = [], []
+        for number in range(options.runs):
+            task = progress.add_task(f"real {number + 1}", total=end_s)
+
+            def show(now: float, task: Any = task) -> None:
+                progress.update(task, completed=min(now, end_s))
+
+            real.append(_real(executor, settings, profile, options, arrivals, show))
+        for number in range(options.runs):
+            task = progress.add_task(f"simulated {number + 1}", total=end_s)
+            simulated.append(_simulated(settings, profile, options, arrivals, number))
+            progress.update(task, completed=end_s)
+    return real, simulated
+
+
+def _profile(
+    executor: Executor, settings: Settings, options: FidelityOptions, on_progress: Any
+) -> Profile:
+    """The one that is named, else one that is measured now."""
+    path = settings.scheduling.profile
+    if not path:
+        return measure(executor, settings, options.profile_seconds, on_progress)
+    profile = read_profile(Path(path))
+    problem = profile.mismatch(executor.info)
+    if problem is not None:
+        raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
+    on_progress(1.0)
+    return profile
+
+
+def _first(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    return [each for each in arrivals if each.at_s <= arrivals[0].at_s + _WARM_UP_S]
+
+
+def _real(
+    executor: Executor,
+    settings: Settings,
+    profile: Profile,
+    options: FidelityOptions,
+    arrivals: Sequence[Arrival],
+    on_progress: Any = lambda now: None,
+) -> Figures:
+    """One run on the device, with a new scheduler and an empty cache."""
+    clock = SleepingClock()
+    loop = join_loop(settings, executor, clock=clock, rates=profile.rates)
+    seed = options.workload.seed
+    return run_once(loop, clock, arrivals, profile.rates, options.steps, seed, on_progress)
+
+
+def _simulated(
+    settings: Settings,
+    profile: Profile,
+    options: FidelityOptions,
+    arrivals: Sequence[Arrival],
+    number: int,
+) -> Figures:
+    """One run in virtual time, with noise of its own."""
+    clock, seed = VirtualClock(), options.workload.seed
+    loop, _ = build_simulation(settings, profile, clock, seed=seed + number)
+    return run_once(loop, clock, arrivals, profile.rates, options.steps, seed)
+
+
+def _figures(found: Sequence[Comparison]) -> Table:
+    table = Table("figure", "real", "simulated", "error", "allowed", "spread of real runs", "holds")
+    for each in found:
+        in_ms = not each.figure.endswith("tokens_s")
+        name = f"{each.figure.removesuffix('_s')}, {'ms' if in_ms else 'a second'}"
+        real, simulated = ((1e3 if in_ms else 1.0) * side for side in (each.real, each.simulated))
+        cells = (f"{real:.2f}", f"{simulated:.2f}", f"{each.error:+.1%}", f"{each.allowed:.1%}")
+        table.add_row(name, *cells, f"{each.spread:.1%}", "yes" if each.holds else "no")
+    return table
+
+
+def _parts(real: Sequence[Figures], simulated: Sequence[Figures]) -> Table:
+    """Where the two part: times of the last real run against predictions for the same work."""
+    table = Table("kind", "real", "simulated", "ms, real", "ms, predicted for it", "ms, simulated")
+    ours, theirs = real[-1], simulated[-1]
+    for kind in dict.fromkeys((*ours.parts, *theirs.parts)):
+        mine, its = ours.parts.get(kind, Part()), theirs.parts.get(kind, Part())
+        cells = [str(mine.count), str(its.count), _mean_ms(mine.seconds, mine.count)]
+        cells += [_mean_ms(mine.predicted_s, mine.count), _mean_ms(its.seconds, its.count)]
+        table.add_row(kind, *cells)
+    outside = (_mean_ms(ours.outside_s, 1), "", _mean_ms(theirs.outside_s, 1))
+    table.add_row("outside of it", str(ours.iterations), str(theirs.iterations), *outside)
+    return table
+
+
+def _mean_ms(seconds: float, count: int) -> str:
+    return f"{1e3 * seconds / count:.2f}" if count else "-"

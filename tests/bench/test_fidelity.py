@@ -1,0 +1,113 @@
+"""Simulator against engine: equal loads, an account that adds up, a verdict that can say no."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.bench.fidelity import Figures, Steps, compare, run_once
+from tandem.bench.simulation import Training, arrivals_of
+from tandem.bench.workload import PlannedRequest
+from tandem.build import build_simulation
+from tandem.cli import app
+from tandem.config import resolve
+from tandem.core.clock import VirtualClock
+from tandem.estimators.datasheet import datasheet_profile
+from tandem.estimators.profile import Profile
+
+PROFILE = datasheet_profile("l4", "qwen2.5-0.5b")
+LOAD = [PlannedRequest(n, 0.1 * n, tuple(range(n, n + 40)), 5 + n % 4) for n in range(20)]
+
+
+def simulated(steps: Steps | None, profile: Profile = PROFILE, seed: int = 0) -> Figures:
+    arrivals, _ = arrivals_of(LOAD, Training(), profile.info.vocab_size, 0)
+    clock = VirtualClock()
+    loop, _ = build_simulation(resolve({}), profile, clock, seed=seed)
+    return run_once(loop, clock, arrivals, PROFILE.rates, steps, seed=0)
+
+
+def test_a_run_without_training_is_accounted_for():
+    found = simulated(None)
+    assert set(found.parts) == {"decode", "prefill", "mixed"} or set(found.parts) == {
+        "decode",
+        "prefill",
+    }
+    assert sum(part.count for part in found.parts.values()) == found.iterations
+    for part in found.parts.values():
+        assert part.predicted_s == pytest.approx(part.seconds)
+    assert found.failed == 0 and found.training_tokens_s == 0.0
+    assert found.outside_s == pytest.approx(0.0, abs=1e-9)
+
+
+def test_training_goes_on_until_the_last_request_has_ended():
+    found = simulated(Steps(tokens=32))
+    assert {"training", "slice", "update"} <= set(found.parts)
+    assert found.parts["update"].count > 5 and found.training_tokens_s > 100.0
+    for part in found.parts.values():
+        assert part.predicted_s == pytest.approx(part.seconds)
+
+
+def test_equal_seeds_supply_equal_steps_and_no_step_twice():
+    steps = Steps(sequences=2, tokens=8)
+    first, second = steps.supply(50, 1), steps.supply(50, 1)
+    made = [first() for _ in range(3)]
+    assert made == [second() for _ in range(3)]
+    assert len({step.step_id for step in made}) == 3 and made[0].num_tokens == 14
+
+
+def test_the_same_run_is_no_error_and_a_slower_device_is_one():
+    same = compare([simulated(None)] * 3, [simulated(None)] * 3)
+    assert [each.figure for each in same] == [
+        "output_tokens_s", "ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "tpot_p95_s",
+    ]  # fmt: skip
+    assert all(each.holds and each.error == 0.0 for each in same)
+    slow = replace(PROFILE.rates, forward=tuple(1.3 * each for each in PROFILE.rates.forward))
+    worse = compare([simulated(None)], [simulated(None, replace(PROFILE, rates=slow))])
+    assert {each.figure for each in worse if not each.holds} >= {"tpot_mean_s", "ttft_mean_s"}
+
+
+def test_what_real_runs_differ_by_is_allowed_and_medians_are_compared():
+    base = simulated(None)
+    real = [replace(base, tpot_mean_s=value) for value in (0.9, 1.0, 1.2)]
+    for value, holds in ((1.25, True), (0.75, True), (1.35, False)):
+        found = compare(real, [replace(base, tpot_mean_s=value)])
+        tpot = next(each for each in found if each.figure == "tpot_mean_s")
+        assert tpot.real == 1.0 and tpot.spread == pytest.approx(0.3)
+        assert tpot.holds is holds
+
+
+@pytest.mark.parametrize("flags", [[], ["--train", "--step-tokens", "24"]])
+def test_a_real_model_beside_its_simulation(tmp_path, flags):
+    out = tmp_path / "fidelity.json"
+    result = CliRunner().invoke(
+        app,
+        [
+            "bench", "fidelity", "demo", "--seconds", "1.5", "--rate", "6", "--runs", "2",
+            "--prompt-tokens", "24", "--output-tokens", "6", "--profile-seconds", "2",
+            "--kv-memory", "64MiB", "--out", str(out), *flags,
+        ],
+    )  # fmt: skip
+    assert result.exit_code in (0, 1), result.output
+    report = json.loads(out.read_text())
+    assert report["schema"] == "tandem-fidelity-1"
+    assert len(report["real"]) == len(report["simulated"]) == 2
+    for run in (*report["real"], *report["simulated"]):
+        assert run["failed"] == 0 and run["iterations"] > 0 and run["ttft_mean_s"] > 0
+    assert all(run["outside_s"] > 0 for run in report["real"])
+    if flags:
+        assert report["real"][0]["training_tokens_s"] > 0
+    assert "holds" in result.output and "outside of it" in result.output
+    exits_well = all(abs(each["error"]) <= each["allowed"] for each in report["comparisons"])
+    assert result.exit_code == (0 if exits_well else 1)
+
+
+def test_a_profile_of_something_else_is_refused(tmp_path):
+    from tandem.estimators.profile import write_profile
+
+    path = tmp_path / "other.json"
+    write_profile(PROFILE, path)
+    result = CliRunner().invoke(app, ["bench", "fidelity", "demo", "--profile", str(path)])
+    assert result.exit_code == 2 and "is of something else" in " ".join(result.output.split())
