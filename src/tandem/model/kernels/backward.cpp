@@ -44,45 +44,22 @@ struct ToTiles {
     const char* at = reinterpret_cast<const char*>(out + (b * steps + panel) * STEP);
     for (int64_t i = 0; i < STEP_LINES; ++i) __builtin_prefetch(at + i * 64, 1);
   }
-  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel) const {
-    BFloat16* to = out + (b * steps + panel) * STEP;
+  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel, int64_t r) const {
     const __m512 one = _mm512_set1_ps(1.0f);
-    const float* by = scale ? scale + panel * SIDE : nullptr;
-    const __m512 low = by ? _mm512_loadu_ps(by) : one, high = by ? _mm512_loadu_ps(by + 16) : one;
-    for (int64_t r = 0; r < SIDE; ++r) {
-      const float* row = block[0] + r * SIDE;
-      __m512 a = _mm512_mul_ps(_mm512_loadu_ps(row), low);
-      __m512 b16 = _mm512_mul_ps(_mm512_loadu_ps(row + 16), high);
-      if (bias != nullptr) {
-        a = _mm512_add_ps(a, _mm512_loadu_ps(bias + panel * SIDE));
-        b16 = _mm512_add_ps(b16, _mm512_loadu_ps(bias + panel * SIDE + 16));
-      }
-      _mm512_store_si512(to + r * SIDE, round_32(a, b16));
+    const float *row = block[0] + r * SIDE, *by = scale ? scale + panel * SIDE : nullptr;
+    __m512 low = _mm512_mul_ps(_mm512_loadu_ps(row), by ? _mm512_loadu_ps(by) : one);
+    __m512 high = _mm512_mul_ps(_mm512_loadu_ps(row + 16), by ? _mm512_loadu_ps(by + 16) : one);
+    if (bias != nullptr) {
+      low = _mm512_add_ps(low, _mm512_loadu_ps(bias + panel * SIDE));
+      high = _mm512_add_ps(high, _mm512_loadu_ps(bias + panel * SIDE + 16));
     }
+    _mm512_store_si512(out + (b * steps + panel) * STEP + r * SIDE, round_32(low, high));
   }
 };
 
-// Adds low x up to every finished block before `out` takes it; nothing if there is no adapter.
+// x w' and, if there is an adapter, low up'.
 template <typename Out>
-struct WithUpdate {
-  Out out;
-  const BFloat16 *low, *up;
-  int64_t steps;
-
-  void claim(int64_t b, int64_t panel) const { out.claim(b, panel); }
-  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel) const {
-    if (up != nullptr) {
-      const Left left = Left::of_tiles(low, steps);
-      Ahead none{nullptr, 0};
-      multiply<true>(low + b * left.block, left, up + panel * steps * STEP, steps, false,
-                     const_cast<float*>(block[0]), none, {nullptr, 0});
-    }
-    out.write(block, b, panel);
-  }
-};
-
-template <typename Out>
-void run_updated(const at::Tensor& x, const at::Tensor& weight, const Optional& low,
+void run_updated(const at::Tensor& x, int64_t rows, const at::Tensor& weight, const Optional& low,
                  const Optional& up, const Out& out) {
   check_tiles(x);
   TORCH_CHECK(weight.size(1) == x.size(1), "the weight fits the tiles");
@@ -90,9 +67,15 @@ void run_updated(const at::Tensor& x, const at::Tensor& weight, const Optional& 
                   (!low || (low->size(0) == x.size(0) && low->size(1) == up->size(1) &&
                             up->size(0) == weight.size(0))),
               "the update fits the product");
-  const Product p{Left::of_tiles(data(x), x.size(1)), data(weight), x.size(0) * SIDE, x.size(1),
-                  weight.size(0)};
-  compute<1>(p, WithUpdate<Out>{out, data(low), data(up), up ? up->size(1) : 0});
+  Product p{Left::of_tiles(data(x), x.size(1)), data(weight), rows, x.size(1), weight.size(0)};
+  std::vector<Update> updates;
+  if (up) {
+    const int64_t ranks = up->size(1);
+    updates.push_back(
+        {Left::of_tiles(data(low), ranks), data(up), ranks, 0, p.blocks(), 0, p.panels});
+    p.updates = &updates;
+  }
+  compute<1>(p, out);
 }
 
 // x w' (+ low up') (+ bias) (+ residual) as rows [rows, n].
@@ -103,7 +86,7 @@ at::Tensor updated_rows(const at::Tensor& x, const at::Tensor& weight, const Opt
                   (!residual || (residual->is_contiguous() && residual->numel() == rows * n)),
               "rows and residual fit the tiles");
   at::Tensor out = at::empty({rows, n}, x.options());
-  run_updated(x, weight, low, up,
+  run_updated(x, rows, weight, low, up,
               ToRows{out.mutable_data_ptr<BFloat16>(), data(residual), floats(bias), rows, n});
   return out;
 }
@@ -112,7 +95,7 @@ at::Tensor updated_rows(const at::Tensor& x, const at::Tensor& weight, const Opt
 at::Tensor updated_tiles(const at::Tensor& x, const at::Tensor& weight, const Optional& bias,
                          const Optional& low, const Optional& up, const Optional& scale) {
   at::Tensor out = empty_tiles(x, x.size(0), weight.size(0));
-  run_updated(x, weight, low, up, ToTiles{out.mutable_data_ptr<BFloat16>(), floats(bias),
+  run_updated(x, x.size(0) * SIDE, weight, low, up, ToTiles{out.mutable_data_ptr<BFloat16>(), floats(bias),
                                           floats(scale), weight.size(0)});
   return out;
 }
@@ -155,19 +138,16 @@ struct ToGateGradient {
       for (int64_t i = 0; i < STEP_LINES; ++i) __builtin_prefetch(at + i * SIDE, 1);
     }
   }
-  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel) const {
-    const int64_t gate = (2 * b * steps + panel) * STEP, up = gate + steps * STEP;
-    BFloat16* to = product + (b * steps + panel) * STEP;
-    for (int64_t r = 0; r < SIDE; ++r) {
-      const __m512i g = _mm512_load_si512(joined + gate + r * SIDE);
-      const __m512i u = _mm512_load_si512(joined + up + r * SIDE);
-      const float* row = block[0] + r * SIDE;
-      const Gated a = gate_gradient<Function>(low_16(g), low_16(u), _mm512_loadu_ps(row));
-      const Gated z = gate_gradient<Function>(high_16(g), high_16(u), _mm512_loadu_ps(row + 16));
-      _mm512_store_si512(gradient + gate + r * SIDE, round_32(a.gate, z.gate));
-      _mm512_store_si512(gradient + up + r * SIDE, round_32(a.up, z.up));
-      _mm512_store_si512(to + r * SIDE, round_32(a.product, z.product));
-    }
+  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel, int64_t r) const {
+    const int64_t gate = (2 * b * steps + panel) * STEP + r * SIDE, up = gate + steps * STEP;
+    const __m512i g = _mm512_load_si512(joined + gate), u = _mm512_load_si512(joined + up);
+    const float* row = block[0] + r * SIDE;
+    const Gated a = gate_gradient<Function>(low_16(g), low_16(u), _mm512_loadu_ps(row));
+    const Gated z = gate_gradient<Function>(high_16(g), high_16(u), _mm512_loadu_ps(row + 16));
+    _mm512_store_si512(gradient + gate, round_32(a.gate, z.gate));
+    _mm512_store_si512(gradient + up, round_32(a.up, z.up));
+    _mm512_store_si512(product + (b * steps + panel) * STEP + r * SIDE,
+                       round_32(a.product, z.product));
   }
 };
 
@@ -182,9 +162,9 @@ std::tuple<at::Tensor, at::Tensor> gate_gradients(const at::Tensor& x, const at:
   at::Tensor gradient = at::empty_like(joined), product = empty_tiles(x, x.size(0), steps);
   BFloat16 *to = gradient.mutable_data_ptr<BFloat16>(), *kept = product.mutable_data_ptr<BFloat16>();
   if (gelu) {
-    run_updated(x, weight, low, up, ToGateGradient<GeluTanh>{data(joined), to, kept, steps});
+    run_updated(x, x.size(0) * SIDE, weight, low, up, ToGateGradient<GeluTanh>{data(joined), to, kept, steps});
   } else {
-    run_updated(x, weight, low, up, ToGateGradient<Silu>{data(joined), to, kept, steps});
+    run_updated(x, x.size(0) * SIDE, weight, low, up, ToGateGradient<Silu>{data(joined), to, kept, steps});
   }
   return {gradient, product};
 }

@@ -99,20 +99,15 @@ struct ToGate {
     const char* at = reinterpret_cast<const char*>(tiles + (b * steps + unit) * STEP);
     for (int64_t i = 0; i < STEP_LINES; ++i) __builtin_prefetch(at + i * 64, 1);
   }
-  void write(const std::array<const float*, 2>& blocks, int64_t b, int64_t unit) const {
-    BFloat16* to = tiles + (b * steps + unit) * STEP;
-    const float* gate_bias = bias ? bias + unit * SIDE : nullptr;
-    const float* up_bias = bias ? bias + (steps + unit) * SIDE : nullptr;
-    const int64_t end = std::min(SIDE, rows - b * SIDE);
-    for (int64_t r = 0; r < end; ++r) {
-      const __m512i gate = round_row(blocks[0] + r * SIDE, gate_bias);
-      const __m512i up = round_row(blocks[1] + r * SIDE, up_bias);
-      _mm512_store_si512(to + r * SIDE, gate_32<Function>(gate, up));
-      BFloat16* kept = exports ? exports[b * SIDE + r] : nullptr;
-      if (kept != nullptr) {
-        _mm512_store_si512(kept + unit * STEP, gate);
-        _mm512_store_si512(kept + (steps + unit) * STEP, up);
-      }
+  [[gnu::always_inline]] void write(const std::array<const float*, 2>& blocks, int64_t b,
+                                    int64_t unit, int64_t r) const {
+    const __m512i gate = round_row(blocks[0] + r * SIDE, bias ? bias + unit * SIDE : nullptr);
+    const __m512i up = round_row(blocks[1] + r * SIDE, bias ? bias + (steps + unit) * SIDE : nullptr);
+    _mm512_store_si512(tiles + (b * steps + unit) * STEP + r * SIDE, gate_32<Function>(gate, up));
+    BFloat16* kept = exports ? exports[b * SIDE + r] : nullptr;
+    if (kept != nullptr) {
+      _mm512_store_si512(kept + unit * STEP, gate);
+      _mm512_store_si512(kept + (steps + unit) * STEP, up);
     }
   }
 };

@@ -70,12 +70,13 @@ class Updates {
     for_each_item(static_cast<int64_t>(jobs_.size()), 1, [&](const auto& take) {
       const Tiles configured(TileConfig{});
       alignas(64) float sums[STEP];
+      const auto nothing = [] {};
       for (int64_t i, end; take(i, end);) {
         const Job& job = jobs_[i];
         const Left left = Left::of_tiles(tiles, steps);
         Ahead ahead{reinterpret_cast<const char*>(job.weight) + STREAM_AHEAD, STEP_LINES};
         multiply<true>(tiles + job.block * left.block, left, job.weight, steps, true, sums, ahead,
-                       {nullptr, 0});
+                       {nullptr, 0}, nothing);
         const __m512 low = _mm512_loadu_ps(job.factors), high = _mm512_loadu_ps(job.factors + 16);
         for (int64_t r = 0; r < SIDE; ++r) {
           const int64_t row = job.block * SIDE + r;

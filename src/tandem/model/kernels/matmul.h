@@ -89,9 +89,11 @@ struct Ahead {
 
 // block (+)= rows x panel over `steps`; TALL with both halves of the rows. Fetches go to the
 // second-level cache: into the first they would push out the rows.
-template <bool TALL>
-inline void multiply(const BFloat16* rows, const Left& left, const BFloat16* panel, int64_t steps,
-                     bool fresh, float* block, Ahead& weights, Ahead more) {
+template <bool TALL, typename Meanwhile>
+[[gnu::always_inline]] inline void multiply(const BFloat16* rows, const Left& left,
+                                            const BFloat16* panel, int64_t steps, bool fresh,
+                                            float* block, Ahead& weights, Ahead more,
+                                            Meanwhile& meanwhile) {
   constexpr int64_t lower = 16 * SIDE, bytes = SIDE * 4;
   if (fresh) {
     _tile_zero(0);
@@ -111,6 +113,7 @@ inline void multiply(const BFloat16* rows, const Left& left, const BFloat16* pan
   for (int64_t s = 0; s < steps; ++s, panel += STEP, rows += left.step) {
     weights.fetch();
     more.fetch();
+    meanwhile();
     _tile_loadd(4, rows, left.row_bytes);
     _tile_loadd(6, panel, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -133,12 +136,13 @@ inline void multiply(const BFloat16* rows, const Left& left, const BFloat16* pan
 template <bool TALL>
 inline void add_updates(const Product& p, int64_t b, int64_t panel, float* block) {
   if (p.updates == nullptr) return;
+  const auto nothing = [] {};
   for (const Update& u : *p.updates) {
     if (b < u.block || b >= u.end || panel < u.panel || panel >= u.panel + u.panels) continue;
     const BFloat16* w = u.weight + (panel - u.panel) * u.steps * STEP;
     Ahead ahead{reinterpret_cast<const char*>(w) + STREAM_AHEAD, STEP_LINES};
     multiply<TALL>(u.left.at + (b - u.block) * u.left.block, u.left, w, u.steps, false, block,
-                   ahead, {nullptr, 0});
+                   ahead, {nullptr, 0}, nothing);
   }
 }
 
@@ -156,7 +160,7 @@ void stream(const Product& p, const Out& out) {
       for (int t : {2, 3, 5}) config.rows[t] = static_cast<uint8_t>(p.rows - 16);
     }
     const Tiles tiles(config);
-    const auto run = tall ? multiply<true> : multiply<false>;
+    const auto nothing = [] {};
     const auto update = tall ? add_updates<true> : add_updates<false>;
     alignas(64) float sums[PARTS][STEP];
     for (int64_t item, end; take(item, end);) {
@@ -167,15 +171,63 @@ void stream(const Product& p, const Out& out) {
         for (int part = 0; part < PARTS; ++part) {
           const BFloat16* w = p.weight + (unit + part * units) * p.pitch * STEP;
           Ahead ahead{reinterpret_cast<const char*>(w) + STREAM_AHEAD, STEP_LINES};
-          run(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0});
+          if (tall) {
+            multiply<true>(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0}, nothing);
+          } else {
+            multiply<false>(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0}, nothing);
+          }
           update(p, 0, unit + part * units, sums[part]);
           blocks[part] = sums[part];
         }
-        out.write(blocks, 0, unit);
+        for (int64_t r = 0; r < p.rows; ++r) out.write(blocks, 0, unit, r);
       }
     }
   });
 }
+
+// Finished blocks of one unit, written row by row while the next unit is multiplied: the tile unit
+// and the vector units then work at the same time.
+template <int PARTS, typename Out>
+class Writing {
+ public:
+  Writing(const Out& out, int64_t rows) : out_(out), rows_(rows) {}
+
+  // Row blocks [block, end) of `unit`, the parts `pitch` blocks apart, are finished at `sums`.
+  void begin(const float* sums, int64_t pitch, int64_t block, int64_t end, int64_t unit) {
+    finish();
+    block_ = block;
+    end_ = end;
+    unit_ = unit;
+    for (int part = 0; part < PARTS; ++part) blocks_[part] = sums + part * pitch * STEP;
+    out_.claim(block_, unit_);
+    enter();
+  }
+  // One row.
+  [[gnu::always_inline]] void operator()() {
+    if (row_ == last_) return;
+    out_.write(blocks_, block_, unit_, row_);
+    if (++row_ == last_) leave();
+  }
+  void finish() {
+    while (row_ != last_) (*this)();
+  }
+
+ private:
+  void enter() {
+    row_ = 0;
+    last_ = std::min(SIDE, rows_ - block_ * SIDE);
+    if (block_ + 1 < end_) out_.claim(block_ + 1, unit_);
+  }
+  void leave() {
+    if (++block_ == end_) return;
+    for (const float*& block : blocks_) block += STEP;
+    enter();
+  }
+
+  const Out& out_;
+  int64_t rows_, block_ = 0, end_ = 0, unit_ = 0, row_ = 0, last_ = 0;
+  std::array<const float*, PARTS> blocks_{};
+};
 
 // How many rows are divided into work items: a row group against a group of units, in slices of
 // the inputs. Long rows are read again by every group of units, so these are as large as the sums
@@ -197,20 +249,24 @@ struct Division {
 };
 
 // Many rows, as tiles. While one panel is multiplied the next one and the next slice of the rows
-// are fetched, a little at every step.
+// are fetched, and the unit before is written, a little at every step.
 template <int PARTS, typename Out>
 void compute(const Product& p, const Out& out) {
   const Division d(p, PARTS);
   const int64_t units = p.panels / PARTS;
   for_each_item(d.row_groups * d.unit_groups, 1, [&](const auto& take) {
     const Tiles tiles(TileConfig{});
-    std::vector<float> sums((d.slices > 1 ? d.units : 1) * PARTS * d.blocks * STEP);
+    const int64_t kept = PARTS * d.blocks * STEP, sets = d.slices > 1 ? d.units : 2;
+    std::vector<float> sums(sets * kept);
+    Writing<PARTS, Out> writing(out, p.rows);
+    int64_t set = 0;  // of the sums: the unit in progress
     for (int64_t item, end; take(item, end);) {
       const int64_t first = item / d.unit_groups * d.blocks;
       const int64_t last = std::min(p.blocks(), first + d.blocks);
       const int64_t unit0 = item % d.unit_groups * d.units;
       const int64_t panels = (std::min(units, unit0 + d.units) - unit0) * PARTS;
       const auto panel_of = [&](int64_t i) { return unit0 + i / PARTS + i % PARTS * units; };
+      if (d.slices > 1) writing.finish();
       for (int64_t s0 = 0; s0 < p.steps; s0 += d.steps) {
         const int64_t s1 = std::min(p.steps, s0 + d.steps);
         const int64_t pieces = (s1 - s0 + L1_STEPS - 1) / L1_STEPS;
@@ -221,30 +277,29 @@ void compute(const Product& p, const Out& out) {
               i + 1 < panels ? panel_of(i + 1) * p.pitch + s0 : panel_of(0) * p.pitch + s1;
           Ahead weights{reinterpret_cast<const char*>(p.weight + next * STEP),
                         (STEP_LINES + last - first - 1) / (last - first)};
-          float* part = sums.data() + (d.slices > 1 ? i : i % PARTS) * d.blocks * STEP;
+          if (d.slices > 1) set = i / PARTS;
+          float* part = sums.data() + set * kept + i % PARTS * d.blocks * STEP;
           for (int64_t piece = 0; piece < pieces; ++piece) {
             const int64_t s = s0 + piece * L1_STEPS, steps = std::min(L1_STEPS, s1 - s);
             const BFloat16* w = p.weight + (panel_of(i) * p.pitch + s) * STEP;
-            const bool done = s + steps == p.steps && i % PARTS == PARTS - 1;
             for (int64_t b = first; b < last; ++b) {
               const BFloat16* block_rows = p.left.at + b * p.left.block;
               const Ahead rows{reinterpret_cast<const char*>(block_rows + s1 * p.left.step) +
                                    (i * pieces + piece) * share * 64,
                                (share + steps - 1) / steps};
               float* block = part + (b - first) * STEP;
-              if (done) out.claim(b, unit0 + i / PARTS);
               multiply<true>(block_rows + s * p.left.step, p.left, w, steps, s == 0, block, weights,
-                             rows);
+                             rows, writing);
               if (s + steps == p.steps) add_updates<true>(p, b, panel_of(i), block);
-              if (!done) continue;
-              std::array<const float*, PARTS> blocks;
-              for (int k = 0; k < PARTS; ++k) blocks[k] = block - (PARTS - 1 - k) * d.blocks * STEP;
-              out.write(blocks, b, unit0 + i / PARTS);
             }
           }
+          if (s1 < p.steps || i % PARTS < PARTS - 1) continue;
+          writing.begin(sums.data() + set * kept, d.blocks, first, last, unit0 + i / PARTS);
+          if (d.slices == 1) set = 1 - set;
         }
       }
     }
+    writing.finish();
   });
 }
 
@@ -278,18 +333,17 @@ struct ToRows {
       if (residual != nullptr) __builtin_prefetch(residual + at + r * columns, 0);
     }
   }
-  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel) const {
+  [[gnu::always_inline]] void write(const std::array<const float*, 1>& block, int64_t b,
+                                    int64_t panel, int64_t r) const {
     const int64_t width = std::min(SIDE, columns - panel * SIDE);
     const __mmask32 real = width == SIDE ? ~__mmask32{0} : (__mmask32{1} << width) - 1;
-    const int64_t end = std::min(SIDE, rows - b * SIDE), at = b * SIDE * columns + panel * SIDE;
-    for (int64_t r = 0; r < end; ++r) {
-      __m512i y = round_row(block[0] + r * SIDE, bias ? bias + panel * SIDE : nullptr);
-      if (residual != nullptr) {
-        const __m512i x = _mm512_maskz_loadu_epi16(real, residual + at + r * columns);
-        y = round_32(_mm512_add_ps(low_16(x), low_16(y)), _mm512_add_ps(high_16(x), high_16(y)));
-      }
-      _mm512_mask_storeu_epi16(out + at + r * columns, real, y);
+    const int64_t at = (b * SIDE + r) * columns + panel * SIDE;
+    __m512i y = round_row(block[0] + r * SIDE, bias ? bias + panel * SIDE : nullptr);
+    if (residual != nullptr) {
+      const __m512i x = _mm512_maskz_loadu_epi16(real, residual + at);
+      y = round_32(_mm512_add_ps(low_16(x), low_16(y)), _mm512_add_ps(high_16(x), high_16(y)));
     }
+    _mm512_mask_storeu_epi16(out + at, real, y);
   }
 };
 

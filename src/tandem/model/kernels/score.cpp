@@ -44,36 +44,33 @@ struct ToPowers {
     const char* at = reinterpret_cast<const char*>(tiles + (b * panels + panel) * STEP);
     for (int64_t i = 0; i < STEP_LINES; ++i) __builtin_prefetch(at + i * 64, 1);
   }
-  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel) const {
+  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel, int64_t r) const {
     const int64_t column = (first + panel) * SIDE, width = std::min(SIDE, columns - column);
     const __mmask32 real = width == SIDE ? ~__mmask32{0} : (__mmask32{1} << width) - 1;
-    const int64_t end = std::min(SIDE, rows - b * SIDE);
-    for (int64_t r = 0; r < end; ++r) {
-      const int64_t row = b * SIDE + r, place = all.targets[row] - column;
-      const __m512i y = round_row(block[0] + r * SIDE, bias ? bias + column : nullptr);
-      __mmask32 others = real;
-      if (place >= 0 && place < SIDE) {
-        alignas(64) BFloat16 logits[SIDE];
-        _mm512_store_si512(logits, y);
-        all.chosen[row] = static_cast<float>(logits[place]);
-        others &= ~(__mmask32{1} << place);
-      }
-      const __m512 low = low_16(y), high = high_16(y);
-      const __m512 a = powers(low, row, others), c = powers(high, row, others >> 16);
-      const float sum = _mm512_reduce_add_ps(_mm512_add_ps(a, c));
-      const int64_t at = panel * rows + row;
-      sums[at] = sum;
-      if (_mm512_mask_fpclass_ps_mask(real, low, NOT_FINITE) |
-          _mm512_mask_fpclass_ps_mask(real >> 16, high, NOT_FINITE)) {
-        sums[at] = std::numeric_limits<float>::quiet_NaN();
-      } else if (!(sum < MOST)) {
-        sums[at] = std::numeric_limits<float>::infinity();
-        peaks[at] = std::max(_mm512_mask_reduce_max_ps(others, low),
-                             _mm512_mask_reduce_max_ps(others >> 16, high));
-      }
-      if (tiles != nullptr) {
-        _mm512_store_si512(tiles + (b * panels + panel) * STEP + r * SIDE, round_32(a, c));
-      }
+    const int64_t row = b * SIDE + r, place = all.targets[row] - column;
+    const __m512i y = round_row(block[0] + r * SIDE, bias ? bias + column : nullptr);
+    __mmask32 others = real;
+    if (place >= 0 && place < SIDE) {
+      alignas(64) BFloat16 logits[SIDE];
+      _mm512_store_si512(logits, y);
+      all.chosen[row] = static_cast<float>(logits[place]);
+      others &= ~(__mmask32{1} << place);
+    }
+    const __m512 low = low_16(y), high = high_16(y);
+    const __m512 a = powers(low, row, others), c = powers(high, row, others >> 16);
+    const float sum = _mm512_reduce_add_ps(_mm512_add_ps(a, c));
+    const int64_t at = panel * rows + row;
+    sums[at] = sum;
+    if (_mm512_mask_fpclass_ps_mask(real, low, NOT_FINITE) |
+        _mm512_mask_fpclass_ps_mask(real >> 16, high, NOT_FINITE)) {
+      sums[at] = std::numeric_limits<float>::quiet_NaN();
+    } else if (!(sum < MOST)) {
+      sums[at] = std::numeric_limits<float>::infinity();
+      peaks[at] = std::max(_mm512_mask_reduce_max_ps(others, low),
+                           _mm512_mask_reduce_max_ps(others >> 16, high));
+    }
+    if (tiles != nullptr) {
+      _mm512_store_si512(tiles + (b * panels + panel) * STEP + r * SIDE, round_32(a, c));
     }
   }
   __m512 powers(__m512 logits, int64_t row, __mmask16 wanted) const {
@@ -91,11 +88,11 @@ struct ToSums {
     const char* at = reinterpret_cast<const char*>(sums + (b * panels + panel) * STEP);
     for (int64_t i = 0; i < 2 * STEP_LINES; ++i) __builtin_prefetch(at + i * 64, 1);
   }
-  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel) const {
-    float* to = sums + (b * panels + panel) * STEP;
-    for (int64_t i = 0; i < STEP; i += 16) {
-      _mm512_store_ps(to + i, _mm512_add_ps(_mm512_load_ps(to + i), _mm512_loadu_ps(block[0] + i)));
-    }
+  void write(const std::array<const float*, 1>& block, int64_t b, int64_t panel, int64_t r) const {
+    float* to = sums + (b * panels + panel) * STEP + r * SIDE;
+    const float* row = block[0] + r * SIDE;
+    _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_loadu_ps(row)));
+    _mm512_store_ps(to + 16, _mm512_add_ps(_mm512_load_ps(to + 16), _mm512_loadu_ps(row + 16)));
   }
 };
 
