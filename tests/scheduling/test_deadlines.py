@@ -63,6 +63,23 @@ def test_a_missed_deadline_moves_and_takes_the_later_ones_along():
     assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.18)
 
 
+def test_the_tightest_first_token_objective_of_the_last_minute_is_remembered():
+    deadlines, hasty = Deadlines(), sequence(0, slo=Slo(0.2, 0.1))
+    assert deadlines.ttft_s(FakeView(5.0)) == 1.0
+    deadlines.slack_s(FakeView(5.0), [hasty])
+    deadlines.slack_s(FakeView(6.0), [sequence(1), sequence(2, slo=Slo(9.0, 0.1))])
+    assert deadlines.ttft_s(FakeView(65.0)) == 0.2
+    assert deadlines.ttft_s(FakeView(65.1)) == 1.0
+    deadlines.slack_s(FakeView(65.1), [sequence(2, slo=Slo(9.0, 0.1))])
+    assert deadlines.ttft_s(FakeView(65.1)) == 1.0
+
+
+def test_an_answer_that_began_unseen_counts_too():
+    deadlines = Deadlines()
+    deadlines.slack_s(FakeView(5.0), [sequence(0, output=1, slo=Slo(0.2, 0.1))])
+    assert deadlines.ttft_s(FakeView(5.0)) == 0.2
+
+
 def test_what_is_known_of_requests_that_are_gone_is_forgotten():
     deadlines, running = Deadlines(), [sequence(number, output=1) for number in range(4)]
     deadlines.slack_s(FakeView(5.0), running)

@@ -17,6 +17,8 @@ _AIM = 0.9
 # Tokens that an answer may lie behind: with none, whoever got its first token last leaves nobody
 # any slack for a while, however far ahead the others are.
 _BEHIND = 1
+# Seconds for which the tightest objective that a request brought counts for those to come.
+_REMEMBERED_S = 60.0
 
 
 class Deadlines:
@@ -30,6 +32,15 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._from_s: dict[int, float] = {}  # of what has a token: the time to count from
+        self._ttft_s = float("inf")  # the tightest seen, and when
+        self._ttft_seen_s = float("-inf")
+
+    def ttft_s(self, view: View) -> float:
+        """What a request that comes next may ask for: the tightest TTFT objective among the default
+        and those of the last minute."""
+        if view.now - self._ttft_seen_s > _REMEMBERED_S:
+            return view.default_slo.ttft_s
+        return min(self._ttft_s, view.default_slo.ttft_s)
 
     def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
         """Seconds until the first of the sequences' next tokens is due; infinity without one.
@@ -47,12 +58,14 @@ class Deadlines:
             if tokens:
                 since = counted.get(seq.seq_id)
                 if since is None:
+                    self._remember(slo.ttft_s, now)
                     since = counted[seq.seq_id] = now - (tokens - 1) * tpot_s
                 slack_s = since + (tokens + _BEHIND) * tpot_s - now
                 if slack_s < 0.0:
                     counted[seq.seq_id] = now - (tokens + _BEHIND - 1) * tpot_s
                     slack_s = tpot_s
             else:
+                self._remember(slo.ttft_s, now)
                 slack_s = request.arrival_s + slo.ttft_s - now
                 if slack_s < 0.0:
                     slack_s = tpot_s
@@ -62,6 +75,10 @@ class Deadlines:
             if slack_s < least_s:
                 least_s = slack_s
         return least_s
+
+    def _remember(self, ttft_s: float, now: float) -> None:
+        if ttft_s <= self._ttft_s or now - self._ttft_seen_s > _REMEMBERED_S:
+            self._ttft_s, self._ttft_seen_s = ttft_s, now
 
     def forget_ended(self, view: View) -> None:
         """Drop what is known of sequences that are gone, once it is much."""

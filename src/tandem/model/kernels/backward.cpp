@@ -95,8 +95,8 @@ at::Tensor updated_rows(const at::Tensor& x, const at::Tensor& weight, const Opt
 at::Tensor updated_tiles(const at::Tensor& x, const at::Tensor& weight, const Optional& bias,
                          const Optional& low, const Optional& up, const Optional& scale) {
   at::Tensor out = empty_tiles(x, x.size(0), weight.size(0));
-  run_updated(x, x.size(0) * SIDE, weight, low, up, ToTiles{out.mutable_data_ptr<BFloat16>(), floats(bias),
-                                          floats(scale), weight.size(0)});
+  run_updated(x, x.size(0) * SIDE, weight, low, up,
+              ToTiles{out.mutable_data_ptr<BFloat16>(), floats(bias), floats(scale), weight.size(0)});
   return out;
 }
 
@@ -157,14 +157,14 @@ std::tuple<at::Tensor, at::Tensor> gate_gradients(const at::Tensor& x, const at:
                                                   const Optional& low, const Optional& up,
                                                   const at::Tensor& joined, bool gelu) {
   check_tiles(joined);
-  const int64_t steps = weight.size(0);
+  const int64_t steps = weight.size(0), rows = x.size(0) * SIDE;
   TORCH_CHECK(joined.size(0) == x.size(0) && joined.size(1) == 2 * steps, "gate and up joined");
   at::Tensor gradient = at::empty_like(joined), product = empty_tiles(x, x.size(0), steps);
   BFloat16 *to = gradient.mutable_data_ptr<BFloat16>(), *kept = product.mutable_data_ptr<BFloat16>();
   if (gelu) {
-    run_updated(x, x.size(0) * SIDE, weight, low, up, ToGateGradient<GeluTanh>{data(joined), to, kept, steps});
+    run_updated(x, rows, weight, low, up, ToGateGradient<GeluTanh>{data(joined), to, kept, steps});
   } else {
-    run_updated(x, x.size(0) * SIDE, weight, low, up, ToGateGradient<Silu>{data(joined), to, kept, steps});
+    run_updated(x, rows, weight, low, up, ToGateGradient<Silu>{data(joined), to, kept, steps});
   }
   return {gradient, product};
 }

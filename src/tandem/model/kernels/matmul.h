@@ -88,7 +88,8 @@ struct Ahead {
 };
 
 // block (+)= rows x panel over `steps`; TALL with both halves of the rows. Fetches go to the
-// second-level cache: into the first they would push out the rows.
+// second-level cache: into the first they would push out the rows. `meanwhile` is called at every
+// step: what it does in vectors goes on beside the products of tiles.
 template <bool TALL, typename Meanwhile>
 [[gnu::always_inline]] inline void multiply(const BFloat16* rows, const Left& left,
                                             const BFloat16* panel, int64_t steps, bool fresh,
@@ -172,9 +173,11 @@ void stream(const Product& p, const Out& out) {
           const BFloat16* w = p.weight + (unit + part * units) * p.pitch * STEP;
           Ahead ahead{reinterpret_cast<const char*>(w) + STREAM_AHEAD, STEP_LINES};
           if (tall) {
-            multiply<true>(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0}, nothing);
+            multiply<true>(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0},
+                           nothing);
           } else {
-            multiply<false>(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0}, nothing);
+            multiply<false>(p.left.at, p.left, w, p.steps, true, sums[part], ahead, {nullptr, 0},
+                            nothing);
           }
           update(p, 0, unit + part * units, sums[part]);
           blocks[part] = sums[part];

@@ -20,7 +20,7 @@ from tandem.scheduling.view import Policy, View
 # A pass beside requests records when it may take this share of the ceiling: each pass that records
 # streams the head again, so slack is saved up for few large ones.
 _FULL_SHARE = 0.9
-# Of the default TTFT objective, an iteration takes at most so much, beside requests and without.
+# Of the tightest TTFT objective, an iteration takes at most so much, beside requests and without.
 _BESIDE_SHARE, _IDLE_SHARE = 0.25, 0.5
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
@@ -37,10 +37,10 @@ class Options:
     """Dials of the policy.
 
     `ceiling_s` bounds an iteration's predicted time beside requests, `idle_s` when there is none (a
-    request that arrives waits for its end), and so do a quarter and a half of the default TTFT
-    objective. `min_share` of the time is learning's under any load. `patience_s` is after how long
-    a step of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs urgency.
-    `temporal_only` keeps learning out of passes with requests (for comparison).
+    request that arrives waits for its end), and so do a quarter and a half of the tightest TTFT
+    objective of late. `min_share` of the time is learning's under any load. `patience_s` is after
+    how long a step of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs
+    urgency. `temporal_only` keeps learning out of passes with requests (for comparison).
     """
 
     ceiling_s: float = 0.25
@@ -134,7 +134,7 @@ class Unified:
 
     def _ceiling_s(self, view: View, *, beside: bool) -> float:
         """The longest iteration: a request that arrives waits for its end."""
-        ttft_s, options = view.default_slo.ttft_s, self._options
+        ttft_s, options = self._deadlines.ttft_s(view), self._options
         if beside:
             return min(options.ceiling_s, _BESIDE_SHARE * ttft_s)
         return min(options.idle_s, _IDLE_SHARE * ttft_s)
