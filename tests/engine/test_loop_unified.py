@@ -99,7 +99,7 @@ def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
         bench.open("t")
         bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
         bench.run()
-        bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=0.1, tpot_s=0.085)))
+        bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=1.0, tpot_s=0.085)))
         bench.step()
         bench.loop.add_step(sft_step("s", "t", [30, 30]))
         bench.scheduler.latency.forward.error = error
@@ -116,7 +116,7 @@ def test_unified_saves_slack_up_for_large_recording_passes():
     bench.open("t")
     bench.loop.add_step(sft_step("before", "t", [60, 60], [10]))
     bench.run()
-    bench.loop.add(request("r", (1, 2), 60, slo=Slo(ttft_s=0.1, tpot_s=0.07)))
+    bench.loop.add(request("r", (1, 2), 60, slo=Slo(ttft_s=1.0, tpot_s=0.07)))
     bench.step()
     for number in range(3):
         bench.loop.add_step(sft_step(f"s{number}", "t", [60] * 5))
