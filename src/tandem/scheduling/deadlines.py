@@ -6,41 +6,44 @@ which it was last asked for.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
+from tandem.estimators.work import PassWork
 from tandem.scheduling.view import View
 
-# Of the objective: what is aimed at exactly is missed every other time.
-_AIM = 0.9
+# Of the objective: what is aimed at exactly is missed every other time, and requests that come
+# while an answer is on its way slow it down.
+_AIM = 0.8
 # Tokens that an answer may lie behind: with none, whoever got its first token last leaves nobody
 # any slack for a while, however far ahead the others are.
 _BEHIND = 1
-# Seconds for which the tightest objective that a request brought counts for those to come.
-_REMEMBERED_S = 60.0
+# Requests that say what those to come can wait; of 24 the one with the least slack does not count.
+_REMEMBERED = 64
+_SPARED = 24
 
 
 class Deadlines:
-    """The first token is due at arrival + TTFT, token i at (i + 1) * 0.9 TPOT after the first one
-    came, which is within the objective for answers of ten tokens and more.
+    """The first token is due at arrival + TTFT, token i at (i + 1) * 0.8 TPOT after the first one
+    came, which is within the objective for answers of five tokens and more.
 
     Echo (5.1) counts from when the first token was due; but what it came too early is no slack for
-    the later ones, whose objective counts from then on. A missed deadline moves to a TPOT from now
-    and takes the later ones along, so that a late request saves up slack again.
+    the later ones, whose objective counts from then on. Who is behind has no slack; who is behind
+    the objective too has lost it: the deadline moves to 0.8 TPOT from now and takes the later ones
+    along, so that a late request saves up slack again.
     """
 
     def __init__(self) -> None:
         self._from_s: dict[int, float] = {}  # of what has a token: the time to count from
-        self._ttft_s = float("inf")  # the tightest seen, and when
-        self._ttft_seen_s = float("-inf")
+        self._slacks_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._wait_s: float | None = None
 
-    def ttft_s(self, view: View) -> float:
-        """What a request that comes next may ask for: the tightest TTFT objective among the default
-        and those of the last minute."""
-        if view.now - self._ttft_seen_s > _REMEMBERED_S:
-            return view.default_slo.ttft_s
-        return min(self._ttft_s, view.default_slo.ttft_s)
+    def wait_s(self, view: View) -> float:
+        """How long a request that comes next may wait for its prompt's turn: what the last ones
+        could have waited, but for the few with the least slack; at first the default objective."""
+        return view.default_slo.ttft_s if self._wait_s is None else self._wait_s
 
     def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
         """Seconds until the first of the sequences' next tokens is due; infinity without one.
@@ -58,14 +61,16 @@ class Deadlines:
             if tokens:
                 since = counted.get(seq.seq_id)
                 if since is None:
-                    self._remember(slo.ttft_s, now)
+                    self._remember(view, seq, slo.ttft_s)
                     since = counted[seq.seq_id] = now - (tokens - 1) * tpot_s
                 slack_s = since + (tokens + _BEHIND) * tpot_s - now
                 if slack_s < 0.0:
-                    counted[seq.seq_id] = now - (tokens + _BEHIND - 1) * tpot_s
-                    slack_s = tpot_s
+                    if since + (tokens + _BEHIND) * slo.tpot_s < now:
+                        counted[seq.seq_id] = now - (tokens + _BEHIND - 1) * tpot_s
+                        slack_s = tpot_s
+                    else:
+                        slack_s = 0.0
             else:
-                self._remember(slo.ttft_s, now)
                 slack_s = request.arrival_s + slo.ttft_s - now
                 if slack_s < 0.0:
                     slack_s = tpot_s
@@ -76,9 +81,14 @@ class Deadlines:
                 least_s = slack_s
         return least_s
 
-    def _remember(self, ttft_s: float, now: float) -> None:
-        if ttft_s <= self._ttft_s or now - self._ttft_seen_s > _REMEMBERED_S:
-            self._ttft_s, self._ttft_seen_s = ttft_s, now
+    def _remember(self, view: View, seq: Sequence, ttft_s: float) -> None:
+        """Note what a request could have waited, unless its prompt takes too long by itself."""
+        work = PassWork()
+        work.span(0, len(seq.request.prompt), draws=1)
+        slack_s = ttft_s - view.latency.forward_s(work)
+        if slack_s > 0.0:
+            self._slacks_s.append(slack_s)
+            self._wait_s = sorted(self._slacks_s)[len(self._slacks_s) // _SPARED]
 
     def forget_ended(self, view: View) -> None:
         """Drop what is known of sequences that are gone, once it is much."""

@@ -83,8 +83,7 @@ struct Partial {
 // order in which AMX wants its right operand.
 struct Workspace {
   explicit Workspace(int64_t dim)
-      : lines(MAX_TILES * dim / 2 + KEY_BLOCK / 2 * dim / 16 + MAX_TILES * KEY_BLOCK +
-              KEY_BLOCK / 2) {
+      : lines(MAX_TILES * dim / 2 + KEY_BLOCK / 2 * dim / 16 + MAX_TILES * KEY_BLOCK + KEY_BLOCK) {
     queries = lines.data();
     values = queries + MAX_TILES * dim / 2;
     scores = reinterpret_cast<float*>(values + KEY_BLOCK / 2 * dim / 16);
@@ -96,7 +95,9 @@ struct Workspace {
   __m512i* queries;  // [tile][pair of dims][query]
   __m512i* values;   // [pair of keys][dim]
   float* scores;     // [tile][key][query]
-  __m512i* weights;  // [32 keys][query][pair of keys], of one tile
+  __m512i* weights;  // [32 keys][query][pair of keys], of two tiles in turn
+
+  __m512i* weights_of(int tile) const { return weights + tile % 2 * KEY_BLOCK / 2; }
 };
 
 using Bf16Problem = Problem<at::BFloat16>;
@@ -199,9 +200,11 @@ void score_keys(const Bf16Problem& p, int64_t keys, Workspace& w) {
 }
 
 // Turns the scores of one tile into weights 2^(s - maximum), packed as AMX's left operand, and
-// rescales what was summed before. `sums`, `maximum`, `total` are this tile's.
-inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, int64_t keys,
-            const Partial& o, Workspace& w) {
+// rescales what was summed before. `sums`, `maximum`, `total` are this tile's. `meanwhile` is called
+// every 32 keys: tiles that it multiplies go on beside the vectors.
+template <typename Meanwhile>
+void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, int64_t keys,
+            const Partial& o, Workspace& w, Meanwhile& meanwhile) {
   float* s = w.scores + tile * KEY_BLOCK * 16;
   const int64_t r0 = tile * TILE_ROWS;
   const int32_t* position = w.position + r0;
@@ -254,8 +257,9 @@ inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, i
       const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
       pairs[i] = _mm512_permutexvar_epi16(order, both);
     }
+    meanwhile();
     transpose_16x16(pairs);
-    std::copy_n(pairs, 16, w.weights + j0 / 2);
+    std::copy_n(pairs, 16, w.weights_of(tile) + j0 / 2);
   }
   _mm512_storeu_ps(o.maximum + r0, maximum);
   _mm512_storeu_ps(o.total + r0, total);
@@ -272,40 +276,83 @@ inline void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, i
   }
 }
 
-// sums[tile] += weights x values; WIDE takes 64 columns of the result at a time, otherwise 32.
+// sums[tile] += weights x values of one block of keys, 32 keys a step and, when WIDE, 64 columns of
+// the result at a time, otherwise 32.
 template <bool WIDE>
-void add_values(const Bf16Problem& p, int tile, int64_t keys, const Partial& o,
-                const Workspace& w) {
-  const int64_t stride = p.dim * 4;
-  for (int64_t d = 0; d < p.dim; d += WIDE ? 64 : 32) {
-    float* sums = o.sums + tile * TILE_ROWS * p.dim + d;
-    _tile_loadd(0, sums, stride);
-    _tile_loadd(1, sums + 16, stride);
-    if constexpr (WIDE) {
-      _tile_loadd(2, sums + 32, stride);
-      _tile_loadd(3, sums + 48, stride);
-    }
-    for (int64_t j = 0; j < keys; j += 32) {
-      const __m512i* v = w.values + (j / 2 * p.dim + d) / 16;
-      _tile_loadd(4, w.weights + j / 2, 64);
-      _tile_loadd(5, v, stride);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(6, v + 1, stride);
-      _tile_dpbf16ps(1, 4, 6);
+class Adding {
+ public:
+  Adding(const Bf16Problem& p, int64_t keys, const Partial& o, const Workspace& w)
+      : p_(p), o_(o), w_(w), keys_(keys), at_once_((p.dim + COLUMNS - 1) / COLUMNS), d_(p.dim) {}
+
+  void begin(int tile) {
+    finish();
+    weights_ = w_.weights_of(tile);
+    sums_ = o_.sums + tile * TILE_ROWS * p_.dim;
+    d_ = j_ = 0;
+  }
+  // As many steps as bring a tile to its end in the time of another's softmax.
+  [[gnu::always_inline]] void operator()() {
+    for (int64_t i = 0; i < at_once_ && d_ < p_.dim; ++i) step();
+  }
+  void finish() {
+    while (d_ < p_.dim) step();
+  }
+
+ private:
+  static constexpr int64_t COLUMNS = WIDE ? 64 : 32;
+
+  [[gnu::always_inline]] void step() {
+    const int64_t stride = p_.dim * 4;
+    float* sums = sums_ + d_;
+    if (j_ == 0) {
+      _tile_loadd(0, sums, stride);
+      _tile_loadd(1, sums + 16, stride);
       if constexpr (WIDE) {
-        _tile_loadd(5, v + 2, stride);
-        _tile_dpbf16ps(2, 4, 5);
-        _tile_loadd(6, v + 3, stride);
-        _tile_dpbf16ps(3, 4, 6);
+        _tile_loadd(2, sums + 32, stride);
+        _tile_loadd(3, sums + 48, stride);
       }
     }
+    const __m512i* v = w_.values + (j_ / 2 * p_.dim + d_) / 16;
+    _tile_loadd(4, weights_ + j_ / 2, 64);
+    _tile_loadd(5, v, stride);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, v + 1, stride);
+    _tile_dpbf16ps(1, 4, 6);
+    if constexpr (WIDE) {
+      _tile_loadd(5, v + 2, stride);
+      _tile_dpbf16ps(2, 4, 5);
+      _tile_loadd(6, v + 3, stride);
+      _tile_dpbf16ps(3, 4, 6);
+    }
+    if ((j_ += 32) < keys_) return;
     _tile_stored(0, sums, stride);
     _tile_stored(1, sums + 16, stride);
     if constexpr (WIDE) {
       _tile_stored(2, sums + 32, stride);
       _tile_stored(3, sums + 48, stride);
     }
+    j_ = 0;
+    d_ += COLUMNS;
   }
+
+  const Bf16Problem& p_;
+  const Partial& o_;
+  const Workspace& w_;
+  int64_t keys_, at_once_, d_, j_ = 0;  // d_: the columns in progress, p_.dim when none are
+  const __m512i* weights_ = nullptr;
+  float* sums_ = nullptr;
+};
+
+// Every tile's sums while the next one's scores become weights.
+template <bool WIDE>
+void soften_and_add(const Bf16Problem& p, const Item& it, int tiles, int64_t k0, int64_t keys,
+                    const Partial& o, Workspace& w) {
+  Adding<WIDE> adding(p, keys, o, w);
+  for (int tile = 0; tile < tiles; ++tile) {
+    soften(p, it, tile, k0, keys, o, w, adding);
+    adding.begin(tile);
+  }
+  adding.finish();
 }
 
 // Fetches keys k0 and on of an item, with their values, into the second-level cache.
@@ -340,10 +387,8 @@ inline void attend_tiles(const Bf16Problem& p, const Item& it, const Item* next,
     if (tiles == 3) score_keys<3>(p, keys, w);
     if (tiles == 4) score_keys<4>(p, keys, w);
     load_values(p, it, k0, padded, w);
-    for (int tile = 0; tile < tiles; ++tile) {
-      soften(p, it, tile, k0, padded, o, w);
-      wide ? add_values<true>(p, tile, padded, o, w) : add_values<false>(p, tile, padded, o, w);
-    }
+    wide ? soften_and_add<true>(p, it, tiles, k0, padded, o, w)
+         : soften_and_add<false>(p, it, tiles, k0, padded, o, w);
   }
 }
 

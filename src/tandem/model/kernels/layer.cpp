@@ -51,10 +51,12 @@ at::Tensor normalised_tiles(const at::Tensor& x, const Norm& norm, int64_t rows)
   at::Tensor tiles = empty_tiles(x, rows, steps);
   const BFloat16 *from = data(x), *weight = data(norm.weight);
   BFloat16* to = tiles.mutable_data_ptr<BFloat16>();
-  at::parallel_for(0, rows, std::max<int64_t>(1, GRAIN / width), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      normalise_wide(from + r * width, weight, to + in_tiles(r, 0, steps), width, STEP, norm.eps,
-                     norm.shifted);
+  for_each_item(rows, std::max<int64_t>(1, GRAIN / width), [&](const auto& take) {
+    for (int64_t r, end; take(r, end);) {
+      for (; r < end; ++r) {
+        normalise_wide(from + r * width, weight, to + in_tiles(r, 0, steps), width, STEP, norm.eps,
+                       norm.shifted);
+      }
     }
   });
   return tiles;
@@ -167,19 +169,21 @@ void turn_and_store(BFloat16* qkv, int64_t rows, const Heads& heads, const Paged
   BFloat16* values = paged.v_cache.mutable_data_ptr<BFloat16>();
   const BFloat16 *c = data(cos), *s = data(sin);
   const int64_t grain = std::max<int64_t>(1, GRAIN / heads.width());
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      BFloat16* x = qkv + t * heads.width();
-      const int64_t at =
-          slot[t] / block_size * paged.k_cache.stride(0) + slot[t] % block_size * unit;
-      for (int64_t h = 0; h < heads.queries + heads.keys; ++h, x += dim) {
-        const bool key = h >= heads.queries;
-        const BFloat16* weight = key ? k_norm : q_norm;
-        if (weight != nullptr) normalise(x, weight, x, dim, norm.eps, norm.shifted);
-        BFloat16* to = key ? keys + at + (h - heads.queries) * dim : x;
-        rotate(x, c + t * angles, s + t * angles, to, dim, angles);
-      }
-      std::copy(x, x + heads.keys * dim, values + at);
+  const auto turn = [&](int64_t t) {
+    BFloat16* x = qkv + t * heads.width();
+    const int64_t at = slot[t] / block_size * paged.k_cache.stride(0) + slot[t] % block_size * unit;
+    for (int64_t h = 0; h < heads.queries + heads.keys; ++h, x += dim) {
+      const bool key = h >= heads.queries;
+      const BFloat16* weight = key ? k_norm : q_norm;
+      if (weight != nullptr) normalise(x, weight, x, dim, norm.eps, norm.shifted);
+      BFloat16* to = key ? keys + at + (h - heads.queries) * dim : x;
+      rotate(x, c + t * angles, s + t * angles, to, dim, angles);
+    }
+    std::copy(x, x + heads.keys * dim, values + at);
+  };
+  for_each_item(rows, grain, [&](const auto& take) {
+    for (int64_t t, end; take(t, end);) {
+      for (; t < end; ++t) turn(t);
     }
   });
 }

@@ -20,8 +20,8 @@ from tandem.scheduling.view import Policy, View
 # A pass beside requests records when it may take this share of the ceiling: each pass that records
 # streams the head again, so slack is saved up for few large ones.
 _FULL_SHARE = 0.9
-# Of the tightest TTFT objective, an iteration takes at most so much, beside requests and without.
-_BESIDE_SHARE, _IDLE_SHARE = 0.25, 0.5
+# Of the time that a request which comes next may wait, an iteration takes at most so much.
+_WAIT_SHARE = 0.5
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
 # Of the slack, at most so much more than is used is kept for wrong predictions: a deadline that is
@@ -37,10 +37,11 @@ class Options:
     """Dials of the policy.
 
     `ceiling_s` bounds an iteration's predicted time beside requests, `idle_s` when there is none (a
-    request that arrives waits for its end), and so do a quarter and a half of the tightest TTFT
-    objective of late. `min_share` of the time is learning's under any load. `patience_s` is after
-    how long a step of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs
-    urgency. `temporal_only` keeps learning out of passes with requests (for comparison).
+    request that arrives waits for its end), and so does half of what requests of late could have
+    waited without missing their TTFT objective. `min_share` of the time is learning's under any
+    load. `patience_s` is after how long a step of no urgency goes before prompts (one over MACE's
+    delta_ft); `gamma` weighs urgency. `temporal_only` keeps learning out of passes with requests
+    (for comparison).
     """
 
     ceiling_s: float = 0.25
@@ -106,9 +107,13 @@ class Unified:
         self._earned_s = 0.0
         self._decided_s: float | None = None
         self._served = False
+        self._served_s = float("-inf")  # when the last pass with requests ended, at the latest
 
     def decide(self, view: View) -> Decision:
         """See the module."""
+        served, self._served = self._served, True
+        if served:
+            self._served_s = view.now
         running = view.running_in_order
         if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
             return self._serve_only(view, running)
@@ -124,20 +129,32 @@ class Unified:
         # What predictions are usually off by is not given away: an objective that is aimed at
         # exactly is missed every other time.
         due_s = requests.due_s / (1.0 + min(_MOST_MARGIN, view.latency.uncertainty))
+        if requests.rows:  # a pass without them comes out of the same pause
+            ceiling_s = min(ceiling_s, self._options.ceiling_s - (view.now - self._served_s))
         seconds = min(due_s, ceiling_s) - requests.predicted_s
         if self._earned_s >= items[0].least_s(view.latency):
             seconds, full_s = max(seconds, self._earned_s), 0.0
         if self._options.temporal_only and requests.rows:
-            return self._take_turns(view, running, requests, items, seconds)
-        learning = self._learn(view, items, requests, seconds, full_s, needed=requests.rows == 0)
-        return _decision(running, _all(serving), _all(queue), learning)
+            return self._take_turns(view, running, requests, items, seconds if served else 0.0)
+        alone_s = 0.0  # of a pass without requests: while nobody waits and every next token can
+        if requests.rows and not queue:
+            alone_s = min(due_s - requests.predicted_s, ceiling_s)
+        learning = self._slices(view, items, alone_s)
+        if learning.empty:
+            learning = self._learn(view, items, requests, seconds, full_s, needed=not requests.rows)
+            if not learning.empty or alone_s < ceiling_s:
+                return _decision(running, _all(serving), _all(queue), learning)
+            # What is too long beside requests goes before them.
+            learning = self._learn(view, items, _nobody(ceiling_s), ceiling_s, needed=False)
+            if learning.empty:
+                return _decision(running, _all(serving), _all(queue), learning)
+        self._served = False
+        return _decision(running, [], [], learning)
 
     def _ceiling_s(self, view: View, *, beside: bool) -> float:
         """The longest iteration: a request that arrives waits for its end."""
-        ttft_s, options = self._deadlines.ttft_s(view), self._options
-        if beside:
-            return min(options.ceiling_s, _BESIDE_SHARE * ttft_s)
-        return min(options.idle_s, _IDLE_SHARE * ttft_s)
+        most_s = self._options.ceiling_s if beside else self._options.idle_s
+        return min(most_s, _WAIT_SHARE * self._deadlines.wait_s(view))
 
     def _serve_only(self, view: View, running: list[Sequence]) -> Decision:
         """Requests alone: the usual case, and the one that must cost least."""
@@ -233,6 +250,15 @@ class Unified:
         self._earned_s = max(0.0, self._earned_s - max(0.0, used_s))
         return found
 
+    def _slices(self, view: View, items: list[LearningItem], seconds: float) -> _Learning:
+        """Slices alone, if any fit: a request that arrives waits for these, not for a pass too."""
+        found = _Learning()
+        if seconds > 0.0:
+            steps = [item.step for item in items if item.step is not None]
+            found.slices, left_s = slices_within(steps, view.latency, seconds, at_least_one=False)
+            self._earned_s = max(0.0, self._earned_s - (seconds - left_s))
+        return found
+
     def _requests(self, view: View, serving: list[Sequence], queue: list[Sequence]) -> _Serving:
         """Rows and time of the requests as admission will grant them, nearly; and the time budget.
 
@@ -256,13 +282,10 @@ class Unified:
         seconds: float,
     ) -> Decision:
         """Requests in one iteration, learning within their slack in the next."""
-        if self._served:
+        learning = self._learn(view, items, _nobody(seconds), seconds, needed=False)
+        if not learning.empty:
             self._served = False
-            nobody = _Serving([], [], 0, PassWork(), 0.0, seconds)
-            learning = self._learn(view, items, nobody, seconds, needed=False)
-            if not learning.empty:
-                return _decision(running, [], [], learning)
-        self._served = True
+            return _decision(running, [], [], learning)
         return _decision(running, _all(requests.running), _all(requests.queue), _Learning())
 
 
@@ -285,6 +308,10 @@ def _add_requests(sequences: list[Sequence], left: int, work: PassWork) -> tuple
             work.span(computed, taken, draws=int(taken == length - computed))
     work.decode_all(contexts)
     return served, left
+
+
+def _nobody(seconds: float) -> _Serving:
+    return _Serving([], [], 0, PassWork(), 0.0, seconds)
 
 
 def _all(sequences: list[Sequence]) -> list[Candidate]:
