@@ -80,6 +80,18 @@ class _Serving:
         return self.work.tokens
 
 
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """Seconds of an iteration: the most that it may take; for learning beside the requests, and how
+    long a pass of which only a part of a forward fits must be; for learning instead of them, while
+    nobody waits and every next token can."""
+
+    ceiling_s: float
+    beside_s: float
+    full_s: float
+    alone_s: float
+
+
 @dataclass(slots=True)
 class _Learning:
     """Forwards before and after the waiting requests, slices, and who does not give way."""
@@ -124,32 +136,46 @@ class Unified:
             return self._serve_only(view, running)
         requests = self._requests(view, serving, queue)
         self._earn(view, items[0])
+        budget = self._budget(view, items[0], requests)
+        if self._options.temporal_only and requests.rows:
+            alone, beside = _Learning(), _Learning()
+            if served:  # else it is the requests' turn
+                alone = self._learn(view, items, None, budget.beside_s)
+        else:
+            alone, beside = self._alone_or_beside(view, items, requests, budget)
+        if alone.empty:
+            return _decision(running, _all(serving), _all(queue), beside)
+        self._served = False
+        return _decision(running, [], [], alone)
+
+    def _alone_or_beside(
+        self, view: View, items: list[LearningItem], requests: _Serving, budget: _Budget
+    ) -> tuple[_Learning, _Learning]:
+        """What learning does in a pass without the requests, if anything, or else beside them."""
+        alone, beside = self._slices(view, items, budget.alone_s), _Learning()
+        if alone.empty:
+            beside = self._learn(view, items, requests, budget.beside_s, budget.full_s)
+        if alone.empty and beside.empty and budget.alone_s >= budget.ceiling_s:
+            # What is too long beside requests goes before them.
+            alone = self._learn(view, items, None, budget.alone_s)
+        return alone, beside
+
+    def _budget(self, view: View, first: LearningItem, requests: _Serving) -> _Budget:
+        """See `_Budget`."""
         ceiling_s = self._ceiling_s(view, beside=requests.rows > 0)
         full_s = _FULL_SHARE * ceiling_s if requests.rows else 0.0
+        if requests.rows:  # a pass without them comes out of the same pause
+            ceiling_s = min(ceiling_s, self._options.ceiling_s - (view.now - self._served_s))
         # What predictions are usually off by is not given away: an objective that is aimed at
         # exactly is missed every other time.
         due_s = requests.due_s / (1.0 + min(_MOST_MARGIN, view.latency.uncertainty))
-        if requests.rows:  # a pass without them comes out of the same pause
-            ceiling_s = min(ceiling_s, self._options.ceiling_s - (view.now - self._served_s))
-        seconds = min(due_s, ceiling_s) - requests.predicted_s
-        if self._earned_s >= items[0].least_s(view.latency):
-            seconds, full_s = max(seconds, self._earned_s), 0.0
-        if self._options.temporal_only and requests.rows:
-            return self._take_turns(view, running, requests, items, seconds if served else 0.0)
-        alone_s = 0.0  # of a pass without requests: while nobody waits and every next token can
-        if requests.rows and not queue:
+        beside_s = min(due_s, ceiling_s) - requests.predicted_s
+        if self._earned_s >= first.least_s(view.latency):
+            beside_s, full_s = max(beside_s, self._earned_s), 0.0
+        alone_s = 0.0
+        if requests.rows and not requests.queue:
             alone_s = min(due_s - requests.predicted_s, ceiling_s)
-        learning = self._slices(view, items, alone_s)
-        if learning.empty:
-            learning = self._learn(view, items, requests, seconds, full_s, needed=not requests.rows)
-            if not learning.empty or alone_s < ceiling_s:
-                return _decision(running, _all(serving), _all(queue), learning)
-            # What is too long beside requests goes before them.
-            learning = self._learn(view, items, _nobody(ceiling_s), ceiling_s, needed=False)
-            if learning.empty:
-                return _decision(running, _all(serving), _all(queue), learning)
-        self._served = False
-        return _decision(running, [], [], learning)
+        return _Budget(ceiling_s, beside_s, full_s, alone_s)
 
     def _ceiling_s(self, view: View, *, beside: bool) -> float:
         """The longest iteration: a request that arrives waits for its end."""
@@ -205,14 +231,14 @@ class Unified:
         self,
         view: View,
         items: list[LearningItem],
-        requests: _Serving,
+        requests: _Serving | None,
         seconds: float,
         full_s: float = 0.0,
-        *,
-        needed: bool,
     ) -> _Learning:
-        """What of `items` fits beside the requests into so many seconds; with `needed`, at least
-        the smallest piece."""
+        """What of `items` fits beside the requests into so many seconds, or into a pass without
+        them if they are None; at least the smallest piece if there are none."""
+        needed = requests is not None and requests.rows == 0
+        requests = requests or _Serving([], [], 0, PassWork(), 0.0, seconds)
         room = Room(
             view.latency,
             view.block_size,
@@ -273,21 +299,6 @@ class Unified:
         predicted_s = view.latency.forward_s(work)
         return _Serving(serving, queue, most - left, work, predicted_s, max(due_s, predicted_s))
 
-    def _take_turns(
-        self,
-        view: View,
-        running: list[Sequence],
-        requests: _Serving,
-        items: list[LearningItem],
-        seconds: float,
-    ) -> Decision:
-        """Requests in one iteration, learning within their slack in the next."""
-        learning = self._learn(view, items, _nobody(seconds), seconds, needed=False)
-        if not learning.empty:
-            self._served = False
-            return _decision(running, [], [], learning)
-        return _decision(running, _all(requests.running), _all(requests.queue), _Learning())
-
 
 def _add_requests(sequences: list[Sequence], left: int, work: PassWork) -> tuple[int, int]:
     """Add the rows of requests to `work`, `left` at most; how many take part, and what is left."""
@@ -308,10 +319,6 @@ def _add_requests(sequences: list[Sequence], left: int, work: PassWork) -> tuple
             work.span(computed, taken, draws=int(taken == length - computed))
     work.decode_all(contexts)
     return served, left
-
-
-def _nobody(seconds: float) -> _Serving:
-    return _Serving([], [], 0, PassWork(), 0.0, seconds)
 
 
 def _all(sequences: list[Sequence]) -> list[Candidate]:
