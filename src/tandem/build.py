@@ -281,7 +281,7 @@ def build_app(
     tools = Tools(
         client=client,
         tokenizer=tokenizer or Tokenizer.load(settings.model.model),
-        admission=Admission(server.max_waiting_requests, server.max_waiting_tokens, clock),
+        admission=Admission(server, clock, metrics.shed),
         metrics=metrics,
         clock=clock,
         receipts=receipts,

@@ -136,8 +136,9 @@ class LearningConfig:
 class ServerConfig:
     """The HTTP server: address, keys, and when it sheds load.
 
-    `max_waiting_requests` and `max_waiting_tokens` bound the queue before 429 is answered;
-    `drain_s` is how long SIGTERM waits for running requests.
+    `max_waiting_requests` and `max_waiting_tokens` bound the queue before 429 is answered, and so
+    does a predicted wait of more than `max_wait_factor` times a request's TTFT objective (0: any
+    wait will do); `drain_s` is how long SIGTERM waits for running requests.
     """
 
     host: str = "127.0.0.1"
@@ -146,6 +147,7 @@ class ServerConfig:
     api_key_file: str = ""
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 1_000_000
+    max_wait_factor: float = 5.0
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = 64
     drain_s: float = 30.0

@@ -140,6 +140,28 @@ def test_overload_sheds_with_retry_after_and_recovers() -> None:
         assert codes == [200, 200]
 
 
+def test_a_wait_far_beyond_the_objective_is_refused_and_counted() -> None:
+    engine = FakeEngine(play=lambda r, i: Script(tokens=(20,), delay_s=1.0 if held else 0.03))
+    held = False
+    body = {**BODY, "ttft_slo": 0.001}
+    with live(make_app(engine, ServerConfig(max_wait_factor=2.0))) as url:
+        for _ in range(8):  # the pace is known from then on
+            assert httpx.post(f"{url}{CHAT}", json=body).status_code == 200
+        held = True
+        worker = in_background(lambda: httpx.post(f"{url}{CHAT}", json=body))
+        wait_for(lambda: len(engine.requests) == 9)
+        wait_for(lambda: httpx.post(f"{url}{CHAT}", json=body).status_code == 429)
+        response = httpx.post(f"{url}{CHAT}", json=body)
+        assert int(response.headers["retry-after"]) >= 1
+        error = response.json()["error"]
+        assert (error["code"], error["type"]) == ("overloaded", "rate_limit_error")
+        assert "retry after 1 s, or send a larger ttft_slo" in error["message"]
+        assert httpx.post(f"{url}{CHAT}", json={**body, "ttft_slo": 9.0}).status_code == 200
+        worker.join()
+        counted = httpx.get(f"{url}/metrics").text
+        assert 'tandem_shed_requests_total{reason="wait"} 2.0' in counted
+
+
 def test_slow_readers_do_not_hold_up_others() -> None:
     words = tuple([20] * 200)
     engine = FakeEngine(play=lambda r, i: Script(tokens=words))

@@ -101,6 +101,15 @@ actions = st.one_of(
 )
 
 
+def check_starts(bench: Bench) -> None:
+    """All that waits (it is all online) has a time to start by, or has begun."""
+    state = bench.loop._scheduler.state
+    waiting = sorted(state.waiting.values(), key=lambda seq: seq.seq_id)
+    assert state.starts.begun() == [seq for seq in waiting if seq.output_tokens]
+    in_time = state.starts.in_time(-1e9, len(waiting))
+    assert len(state.starts) == len(waiting) == len(in_time) + len(state.starts.begun())
+
+
 @settings(max_examples=120, deadline=None)
 @given(
     script=st.lists(actions, min_size=1, max_size=25),
@@ -131,6 +140,7 @@ def test_any_mix_answers_as_if_alone(
         elif action[0] == "step":
             for _ in range(action[1]):
                 bench.step()
+                check_starts(bench)
         else:
             _, which, index = action
             if which < len(asked):

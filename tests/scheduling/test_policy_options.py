@@ -26,6 +26,7 @@ def test_texts_are_converted():
         ("ekya", {"interval_s": "soon"}, "interval_s"),
         ("ekya", {"interval_s": "0"}, "above 0"),
         ("unified", {"min_share": "2"}, "min_share"),
+        ("unified", {"late_share": "0"}, "late_share"),
     ],
 )
 def test_wrong_options_are_refused_by_name(name, options, needle):

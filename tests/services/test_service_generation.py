@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from fake_engine import INFO, FakeEngine, Script
 from serving import demo_tokenizer, new_directory
+from tandem.config import ServerConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import EngineDead, InvalidRequest, Overloaded
 from tandem.core.request import Request
@@ -46,13 +47,15 @@ class Stage:
         objectives: Objectives | None = None,
     ) -> None:
         self.engine = FakeEngine(play=play)
-        self.admission = Admission(max_waiting, 10_000, VirtualClock())
+        self.clock = VirtualClock()
+        bounds = ServerConfig(max_waiting_requests=max_waiting, max_wait_factor=1.0)
+        self.admission = Admission(bounds, self.clock)
         tools = Tools(
             client=self.engine,
             tokenizer=demo_tokenizer(),
             admission=self.admission,
             metrics=ServerMetrics(CollectorRegistry()),
-            clock=VirtualClock(),
+            clock=self.clock,
             receipts=Receipts(Store.open(new_directory()), 0.0, lambda: 0.0),
             objectives=objectives or Objectives(),
         )
@@ -141,6 +144,21 @@ async def test_the_queue_bound_is_checked_before_the_engine_hears_of_it() -> Non
         await collect(answer)
     assert not stage.engine.requests
     assert stage.admission.waiting_requests == 1
+
+
+async def test_a_wait_is_too_long_by_the_requests_own_objective_unless_it_is_urgent() -> None:
+    stage = Stage(objectives=Objectives(Slo(1.0, 0.1)))
+    tickets = [stage.admission.admit(1) for _ in range(10)]
+    for ticket in tickets[:9]:
+        stage.clock.advance(3.0)
+        ticket.started()
+    for own in ({}, {"ttft_slo": 2.0}):
+        with pytest.raises(Overloaded, match="the server is behind"):
+            await collect(await stage.service.chat(TURNS, options(**own)))
+    assert not stage.engine.requests
+    for own in ({"ttft_slo": 60.0}, {"priority": -1}):
+        await collect(await stage.service.chat(TURNS, options(**own)))
+    assert len(stage.engine.requests) == 2
 
 
 async def test_a_death_and_a_failure_reach_the_caller_and_leave_nothing_behind() -> None:

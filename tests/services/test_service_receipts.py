@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from fake_engine import FakeEngine, Script
 from serving import demo_tokenizer
+from tandem.config import ServerConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import NotFound
 from tandem.core.learning import Receipt, ReceiptChoice
@@ -40,7 +41,7 @@ class Stage:
         tools = Tools(
             client=self.engine,
             tokenizer=demo_tokenizer(),
-            admission=Admission(10, 10_000, VirtualClock()),
+            admission=Admission(ServerConfig(), VirtualClock()),
             metrics=ServerMetrics(CollectorRegistry()),
             clock=VirtualClock(),
             receipts=self.receipts,

@@ -79,6 +79,44 @@ def run_one(policy: str, arrivals, trainers, profile: Profile, **options: object
     return report, timeline, plans
 
 
+OVERLOAD = [(0.05 * place, 12, 16) for place in range(1000)]
+
+
+def in_time(report, ttft_s: float) -> int:
+    return sum(outcome.ttft_s <= ttft_s for outcome in report.outcomes.values())
+
+
+def test_under_overload_some_are_in_time_instead_of_nobody():
+    """A fifth more than can be served, for 50 s: most of what can be is in time, the others wait
+    for longer, and the server is as busy."""
+    arrivals, trainers = load(OVERLOAD, steps=1)
+    found = []
+    for share in ("1", "0.25"):
+        report, _, _ = run_one(
+            "unified", arrivals, trainers, small_profile(256), policy_options={"late_share": share}
+        )
+        assert all(outcome.output_tokens == 16 for outcome in report.outcomes.values())
+        assert sum(step.applied for step in report.steps) == 1
+        found.append(report)
+    first_come, by_turns = found
+    assert in_time(first_come, 1.0) < 200 < 600 < in_time(by_turns, 1.0)
+    assert by_turns.ended_s == pytest.approx(first_come.ended_s, rel=0.03)
+
+
+def test_no_request_starves_however_many_are_in_time():
+    """Of every four that start one is late, so that a late one waits for four times as many starts
+    as there were late ones before it."""
+    arrivals, trainers = load(OVERLOAD)
+    report, _, _ = run_one("unified", arrivals, trainers, small_profile(256))
+    outcomes = sorted(report.outcomes.values(), key=lambda outcome: outcome.arrival_s)
+    late = [outcome for outcome in outcomes if outcome.ttft_s > 1.0]
+    firsts = sorted(outcome.first_s for outcome in outcomes)
+    begun = firsts.index(late[0].first_s)
+    for place, outcome in enumerate(late):
+        assert firsts.index(outcome.first_s) <= begun + 4 * (place + 1) + 8
+    assert [outcome.first_s for outcome in late] == sorted(outcome.first_s for outcome in late)
+
+
 SHAPES = st.lists(
     st.tuples(st.floats(0.0, 5.0), st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=25
 )

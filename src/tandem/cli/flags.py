@@ -97,6 +97,8 @@ HELP = {
     "server.api_key_file": "File of API keys: one a line, or .toml with what each may do",
     "server.max_waiting_requests": "Requests that may wait for their first token before 429",
     "server.max_waiting_tokens": "Prompt tokens that may wait for their first token before 429",
+    "server.max_wait_factor": "Times its TTFT objective that a request may have to wait before "
+    "429; 0: any wait will do",
     "server.max_body_bytes": "Largest request body, e.g. 8MiB",
     "server.max_n": "Most choices in one request: n times the number of prompts",
     "server.drain_s": "Seconds that SIGTERM waits for running requests",

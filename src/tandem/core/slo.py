@@ -25,6 +25,11 @@ class Slo:
     ttft_s: float
     tpot_s: float
 
+    def start_by(self, arrival_s: float) -> float:
+        """When a request that came at `arrival_s` must start to meet `ttft_s`: the last quarter of
+        it is left for its prompt."""
+        return arrival_s + 0.75 * self.ttft_s
+
     def met(self, ttft_s: float, tpot_s: float) -> str:
         """Which objectives an answer met: `both`, `ttft`, `tpot` or `neither`."""
         first, later = ttft_s <= self.ttft_s, tpot_s <= self.tpot_s

@@ -58,7 +58,7 @@ class Scheduler:
     ) -> None:
         """Without `rates` of a profile the time model starts from guesses. `lanes` are the
         executor's; they share the KV cache, and each has the budgets for itself."""
-        self.state = SchedulerState()
+        self.state = SchedulerState(default_slo)
         self.cache = cache
         self.budgets = budgets
         self.latency = LatencyModel(
@@ -300,7 +300,7 @@ class Scheduler:
         waiting = seq.status is SequenceStatus.WAITING
         seq.tokens.append(draw.token)
         if waiting:
-            self.state.waiting_tokens += 1
+            self.state.grow(seq)
         self.generation_tokens += 1
         if seq.first_token_s is None:
             seq.first_token_s = now

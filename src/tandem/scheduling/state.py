@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.core.slo import DEFAULT_SLO, Slo, WorkClass
 from tandem.scheduling.ordered import OrderedSequences
+from tandem.scheduling.starts import BEGUN, StartTimes
 
 
 @dataclass(slots=True)
@@ -20,14 +22,18 @@ class SchedulerState:
     `forks` lists the later choices of an `n > 1` request under the `seq_id` of choice 0, whose
     prompt they will share once it is computed. `waiting_tokens` counts what waits in tokens.
     Sequences that are scored (training, evaluation) wait apart in `learning`, uncounted.
+    `starts` has the online ones of `waiting` by when they must start; `default_slo` is the
+    objective of requests that bring none.
     """
 
+    default_slo: Slo = DEFAULT_SLO
     all: dict[int, Sequence] = field(default_factory=dict)
     waiting: OrderedSequences = field(default_factory=OrderedSequences)
     learning: OrderedSequences = field(default_factory=OrderedSequences)
     running: OrderedSequences = field(default_factory=OrderedSequences)
     forks: dict[int, list[Sequence]] = field(default_factory=dict)
     waiting_tokens: int = 0
+    starts: StartTimes = field(default_factory=StartTimes)
 
     @property
     def num_waiting(self) -> int:
@@ -62,6 +68,13 @@ class SchedulerState:
         """A fork has to find its own blocks."""
         self._wait(child)
 
+    def grow(self, seq: Sequence) -> None:
+        """A waiting sequence got a token: a fork that has to find its own blocks."""
+        self.waiting_tokens += 1
+        if seq.request.work_class is WorkClass.ONLINE:
+            self.starts.discard(seq)
+            self.starts.add(seq, BEGUN)
+
     def run(self, seq: Sequence) -> None:
         """From waiting to running."""
         self._stop_waiting(seq)
@@ -92,6 +105,9 @@ class SchedulerState:
             self.learning.add(seq)
             return
         self.waiting.add(seq)
+        if seq.request.work_class is WorkClass.ONLINE:
+            slo, begun = seq.request.slo or self.default_slo, seq.output_tokens > 0
+            self.starts.add(seq, BEGUN if begun else slo.start_by(seq.request.arrival_s))
         self.waiting_tokens += len(seq.tokens)
 
     def _stop_waiting(self, seq: Sequence) -> None:
@@ -99,4 +115,5 @@ class SchedulerState:
             self.learning.remove(seq)
             return
         self.waiting.remove(seq)
+        self.starts.discard(seq)
         self.waiting_tokens -= len(seq.tokens)

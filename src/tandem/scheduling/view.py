@@ -19,6 +19,7 @@ from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
 from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.learning import Learning
+from tandem.scheduling.starts import StartTimes
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.training import StepWork
 
@@ -74,6 +75,12 @@ class View:
     def waiting_in_order(self) -> list[Sequence]:
         """`waiting` by class and arrival: the scheduler's own list, not to be changed."""
         return self._state.waiting.in_order
+
+    @property
+    def starts(self) -> StartTimes:
+        """Online sequences of `waiting` by when they must start to meet their objective: the
+        scheduler's own, not to be changed."""
+        return self._state.starts
 
     @property
     def learning_in_order(self) -> list[Sequence]:

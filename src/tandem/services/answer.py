@@ -20,7 +20,7 @@ from tandem.core.plan import TokenLogprob
 from tandem.core.ports import EngineClient
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
-from tandem.core.slo import Objectives
+from tandem.core.slo import Objectives, WorkClass
 from tandem.services.admission import Admission
 from tandem.services.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.merge import merge
@@ -113,7 +113,7 @@ class Answer:
         `GenerationFailed`, `NotFound` or `InvalidRequest` as the engine does.
         """
         tokens = sum(len(part.request.prompt) for part in self._parts)
-        ticket = self._tools.admission.admit(tokens)
+        ticket = self._tools.admission.admit(tokens, self._ttft_s())
         try:
             streams = [self._tools.client.generate(part.request) for part in self._parts]
             async with aclosing(merge(streams)) as events:
@@ -136,6 +136,14 @@ class Answer:
             ticket.close()
             for part in self._parts:
                 await part.abort()
+
+    def _ttft_s(self) -> float | None:
+        """The objective that decides whether a wait is too long; None if any will do: nobody is
+        there, or it is more urgent than usual and may not have to wait behind the others."""
+        request = self._parts[0].request
+        if request.work_class is not WorkClass.ONLINE or request.priority < 0:
+            return None
+        return (request.slo or self._tools.objectives.default).ttft_s
 
     async def _keep_receipt(self) -> None:
         if self._draft is not None:

@@ -71,6 +71,12 @@ class ServerMetrics:
             ["work_class", "met"],
             registry=registry,
         )
+        self._shed = Counter(
+            "tandem_shed_requests",
+            "Requests refused with 429 because of the load, by what was too much",
+            ["reason"],
+            registry=registry,
+        )
         self.http = Counter(
             "tandem_http_requests",
             "HTTP requests by method, route and status",
@@ -83,6 +89,10 @@ class ServerMetrics:
             ["status"],
             registry=registry,
         )
+
+    def shed(self, reason: str) -> None:
+        """A request was refused because of the load."""
+        self._shed.labels(reason).inc()
 
     def render(self, stats: EngineStats | None) -> bytes:
         """Everything in Prometheus' text format; `stats` is None while the engine is dead."""

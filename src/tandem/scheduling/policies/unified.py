@@ -13,8 +13,9 @@ from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
-from tandem.scheduling.queues import first_waiting, is_lone_score, slices_within
+from tandem.scheduling.queues import is_lone_score, slices_within
 from tandem.scheduling.room import LearningItem, Room
+from tandem.scheduling.turns import Turns
 from tandem.scheduling.view import Policy, View
 
 # A pass beside requests records when it may take this share of the ceiling: each pass that records
@@ -41,7 +42,8 @@ class Options:
     waited without missing their TTFT objective. `min_share` of the time is learning's under any
     load. `patience_s` is after how long a step of no urgency goes before prompts (one over MACE's
     delta_ft); `gamma` weighs urgency. `temporal_only` keeps learning out of passes with requests
-    (for comparison).
+    (for comparison). `late_share` of the starts are of requests that are too late for their TTFT
+    objective, while others are not (1: first come, first served).
     """
 
     ceiling_s: float = 0.25
@@ -50,12 +52,15 @@ class Options:
     patience_s: float = 30.0
     gamma: float = 0.3
     temporal_only: bool = False
+    late_share: float = 0.25
 
     def __post_init__(self) -> None:
         if min(self.ceiling_s, self.idle_s, self.patience_s) <= 0.0:
             raise ValueError("ceiling_s, idle_s and patience_s must be above 0")
         if not 0.0 < self.min_share <= 1.0:
             raise ValueError("min_share is a share: above 0, at most 1")
+        if not 0.0 < self.late_share <= 1.0:
+            raise ValueError("late_share is a share: above 0, at most 1")
 
 
 def create(options: Options = Options()) -> Policy:
@@ -108,14 +113,15 @@ class _Learning:
 
 
 class Unified:
-    """See the module. Remembers how much time learning has earned but not used, and which
-    deadlines have moved."""
+    """See the module. Remembers how much time learning has earned but not used, which deadlines
+    have moved, and whose turn it is."""
 
     decodes_alike = True
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._deadlines = Deadlines()
+        self._turns = Turns(options.late_share)
         self._earned_s = 0.0
         self._decided_s: float | None = None
         self._served = False
@@ -130,7 +136,7 @@ class Unified:
         if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
             return self._serve_only(view, running)
         serving = view.serving
-        queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
+        queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         items = self._items(view, running[len(serving) :], queue)
         if not items:
             return self._serve_only(view, running)
@@ -186,7 +192,7 @@ class Unified:
         """Requests alone: the usual case, and the one that must cost least."""
         self._earned_s, self._decided_s = 0.0, None
         serving = view.serving
-        queue = first_waiting(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
+        queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         return _decision(running, _all(serving), _all(queue), _Learning())
 
     def _items(
