@@ -107,6 +107,8 @@ def paged(
         ([(9, 61), (1, 12)], (4, 2), 32, 8),
         ([(3, 260), (2, 2)], (4, 2), 256, 16),
         ([(5, 20)], (2, 1), 16, 4),
+        ([(130, 333), (1, 90), (64, 64)], (14, 2), 64, 16),
+        ([(70, 201), (300, 300)], (8, 2), 192, 16),
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"window": 7}, {"window": 40}, {"softcap": 3.0}])
@@ -186,6 +188,7 @@ def test_rotary_turns_pairs_and_keeps_the_rest(dtype: torch.dtype) -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gating_equals_torch(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
     fused = torch.cat([torch.randn(33, 202) * 10, torch.full((2, 202), 1e4)]).to(dtype)
     gate, up = fused[:, :101], fused[:, 101:]
     silu = functional.silu(gate) * up

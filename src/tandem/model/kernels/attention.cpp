@@ -10,9 +10,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
 
-#include "attention.h"
+#include "turned_values.h"
 
 namespace tandem {
 namespace {
@@ -142,7 +143,7 @@ void attend(const Problem<T>& p, int64_t spans) {
   const int64_t rows = MAX_TILES * TILE_ROWS, size = rows * (p.dim + 2);
   int64_t slots = 0;
   for (const Item& it : items) slots += it.slot >= 0;
-  std::vector<float> partials(slots * size);
+  LineFloats partials(slots * size);
   const auto view = [&](float* at) {
     return Partial{at, at + rows * p.dim, at + rows * (p.dim + 1)};
   };
@@ -150,11 +151,16 @@ void attend(const Problem<T>& p, int64_t spans) {
 #ifdef TANDEM_AMX
   const bool tiled = std::is_same_v<T, at::BFloat16> && amx_usable() && p.dim % 32 == 0 &&
                      p.block_size % 16 == 0;
+  std::optional<TurnedValues> turned;
+  if constexpr (std::is_same_v<T, at::BFloat16>) {
+    if (tiled) turned.emplace(p, spans);
+  }
 #endif
   const int64_t count = static_cast<int64_t>(items.size());
   const int64_t grain = std::clamp<int64_t>(count / (16 * at::get_num_threads()), 1, 8);
   for_each_item(count, grain, [&](const auto& take) {
-    std::vector<float> own(size), buffer;
+    LineFloats own(size);
+    std::vector<float> buffer;
     const auto run = [&](const auto& one) {
       for (int64_t i, end; take(i, end);) {
         for (; i < end; ++i) {
@@ -173,7 +179,7 @@ void attend(const Problem<T>& p, int64_t spans) {
         const Tiles tiles(TileConfig{});
         Workspace workspace(p.dim);
         run([&](const Item& it, const Item* next, const Partial& o) {
-          attend_tiles(p, it, next, o, workspace);
+          attend_tiles(p, it, next, *turned, o, workspace);
         });
         return;
       }

@@ -123,16 +123,21 @@ inline void load_queries(const Bf16Problem& p, const Item& it, Workspace& w) {
   }
 }
 
-// Interleaves the values of two neighbouring keys; keys past the end count as zero, because the
-// cache holds anything there and 0 * NaN is not 0.
-inline void load_values(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys,
-                        Workspace& w) {
+// For `_mm512_permutex2var_epi16`: elements of two rows in turns, from element `first` / 2 on.
+inline __m512i pairs_of(int first) {
   alignas(64) static constexpr auto order = [] {
     std::array<int16_t, 64> index{};
     for (int i = 0; i < 64; ++i) index[i] = static_cast<int16_t>(i / 2 + (i % 2) * 32);
     return index;
   }();
-  const __m512i low = _mm512_load_si512(order.data()), high = _mm512_load_si512(order.data() + 32);
+  return _mm512_load_si512(order.data() + first);
+}
+
+// Interleaves the values of two neighbouring keys; keys past the end count as zero, because the
+// cache holds anything there and 0 * NaN is not 0.
+inline void load_values(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys,
+                        Workspace& w) {
+  const __m512i low = pairs_of(0), high = pairs_of(32);
   const int64_t end = std::min<int64_t>(k0 + keys, it.key_end);
   for (int64_t j = 0; j < keys; j += 2) {
     const bool first = k0 + j < end, second = k0 + j + 1 < end;
@@ -199,9 +204,10 @@ void score_keys(const Bf16Problem& p, int64_t keys, Workspace& w) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent));
 }
 
-// Turns the scores of one tile into weights 2^(s - maximum), packed as AMX's left operand, and
-// rescales what was summed before. `sums`, `maximum`, `total` are this tile's. `meanwhile` is called
-// every 32 keys: tiles that it multiplies go on beside the vectors.
+// Turns the scores of one tile into weights 2^(s - maximum), packed as AMX's left operand, or as
+// its right one for values that are turned, and rescales what was summed before. `sums`, `maximum`,
+// `total` are this tile's. `meanwhile` is called every 32 keys: tiles that it multiplies go on
+// beside the vectors.
 template <typename Meanwhile>
 void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, int64_t keys,
             const Partial& o, Workspace& w, Meanwhile& meanwhile) {
@@ -258,12 +264,18 @@ void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, int64_t 
       pairs[i] = _mm512_permutexvar_epi16(order, both);
     }
     meanwhile();
-    transpose_16x16(pairs);
+    if constexpr (!Meanwhile::TURNED) transpose_16x16(pairs);
     std::copy_n(pairs, 16, w.weights_of(tile) + j0 / 2);
   }
   _mm512_storeu_ps(o.maximum + r0, maximum);
   _mm512_storeu_ps(o.total + r0, total);
-  if (_mm512_cmpneq_ps_mask(before, maximum) != 0) {
+  if (_mm512_cmpneq_ps_mask(before, maximum) == 0) return;
+  if constexpr (Meanwhile::TURNED) {
+    float* sums = o.sums + r0 * p.dim;
+    for (int64_t d = 0; d < p.dim; ++d) {
+      _mm512_storeu_ps(sums + d * 16, _mm512_mul_ps(_mm512_loadu_ps(sums + d * 16), shrink));
+    }
+  } else {
     alignas(64) float by[16];
     _mm512_store_ps(by, shrink);
     for (int64_t r = 0; r < 16; ++r) {
@@ -281,6 +293,8 @@ void soften(const Bf16Problem& p, const Item& it, int tile, int64_t k0, int64_t 
 template <bool WIDE>
 class Adding {
  public:
+  static constexpr bool TURNED = false;
+
   Adding(const Bf16Problem& p, int64_t keys, const Partial& o, const Workspace& w)
       : p_(p), o_(o), w_(w), keys_(keys), at_once_((p.dim + COLUMNS - 1) / COLUMNS), d_(p.dim) {}
 
@@ -344,10 +358,9 @@ class Adding {
 };
 
 // Every tile's sums while the next one's scores become weights.
-template <bool WIDE>
+template <typename Adding>
 void soften_and_add(const Bf16Problem& p, const Item& it, int tiles, int64_t k0, int64_t keys,
-                    const Partial& o, Workspace& w) {
-  Adding<WIDE> adding(p, keys, o, w);
+                    const Partial& o, Workspace& w, Adding adding) {
   for (int tile = 0; tile < tiles; ++tile) {
     soften(p, it, tile, k0, keys, o, w, adding);
     adding.begin(tile);
@@ -364,31 +377,6 @@ inline void fetch_keys(const Bf16Problem& p, const Item& it, int64_t k0, int64_t
       _mm_prefetch(reinterpret_cast<const char*>(p.k + at + d), _MM_HINT_T1);
       _mm_prefetch(reinterpret_cast<const char*>(p.v + at + d), _MM_HINT_T1);
     }
-  }
-}
-
-// One item on AMX, with tiles configured by the caller. `o` has room for whole tiles of rows.
-// While it is computed, the keys and values of `next` (or null) are fetched.
-inline void attend_tiles(const Bf16Problem& p, const Item& it, const Item* next, const Partial& o,
-                         Workspace& w) {
-  const int tiles = (it.rows + TILE_ROWS - 1) / TILE_ROWS;
-  const bool wide = p.dim % 64 == 0;
-  std::fill_n(o.sums, tiles * TILE_ROWS * p.dim, 0.0f);
-  std::fill_n(o.maximum, tiles * TILE_ROWS, NEVER);
-  std::fill_n(o.total, tiles * TILE_ROWS, 0.0f);
-  load_queries(p, it, w);
-  for (int64_t k0 = it.key_begin / 16 * 16; k0 < it.key_end; k0 += KEY_BLOCK) {
-    const int64_t keys = std::min<int64_t>(KEY_BLOCK, (it.key_end - k0 + 15) / 16 * 16);
-    const int64_t padded = (keys + 31) / 32 * 32;
-    for (int64_t j = 0; j < keys; j += KEY_TILE) w.places[j / KEY_TILE] = p.offset(it, k0 + j);
-    if (next != nullptr) fetch_keys(p, *next, next->key_begin + k0 - it.key_begin, keys);
-    if (tiles == 1) score_keys<1>(p, keys, w);
-    if (tiles == 2) score_keys<2>(p, keys, w);
-    if (tiles == 3) score_keys<3>(p, keys, w);
-    if (tiles == 4) score_keys<4>(p, keys, w);
-    load_values(p, it, k0, padded, w);
-    wide ? soften_and_add<true>(p, it, tiles, k0, padded, o, w)
-         : soften_and_add<false>(p, it, tiles, k0, padded, o, w);
   }
 }
 

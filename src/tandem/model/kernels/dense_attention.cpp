@@ -183,7 +183,7 @@ void attend_gradient(const Shape& shape, const Head& it, const Gradients& g, Scr
   const int64_t dim = shape.dim, rows = padded(it.length), blocks = rows / SIZE;
   load_for_gradient(shape, it, g, w);
   w.sums.assign(rows * dim, 0.0f);  // of the queries: [block][dim][64]
-  std::vector<float> keys(SIZE * dim), values(SIZE * dim);
+  LineFloats keys(SIZE * dim), values(SIZE * dim);
   for (int64_t j = 0; j < blocks; ++j) {
     std::fill(keys.begin(), keys.end(), 0.0f);
     std::fill(values.begin(), values.end(), 0.0f);

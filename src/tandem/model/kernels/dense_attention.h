@@ -212,7 +212,7 @@ struct Scratch {
   Form queries, keys, values, gradients, pairs_of_rows;
   Form queries_over_dims, gradients_over_dims, queries_over_rows, gradients_over_rows;
   Form turned;
-  std::vector<float> sums, low, delta;
+  LineFloats sums, low, delta;
   alignas(64) float scores[SIZE * SIZE], slopes[SIZE * SIZE];
   alignas(64) BFloat16 weights[SIZE * SIZE], changes[SIZE * SIZE], pairs[SIZE * SIZE];
   alignas(64) float maximum[SIZE], total[SIZE];

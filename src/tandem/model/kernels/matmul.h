@@ -260,7 +260,7 @@ void compute(const Product& p, const Out& out) {
   for_each_item(d.row_groups * d.unit_groups, 1, [&](const auto& take) {
     const Tiles tiles(TileConfig{});
     const int64_t kept = PARTS * d.blocks * STEP, sets = d.slices > 1 ? d.units : 2;
-    std::vector<float> sums(sets * kept);
+    LineFloats sums(sets * kept);
     Writing<PARTS, Out> writing(out, p.rows);
     int64_t set = 0;  // of the sums: the unit in progress
     for (int64_t item, end; take(item, end);) {

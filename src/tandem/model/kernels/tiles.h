@@ -11,7 +11,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <new>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
 #define TANDEM_AMX 1
@@ -28,6 +31,28 @@
                              AT_DISPATCH_CASE(at::kHalf, __VA_ARGS__))
 
 namespace tandem {
+
+// Floats that begin with a cache line: tiles that straddle lines take twice as long. Those of a new
+// vector are not initialised.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  template <typename Other>
+  struct rebind {
+    using other = LineAllocator<Other>;
+  };
+  T* allocate(size_t n) {
+    return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64}));
+  }
+  void deallocate(T* at, size_t) { ::operator delete(at, std::align_val_t{64}); }
+  void construct(T* at) { ::new (at) T; }
+  template <typename... From>
+  void construct(T* at, From&&... from) {
+    ::new (at) T(std::forward<From>(from)...);
+  }
+  bool operator==(const LineAllocator&) const = default;
+};
+using LineFloats = std::vector<float, LineAllocator<float>>;
 
 // Runs f(begin, end) over [0, items) on all threads. Threads take `grain` items at a time from a
 // shared counter, so that a core which the system slowed down does not hold back the other.

@@ -48,7 +48,7 @@ class Options:
 
     ceiling_s: float = 0.25
     idle_s: float = 0.5
-    min_share: float = 0.05
+    min_share: float = 0.02
     patience_s: float = 30.0
     gamma: float = 0.3
     temporal_only: bool = False
@@ -176,7 +176,9 @@ class Unified:
         # exactly is missed every other time.
         due_s = requests.due_s / (1.0 + min(_MOST_MARGIN, view.latency.uncertainty))
         beside_s = min(due_s, ceiling_s) - requests.predicted_s
-        if self._earned_s >= first.least_s(view.latency):
+        # While prompts wait, what is earned does too, until nothing more can be.
+        least_s = first.least_s(view.latency)
+        if self._earned_s >= (self._most_earned_s(view, least_s) if requests.queue else least_s):
             beside_s, full_s = max(beside_s, self._earned_s), 0.0
         alone_s = 0.0
         if requests.rows and not requests.queue:
@@ -230,8 +232,11 @@ class Unified:
             passed = min(view.now - self._decided_s, 1.0)
             self._earned_s += self._options.min_share * passed
         self._decided_s = view.now
-        most = max(self._ceiling_s(view, beside=True), first.least_s(view.latency))
-        self._earned_s = min(self._earned_s, most)
+        most_s = self._most_earned_s(view, first.least_s(view.latency))
+        self._earned_s = min(self._earned_s, most_s)
+
+    def _most_earned_s(self, view: View, least_s: float) -> float:
+        return max(self._ceiling_s(view, beside=True), least_s)
 
     def _learn(
         self,
