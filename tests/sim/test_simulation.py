@@ -14,14 +14,13 @@ from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation, join_loop, known_policies
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
-from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.core.plan import LanePlan
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Ceilings, Profile
-from tandem.sim.curves import Recorded, Saturating
+from tandem.sim.curves import Saturating
 from tandem.sim.run import Arrival, Simulation
 from tandem.sim.timeline import Timeline
 
@@ -267,14 +266,6 @@ def test_the_loss_falls_along_the_curve():
     assert report.steps[1].loss == pytest.approx(
         math.log1p(math.exp(-Saturating().margin(1))), rel=1e-6
     )
-
-
-def test_a_recorded_curve_gives_its_losses_back():
-    curve = Recorded([0.69, 0.5, 0.2])
-    for updates, loss in ((0, 0.69), (1, 0.5), (2, 0.2), (9, 0.2)):
-        assert math.log1p(math.exp(-curve.margin(updates))) == pytest.approx(loss)
-    with pytest.raises(InvalidRequest, match="losses above 0"):
-        Recorded([])
 
 
 def test_shared_beginnings_are_found_in_the_cache():
