@@ -166,6 +166,17 @@ def test_training_does_not_starve_while_requests_keep_coming(policy):
     assert len(waits) == 1200 and not any(math.isnan(wait) for wait in waits)
 
 
+@pytest.mark.parametrize("options", [{}, {"tau_tasks": "2"}, {"bins": "false"}])
+def test_old_work_that_does_not_fit_stops_nobody(options):
+    """Work that outranks all that runs, and for which there is no memory."""
+    shapes = [(0.02 * place, 30, 25) for place in range(200)]
+    arrivals, trainers = load(shapes, steps=6)
+    given_here = {"policy_options": options | {"delta_ft": "9", "delta_prefill": "5"}}
+    report, _, _ = run_one("mace", arrivals, trainers, small_profile(24), **given_here)
+    assert all(outcome.output_tokens == 25 for outcome in report.outcomes.values())
+    assert sum(step.applied for step in report.steps) == 6
+
+
 @settings(max_examples=25, deadline=None)
 @given(shapes=SHAPES, steps=st.integers(0, 2), blocks=st.integers(20, 80))
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
