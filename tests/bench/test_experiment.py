@@ -18,6 +18,7 @@ from tandem.bench.teaching import TeachingOptions
 from tandem.build import DEMO_PATH
 from tandem.cli.bench import app
 from tandem.core.errors import InvalidRequest
+from tandem.sim.curves import read_curve
 
 OPTIONS = ExperimentOptions(
     load=LoadOptions(rate=150.0, pairs=8, output_tokens=2),
@@ -64,7 +65,13 @@ async def test_runs_are_made_once_and_found_again(sources: Sources) -> None:
     assert found.averages[0.2]["unified"].pairs == 8
     assert found.averages[0.1]["unified"].pairs == 4
     assert found.averages[0.2]["unified"].updates > 0
-    assert sorted(path.suffix for path in again.folder.iterdir()) == [".json"] * 4
+    curves = {path.stem for path in again.folder.glob("*.csv")}
+    assert curves == {"unified-0.1-0", "unified-0.2-0"}
+    assert len(list(again.folder.iterdir())) == 4 + len(curves)
+    losses = records[RunKey(0.2, "unified", 0)].lessons.losses
+    rows = (again.folder / "unified-0.2-0.csv").read_text().splitlines()
+    assert rows == ["step,train_loss", *(f"{n},{loss:.6f}" for n, loss in enumerate(losses, 1))]
+    read_curve(again.folder / "unified-0.2-0.csv")
     other = replace(OPTIONS, teaching=replace(OPTIONS.teaching, beta=0.2))
     assert Experiment(sources, other, fake).finished() == {}
 

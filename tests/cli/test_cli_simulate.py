@@ -61,6 +61,24 @@ def test_a_profile_file_is_taken_and_the_same_flags_give_the_same_run(tmp_path):
     assert reports[0]["summary"] == reports[1]["summary"]
 
 
+def test_a_recorded_curve_is_followed(tmp_path):
+    (tmp_path / "losses.csv").write_text("step,train_loss\n1,0.7\n2,0.5\n3,0.3\n")
+    out = tmp_path / "run.json"
+    result = run(
+        "simulate", *LOAD, "--training-steps", "4", "--pair-tokens", "16",
+        "--loss-curve", str(tmp_path / "losses.csv"), "--out", str(out),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "0.700 to 0.300 at" in result.output
+    report = json.loads(out.read_text())
+    assert report["options"]["loss_curve"] == str(tmp_path / "losses.csv")
+    losses = report["losses"]
+    assert [each["revision"] for each in losses] == [1, 2, 3, 4]
+    assert [each["loss"] for each in losses] == pytest.approx([0.7, 0.5, 0.3, 0.3])
+    times = [each["at_s"] for each in losses]
+    assert times[0] > 0.0 and times == sorted(times)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -70,6 +88,11 @@ def test_a_profile_file_is_taken_and_the_same_flags_give_the_same_run(tmp_path):
         (["--policy", "mace", "--policy-option", "pi_ft=9"], "the paper demands"),
         (["--policy-option", "x"], "is not NAME=VALUE"),
         (["--trace", "nowhere.csv"], "cannot read the trace"),
+        (["--loss-curve", "nowhere.csv"], "--loss-curve needs --retrain-rate"),
+        (
+            ["--training-steps", "1", "--loss-curve", "nowhere.csv"],
+            "cannot read the loss curve nowhere.csv",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_run(flags: list[str], said: str):

@@ -12,12 +12,14 @@ from tandem.scheduling.policies.mace import Mace, Options, Task
 class FakeView:
     """What packing reads of a view."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, running: int = 0, recording_room: int = 0) -> None:
         self.available_blocks = blocks
+        self.running = range(running)
+        self.recording_room = recording_room
 
 
-def task(name: int, blocks: int, seconds: float = 0.01) -> Task:
-    return Task(0.0, float(name), name, [], blocks, seconds)
+def task(name: int, blocks: int, seconds: float = 0.01, **more: object) -> Task:
+    return replace(Task(0.0, float(name), name, [], blocks, seconds), **more)
 
 
 def packed(sizes: list[tuple[int, float]], capacity: int, **options: float) -> list[int]:
@@ -51,6 +53,27 @@ def test_only_so_many_tasks_are_looked_at():
 
 def test_a_task_larger_than_everything_opens_a_bin_of_its_own():
     assert packed([(50, 0.01), (1, 0.01)], 10) == [0]
+
+
+def test_what_would_not_start_takes_no_room_from_what_runs():
+    """Of 10 blocks, 4 are for the running; a task of 7 waits, and so does what came after it."""
+    tasks = [
+        task(0, 6),
+        task(1, 7),
+        task(2, 1),
+        task(3, 1, begun=True),
+        task(4, 0, begun=True),
+    ]
+    policy = Mace(Options(tau_memory=1.0))
+    assert [each.order for each in policy._first_bin(FakeView(10, running=4), tasks)] == [0, 3, 4]
+    assert [each.order for each in policy._fixed(FakeView(10, running=4), tasks)] == [0, 3, 4]
+    assert [each.order for each in policy._fixed(FakeView(10), tasks)] == [0, 1, 2, 3, 4]
+
+
+def test_a_step_without_recording_room_keeps_nobody_waiting():
+    tasks = [task(0, 1, recorded=20), task(1, 1, recorded=10), task(2, 1)]
+    found = Mace(Options())._first_bin(FakeView(10, recording_room=10), tasks)
+    assert [each.order for each in found] == [1, 2]
 
 
 @pytest.mark.parametrize(

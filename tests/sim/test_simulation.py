@@ -14,14 +14,13 @@ from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation, join_loop, known_policies
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
-from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.core.plan import LanePlan
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Ceilings, Profile
-from tandem.sim.curves import Recorded, Saturating
+from tandem.sim.curves import Saturating
 from tandem.sim.run import Arrival, Simulation
 from tandem.sim.timeline import Timeline
 
@@ -205,6 +204,17 @@ def test_training_does_not_starve_while_requests_keep_coming(policy):
     assert len(waits) == 1200 and not any(math.isnan(wait) for wait in waits)
 
 
+@pytest.mark.parametrize("options", [{}, {"tau_tasks": "2"}, {"bins": "false"}])
+def test_old_work_that_does_not_fit_stops_nobody(options):
+    """Work that outranks all that runs, and for which there is no memory."""
+    shapes = [(0.02 * place, 30, 25) for place in range(200)]
+    arrivals, trainers = load(shapes, steps=6)
+    given_here = {"policy_options": options | {"delta_ft": "9", "delta_prefill": "5"}}
+    report, _, _ = run_one("mace", arrivals, trainers, small_profile(24), **given_here)
+    assert all(outcome.output_tokens == 25 for outcome in report.outcomes.values())
+    assert sum(step.applied for step in report.steps) == 6
+
+
 @settings(max_examples=25, deadline=None)
 @given(shapes=SHAPES, steps=st.integers(0, 2), blocks=st.integers(20, 80))
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
@@ -305,14 +315,6 @@ def test_the_loss_falls_along_the_curve():
     assert report.steps[1].loss == pytest.approx(
         math.log1p(math.exp(-Saturating().margin(1))), rel=1e-6
     )
-
-
-def test_a_recorded_curve_gives_its_losses_back():
-    curve = Recorded([0.69, 0.5, 0.2])
-    for updates, loss in ((0, 0.69), (1, 0.5), (2, 0.2), (9, 0.2)):
-        assert math.log1p(math.exp(-curve.margin(updates))) == pytest.approx(loss)
-    with pytest.raises(InvalidRequest, match="losses above 0"):
-        Recorded([])
 
 
 def test_shared_beginnings_are_found_in_the_cache():

@@ -31,6 +31,7 @@ from tandem.bench.teaching import TeachingOptions
 from tandem.core.errors import InvalidRequest
 from tandem.core.ports import EngineClient
 from tandem.core.slo import Slo
+from tandem.sim.curves import write_curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Experiment:
         }
 
     async def make(self, key: RunKey) -> RunRecord:
-        """Make one run and keep it."""
+        """Make one run and keep it, its losses also as a curve that a simulation can follow."""
         client = self._make_client(key.policy)
         every = self._options
         options = RunOptions(every.slo, every.teaching, key.policy, every.repeats, every.lessons)
@@ -138,6 +139,8 @@ class Experiment:
             await client.close()
         aside = versions.with_suffix(".part")
         aside.write_bytes(msgspec.json.encode(record))
+        if record.lessons.losses:
+            write_curve(record.lessons.losses, self._path(key).with_suffix(".csv"))
         aside.replace(self._path(key))
         shutil.rmtree(versions)
         return record

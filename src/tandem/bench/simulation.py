@@ -56,9 +56,19 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
+class StepLoss:
+    """When a step's update was made, which revision it made, and the loss before it."""
+
+    at_s: float
+    revision: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What a simulation found. `speedup` is simulated over real seconds; `training` counts steps
-    whose update was made, and their rows a simulated second; `busy_share` is the device's."""
+    """What a simulation found. `speedup` is simulated over real seconds; `steps` counts those
+    whose update was made, `losses` has each; `training_tokens_s` are trained rows a simulated
+    second; `busy_share` is the device's."""
 
     policy: str
     profile: str
@@ -71,6 +81,7 @@ class SimulatedRun:
     training_tokens_s: float
     busy_share: float
     cached_share: float
+    losses: tuple[StepLoss, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -153,6 +164,7 @@ def describe(
     rows = sum(moment.training for moment in moments)
     prompt = sum(each.prompt_tokens for each in outcomes)
     ended_s = max(report.ended_s, 1e-9)
+    applied = [step for step in report.steps if step.applied]
     return SimulatedRun(
         policy=policy,
         profile=profile,
@@ -161,10 +173,11 @@ def describe(
         simulated_s=report.ended_s,
         real_s=real_s,
         speedup=report.ended_s / max(real_s, 1e-9),
-        steps=sum(step.applied for step in report.steps),
+        steps=len(applied),
         training_tokens_s=rows / ended_s,
         busy_share=sum(moment.seconds for moment in moments) / ended_s,
         cached_share=sum(each.cached_tokens for each in outcomes) / max(prompt, 1),
+        losses=tuple([StepLoss(step.finished_s, step.revision, step.loss) for step in applied]),
         options=options,
     )
 

@@ -29,19 +29,22 @@ from tandem.core.clock import VirtualClock
 from tandem.core.slo import Slo
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.profile import Profile, read_profile
+from tandem.sim.curves import read_curve
 from tandem.sim.run import SimReport, Simulation
 from tandem.sim.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What is simulated. A `profile` is a file, or DEVICE:SHAPE of the data sheets."""
+    """What is simulated. A `profile` is a file, or DEVICE:SHAPE of the data sheets; a `loss_curve`
+    the file of a recorded run, without which the loss follows a model."""
 
     profile: str
     workload: WorkloadOptions
     training: Training
     timeline: bool = False
     noise: bool = True
+    loss_curve: Path | None = None
 
 
 def load_profile(name: str) -> Profile:
@@ -57,6 +60,7 @@ def simulate(
 ) -> tuple[SimulatedRun, SimReport, Timeline]:
     """Plan the load, run it, and describe it. Raises `InvalidRequest`."""
     profile = load_profile(options.profile)
+    curve = read_curve(options.loss_curve) if options.loss_curve is not None else None
     workload = options.workload
     planned = build_workload(workload)
     arrivals, trainers = arrivals_of(planned, options.training, workload.vocabulary, workload.seed)
@@ -66,6 +70,7 @@ def simulate(
         settings,
         profile,
         clock,
+        curve=curve,
         noise=options.noise,
         seed=workload.seed,
         on_plan=timeline if options.timeline else None,
@@ -87,7 +92,11 @@ def simulate(
         timeline.moments,
         real_s,
         Slo(scheduling.ttft_slo, scheduling.tpot_slo),
-        {"requests": len(planned), "policy_options": dict(scheduling.policy_options)},
+        {
+            "requests": len(planned),
+            "policy_options": dict(scheduling.policy_options),
+            "loss_curve": str(options.loss_curve or "model"),
+        },
     )
     return found, report, timeline
 
@@ -103,6 +112,8 @@ def show(found: SimulatedRun, console: Console) -> None:
     table.add_row("prompt tokens from the cache", f"{found.cached_share:.1%}")
     if found.steps:
         table.add_row("training steps", str(found.steps))
+        first, last = found.losses[0], found.losses[-1]
+        table.add_row("their loss", f"{first.loss:.3f} to {last.loss:.3f} at {last.at_s:.1f} s")
     if found.training_tokens_s:
         table.add_row("training tokens/s", f"{found.training_tokens_s:.1f}")
     if found.busy_share:

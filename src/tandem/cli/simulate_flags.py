@@ -12,9 +12,10 @@ from tandem.bench.lengths import FORMS, parse_lengths
 from tandem.bench.options import Arrivals, WorkloadOptions
 from tandem.bench.workload import Limits
 from tandem.config import resolve
-from tandem.core.errors import TandemError
+from tandem.core.errors import InvalidRequest, TandemError
 
 _PROFILE = "A file of `tandem profile`, or DEVICE:SHAPE of a data sheet, as a100-40g:llama-3-8b."
+_CURVE = "CSV with step,train_loss, as a job's result file; default: a model of the falling loss."
 _TRACE = "Azure CSV, Mooncake JSONL or vidur lengths (.gz too): lengths, shared prefixes, times."
 
 
@@ -41,6 +42,7 @@ def simulate_command(
         int, typer.Option(help="Steps that are queued at the beginning.")
     ] = 0,
     pair_tokens: Annotated[int, typer.Option(help="Tokens of each answer of a pair.")] = 256,
+    loss_curve: Annotated[Path | None, typer.Option(help=_CURVE)] = None,
     max_sequences: Annotated[int, typer.Option(help="Sequences of an iteration.")] = 128,
     max_batch_tokens: Annotated[int, typer.Option(help="Rows of an iteration.")] = 1024,
     prefix_caching: Annotated[bool, typer.Option(help="Reuse KV of equal beginnings.")] = True,
@@ -60,6 +62,8 @@ def simulate_command(
     console = Console(stderr=True)
     chosen = policy or ["unified"]
     try:
+        if loss_curve is not None and not (retrain_rate or training_steps):
+            raise InvalidRequest("--loss-curve needs --retrain-rate or --training-steps")
         options = dict(_pair(each) for each in policy_option or ())
         limits = Limits(max_requests, duration, max_prompt_tokens, max_output_tokens)
         found_profile = load_profile(profile)
@@ -80,6 +84,7 @@ def simulate_command(
             Training(retrain_rate, pair_tokens=pair_tokens, always=training_steps),
             timeline=figures or bool(retrain_rate or training_steps),
             noise=noise,
+            loss_curve=loss_curve,
         )
         for name in chosen:
             settings = resolve(

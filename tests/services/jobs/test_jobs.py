@@ -21,6 +21,7 @@ from tandem.services.jobs.tools import JobTools
 from tandem.services.learning.publish import nothing
 from tandem.services.learning.recovery import recover
 from tandem.services.models import Models
+from tandem.sim.curves import read_curve
 from tandem.store import Store, adapters, events, files
 
 TENANT = "owner"
@@ -136,6 +137,7 @@ async def test_a_job_succeeds_with_checkpoints_results_and_a_version(tmp_path: P
         rows = Path(file.path).read_text().splitlines()
         assert rows[0] == "step,train_loss,train_accuracy,valid_loss,valid_accuracy"
         assert [row.split(",")[0] for row in rows[1:]] == ["1", "2", "3", "4", "5", "6"]
+        read_curve(Path(file.path))  # a simulation can follow it
         assert world.engine.adapters[job.adapter].number == 1
         version = await world.store.read(adapters.version, job.adapter, 1)
         assert version is not None and version.origin == job.job_id

@@ -7,13 +7,13 @@ waits. A fine-tuning task is what is next of its step: its forwards, or all of i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
-from tandem.core.sequence import Sequence
+from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.work import PassWork
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
@@ -67,8 +67,9 @@ def create(options: Options = Options()) -> Policy:
 class Task:
     """Something to run: sequences to forward (at most one unless it fine-tunes), or layers.
 
-    `decodes` says that it is one token of a request. `blocks` is the memory it takes beside what
-    it holds, `seconds` what it would add to a pass.
+    `decodes` says that it is one token of a request, `begun` that it runs already. `blocks` is the
+    memory it takes beside what it holds, `seconds` what it would add to a pass, `recorded` the rows
+    that it needs recording room for before it can start.
     """
 
     priority: float
@@ -79,6 +80,8 @@ class Task:
     seconds: float
     step: StepWork | None = None
     decodes: bool = False
+    begun: bool = False
+    recorded: int = 0
 
 
 # What sorts a task, and of what it is made once it is looked at: -priority, arrival, order, place.
@@ -110,7 +113,7 @@ class Mace:
     def decide(self, view: View) -> Decision:
         """See the module."""
         tasks = (self._task(view, entry) for entry in self._entries(view))
-        chosen = self._first_bin(view, tasks) if self._options.bins else self._fixed(tasks)
+        chosen = self._first_bin(view, tasks) if self._options.bins else self._fixed(view, tasks)
         return self._decision(view, chosen)
 
     # ------------------------------------------------------------------ tasks
@@ -151,7 +154,10 @@ class Mace:
             sequences = list(source.sequences.values())
             blocks = sum([_missing_blocks(view, seq) for seq in sequences])
             seconds = _step_seconds(view, source, sequences)
-            return Task(-priority, arrival_s, order, sequences, blocks, seconds, source)
+            task = Task(-priority, arrival_s, order, sequences, blocks, seconds, source)
+            task.begun = _has_begun(source)
+            task.recorded = _unopened_rows(source)
+            return task
         scored, length = source.scoring is not None, len(source.tokens)
         rows = length - source.computed
         decodes = rows == 1 and source.computed > 0 and not scored
@@ -162,7 +168,8 @@ class Mace:
             work.span(source.computed, rows, draws=int(not scored), scored=rows if scored else 0)
             seconds = latency.added_s(work)
         blocks = _missing_blocks(view, source)
-        return Task(-priority, arrival_s, order, [source], blocks, seconds, None, decodes)
+        begun = source.status is SequenceStatus.RUNNING
+        return Task(-priority, arrival_s, order, [source], blocks, seconds, None, decodes, begun)
 
     # ------------------------------------------------------------------ packing
 
@@ -170,7 +177,7 @@ class Mace:
         """Algorithm 1. A task that fits nowhere opens a bin, however large it is."""
         options, capacity = self._options, view.available_blocks
         bins: list[Bin] = []
-        for count, task in enumerate(tasks):
+        for count, task in enumerate(_startable(view, tasks)):
             if bins:
                 used = capacity - bins[0].free_blocks
                 if used >= options.tau_memory * max(1, capacity) or count >= options.tau_tasks:
@@ -192,9 +199,10 @@ class Mace:
         latency = abs(into.max_seconds - task.seconds) / self._options.budget_s
         return self._options.lambda_memory * memory + self._options.lambda_latency * latency
 
-    def _fixed(self, tasks: Iterable[Task]) -> list[Task]:
+    def _fixed(self, view: View, tasks: Iterable[Task]) -> list[Task]:
         """MACE/Bin: the kind of the oldest task, in order of arrival, up to its fixed number."""
-        oldest_first = sorted(tasks, key=lambda task: (task.arrival_s, task.order))
+        by_arrival = sorted(tasks, key=lambda task: (task.arrival_s, task.order))
+        oldest_first = list(_startable(view, by_arrival))
         if not oldest_first:
             return []
         trains = oldest_first[0].step is not None
@@ -227,6 +235,34 @@ class Mace:
                 + [seq_id for seq_id in running if seq_id in kept]
             ),
         )
+
+
+def _startable(view: View, tasks: Iterable[Task]) -> Iterator[Task]:
+    """Leave out what admission would not start: beside others, each of which may need a block more.
+
+    What has not begun after such a task is left out, too: the memory that it waits for is not
+    theirs. Without this, old tasks that do not fit could fill the first bin and nothing would run.
+    """
+    running = len(view.running)
+    free_blocks, waits = view.available_blocks - running, False
+    for task in tasks:
+        if not task.begun:
+            waits = waits or (running > 0 and task.blocks > free_blocks)
+            if waits or task.recorded > view.recording_room:
+                continue
+        yield task
+
+
+def _has_begun(step: StepWork) -> bool:
+    """Whether something of it runs, or can run without memory."""
+    running = [seq for seq in step.sequences.values() if seq.status is SequenceStatus.RUNNING]
+    return bool(running or step.owed() or step.updatable)
+
+
+def _unopened_rows(step: StepWork) -> int:
+    """Rows of the next micro-batch to forward, unless it is open already."""
+    waiting = next((batch for batch in step.micro_batches if not batch.scored), None)
+    return 0 if waiting is None or waiting.opened else waiting.rows
 
 
 def _missing_blocks(view: View, seq: Sequence) -> int:
