@@ -12,6 +12,7 @@ import importlib
 import inspect
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -387,10 +388,9 @@ def build_background(
 
 def run_engine_process() -> None:
     """Main function of the engine process: read a `Launch` from standard input and serve."""
-    import signal
-
-    # The server's signals reach the whole terminal group; the engine ends when its client says so.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The server's signals reach the whole process group; the engine ends when its client says so.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
     settings = msgspec.msgpack.decode(launch.settings, type=Settings)
     serve(launch.endpoint, launch.incarnation, lambda progress: build_loop(settings, progress))

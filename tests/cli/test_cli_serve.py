@@ -56,7 +56,9 @@ def serving() -> Iterator[Server]:
     """A server that is surely gone afterwards."""
     with TemporaryDirectory() as state:
         command = [*SERVE, *FLAGS, "--store-directory", state]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         try:
             yield Server(process)
         finally:
@@ -85,7 +87,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones() -> None:
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
         lines = stream(http, 400)
         next(lines)
-        server.process.send_signal(signal.SIGTERM)
+        os.killpg(server.process.pid, signal.SIGTERM)  # as a service manager does
         refused = httpx.get(f"{server.url}/ready")
         deadline = time.monotonic() + 5
         while refused.status_code != 503 and time.monotonic() < deadline:

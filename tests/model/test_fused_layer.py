@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "gemma": (GemmaConfig, GemmaForCausalLM),
+    "wide": (LlamaConfig, LlamaForCausalLM),
 }
 BLOCK, KV_HEADS, DIM = 16, 2, 32
 # Single rows, half and whole tiles, more than one slice of rows, mixes.
@@ -48,10 +49,12 @@ SPANS = [[1], [1] * 9, [1] * 20, [3, 1, 1, 40], [64] * 5, [600, 1]]
 
 
 def make(name: str) -> Any:
-    """Two layers; the inner width is longer than what the kernel takes in one slice."""
+    """Two layers; the inner width is longer than what the kernel takes in one slice, that of `wide`
+    too."""
     torch.manual_seed(0)
     config, model_class = MODELS[name]
-    sizes = {"hidden_size": 96, "intermediate_size": 1312, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 1184 if name == "wide" else 96}
+    sizes |= {"intermediate_size": 1312, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 3 * KV_HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM}
     model = model_class(config(vocab_size=160, **sizes, **heads)).bfloat16().eval()
     for parameter in model.requires_grad_(False).parameters():

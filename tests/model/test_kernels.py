@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,6 +22,16 @@ needs_kernels = pytest.mark.skipif(
 )
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def test_kernels_are_there_where_they_can_be() -> None:
+    """So that a build that fails is not taken for a machine without a compiler."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler")
+    assert kernels.status().available, kernels.status().reason
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and " amx_bf16" in cpuinfo.read_text():
+        assert kernels.amx_linear()
 
 
 @dataclass

@@ -192,6 +192,15 @@ def test_rows_outside_of_a_segment_keep_their_bits(folder, linears):
         assert torch.equal(projection(x), base)
 
 
+def test_an_adapter_takes_the_place_of_the_whole_one_before(folder, linears):
+    layers = LoraLayers(tiny_models.make_model("llama"), linears)
+    whole = read(folder, linears)
+    layers.add("a", whole)
+    before = layers.nbytes
+    layers.add("a", {name: whole[name] for name in list(whole)[:1]})
+    assert 0 < layers.nbytes < before
+
+
 def test_layers_of_single_experts_are_not_adaptable():
     expert = nn.Module()
     expert.gate = nn.Linear(2, 2)

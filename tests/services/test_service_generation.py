@@ -208,6 +208,8 @@ async def test_the_output_budget_is_what_is_left_of_the_context() -> None:
     with pytest.raises(InvalidRequest, match="shorten the prompt") as caught:
         await stage.service.complete([(5,) * 256], options(max_tokens=None))
     assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(InvalidRequest, match="shorten the prompt"):  # before ids are looked at
+        await stage.service.complete([(-1,) * 300], options(max_tokens=None))
 
 
 @pytest.mark.parametrize(

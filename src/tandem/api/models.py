@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -54,7 +55,8 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
         body = parse(DetokenizeRequest, await read_body(request, surface.max_body_bytes))
         if body.model is not None:
             surface.models.find(body.model)
-        return _json({"prompt": surface.generation.decode(body.tokens)})
+        text = await asyncio.to_thread(surface.generation.decode, body.tokens)
+        return _json({"prompt": text})
 
 
 def _model_json(surface: Surface, model: ServedModel) -> dict[str, Any]:

@@ -143,6 +143,7 @@ class LoraLayers:
 
         Tensors are replaced, not written: a pending backward keeps those that it has read.
         """
+        self.drop(key)
         for name, weights in adapter.items():
             self._layers[name].put(key, weights)
         self._loaded.add(key)

@@ -84,6 +84,9 @@ class Generation:
         """
         model = self._models.find(options.model)
         self._check(options, len(prompts))  # before any of them is encoded
+        for prompt in prompts:
+            if not isinstance(prompt, str):  # nor are ids decoded that do not fit
+                _output_budget(len(prompt), options.max_tokens, model.max_model_len)
         encoded = [await self._encode(prompt) for prompt in prompts]
         texts = tuple(
             prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)

@@ -255,6 +255,7 @@ struct Division {
 // are fetched, and the unit before is written, a little at every step.
 template <int PARTS, typename Out>
 void compute(const Product& p, const Out& out) {
+  if (p.rows == 0 || p.panels == 0) return;
   const Division d(p, PARTS);
   const int64_t units = p.panels / PARTS;
   for_each_item(d.row_groups * d.unit_groups, 1, [&](const auto& take) {
