@@ -23,6 +23,9 @@ from tandem.scheduling.view import Policy, View
 _FULL_SHARE = 0.9
 # Of the time that a request which comes next may wait, an iteration takes at most so much.
 _WAIT_SHARE = 0.5
+# Where a whole ceiling is free and yet nothing seems to fit, the smallest piece of it is tried
+# once in so many seconds: a prediction that is far too long is never corrected otherwise.
+_PROBE_S = 0.5
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
 # Of the slack, at most so much more than is used is kept for wrong predictions: a deadline that is
@@ -124,6 +127,7 @@ class Unified:
         self._turns = Turns(options.late_share)
         self._earned_s = 0.0
         self._decided_s: float | None = None
+        self._probed_s = float("-inf")
         self._served = False
         self._served_s = float("-inf")  # when the last pass with requests ended, at the latest
 
@@ -146,7 +150,7 @@ class Unified:
         if self._options.temporal_only and requests.rows:
             alone, beside = _Learning(), _Learning()
             if served:  # else it is the requests' turn
-                alone = self._learn(view, items, None, budget.beside_s)
+                alone = self._instead(view, items, budget.beside_s, budget)
         else:
             alone, beside = self._alone_or_beside(view, items, requests, budget)
         if alone.empty:
@@ -160,11 +164,25 @@ class Unified:
         """What learning does in a pass without the requests, if anything, or else beside them."""
         alone, beside = self._slices(view, items, budget.alone_s), _Learning()
         if alone.empty:
-            beside = self._learn(view, items, requests, budget.beside_s, budget.full_s)
+            beside = self._learn(
+                view, items, requests, budget.beside_s, budget.full_s, needed=not requests.rows
+            )
         if alone.empty and beside.empty and budget.alone_s >= budget.ceiling_s:
             # What is too long beside requests goes before them.
-            alone = self._learn(view, items, None, budget.alone_s)
+            alone = self._instead(view, items, budget.alone_s, budget)
         return alone, beside
+
+    def _instead(
+        self, view: View, items: list[LearningItem], seconds: float, budget: _Budget
+    ) -> _Learning:
+        """What of `items` fits into a pass without the requests."""
+        nobody = _Serving([], [], 0, PassWork(), 0.0, seconds)
+        found = self._learn(view, items, nobody, seconds, needed=False)
+        free = budget.alone_s >= budget.ceiling_s and self._served_s == view.now
+        if found.empty and free and view.now - self._probed_s >= _PROBE_S:
+            self._probed_s = view.now
+            return self._learn(view, items, nobody, seconds, needed=True)
+        return found
 
     def _budget(self, view: View, first: LearningItem, requests: _Serving) -> _Budget:
         """See `_Budget`."""
@@ -242,14 +260,14 @@ class Unified:
         self,
         view: View,
         items: list[LearningItem],
-        requests: _Serving | None,
+        requests: _Serving,
         seconds: float,
         full_s: float = 0.0,
+        *,
+        needed: bool,
     ) -> _Learning:
-        """What of `items` fits beside the requests into so many seconds, or into a pass without
-        them if they are None; at least the smallest piece if there are none."""
-        needed = requests is not None and requests.rows == 0
-        requests = requests or _Serving([], [], 0, PassWork(), 0.0, seconds)
+        """What of `items` fits beside the requests into so many seconds; with `needed`, at least
+        the smallest piece."""
         room = Room(
             view.latency,
             view.block_size,
