@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from tandem.config import resolve
+from tandem.config import Settings, resolve
 from tandem.core.errors import InvalidRequest
 
 
@@ -44,3 +46,61 @@ def test_mistakes_are_named(tmp_path, text, needle):
     path.write_text(text)
     with pytest.raises(InvalidRequest, match=needle):
         resolve(toml_path=path)
+
+
+NUMBERS = [
+    pytest.param(section.name, item.name, type(default), id=f"{section.name}.{item.name}")
+    for section in fields(Settings)
+    for item in fields(getattr(Settings(), section.name))
+    if type(default := getattr(getattr(Settings(), section.name), item.name)) in (int, float)
+]
+
+
+@pytest.mark.parametrize(("section", "name", "kind"), NUMBERS)
+def test_every_number_has_a_range(section, name, kind):
+    outside = [-1, 10**30, -(10**30)] + ([float("nan"), float("inf")] if kind is float else [])
+    for value in outside:
+        with pytest.raises(InvalidRequest, match=f"^{section}.{name}: expected") as error:
+            resolve({section: {name: value}})
+        assert error.value.param == f"{section}.{name}"
+    with pytest.raises(InvalidRequest, match=f"^{section}.{name}: expected"):
+        resolve(environ={f"TANDEM_{section}_{name}".upper(): "-1"})
+    default = getattr(getattr(Settings(), section), name)
+    assert resolve({section: {name: default}}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("scheduling.max_batch_tokens", 0),
+        ("cache.block_size", 0),
+        ("server.max_n", 0),
+        ("server.port", 65536),
+        ("scheduling.ttft_slo", 0.0),
+        ("learning.learning_rate", 1.5),
+        ("learning.replay", 1.0),
+        ("learning.key_share", 0.0),
+        ("learning.held_out", 1.1),
+    ],
+)
+def test_the_ends_of_ranges(path, value):
+    section, _, name = path.partition(".")
+    with pytest.raises(InvalidRequest, match=rf"^{path}: .* \(given: {value}\)$"):
+        resolve({section: {name: value}})
+
+
+@pytest.mark.parametrize("name", ["./none", "/none", "~/none", "none/", "a/b/none"])
+def test_a_path_without_a_directory_is_no_name_of_the_hub(name):
+    with pytest.raises(InvalidRequest, match=f"there is no directory '{name}'"):
+        resolve({"model": {"model": name}})
+
+
+def test_directories_and_names_of_the_hub_are_models(tmp_path):
+    for name in (str(tmp_path), "owner/name", "demo"):
+        assert resolve({"model": {"model": name}}).model.model == name
+
+
+def test_no_list_is_shown_in_an_error():
+    with pytest.raises(InvalidRequest, match=r"server\.api_keys") as error:
+        resolve({"server": {"api_keys": ["secret", 7]}})
+    assert "secret" not in str(error.value)

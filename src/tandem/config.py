@@ -2,22 +2,37 @@
 
 Sources in rising precedence: defaults, a TOML file, environment variables, command-line flags.
 Every setting is a field below; `docs/settings.md` lists them and a test compares the two. A part
-of the system receives its own section, never the whole.
+of the system receives its own section, never the whole. Invariant: what `resolve` returns
+lies in the ranges that its fields' types tell.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from tandem.core.errors import InvalidRequest
 
 ENV_PREFIX = "TANDEM_"
+
+_MOST = 2**31 - 1
+_MOST_BYTES = 2**62
+Count = Annotated[int, Meta(ge=1, le=_MOST)]
+CountOrZero = Annotated[int, Meta(ge=0, le=_MOST)]
+Size = Annotated[int, Meta(ge=1, le=_MOST_BYTES)]
+SizeOrZero = Annotated[int, Meta(ge=0, le=_MOST_BYTES)]
+Threads = Annotated[int, Meta(ge=0, le=1024)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+PositiveOrZero = Annotated[float, Meta(ge=0, le=1e9)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +48,8 @@ class ModelConfig:
     served_name: str = ""
     device: str = "auto"
     dtype: str = "auto"
-    max_model_len: int = 0
-    threads: int = 0
+    max_model_len: CountOrZero = 0
+    threads: Threads = 0
     kernels: str = "auto"
 
 
@@ -42,8 +57,8 @@ class ModelConfig:
 class CacheConfig:
     """KV cache: tokens a block and memory in bytes (0: a share of what is free)."""
 
-    block_size: int = 16
-    memory_bytes: int = 0
+    block_size: Count = 16
+    memory_bytes: SizeOrZero = 0
     prefix_caching: bool = True
 
 
@@ -58,11 +73,11 @@ class SchedulingConfig:
     """
 
     policy: str = "unified"
-    max_sequences: int = 128
-    max_batch_tokens: int = 1024
+    max_sequences: Count = 128
+    max_batch_tokens: Count = 1024
     policy_options: dict[str, str] = field(default_factory=dict)
-    ttft_slo: float = 1.0
-    tpot_slo: float = 0.1
+    ttft_slo: Positive = 1.0
+    tpot_slo: Positive = 0.1
     adapter_slos: dict[str, str] = field(default_factory=dict)
     profile: str = ""
 
@@ -76,8 +91,8 @@ class AdapterConfig:
 
     preload: dict[str, str] = field(default_factory=dict)
     roots: tuple[str, ...] = ()
-    max_loaded: int = 32
-    max_rank: int = 256
+    max_loaded: CountOrZero = 32
+    max_rank: CountOrZero = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +106,8 @@ class StoreConfig:
 
     directory: str = "tandem-data"
     url: str = ""
-    receipt_days: float = 30.0
-    max_file_bytes: int = 512 * 1024 * 1024
+    receipt_days: PositiveOrZero = 30.0
+    max_file_bytes: Size = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +127,24 @@ class LearningConfig:
 
     enabled: bool = True
     auto_adapters: bool = True
-    rank: int = 16
-    alpha: float = 32.0
+    rank: Count = 16
+    alpha: Positive = 32.0
     targets: tuple[str, ...] = ()
-    learning_rate: float = 1e-3
-    beta: float = 0.1
-    batch_samples: int = 8
-    micro_batch_samples: int = 4
-    steps_per_version: int = 4
-    epochs: int = 6
-    replay: float = 0.25
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 1e-3
+    beta: Positive = 0.1
+    batch_samples: Count = 8
+    micro_batch_samples: Count = 4
+    steps_per_version: Count = 4
+    epochs: Count = 6
+    replay: Annotated[float, Meta(ge=0, lt=1)] = 0.25
     reference: str = "base"
     gate: str = "auto"
-    held_out: float = 0.1
-    key_share: float = 1.0
+    held_out: Share = 0.1
+    key_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     canary_file: str = ""
-    max_sample_tokens: int = 2048
-    recording_tokens: int = 0
-    graph_bytes: int = 1 << 30
+    max_sample_tokens: Count = 2048
+    recording_tokens: CountOrZero = 0
+    graph_bytes: SizeOrZero = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +157,15 @@ class ServerConfig:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     api_keys: tuple[str, ...] = ()
     api_key_file: str = ""
-    max_waiting_requests: int = 1024
-    max_waiting_tokens: int = 1_000_000
-    max_wait_factor: float = 5.0
-    max_body_bytes: int = 8 * 1024 * 1024
-    max_n: int = 64
-    drain_s: float = 30.0
+    max_waiting_requests: Count = 1024
+    max_waiting_tokens: Count = 1_000_000
+    max_wait_factor: PositiveOrZero = 5.0
+    max_body_bytes: Size = 8 * 1024 * 1024
+    max_n: Count = 64
+    drain_s: PositiveOrZero = 30.0
     log_level: str = "info"
 
 
@@ -169,6 +184,9 @@ class Settings:
 
 Sections = dict[str, dict[str, Any]]
 
+# As msgspec writes it: what is expected, and where.
+_REFUSED = re.compile(r"(.+) - at `\$\.(\w+)\.(\w+)", re.DOTALL)
+
 
 def resolve(
     flags: Mapping[str, Mapping[str, Any]] | None = None,
@@ -180,7 +198,7 @@ def resolve(
 
     `flags` maps section -> field -> value; a value of None means "not given". Environment
     variables are `TANDEM_<SECTION>_<FIELD>`, e.g. `TANDEM_CACHE_BLOCK_SIZE=32`; tuples are
-    comma-separated. Raises `InvalidRequest` that names the setting.
+    comma-separated. Raises `InvalidRequest` that names the setting, also as its `param`.
     """
     merged: Sections = {section.name: {} for section in fields(Settings)}
     if toml_path is not None:
@@ -190,9 +208,11 @@ def resolve(
         given = {name: value for name, value in values.items() if value is not None}
         _merge(merged, {section: given}, "flags")
     try:
-        return msgspec.convert(merged, Settings, strict=False)
+        settings = msgspec.convert(merged, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"configuration: {error}") from error
+        raise _refusal(error, merged) from error
+    _check_directory(settings.model.model)
+    return settings
 
 
 def _read_toml(path: Path) -> Sections:
@@ -241,3 +261,21 @@ def _merge(into: Sections, new: Mapping[str, Mapping[str, Any]], source: str) ->
                     f"{source}: unknown setting {section}.{name}; known: {', '.join(known)}"
                 )
             into[section][name] = value
+
+
+def _refusal(error: msgspec.ValidationError, merged: Sections) -> InvalidRequest:
+    found = _REFUSED.match(str(error))
+    if found is None:
+        return InvalidRequest(f"configuration: {error}")
+    expected, section, name = found.groups()
+    value = merged[section][name]
+    given = f" (given: {value!r:.50})" if isinstance(value, int | float | str) else ""
+    path = f"{section}.{name}"
+    return InvalidRequest(f"{path}: {expected[0].lower()}{expected[1:]}{given}", param=path)
+
+
+def _check_directory(model: str) -> None:
+    """A name that can only be a path shall not be looked up on the hub."""
+    is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
+    if is_path and not Path(model).is_dir():
+        raise InvalidRequest(f"there is no directory {model!r} to load a model from")

@@ -186,6 +186,12 @@ def test_completion_fields(http: httpx.Client, change: dict[str, Any], param: st
     )
 
 
+def test_n_is_bounded_before_it_is_multiplied(http: httpx.Client) -> None:
+    change = {"n": 10**4298, "prompt": ["a"] * 50}
+    error = refused(http.post(COMPLETIONS, content=changed(GOOD_COMPLETION, change)))
+    assert error["param"] == "n" and "less than or equal" in error["message"]
+
+
 @pytest.mark.parametrize("name", sorted(CHAT_REFUSED))
 def test_unsupported_chat_fields_are_refused_by_name_unless_at_their_default(
     http: httpx.Client, name: str

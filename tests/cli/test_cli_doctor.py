@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from tandem.cli import doctor
 from tandem.cli.doctor import Finding, Level, examine, report
+from tandem.model import kernels
 
 
 def shown(findings: list[Finding]) -> tuple[int, str]:
@@ -21,7 +21,7 @@ def shown(findings: list[Finding]) -> tuple[int, str]:
 
 
 def test_this_machine_can_serve() -> None:
-    findings = examine(os.environ)
+    findings = examine()
     subjects = {finding.subject for finding in findings}
     assert {"versions", "device", "dtype", "memory", "demo model"} <= subjects
     code, text = shown(findings)
@@ -39,7 +39,7 @@ def test_something_missing_is_fatal_and_says_what_to_do(monkeypatch: pytest.Monk
         return version(package)
 
     monkeypatch.setattr(doctor.metadata, "version", without_torch)
-    code, text = shown(examine({}))
+    code, text = shown(examine())
     assert code == 1
     assert "pip install torch" in text and "impossible" in text
 
@@ -50,7 +50,36 @@ def test_advice_alone_is_not_fatal() -> None:
     assert "[odd]" in text and "do [this]" in text
 
 
+MISSING = kernels.KernelStatus(False, None, "the compiler failed: why")
+
+
+def by_subject() -> dict[str, Finding]:
+    return {finding.subject: finding for finding in examine()}
+
+
 def test_no_compiler_is_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only what the kernels are built with counts."""
+    monkeypatch.setattr(kernels, "status", lambda: MISSING)  # the real one is asked once
+    other = tmp_path / "clang++"
+    other.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (finding,) = [finding for finding in examine({}) if finding.subject == "C++ compiler"]
+    monkeypatch.delenv("CXX", raising=False)
+    finding = by_subject()["C++ compiler"]
     assert finding.level is Level.ADVICE and "g++" in finding.advice
+    monkeypatch.setenv("CXX", "clang++")
+    assert by_subject()["C++ compiler"].found == str(other)
+
+
+def test_kernels_are_those_that_the_engine_can_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = by_subject()
+    available = kernels.status().available
+    assert (found["CPU kernels"].level is Level.GOOD) == available
+    assert (found["matrix kernels"].level is Level.GOOD) == kernels.amx_linear()
+
+    monkeypatch.setattr(kernels, "status", lambda: MISSING)
+    monkeypatch.setattr(doctor, "_cpu_flags", lambda: frozenset({"amx_bf16"}))
+    found = by_subject()
+    assert found["CPU kernels"].level is Level.ADVICE
+    assert found["CPU kernels"].found == MISSING.reason
+    assert found["matrix kernels"].level is Level.ADVICE
+    assert "need the CPU kernels" in found["matrix kernels"].advice

@@ -64,6 +64,15 @@ def test_adapters_are_named() -> None:
         settings_from({**NOTHING, "adapters_preload": ["./x"]}, {})
 
 
+def test_a_number_out_of_range_names_flag_and_setting() -> None:
+    with pytest.raises(InvalidRequest, match=r"^--kv-memory: cache\.memory_bytes: .* >= 0"):
+        settings_from({**NOTHING, "cache_memory_bytes": -1}, {})
+    with pytest.raises(InvalidRequest, match=r"^--drain: server\.drain_s: .*-5"):
+        settings_from(NOTHING, {"TANDEM_SERVER_DRAIN_S": "-5"})
+    with pytest.raises(InvalidRequest, match=r"^model\.model: "):
+        settings_from({**NOTHING, "model_model": 3}, {})
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("1000", 1000), ("8MiB", 8 << 20), ("4g", 4 << 30), ("1 KB", 1024)]
 )

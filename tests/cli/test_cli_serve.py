@@ -138,6 +138,8 @@ def alive(pid: int) -> bool:
         (["--config", "/does/not/exist.toml"], "configuration file"),
         (["--api-key-file", "/does/not/exist"], "API key file"),
         (["--policy", "no-such-policy"], "no-such-policy"),
+        (["--max-batch-tokens", "0"], "--max-batch-tokens"),
+        (["--threads", "-1"], "--threads"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -151,3 +153,19 @@ def test_what_cannot_be_started_says_why(flags: list[str], message: str, tmp_pat
     assert result.exit_code == 1, result.output
     assert message in result.stderr
     assert isinstance(result.exception, SystemExit)
+
+
+def test_a_model_directory_that_is_missing_is_named() -> None:
+    result = CliRunner().invoke(tandem.cli.app, ["serve", "./no-such-dir"])
+    assert result.exit_code == 1, result.output
+    assert "there is no directory './no-such-dir'" in result.stderr
+
+
+def test_a_mistake_that_the_engine_finds_is_one_error(tmp_path: Path) -> None:
+    own = ["--port", "0", "--threads", "1", "--kv-memory", "1", "--store-directory", str(tmp_path)]
+    done = subprocess.run(
+        [*SERVE, *own], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 1
+    assert "error:" in done.stderr and "memory" in done.stderr
+    assert "Traceback" not in done.stderr and "unexpectedly" not in done.stderr

@@ -186,10 +186,11 @@ async def test_a_slow_iteration_is_not_taken_for_a_hang():
         assert await collect(client, request) == expected(request)
 
 
-async def test_what_cannot_start_says_why():
+async def test_what_cannot_start_says_why_and_nothing_else(capfd):
     with pytest.raises(UnsupportedModel, match="no such model"):
         async with engine(broken=True):
             pass
+    assert capfd.readouterr().err == ""
 
 
 async def test_closing_the_stream_aborts():

@@ -114,7 +114,7 @@ class SamplingFields(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
     stop: Annotated[list[str], BeforeValidator(_stop_list)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

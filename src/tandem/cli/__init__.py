@@ -123,5 +123,5 @@ def doctor_command() -> None:
     """Check what serving needs and say what to do about what is missing."""
     from tandem.cli.doctor import examine, report
 
-    findings = examine(os.environ)
+    findings = examine()
     raise typer.Exit(report(findings, Console()))

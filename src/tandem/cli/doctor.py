@@ -1,16 +1,16 @@
 """`tandem doctor`: what this machine has, and what to do about what is missing.
 
-Each check looks at one thing and returns a finding; nothing is changed. Invariant: a finding is
-FATAL only if no model could be served at all.
+Each check looks at one thing and returns a finding; nothing is changed, except that the
+kernels are compiled if they were not yet. Invariant: a finding is FATAL only if no model could be
+served at all.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -47,14 +47,13 @@ class Finding:
     advice: str = ""
 
 
-def examine(environ: Mapping[str, str]) -> list[Finding]:
+def examine() -> list[Finding]:
     """Run every check."""
     flags = _cpu_flags()
     return [
         _versions(),
         *_torch(flags),
-        _cpu(flags),
-        _compiler(environ),
+        *_kernels(flags),
         _memory(),
         _demo_model(),
     ]
@@ -132,24 +131,38 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset(next(lines, "").partition(":")[2].split())
 
 
-def _cpu(flags: frozenset[str]) -> Finding:
-    """Which matrix instructions the frozen weights can use."""
+def _kernels(flags: frozenset[str]) -> list[Finding]:
+    """What the engine itself finds: compiler, library, and whether AMX products can be called."""
+    try:
+        from tandem.model import kernels
+        from tandem.model.kernels.compiler import find_compiler
+    except (ImportError, OSError):
+        return []  # without torch, which `_torch` has found
+    compiler, status = find_compiler(), kernels.status()
+    if compiler is None:
+        advice = "install g++ (Debian: apt install g++) or set CXX, for faster kernels"
+        found = [Finding("C++ compiler", Level.ADVICE, "neither CXX nor g++", advice)]
+    else:
+        found = [Finding("C++ compiler", Level.GOOD, compiler)]
+    if status.available:
+        found.append(Finding("CPU kernels", Level.GOOD, str(status.path)))
+    else:
+        advice = "torch's are used, which are slower: give it a C++20 compiler that works"
+        found.append(Finding("CPU kernels", Level.ADVICE, status.reason, advice))
+    return [*found, _matrix_kernels(flags, amx=kernels.amx_linear(), compiled=status.available)]
+
+
+def _matrix_kernels(flags: frozenset[str], *, amx: bool, compiled: bool) -> Finding:
+    """Which products the frozen weights get, beside the instructions that the CPU reports."""
     known = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd")
-    found = ", ".join(flag for flag in known if flag in flags)
-    if flags & {"amx_bf16", "avx512_bf16", "bf16"}:
-        return Finding("matrix kernels", Level.GOOD, found)
-    advice = "CPUs with AMX (Intel Sapphire Rapids and later) are several times faster in bfloat16"
-    return Finding("matrix kernels", Level.ADVICE, found or "unknown", advice)
-
-
-def _compiler(environ: Mapping[str, str]) -> Finding:
-    """The C++ compiler that builds our kernels on first use."""
-    candidates = [environ.get("CXX", ""), "c++", "g++", "clang++"]
-    for name in candidates:
-        if name and (path := shutil.which(name)):
-            return Finding("C++ compiler", Level.GOOD, path)
-    advice = "install one (Debian: apt install g++); without it slower kernels are used"
-    return Finding("C++ compiler", Level.ADVICE, "none", advice)
+    has = ", ".join(flag for flag in known if flag in flags) or "unknown"
+    if amx:
+        return Finding("matrix kernels", Level.GOOD, f"AMX, ours (CPU: {has})")
+    if "amx_bf16" in flags and not compiled:
+        advice = "the CPU has AMX, our products with it need the CPU kernels"
+    else:
+        advice = "CPUs with AMX (Intel Sapphire Rapids and later) are several times faster"
+    return Finding("matrix kernels", Level.ADVICE, f"torch's (CPU: {has})", advice)
 
 
 def _memory() -> Finding:

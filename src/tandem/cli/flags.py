@@ -181,7 +181,13 @@ def settings_from(
         if isinstance(setting.default, dict):
             value = dict(_named(text, setting.flag) for text in value)
         given.setdefault(setting.section, {})[setting.name] = value
-    return resolve(given, environ=environ, toml_path=config)
+    try:
+        return resolve(given, environ=environ, toml_path=config)
+    except InvalidRequest as error:
+        found = [setting for setting in all_settings() if setting.path == error.param]
+        if not found or error.param == "model.model":  # the argument
+            raise
+        raise InvalidRequest(f"{found[0].flag}: {error}", param=error.param) from error
 
 
 def parse_size(text: str) -> int:

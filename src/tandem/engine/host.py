@@ -206,7 +206,10 @@ def serve(endpoint: str, incarnation: int, make_loop: MakeLoop) -> None:
     pulse = _Heart(context, endpoint, incarnation)
     pulse.start()
     try:
-        loop = start_loop(make_loop, channel, incarnation)
+        try:
+            loop = start_loop(make_loop, channel, incarnation)
+        except TandemError:
+            raise SystemExit(1) from None  # the client has been told why
         pulse.host = Host(loop, channel, incarnation)
         pulse.host.run()  # an error in here ends the process, which its watcher notices
     finally:

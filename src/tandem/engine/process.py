@@ -114,8 +114,8 @@ class ProcessTransport:
                 reason = await self._watch(self._child)
             except OSError as error:
                 reason = f"cannot start an engine process: {error}"
-            logger.error("%s", reason)
-            if not self._broken:
+            if not self._broken:  # else the client has been told, and why
+                logger.error("%s", reason)
                 self._deliver(Lost(self._incarnation, reason))
         finally:
             reader.cancel()

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from tandem.core.errors import TandemError
 from tandem.engine.channel import QueueChannel
 from tandem.engine.host import Host, MakeLoop, start_loop
 from tandem.engine.messages import Command, Lost, Message, Stop
@@ -54,8 +55,10 @@ class ThreadTransport:
         channel = self._channel
         try:
             loop = start_loop(self._make_loop, channel, 0)
+        except TandemError:
+            return  # the client has been told why
         except Exception:
-            logger.exception("the engine cannot start")  # the client has been told why
+            logger.exception("the engine cannot start")
             return
         try:
             Host(loop, channel, incarnation=0).run()

@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 
 def compiled() -> bool:
     """Whether `build` has nothing to compile: the cache has the library, or nothing compiles."""
-    compiler = _compiler()
+    compiler = find_compiler()
     return compiler is None or _library(compiler).exists()
 
 
@@ -53,7 +53,7 @@ def build() -> Path:
 
     Raises BuildFailed without a compiler, when it fails, or when the cache cannot be written.
     """
-    compiler = _compiler()
+    compiler = find_compiler()
     if compiler is None:
         raise BuildFailed("no C++ compiler found (install g++ or set CXX)")
     library = _library(compiler)
@@ -71,7 +71,8 @@ def build() -> Path:
     return library
 
 
-def _compiler() -> str | None:
+def find_compiler() -> str | None:
+    """The compiler that builds: `CXX`, else g++; None if there is none."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
