@@ -22,7 +22,7 @@ serve: setup
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
 
 chat: setup
-	$(BIN)/tandem chat
+	$(BIN)/tandem chat $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest -m "not full and not gpu"

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -90,19 +90,20 @@ def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
             "package.module:Class"
         ) from error
     taken = inspect.signature(factory, eval_str=True).parameters.get("options")
-    known = [field.name for field in fields(taken.annotation)] if taken is not None else []
-    unknown = [option for option in options or {} if option not in known]
-    if unknown:
+    kinds = [] if taken is None else [taken.annotation]
+    known = [field.name for kind in kinds for field in fields(kind)]
+    if unknown := [option for option in options or {} if option not in known]:
         raise InvalidRequest(
             f"policy {name!r} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}"
         )
-    if taken is None:
-        return cast("Policy", factory())
     try:
-        converted = msgspec.convert(dict(options or {}), taken.annotation, strict=False)
+        given = [msgspec.convert(dict(options or {}), kind, strict=False) for kind in kinds]
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"options of policy {name!r}: {error}") from error
-    return cast("Policy", factory(converted))
+    policy = factory(*given)
+    if not isinstance(policy, Policy):
+        raise InvalidRequest(f"{name!r} is no policy: it lacks `decide` or `decodes_alike`")
+    return policy
 
 
 def known_policies() -> list[str]:
@@ -179,8 +180,7 @@ def _profiled_rates(path: str, info: ModelInfo) -> Rates | None:
     if not path:
         return None
     profile = read_profile(Path(path))
-    problem = profile.mismatch(info)
-    if problem is not None:
+    if (problem := profile.mismatch(info)) is not None:
         raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
     return profile.rates
 

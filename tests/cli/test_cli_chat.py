@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 
 import pytest
+from fastapi import FastAPI, Response
 from rich.console import Console
 
 from fake_engine import FakeEngine, Script
@@ -97,6 +98,60 @@ def test_errors_are_shown_and_the_conversation_goes_on(
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     code, shown = talk(monkeypatch, "http://127.0.0.1:9/v1", [])
     assert code == 1 and "cannot reach" in shown
+
+
+def odd_server(models: str, events: str) -> FastAPI:
+    """A server with OpenAI's routes that answers with these bodies."""
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    def list_models() -> Response:
+        return Response(models, media_type="application/json")
+
+    @app.post("/v1/chat/completions")
+    def answer() -> Response:
+        return Response(events, media_type="text/event-stream")
+
+    return app
+
+
+ONE_MODEL = '{"data": [{"id": "odd"}]}'
+
+
+def event(delta: str) -> str:
+    return f'data:{{"error": null, "choices": [{{"delta": {delta}}}]}}\n\n'
+
+
+def test_fields_that_are_null_and_an_end_without_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = (event("null"), event('{"content": null}'), event('{"content": "Fine."}'))
+    rest = ('data: {"choices": null}\n\n', "data:\n\n", "data:[DONE]\n\n")
+    with live(odd_server(ONE_MODEL, "".join((*said, *rest)))) as url:
+        code, shown = talk(monkeypatch, f"{url}/v1", ["Hi"])
+    assert code == 0 and "Fine.\n" in shown and "error" not in shown
+
+
+@pytest.mark.parametrize("models", ['{"data": []}', '{"data": null}', "[]", "{}", "none"])
+def test_a_server_without_models(monkeypatch: pytest.MonkeyPatch, models: str) -> None:
+    with live(odd_server(models, "")) as url:
+        code, shown = talk(monkeypatch, f"{url}/v1", [])
+    assert code == 1 and "lists no model" in shown and "--model" in shown
+
+
+@pytest.mark.parametrize(
+    ("sent", "needle"),
+    [
+        ('data: {"error": {"message": "too hot"}}', "error: too hot"),
+        ('data: {"error": "too cold"}', "error: too cold"),
+        ("data: <html>", "no JSON: '<html>'"),
+        ("data: [1]", "no chunk: '[1]'"),
+    ],
+)
+def test_what_is_no_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, sent: str, needle: str
+) -> None:
+    with live(odd_server(ONE_MODEL, f"{sent}\n\n")) as url:
+        code, shown = talk(monkeypatch, f"{url}/v1", ["Hi"])
+    assert code == 0 and needle in shown
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(

@@ -23,6 +23,8 @@ from tandem.scheduling.view import View, class_of
 class SharedPrefixFirst:
     """Echo in outline: online first, then the longest cached prefix; unread blocks go first."""
 
+    decodes_alike = False
+
     def __init__(self) -> None:
         self.evicted: list[int] = []
         self.occupied: list[tuple[int, int]] = []
@@ -47,6 +49,8 @@ class SharedPrefixFirst:
 
 class ByPredictedLength:
     """RT-LM in outline: batches of similar predicted length; the long ones go to a second lane."""
+
+    decodes_alike = False
 
     def __init__(self, batch: int = 2, offload_above: int = 12) -> None:
         self._batch, self._above = batch, offload_above
@@ -75,6 +79,8 @@ def predicted_length(seq: Sequence) -> int:
 
 class SharesByLoad:
     """Harli in outline: the fewer sequences, the smaller their share of the device."""
+
+    decodes_alike = False
 
     def decide(self, view: View) -> Decision:
         order = sorted((*view.running, *view.waiting), key=class_then_arrival)
@@ -141,6 +147,8 @@ def test_a_share_of_the_device_reaches_the_plan(monkeypatch):
 
 def test_what_one_lane_runs_another_does_not(monkeypatch):
     class Greedy:
+        decodes_alike = False
+
         def decide(self, view: View) -> Decision:
             everybody = tuple(Candidate(seq.seq_id) for seq in (*view.running, *view.waiting))
             return Decision({lane: LaneDecision(everybody) for lane in view.lanes})
@@ -159,6 +167,8 @@ TOY = """
 from tandem.core.decision import Candidate, Decision
 
 class LastComeFirstServed:
+    decodes_alike = False
+
     def decide(self, view):
         order = sorted((*view.running, *view.waiting), key=lambda seq: -seq.seq_id)
         return Decision.on_device(tuple(Candidate(seq.seq_id) for seq in order))

@@ -23,6 +23,8 @@ from tandem.scheduling.view import Budgets, Policy, View
 class Recording:
     """Wraps a policy and remembers its last decision."""
 
+    decodes_alike = False
+
     def __init__(self, inner: Policy) -> None:
         self.inner = inner
         self.last: Decision | None = None
@@ -95,6 +97,8 @@ def test_long_prompts_are_cut_to_the_token_budget():
 class Whim:
     """A policy that names anything: unknown, doubled and absurd candidates included."""
 
+    decodes_alike = False
+
     def __init__(self, decisions: list[Decision]) -> None:
         self.decisions = decisions
 
@@ -141,10 +145,21 @@ def test_a_policy_is_one_file_and_others_come_by_path(monkeypatch):
     assert isinstance(build_policy(f"{__name__}:Fixed"), Fixed)
     with pytest.raises(InvalidRequest, match="fcfs"):
         build_policy("none-such")
+    with pytest.raises(InvalidRequest, match="decodes_alike"):
+        build_policy(f"{__name__}:Unfinished")
 
 
 class Fixed:
     """Wants nothing."""
+
+    decodes_alike = False
+
+    def decide(self, view: View) -> Decision:
+        return Decision()
+
+
+class Unfinished:
+    """Decides, but does not say `decodes_alike`."""
 
     def decide(self, view: View) -> Decision:
         return Decision()

@@ -59,7 +59,10 @@ class ChatServer:
                 raise ChatError(f"cannot reach {self._http.base_url}: {error}") from error
             if response.is_error:
                 raise ChatError(_message(response))
-            self._model = str(response.json()["data"][0]["id"])
+            try:
+                self._model = str(response.json()["data"][0]["id"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise ChatError("the server lists no model; name one with --model") from error
         return self._model
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
@@ -71,8 +74,8 @@ class ChatServer:
                     response.read()
                     raise ChatError(_message(response))
                 for line in response.iter_lines():
-                    if line.startswith("data:") and line != "data: [DONE]":
-                        yield from _pieces(json.loads(line.removeprefix("data:")))
+                    if line.startswith("data:"):
+                        yield from _pieces(line.removeprefix("data:").strip())
         except httpx.HTTPError as error:
             raise ChatError(f"the connection failed: {error}") from error
 
@@ -132,11 +135,21 @@ def _opening(system: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": system}] if system else []
 
 
-def _pieces(chunk: dict[str, Any]) -> Iterator[str]:
-    if "error" in chunk:
-        raise ChatError(str(chunk["error"].get("message", chunk["error"])))
-    for choice in chunk.get("choices", []):
-        if text := choice["delta"].get("content"):
+def _pieces(payload: str) -> Iterator[str]:
+    """The text of one event. Servers differ in what they leave out or null. Raises `ChatError`."""
+    if payload in ("", "[DONE]"):
+        return
+    try:
+        chunk = json.loads(payload)
+    except ValueError as error:
+        raise ChatError(f"the server sent what is no JSON: {payload[:80]!r}") from error
+    if not isinstance(chunk, dict):
+        raise ChatError(f"the server sent what is no chunk: {payload[:80]!r}")
+    if problem := chunk.get("error"):
+        message = problem.get("message") if isinstance(problem, dict) else None
+        raise ChatError(str(message or problem))
+    for choice in chunk.get("choices") or ():
+        if text := (choice.get("delta") or {}).get("content"):
             yield text
 
 

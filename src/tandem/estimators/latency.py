@@ -168,12 +168,6 @@ class LatencyModel:
         """An optimiser step."""
         return self.update.predict((1.0,))
 
-    def plan_s(self, lane: LanePlan, rows: Callable[[int], int]) -> float:
-        """A whole lane's plan; `rows` as for `observe`."""
-        seconds = self.forward_s(PassWork.of(lane))
-        seconds += sum([self.slice_s(rows(s.micro_batch), s.hi - s.lo) for s in lane.slices])
-        return seconds + len(lane.updates) * self.update_s()
-
     def observe(self, lane: LanePlan, result: StepResult, rows: Callable[[int], int]) -> None:
         """A lane was executed; `rows` tells the recorded rows of a micro-batch (0: unknown)."""
         if self._routine(lane):

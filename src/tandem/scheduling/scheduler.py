@@ -117,7 +117,7 @@ class Scheduler:
         """Whether requests decode, nothing else is there, and the policy says `decodes_alike`."""
         state = self.state
         return (
-            getattr(self._policy, "decodes_alike", False)
+            self._policy.decodes_alike
             and len(state.all) == len(state.running)
             and not self.learning.has_work
             and state.num_running == len(state.running)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import ValuesView
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tandem.core.decision import Decision
 from tandem.core.plan import StepPlan, StepResult
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
 from tandem.estimators.latency import LatencyModel
-from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
 from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.learning import Learning
@@ -139,10 +138,6 @@ class View:
         """Cached blocks that nobody holds, with their future readers; costs O(blocks)."""
         return self._cache.idle_blocks()
 
-    def cost_s(self, work: PassWork) -> float:
-        """Predicted seconds of a pass."""
-        return self.latency.forward_s(work)
-
     def match(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence whose KV is cached now. Pins nothing."""
         return self._cache.match(seq)
@@ -153,14 +148,17 @@ def class_of(seq: Sequence) -> WorkClass:
     return WorkClass.LEARNING if seq.scoring is not None else seq.request.work_class
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Decides once an iteration.
 
     Called by the scheduler whenever something waits or runs. Must be deterministic in the view,
     must not block, and may keep state of its own between calls. Candidates that are unknown,
-    listed twice or finished are ignored by admission. A policy with a true attribute
-    `decodes_alike` says that with nothing but decodes it runs them all, whatever the time.
+    listed twice or finished are ignored by admission. `decodes_alike` promises that with nothing
+    but decodes it runs them all, whatever the time, so that simulations may leap (`leap.Leaper`).
     """
+
+    decodes_alike: bool
 
     def decide(self, view: View) -> Decision:
         """What should run, in which order, and who may be preempted for it."""

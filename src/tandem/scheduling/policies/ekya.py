@@ -33,6 +33,8 @@ def create(options: Options = Options()) -> Policy:
 class PeriodicRetraining:
     """Remembers the steps of the open window and when the next may open."""
 
+    decodes_alike = False
+
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._next_s: float | None = None

@@ -107,6 +107,8 @@ class Bin:
 class Mace:
     """See the module; keeps no state."""
 
+    decodes_alike = False
+
     def __init__(self, options: Options) -> None:
         self._options = options
 

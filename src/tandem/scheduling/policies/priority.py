@@ -30,6 +30,8 @@ class MostUrgentFirst:
     A total order (priority, arrival) rules out that two sequences preempt each other in turn.
     """
 
+    decodes_alike = False
+
     def decide(self, view: View) -> Decision:
         """See the module."""
         waiting = heapq.nsmallest(view.budgets.max_sequences, view.waiting, key=_urgency)

@@ -38,6 +38,8 @@ def create(options: Options = Options()) -> Policy:
 class FixedShare:
     """Remembers what each side has had lately."""
 
+    decodes_alike = False
+
     def __init__(self, options: Options) -> None:
         self._options = options
         self._had = {"training": 0.0, "requests": 0.0}
