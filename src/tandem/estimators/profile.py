@@ -8,7 +8,7 @@ its numbers are finite.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +95,8 @@ def read_profile(path: Path) -> Profile:
     if not all(math.isfinite(value) and value > 0.0 for value in seconds):
         raise InvalidRequest(f"{path}: a rate is not above 0", param="profile")
     return profile
+
+
+def with_cache(profile: Profile, num_blocks: int) -> Profile:
+    """The same with another number of KV blocks, for what-if questions."""
+    return replace(profile, info=replace(profile.info, num_blocks=num_blocks))

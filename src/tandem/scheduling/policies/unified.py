@@ -51,7 +51,7 @@ class Options:
 
     ceiling_s: float = 0.25
     idle_s: float = 0.5
-    min_share: float = 0.02
+    min_share: float = 0.05
     patience_s: float = 30.0
     gamma: float = 0.3
     temporal_only: bool = False
