@@ -144,17 +144,18 @@ def answers(
     config = Settings(cache=cache_config, scheduling=scheduling)
     loop = join_loop(config, executor, check_every_step=True)
     submit = executor.submit
+    found: list[list[int]] = [[] for _ in mix.requests]
 
     def noted(plan: LanePlan) -> int:
         of_training = [span.record is not None for span in plan.spans]
         met.shared_passes += len(set(of_training)) == 2
-        met.slices_beside += bool(plan.slices and not all(of_training))
+        answering = any(0 < len(answer) < OUTPUT_TOKENS for answer in found)
+        met.slices_beside += bool(plan.slices and answering)
         met.updates += len(plan.updates)
         return submit(plan)
 
     executor.submit = noted  # type: ignore[method-assign]
     loop.open_trainer(TrainerSpec("t", LoraSpec(rank=4), OptimizerSpec(learning_rate=2e-2)))
-    found: list[list[int]] = [[] for _ in mix.requests]
 
     def iterate() -> None:
         for event in loop.step():

@@ -203,7 +203,8 @@ def test_gating_equals_torch(dtype: torch.dtype) -> None:
     fused = torch.cat([torch.randn(33, 202) * 10, torch.full((2, 202), 1e4)]).to(dtype)
     gate, up = fused[:, :101], fused[:, 101:]
     silu = functional.silu(gate) * up
-    torch.testing.assert_close(kernels.silu_mul(gate, up), silu, rtol=TOLERANCE[dtype], atol=1e-5)
+    twice = 2 * TOLERANCE[dtype]  # the gate is rounded before the product is
+    torch.testing.assert_close(kernels.silu_mul(gate, up), silu, rtol=twice, atol=1e-5)
     gelu = functional.gelu(gate, approximate="tanh") * up
     actual = kernels.gelu_tanh_mul(gate, up)
     torch.testing.assert_close(actual, gelu, rtol=10 * TOLERANCE[dtype], atol=3e-4)
