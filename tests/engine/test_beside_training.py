@@ -205,7 +205,7 @@ def test_greedy_answers_are_transformers_own_beside_training(name: str, kernels:
 
     run()
     assert met.clear >= 0.95 * met.positions, "the test model does not decide clearly"
-    assert met.shared_passes > EXAMPLES and met.slices_beside > 0 and met.updates > 0, met
+    assert met.shared_passes >= EXAMPLES // 2 and met.slices_beside > 0 and met.updates > 0, met
 
 
 @pytest.mark.parametrize("kernels", ["auto", "off"])
