@@ -137,25 +137,25 @@ def answers(
     model: LoadedModel, mix: Mix, met: Met, *, training: bool, leak: bool = False
 ) -> list[list[int]]:
     cache_config = CacheConfig(mix.block_size, mix.blocks * block_bytes(model, mix.block_size))
-    scheduling = SchedulingConfig(mix.policy, 6, mix.max_batch_tokens)
+    # Objectives that leave learning room beside answers on any machine.
+    scheduling = SchedulingConfig(mix.policy, 6, mix.max_batch_tokens, ttft_slo=10.0, tpot_slo=1.0)
     learning = LearningConfig(recording_tokens=200)
     make = Leaking if leak else DeviceExecutor
     executor = make(model, cache_config, scheduling, AdapterConfig(), learning)
     config = Settings(cache=cache_config, scheduling=scheduling)
     loop = join_loop(config, executor, check_every_step=True)
     submit = executor.submit
-    found: list[list[int]] = [[] for _ in mix.requests]
 
     def noted(plan: LanePlan) -> int:
         of_training = [span.record is not None for span in plan.spans]
         met.shared_passes += len(set(of_training)) == 2
-        answering = any(0 < len(answer) < OUTPUT_TOKENS for answer in found)
-        met.slices_beside += bool(plan.slices and answering)
+        met.slices_beside += bool(plan.slices and not all(of_training))
         met.updates += len(plan.updates)
         return submit(plan)
 
     executor.submit = noted  # type: ignore[method-assign]
     loop.open_trainer(TrainerSpec("t", LoraSpec(rank=4), OptimizerSpec(learning_rate=2e-2)))
+    found: list[list[int]] = [[] for _ in mix.requests]
 
     def iterate() -> None:
         for event in loop.step():
@@ -205,7 +205,7 @@ def test_greedy_answers_are_transformers_own_beside_training(name: str, kernels:
 
     run()
     assert met.clear >= 0.95 * met.positions, "the test model does not decide clearly"
-    assert met.shared_passes >= EXAMPLES // 2 and met.slices_beside > 0 and met.updates > 0, met
+    assert met.shared_passes > EXAMPLES and met.slices_beside > 0 and met.updates > 0, met
 
 
 @pytest.mark.parametrize("kernels", ["auto", "off"])
