@@ -53,7 +53,7 @@ def make(name: str) -> Any:
     too."""
     torch.manual_seed(0)
     config, model_class = MODELS[name]
-    sizes = {"hidden_size": 1184 if name == "wide" else 96}
+    sizes = {"hidden_size": 1248 if name == "wide" else 96}
     sizes |= {"intermediate_size": 1312, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 3 * KV_HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM}
     model = model_class(config(vocab_size=160, **sizes, **heads)).bfloat16().eval()
