@@ -157,4 +157,4 @@ def test_the_search_finds_a_peak_goes_on_and_writes_its_page(
     assert len(found["held_out"]["best"]) == len(HELD_OUT)
     page = (tmp_path / "constants.md").read_text()
     assert page.strip() == done.output.strip()
-    assert "| min_share | 0.005 to 0.5 | 0.05 |" in page and "A clear gain." in page
+    assert "| min_share | 0.0005 to 0.5 | 0.002 |" in page and "A clear gain." in page

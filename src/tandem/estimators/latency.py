@@ -43,6 +43,8 @@ _SMALL = 0.05
 
 # Of iterations that decode as many sequences as the one before, so many in a row teach nothing.
 _MOST_SKIPPED = 7
+# Backward slices after which nothing is a guess any more.
+_ENOUGH_SLICES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class LatencyModel:
 
     def __init__(self, rates: Rates) -> None:
         variance = MEASURED if rates.measured else UNKNOWN
+        self._measured = rates.measured
         # Total, longest and mean context rise together: they are corrected as one, in the
         # proportions that they begin with.
         self._kv = tuple([each / rates.forward[2] for each in rates.forward[2:_DECODE_TERMS]])
@@ -115,6 +118,11 @@ class LatencyModel:
     def uncertainty(self) -> float:
         """By what share a pass lately took longer or shorter than predicted; 0 at first."""
         return 0.0 if math.isnan(self.forward.error) else self.forward.error
+
+    @property
+    def guessed(self) -> bool:
+        """Whether what learning costs was neither measured nor observed often enough."""
+        return not self._measured and self.backward.samples < _ENOUGH_SLICES
 
     def errors(self) -> dict[str, PredictionError]:
         """By kind of work."""

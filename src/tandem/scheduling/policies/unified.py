@@ -22,10 +22,12 @@ from tandem.scheduling.view import Policy, View
 # streams the head again, so slack is saved up for few large ones.
 _FULL_SHARE = 0.9
 # Of the time that a request which comes next may wait, an iteration takes at most so much.
-_WAIT_SHARE = 0.5
+_WAIT_SHARE = 0.25
 # Where a whole ceiling is free and yet nothing seems to fit, the smallest piece of it is tried
 # once in so many seconds: a prediction that is far too long is never corrected otherwise.
 _PROBE_S = 0.5
+# Of the time, learning has at least this much until what it costs is known.
+_TRIAL_SHARE = 0.05
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
 # Of the slack, at most so much more than is used is kept for wrong predictions: a deadline that is
@@ -51,7 +53,7 @@ class Options:
 
     ceiling_s: float = 0.25
     idle_s: float = 0.5
-    min_share: float = 0.05
+    min_share: float = 0.002
     patience_s: float = 30.0
     gamma: float = 0.3
     temporal_only: bool = False
@@ -248,7 +250,8 @@ class Unified:
         """Credit learning with its share of the time since the last decision."""
         if self._decided_s is not None:
             passed = min(view.now - self._decided_s, 1.0)
-            self._earned_s += self._options.min_share * passed
+            least = _TRIAL_SHARE if view.latency.guessed else 0.0
+            self._earned_s += max(self._options.min_share, least) * passed
         self._decided_s = view.now
         most_s = self._most_earned_s(view, first.least_s(view.latency))
         self._earned_s = min(self._earned_s, most_s)
