@@ -26,7 +26,6 @@ import msgspec
 from tandem.config import Settings
 from tandem.core.clock import Clock, MonotonicClock, VirtualClock
 from tandem.core.errors import InvalidRequest
-from tandem.core.events import ModelInfo
 from tandem.core.slo import Objectives, Slo
 from tandem.engine.client import AsyncEngineClient, Progress
 from tandem.engine.host import MakeLoop, serve
@@ -34,7 +33,7 @@ from tandem.engine.loop import EngineLoop
 from tandem.engine.process import Launch, ProcessTransport
 from tandem.engine.thread import ThreadTransport
 from tandem.estimators.latency import Rates
-from tandem.estimators.profile import Profile, read_profile
+from tandem.estimators.profile import Profile, profiled_rates
 from tandem.kv.cache import KVCache
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets, Policy
@@ -127,7 +126,13 @@ def build_loop(
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_YOUNG_OBJECTS)
-    return join_loop(settings, executor, check_every_step=check_every_step)
+    rates = None
+    if settings.scheduling.accustom_s and not settings.scheduling.profile:
+        from tandem.executor.profile import rough_rates
+
+        progress("measuring", 0.0)
+        rates = rough_rates(executor, settings.scheduling, settings.learning.rank)
+    return join_loop(settings, executor, rates=rates, check_every_step=check_every_step)
 
 
 def build_executor(
@@ -164,7 +169,7 @@ def join_loop(
         Budgets(scheduling.max_sequences, scheduling.max_batch_tokens),
         info,
         default_slo=Slo(scheduling.ttft_slo, scheduling.tpot_slo),
-        rates=rates or _profiled_rates(scheduling.profile, info),
+        rates=rates or profiled_rates(scheduling.profile, info),
     )
     return EngineLoop(
         scheduler,
@@ -173,16 +178,6 @@ def join_loop(
         max_loaded_adapters=settings.adapters.max_loaded,
         check_every_step=check_every_step,
     )
-
-
-def _profiled_rates(path: str, info: ModelInfo) -> Rates | None:
-    """Of the profile at `path`, if it speaks of this model and device. Raises `InvalidRequest`."""
-    if not path:
-        return None
-    profile = read_profile(Path(path))
-    if (problem := profile.mismatch(info)) is not None:
-        raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
-    return profile.rates
 
 
 def build_simulation(

@@ -69,7 +69,8 @@ class SchedulingConfig:
     `policy_options` are the policy's own (see docs/policies.md). `ttft_slo` and `tpot_slo`, in
     seconds, are the objectives of requests that bring none, `adapter_slos` those of requests for an
     adapter (`base`: for none) as `TTFT:TPOT`. `profile` is a file of `tandem profile`
-    from which the time model starts (empty: from guesses).
+    from which the time model starts; without one, passes of usual shapes are run for up to
+    `accustom_s` seconds before the first request (0: it starts from guesses).
     """
 
     policy: str = "unified"
@@ -80,6 +81,7 @@ class SchedulingConfig:
     tpot_slo: Positive = 0.1
     adapter_slos: dict[str, str] = field(default_factory=dict)
     profile: str = ""
+    accustom_s: PositiveOrZero = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from learning_bench import Bench, request, sft_step
 
 from fake_executor import Costs
 from tandem.core.slo import Slo
+from tandem.estimators.latency import FORWARD_TERMS
+from tandem.estimators.linear import MEASURED, LinearModel
 
 
 def gaps(bench: Bench, name: str) -> list[float]:
@@ -147,3 +149,27 @@ def test_a_request_that_was_late_once_saves_up_slack_again():
     late = gaps(bench, "r")[8:]
     assert max(late) > 1.2 * 0.06, "no slack was saved up"
     assert sum(late) / len(late) <= 0.06 * 1.1
+
+
+def test_unified_tries_what_seems_never_to_fit():
+    """Predictions of a busy hour are a thousand times too long; nothing is earned to test them."""
+    bench = Bench(
+        options={"min_share": "1e-6"}, num_blocks=200, max_batch_tokens=64, recording_tokens=200
+    )
+    bench.open("t")
+    bench.loop.add_step(sft_step("before", "t", [30, 30]))
+    bench.run()
+    latency = bench.scheduler.latency
+    of_recording = FORWARD_TERMS.index("recording") - 2  # `longest` and `mean` are part of another
+    costs = list(latency.forward.coefficients)
+    costs[of_recording] = 60.0
+    latency.forward = LinearModel(costs, MEASURED)
+    latency.backward = LinearModel([60.0, 60.0, 60.0], MEASURED)
+    for number in range(8):
+        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30]))
+    for number in range(6):
+        name = f"r{number}"
+        bench.loop.add(request(name, (1, 2), 60, slo=Slo(ttft_s=1.0, tpot_s=0.3)))
+        while name not in bench.ended:
+            bench.step()
+    assert len(bench.outcomes) > 4

@@ -23,6 +23,7 @@ _FLAG_NAMES = {
     "cache.memory_bytes": "kv-memory",
     "scheduling.policy_options": "policy-option",
     "scheduling.adapter_slos": "adapter-slo",
+    "scheduling.accustom_s": "accustom",
     "adapters.preload": "adapter",
     "adapters.roots": "adapter-root",
     "adapters.max_loaded": "max-adapters",
@@ -61,7 +62,9 @@ HELP = {
     "scheduling.adapter_slos": "Objectives of requests for an adapter (base: for none), as "
     "NAME=TTFT:TPOT; repeatable",
     "scheduling.profile": "File of `tandem profile`, from which the time model starts; empty: from "
-    "guesses",
+    "what is measured at the start",
+    "scheduling.accustom_s": "Seconds at most in which the time model is measured at the start, "
+    "without profile; 0: it guesses",
     "adapters.preload": "Adapter to load at the start, as NAME=DIRECTORY; repeatable",
     "adapters.roots": "Directory below which adapters may be loaded over HTTP; repeatable",
     "adapters.max_loaded": "Most adapters loaded at the same time",

@@ -58,12 +58,7 @@ def measure(
     )
     ceilings = measure_ceilings(info.device, info.dtype)
     samples = probe(executor, limits, seconds, on_progress)
-    guess = Rates.guess(
-        weight_bytes=info.weight_bytes,
-        num_parameters=info.num_parameters,
-        num_layers=info.num_layers,
-    )
-    found = fit(samples, guess)
+    found = fit(samples, Rates.guess_for(info))
     return Profile(
         info=info,
         rates=found.rates,

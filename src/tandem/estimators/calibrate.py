@@ -26,6 +26,7 @@ _SWEEPS = 400
 # A coefficient that the samples do not need keeps this much of its guess.
 _LEAST = 1e-6
 _RIDGE = 1e-6
+_ROUGH_RIDGE = 1e-3
 
 
 @dataclass(slots=True)
@@ -83,6 +84,27 @@ def fit(samples: Samples, guess: Rates) -> Fit:
     return Fit(rates, errors, residuals, resume_s)
 
 
+def rough(samples: Samples, guess: Rates) -> Rates:
+    """Rates for few samples: `guess` times a factor, pulled to them where they say more."""
+    forwards = [(features(work, guess.forward, 1.0), seconds) for work, seconds in samples.passes]
+    backwards = [(_slice_features(rows, layers), s) for rows, layers, s in samples.slices]
+    forward, factor = _pulled(forwards, guess.forward, 1.0)
+    slices, _ = _pulled(backwards, guess.slices, factor)
+    update_s = median(samples.updates) if samples.updates else guess.update_s
+    return Rates(forward, slices, update_s, 1.0, measured=bool(samples.slices))
+
+
+def _pulled(
+    samples: Sequence[tuple[Sequence[float], float]], guess: Sequence[float], factor: float
+) -> tuple[tuple[float, ...], float]:
+    """Coefficients near `guess` times a factor, and that; it is `factor` without samples."""
+    if samples:
+        factor = median(seconds / _dot(guess, row) for row, seconds in samples)
+    scaled = tuple(factor * value for value in guess)
+    rows, times = [row for row, _ in samples], [seconds for _, seconds in samples]
+    return _least_squares(rows, times, scaled, _ROUGH_RIDGE) if samples else scaled, factor
+
+
 KINDS: dict[str, Callable[[PassWork], bool]] = {
     "pass": lambda work: True,
     "decode": lambda work: not work.rows,
@@ -116,7 +138,10 @@ def _fit_passes(
 
 
 def _least_squares(
-    rows: Sequence[Sequence[float]], times: Sequence[float], guess: Sequence[float]
+    rows: Sequence[Sequence[float]],
+    times: Sequence[float],
+    guess: Sequence[float],
+    ridge: float = _RIDGE,
 ) -> tuple[float, ...]:
     """Minimise the squared relative errors by coordinate descent, in units of the guess."""
     size = len(guess)
@@ -127,7 +152,7 @@ def _least_squares(
     gram = [[sum([x[i] * x[j] for x in scaled]) for j in range(size)] for i in range(size)]
     target = [sum([x[i] for x in scaled]) for i in range(size)]
     for place in range(size):  # a little pull towards the guess decides what samples do not
-        pull = _RIDGE * len(scaled)
+        pull = ridge * len(scaled)
         gram[place][place] += pull
         target[place] += pull
     theta = [1.0] * size

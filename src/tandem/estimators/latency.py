@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.core.events import PredictionError
+from tandem.core.events import ModelInfo, PredictionError
 from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
 from tandem.estimators.work import PassWork, pairs_of
@@ -59,6 +59,15 @@ class Rates:
     update_s: float
     rho: float = 1.0
     measured: bool = False
+
+    @staticmethod
+    def guess_for(info: ModelInfo) -> Rates:
+        """`guess` of a loaded model."""
+        return Rates.guess(
+            weight_bytes=info.weight_bytes,
+            num_parameters=info.num_parameters,
+            num_layers=info.num_layers,
+        )
 
     @staticmethod
     def guess(*, weight_bytes: int, num_parameters: int, num_layers: int) -> Rates:

@@ -16,7 +16,8 @@ _ERROR_DECAY = 0.05
 # Samples whose errors are kept for `p95`.
 _WINDOW = 256
 # One stalled iteration may not ruin the fit: a sample counts as at most this multiple of what was
-# expected (and at least its inverse). Several in a row are no accident: the fit begins anew.
+# expected (and at least its inverse). Several in a row, of those with the same features, are no
+# accident: what they have in common is fitted anew.
 _CLIP = 1.5
 _PATIENCE_SAMPLES = 4
 UNKNOWN = 100.0
@@ -46,6 +47,7 @@ class LinearModel:
         self.coefficients = self._scale
         self._covariance = _identity(len(initial), variance)
         self._surprises = _PATIENCE_SAMPLES - 1  # the first sample may be far from anything
+        self._surprising = self._believed = [False] * len(initial)
         self._errors: deque[float] = deque(maxlen=_WINDOW)
         self.samples = 0
         self.bias = math.nan
@@ -86,24 +88,51 @@ class LinearModel:
         self.coefficients = tuple([t * s for t, s in zip(self._theta, self._scale, strict=True)])
 
     def _believable(self, predicted: float, seconds: float, features: Sequence[float]) -> float:
-        """What a sample counts as; forgets everything after too many surprises in a row."""
+        """What a sample counts as; forgets what was surprising too many times in a row."""
+        present = [feature != 0.0 for feature in features]
         near = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
         if near == seconds:
-            self._surprises = 0
+            self._believed = present
+            if all(
+                here or not before for here, before in zip(present, self._surprising, strict=True)
+            ):
+                self._surprises = 0
             return seconds
         self._surprises += 1
+        self._surprising = present
         if self._surprises < _PATIENCE_SAMPLES:
             return near
-        # In units of the new level, so that what is learned next is not bound to the old one. What
-        # was no part of the surprise keeps its coefficient: one that is too high would hardly ever
-        # be observed again, since work that seems dear is not planned.
-        ratio = seconds / predicted
+        # What was no part of the surprise keeps its coefficient, and so does what was part of the
+        # last sample that was none: what is too high would hardly ever be observed again, since
+        # work that seems dear is not planned.
+        suspects = [here and not fine for here, fine in zip(present, self._believed, strict=True)]
+        if not any(suspects):
+            suspects = present
+        parts = [c * f for c, f in zip(self.coefficients, features, strict=True)]
+        blamed_s = sum([part for part, suspect in zip(parts, suspects, strict=True) if suspect])
+        ratio = max(seconds - (predicted - blamed_s), _LEAST * seconds) / max(blamed_s, 1e-9)
         self._theta = [
-            max(theta, 1e-3) * ratio if feature else theta
-            for theta, feature in zip(self._theta, features, strict=True)
+            max(theta, 1e-3) * ratio if suspect else theta
+            for theta, suspect in zip(self._theta, suspects, strict=True)
         ]
-        self._covariance = _identity(len(self._theta), self._variance * max(self._theta) ** 2)
+        self._forget(suspects)
         return seconds
+
+    def _forget(self, suspects: Sequence[bool]) -> None:
+        """What is learned next is not bound to the old level; variances are in units of the new."""
+        places = range(len(suspects))
+        level = (
+            self._variance * max([self._theta[place] for place in places if suspects[place]]) ** 2
+        )
+        self._covariance = [
+            [
+                self._covariance[row][column]
+                if not (suspects[row] or suspects[column])
+                else level * (row == column)
+                for column in places
+            ]
+            for row in places
+        ]
 
     def _count_error(self, predicted: float, seconds: float) -> None:
         relative = (predicted - seconds) / seconds

@@ -97,6 +97,17 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
+def profiled_rates(path: str, info: ModelInfo) -> Rates | None:
+    """Of the profile at `path`, if there is one; raises `InvalidRequest` if it speaks of another
+    model or device."""
+    if not path:
+        return None
+    profile = read_profile(Path(path))
+    if (problem := profile.mismatch(info)) is not None:
+        raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
+    return profile.rates
+
+
 def with_cache(profile: Profile, num_blocks: int) -> Profile:
     """The same with another number of KV blocks, for what-if questions."""
     return replace(profile, info=replace(profile.info, num_blocks=num_blocks))

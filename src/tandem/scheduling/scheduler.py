@@ -61,14 +61,7 @@ class Scheduler:
         self.state = SchedulerState(default_slo)
         self.cache = cache
         self.budgets = budgets
-        self.latency = LatencyModel(
-            rates
-            or Rates.guess(
-                weight_bytes=model.weight_bytes,
-                num_parameters=model.num_parameters,
-                num_layers=model.num_layers,
-            )
-        )
+        self.latency = LatencyModel(rates or Rates.guess_for(model))
         self._policy = policy
         self._default_slo = default_slo
         self._lanes = lanes

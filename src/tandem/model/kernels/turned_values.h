@@ -34,6 +34,7 @@ class TurnedValues {
     }
     if (pieces.empty()) return;
     lines_.resize(elements / 2);
+    values_ = reinterpret_cast<at::BFloat16*>(lines_.data());
     for_each_item(static_cast<int64_t>(pieces.size()), 4, [&](const auto& take) {
       for (int64_t i, end; take(i, end);) {
         for (; i < end; ++i) turn(pieces[i].span, pieces[i].kv_head, pieces[i].key);
@@ -60,8 +61,7 @@ class TurnedValues {
   }
 
   at::BFloat16* first(int64_t span, int64_t kv_head) const {
-    return reinterpret_cast<at::BFloat16*>(const_cast<float*>(lines_.data())) +
-           spans_[span].offset + kv_head * p_.dim * spans_[span].columns;
+    return values_ + spans_[span].offset + kv_head * p_.dim * spans_[span].columns;
   }
 
   // 32 keys of one head.
@@ -95,6 +95,7 @@ class TurnedValues {
   const Bf16Problem& p_;
   std::vector<Place> spans_;
   LineFloats lines_;
+  at::BFloat16* values_ = nullptr;  // all of them, in `lines_`
 };
 
 // sums[tile], [dim][16 queries], += values x weights of one block of keys, 32 keys a step and 64

@@ -1,0 +1,90 @@
+"""Learning that is always on offer costs requests next to none of their objectives."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+
+from tandem.build import join_loop
+from tandem.config import resolve
+from tandem.core.clock import VirtualClock
+from tandem.core.events import ModelInfo
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.slo import Slo
+from tandem.core.training import (
+    LossKind,
+    LossSpec,
+    Role,
+    TrainerSpec,
+    TrainingSequence,
+    TrainingStep,
+)
+from tandem.estimators.latency import Rates
+from tandem.estimators.profile import Ceilings, Profile
+from tandem.sim.curves import Saturating
+from tandem.sim.executor import SimExecutor
+from tandem.sim.run import Arrival, Simulation
+
+# 61 million parameters on two processor cores, as `tandem profile` measured them.
+RATES = Rates(
+    (6.4e-3, 5.6e-5, 7.2e-4, 5.4e-5, 4.2e-5, 3.6e-5, 5.2e-3, 2.8e-5, 2.2e-5, 9.0e-3, 3.0e-5),
+    (2.2e-3, 8.2e-4, 1.3e-5), 2.8e-3, 1.0, True,
+)  # fmt: skip
+NOISE = tuple(-0.1 + 0.005 * place for place in range(40))
+INFO = ModelInfo(
+    model="small", architecture="none", device="none", dtype="bfloat16", vocab_size=1000,
+    max_model_len=4096, eos_token_ids=(), block_size=16, num_blocks=8000, num_parameters=61_000_000,
+    weight_bytes=122_000_000, kernels="none", num_layers=8, recording_tokens=50_000,
+)  # fmt: skip
+PROFILE = Profile(INFO, RATES, Ceilings(2e12, 2e10), "made up", noise={"pass": NOISE})
+# Five times what a request that is alone takes; about 34 requests/s are all that can be served.
+SLO = Slo(ttft_s=0.085, tpot_s=0.035)
+SECONDS = 60.0
+
+
+def arrivals(rate: float, seed: int) -> list[Arrival]:
+    """Poisson; prompts of 40 to 1,500 tokens, mostly short ones, and outputs of 50."""
+    random = Random(seed)
+    found: list[Arrival] = []
+    at_s = random.expovariate(rate)
+    while at_s < SECONDS:
+        length = int(min(1500, 40 + random.expovariate(1 / 220)))
+        prompt = tuple(random.randrange(1000) for _ in range(length))
+        outputs = 1 + int(random.expovariate(1 / 50))
+        params = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0.0)
+        found.append(Arrival(at_s, Request(f"r{len(found)}", prompt, params, slo=SLO)))
+        at_s += random.expovariate(rate)
+    return found
+
+
+def attained(policy: str, rate: float, seed: int) -> tuple[float, int]:
+    """Share of the requests that met both objectives, and how many steps were trained."""
+    clock = VirtualClock()
+    executor = SimExecutor(PROFILE, clock, curve=Saturating(), seed=seed)
+    config = resolve({"scheduling": {"policy": policy}})
+    loop = join_loop(config, executor, clock=clock, rates=RATES)
+    numbers = count()
+    simulation = Simulation(
+        loop, clock, arrivals(rate, seed), [TrainerSpec("learner")],
+        leaps=executor, supply=lambda: step(next(numbers)),
+    )  # fmt: skip
+    report = simulation.run()
+    met = [
+        each.ttft_s <= SLO.ttft_s and (each.tpot_s or 0.0) <= SLO.tpot_s
+        for each in report.outcomes.values()
+    ]
+    return sum(met) / len(met), len(report.steps)
+
+
+def step(number: int) -> TrainingStep:
+    group = tuple(TrainingSequence(tuple(range(512)), 1, Role.TARGET) for _ in range(2))
+    return TrainingStep(f"step-{number}", "learner", LossSpec(LossKind.SFT), (group,))
+
+
+def test_near_the_capacity_learning_leaves_requests_their_objectives():
+    """At nine tenths of it, whatever learning takes delays all that come after."""
+    with_training, trained = attained("unified", 30.0, 0)
+    without, _ = attained("no_retrain", 30.0, 0)
+    assert with_training > without - 0.05
+    assert trained > 0
