@@ -58,6 +58,7 @@ RATES = Rates(
     update_s=3e-3,
     rho=0.2,
     measured=True,
+    slices_measured=True,
 )
 
 

@@ -121,17 +121,16 @@ def build_loop(
     settings = resolve_model(settings)
     # A wrong name shall not cost a model load.
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
-    executor = build_executor(settings, progress)
+    executor, rates = build_executor(settings, progress), None
+    if settings.scheduling.accustom_s and not settings.scheduling.profile:
+        from tandem.executor.profile import rough_rates
+
+        progress("measuring", 1.0)
+        rates = rough_rates(executor, settings.scheduling)
     # What exists now stays for good: without it, a full collection costs a tenth of an iteration.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_YOUNG_OBJECTS)
-    rates = None
-    if settings.scheduling.accustom_s and not settings.scheduling.profile:
-        from tandem.executor.profile import rough_rates
-
-        progress("measuring", 0.0)
-        rates = rough_rates(executor, settings.scheduling, settings.learning.rank)
     return join_loop(settings, executor, rates=rates, check_every_step=check_every_step)
 
 
@@ -159,7 +158,7 @@ def join_loop(
     rates: Rates | None = None,
     check_every_step: bool = False,
 ) -> EngineLoop:
-    """An engine loop over a given executor; `rates` are a profile's (none: the configured one's,
+    """An engine loop over a given executor; `rates` were measured (none: the configured profile's,
     else guesses)."""
     info, scheduling = executor.info, settings.scheduling
     cache = KVCache(info.num_blocks, info.block_size, prefix_caching=settings.cache.prefix_caching)

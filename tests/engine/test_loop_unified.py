@@ -9,7 +9,7 @@ from learning_bench import Bench, request, sft_step
 
 from fake_executor import Costs
 from tandem.core.slo import Slo
-from tandem.estimators.latency import FORWARD_TERMS
+from tandem.estimators.latency import FORWARD_TERMS, LatencyModel
 from tandem.estimators.linear import MEASURED, LinearModel
 
 
@@ -159,7 +159,7 @@ def test_unified_tries_what_seems_never_to_fit():
     bench.open("t")
     bench.loop.add_step(sft_step("before", "t", [30, 30]))
     bench.run()
-    latency = bench.scheduler.latency
+    latency = bench.scheduler.latency = LatencyModel(bench.scheduler.latency.rates)
     of_recording = FORWARD_TERMS.index("recording") - 2  # `longest` and `mean` are part of another
     costs = list(latency.forward.coefficients)
     costs[of_recording] = 60.0

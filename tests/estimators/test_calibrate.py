@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.errors import InvalidRequest
-from tandem.estimators.calibrate import Samples, fit
+from tandem.estimators.calibrate import Samples, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.memory import DemandWindow
@@ -44,6 +44,37 @@ def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples
         samples.slices.append((rows, layers, device.slice_s(rows, layers)))
         samples.updates.append(4e-3)
     return samples
+
+
+@pytest.mark.parametrize("factor", [0.05, 20.0])
+def test_a_few_passes_put_guesses_right(factor: float):
+    guess = replace(
+        GUESS,
+        forward=tuple(factor * each for each in GUESS.forward),
+        slices=tuple(factor * each for each in GUESS.slices),
+    )
+    samples = samples_of(true_rates(1.0), 14, 0.03)
+    samples.passes = [each for each in samples.passes if not each[0].recorded]
+    samples.passes.append((PassWork(), 0.0))  # what did not fit
+    found = rough(samples, guess)
+    model = LatencyModel(found)
+    unseen = samples_of(true_rates(1.0), 60, 0.0, seed=1).passes
+    errors = [abs(model.forward_s(w) / s - 1.0) for w, s in unseen if not w.recorded]
+    assert sum(errors) / len(errors) < 0.25
+    ratio = found.forward[5] / guess.forward[5]  # of a row
+    assert factor * ratio == pytest.approx(1e-4 / GUESS.forward[5], rel=0.2)
+    assert found.slices == pytest.approx([ratio * each for each in guess.slices])
+    assert found.forward[-2:] == pytest.approx([ratio * each for each in guess.forward[-2:]])
+    assert not (found.measured or found.slices_measured)
+    assert rough(Samples(), guess) == guess
+
+
+def test_a_profile_without_slices_does_not_claim_to_know_them():
+    samples = samples_of(true_rates(1.0), 100, 0.03)
+    assert not LatencyModel(fit(samples, GUESS).rates).guessed
+    samples.slices.clear()
+    found = fit(samples, GUESS).rates
+    assert found.measured and LatencyModel(found).guessed
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.4, 1.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.core.plan import BackwardSlice, LanePlan, SliceResult, Span, StepResult, UpdateResult
 from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
-from tandem.estimators.linear import LinearModel
+from tandem.estimators.linear import MEASURED, LinearModel
 from tandem.estimators.work import PassWork, pairs_of
 
 
@@ -144,6 +145,57 @@ def test_a_slow_spell_of_one_kind_of_work_says_nothing_of_another():
         model.observe((1.0, rows, 0.0), 10 * (0.02 + 0.002 * rows))
     assert model.predict((1.0, 20, 0.0)) == pytest.approx(0.6, rel=0.1)
     assert model.coefficients[2] < 2 * before
+
+
+def test_what_is_new_in_surprises_is_blamed_for_them():
+    """Recording is thought a hundred or a thousand times too dear; one pass in ten records."""
+    for thought_s in (3.0, 30.0):
+        model = LinearModel((0.02, 0.002, thought_s), variance=MEASURED)
+        for rows in range(1, 60):
+            recorded = float(rows % 10 == 9)
+            model.observe((1.0, rows, recorded), 0.02 + 0.002 * rows + 0.03 * recorded)
+            assert model.predict((1.0, 30, 0.0)) == pytest.approx(0.08, rel=0.25)
+        assert model.predict((1.0, 30, 0.0)) == pytest.approx(0.08, rel=0.05)
+        assert model.predict((1.0, 30, 1.0)) == pytest.approx(0.11, rel=0.2)
+
+
+def test_surprises_of_one_kind_make_no_stall_of_another_believable():
+    model = LinearModel((0.02, 0.002, 0.03), variance=MEASURED)
+    for _ in range(3):
+        model.observe((1.0, 30, 1.0), 1.0)
+    for rows in range(1, 101):
+        model.observe((1.0, rows, 0.0), 0.02 + 0.002 * rows)
+    model.observe((1.0, 30, 0.0), 0.8)
+    assert model.predict((1.0, 30, 0.0)) < 0.1
+
+
+def test_a_spell_that_begins_with_new_work_is_not_blamed_on_it():
+    """All gets three times slower, and the first passes of it record few rows."""
+    model = LinearModel((0.02, 0.002, 0.03), variance=MEASURED)
+    for rows in range(1, 60):
+        recorded = float(rows % 2)
+        model.observe((1.0, rows, recorded), 0.02 + 0.002 * rows + 0.03 * recorded)
+    for rows in range(30, 34):
+        model.observe((1.0, rows, 1.0), 3 * (0.02 + 0.002 * rows + 0.03))
+    assert model.predict((1.0, 30, 0.0)) == pytest.approx(3 * 0.08, rel=0.1)
+    assert model.coefficients[2] == pytest.approx(3 * 0.03, rel=0.3)
+
+
+def test_what_was_measured_outlives_a_slow_first_sample():
+    measured, guessed_one = LinearModel((0.02,), variance=MEASURED), LinearModel((0.02,))
+    for model in (measured, guessed_one):
+        model.observe((1.0,), 0.2)
+    assert measured.predict((1.0,)) < 0.03 and guessed_one.predict((1.0,)) > 0.15
+
+
+def test_costs_of_learning_are_guesses_until_they_were_observed_or_measured():
+    model = guessed()
+    for _ in range(30):
+        assert model.guessed
+        model.observe_slice(100, 2, 0.1)
+    assert not model.guessed
+    assert LatencyModel(replace(guessed().rates, slices_measured=False)).guessed
+    assert not LatencyModel(guessed().rates).guessed
 
 
 @settings(max_examples=100, deadline=None)

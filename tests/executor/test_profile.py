@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from fake_executor import FakeExecutor
+from tandem.config import SchedulingConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.plan import LanePlan
 from tandem.estimators.calibrate import KINDS, fit
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
-from tandem.executor.profile import ProbeLimits, probe
+from tandem.estimators.work import PassWork
+from tandem.executor.profile import ProbeLimits, probe, rough_rates
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
 
@@ -38,6 +41,40 @@ def test_the_rates_of_a_device_are_found_again():
     model = LatencyModel(found.rates)
     assert model.slice_s(300, 12) == pytest.approx(truth.slice_s(300, 12), rel=0.03)
     assert model.update_s() == pytest.approx(truth.update_s(), rel=0.01)
+
+
+def test_a_few_usual_shapes_tell_roughly_what_work_takes():
+    plans: list[LanePlan] = []
+    executor = device(plans)
+    found = rough_rates(executor, SchedulingConfig(max_batch_tokens=512, accustom_s=60.0))
+    truth = LatencyModel(datasheet_profile("l4", "qwen2.5-0.5b").rates)
+    model = LatencyModel(found)
+    works = [PassWork.of(plan) for plan in plans]
+    errors = [abs(model.forward_s(work) / truth.forward_s(work) - 1.0) for work in works]
+    assert sum(errors) / len(errors) < 0.2
+    guess = LatencyModel(Rates.guess_for(executor.info))
+    wrong, rough = (
+        math.log(each.slice_s(400, 6) / truth.slice_s(400, 6)) for each in (guess, model)
+    )
+    assert abs(rough) < 0.5 * abs(wrong)
+    assert model.guessed, "slices were not measured"
+    assert not any(plan.opens or plan.slices or plan.updates for plan in plans)
+    few: list[LanePlan] = []
+    rough_rates(device(few), SchedulingConfig(max_batch_tokens=512, accustom_s=1e-9))
+    assert 0 < len(few) < len(plans)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"recording_tokens": 0}, {"num_blocks": 2}, {"max_model_len": 8}, {"num_blocks": 1}],
+)
+def test_whatever_does_not_fit_is_left_out(limits: dict[str, int]):
+    plans: list[LanePlan] = []
+    scheduling = SchedulingConfig(max_batch_tokens=4, max_sequences=1, accustom_s=60.0)
+    found = rough_rates(device(plans, **limits), scheduling)
+    assert all(plan.spans and plan.num_tokens <= 4 for plan in plans)
+    seconds = (*found.forward, *found.slices, found.update_s)
+    assert all(0.0 < value < 100.0 for value in seconds)
 
 
 def test_every_plan_keeps_to_the_limits():

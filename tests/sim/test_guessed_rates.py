@@ -32,7 +32,12 @@ FORWARD = {
     "recorded": 2.98e-4,
 }  # fmt: skip
 RATES = Rates(
-    tuple(FORWARD[term] for term in FORWARD_TERMS), (5.2e-3, 2.6e-3, 3.6e-5), 0.0128, 0.8, True
+    tuple(FORWARD[term] for term in FORWARD_TERMS),
+    (5.2e-3, 2.6e-3, 3.6e-5),
+    0.0128,
+    0.8,
+    True,
+    True,
 )
 NOISE = (*[-0.14 + 0.008 * place for place in range(36)], 3.35)
 INFO = ModelInfo(

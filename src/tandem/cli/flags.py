@@ -63,8 +63,8 @@ HELP = {
     "NAME=TTFT:TPOT; repeatable",
     "scheduling.profile": "File of `tandem profile`, from which the time model starts; empty: from "
     "what is measured at the start",
-    "scheduling.accustom_s": "Seconds at most in which the time model is measured at the start, "
-    "without profile; 0: it guesses",
+    "scheduling.accustom_s": "About how many seconds the time model is measured when the engine "
+    "starts, without profile; 0: it guesses",
     "adapters.preload": "Adapter to load at the start, as NAME=DIRECTORY; repeatable",
     "adapters.roots": "Directory below which adapters may be loaded over HTTP; repeatable",
     "adapters.max_loaded": "Most adapters loaded at the same time",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from tandem.estimators.latency import Rates, features
+from tandem.estimators.latency import FORWARD_TERMS, Rates, features
 from tandem.estimators.profile import FitError
 from tandem.estimators.work import PassWork
 
@@ -61,7 +61,8 @@ def fit(samples: Samples, guess: Rates) -> Fit:
         rows = [_slice_features(rows, layers) for rows, layers, _ in pieces]
         slices = _least_squares(rows, [seconds for *_, seconds in pieces], guess.slices)
     update_s = sorted(samples.updates)[len(samples.updates) // 2] if samples.updates else 0.0
-    rates = Rates(forward, slices, update_s or guess.update_s, rho, measured=True)
+    update_s = update_s or guess.update_s
+    rates = Rates(forward, slices, update_s, rho, bool(known), bool(pieces))
 
     def predict(work: PassWork) -> float:
         return _dot(forward, features(work, forward, rho))
@@ -85,24 +86,22 @@ def fit(samples: Samples, guess: Rates) -> Fit:
 
 
 def rough(samples: Samples, guess: Rates) -> Rates:
-    """Rates for few samples: `guess` times a factor, pulled to them where they say more."""
-    forwards = [(features(work, guess.forward, 1.0), seconds) for work, seconds in samples.passes]
-    backwards = [(_slice_features(rows, layers), s) for rows, layers, s in samples.slices]
-    forward, factor = _pulled(forwards, guess.forward, 1.0)
-    slices, _ = _pulled(backwards, guess.slices, factor)
-    update_s = median(samples.updates) if samples.updates else guess.update_s
-    return Rates(forward, slices, update_s, 1.0, measured=bool(samples.slices))
-
-
-def _pulled(
-    samples: Sequence[tuple[Sequence[float], float]], guess: Sequence[float], factor: float
-) -> tuple[tuple[float, ...], float]:
-    """Coefficients near `guess` times a factor, and that; it is `factor` without samples."""
-    if samples:
-        factor = median(seconds / _dot(guess, row) for row, seconds in samples)
-    scaled = tuple(factor * value for value in guess)
-    rows, times = [row for row, _ in samples], [seconds for _, seconds in samples]
-    return _least_squares(rows, times, scaled, _ROUGH_RIDGE) if samples else scaled, factor
+    """Rates for few passes: `guess`, pulled to them; all that they do not show in the proportion in
+    which rows take longer or shorter than guessed."""
+    known = [(work, seconds) for work, seconds in samples.passes if work.tokens and seconds > 0.0]
+    if not known:
+        return guess
+    times = [seconds for _, seconds in known]
+    rows = [features(work, guess.forward, 1.0) for work, _ in known]
+    factor = median([s / _dot(guess.forward, x) for x, s in zip(rows, times, strict=True)])
+    near = tuple([factor * value for value in guess.forward])
+    forward = list(_least_squares(rows, times, near, _ROUGH_RIDGE))
+    row = FORWARD_TERMS.index("row")
+    factor = forward[row] / guess.forward[row]
+    for place in range(FORWARD_TERMS.index("scored"), len(forward)):
+        forward[place] = factor * guess.forward[place]
+    slices = tuple([factor * value for value in guess.slices])
+    return Rates(tuple(forward), slices, guess.update_s, 1.0)
 
 
 KINDS: dict[str, Callable[[PassWork], bool]] = {

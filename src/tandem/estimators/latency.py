@@ -51,7 +51,8 @@ _ENOUGH_SLICES = 30
 class Rates:
     """Coefficients in seconds: of `FORWARD_TERMS`, of `SLICE_TERMS`, of an update; and rho.
 
-    `measured` says that they were measured on the device that they are used for.
+    `measured` says that those of passes were measured on the device that they are used for,
+    `slices_measured` that those of slices were.
     """
 
     forward: tuple[float, ...]
@@ -59,6 +60,7 @@ class Rates:
     update_s: float
     rho: float = 1.0
     measured: bool = False
+    slices_measured: bool = False
 
     @staticmethod
     def guess_for(info: ModelInfo) -> Rates:
@@ -102,15 +104,16 @@ class LatencyModel:
 
     def __init__(self, rates: Rates) -> None:
         variance = MEASURED if rates.measured else UNKNOWN
-        self._measured = rates.measured
+        slice_variance = MEASURED if rates.slices_measured else UNKNOWN
+        self._slices_measured = rates.slices_measured
         # Total, longest and mean context rise together: they are corrected as one, in the
         # proportions that they begin with.
         self._kv = tuple([each / rates.forward[2] for each in rates.forward[2:_DECODE_TERMS]])
         self._kv_each = sum(self._kv) / 1e3  # of a pass with one decode: all three are its context
         forward = (*rates.forward[:3], *rates.forward[_DECODE_TERMS:])
         self.forward = LinearModel(forward, variance)
-        self.backward = LinearModel(rates.slices, variance)
-        self.update = LinearModel((rates.update_s,), variance)
+        self.backward = LinearModel(rates.slices, slice_variance)
+        self.update = LinearModel((rates.update_s,), slice_variance)
         self._rho = rates.rho
         self._usual_rows = 0
         self._skipped = 0
@@ -121,7 +124,7 @@ class LatencyModel:
         found = self.forward.coefficients
         forward = (*found[:2], *[found[2] * part for part in self._kv], *found[3:])
         backward = self.backward.coefficients
-        return Rates(forward, backward, self.update.coefficients[0], self._rho, measured=True)
+        return Rates(forward, backward, self.update.coefficients[0], self._rho, True, True)
 
     @property
     def uncertainty(self) -> float:
@@ -131,7 +134,7 @@ class LatencyModel:
     @property
     def guessed(self) -> bool:
         """Whether what learning costs was neither measured nor observed often enough."""
-        return not self._measured and self.backward.samples < _ENOUGH_SLICES
+        return not self._slices_measured and self.backward.samples < _ENOUGH_SLICES
 
     def errors(self) -> dict[str, PredictionError]:
         """By kind of work."""

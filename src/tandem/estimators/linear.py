@@ -23,6 +23,7 @@ _PATIENCE_SAMPLES = 4
 UNKNOWN = 100.0
 MEASURED = 0.04
 _LEAST = 1e-4  # of the first value: no work is free
+_FLOOR = 1e-3  # what is fitted anew counts as at least this
 _MAX_VARIANCE = 1e6
 
 
@@ -46,8 +47,10 @@ class LinearModel:
         # Seconds a unit of each feature.
         self.coefficients = self._scale
         self._covariance = _identity(len(initial), variance)
-        self._surprises = _PATIENCE_SAMPLES - 1  # the first sample may be far from anything
-        self._surprising = self._believed = [False] * len(initial)
+        # Surprises in a row, by which features they had. The first sample may be far from a guess.
+        self._surprises: dict[tuple[bool, ...], int] = {}
+        self._first = _PATIENCE_SAMPLES - 1 if variance >= UNKNOWN else 0
+        self._believed = (False,) * len(initial)
         self._errors: deque[float] = deque(maxlen=_WINDOW)
         self.samples = 0
         self.bias = math.nan
@@ -88,47 +91,53 @@ class LinearModel:
         self.coefficients = tuple([t * s for t, s in zip(self._theta, self._scale, strict=True)])
 
     def _believable(self, predicted: float, seconds: float, features: Sequence[float]) -> float:
-        """What a sample counts as; forgets what was surprising too many times in a row."""
-        present = [feature != 0.0 for feature in features]
+        """What a sample counts as; fits anew what too many surprises have in common."""
+        kind = tuple([feature != 0.0 for feature in features])
         near = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
         if near == seconds:
-            self._believed = present
-            if all(
-                here or not before for here, before in zip(present, self._surprising, strict=True)
-            ):
-                self._surprises = 0
+            self._first = 0
+            self._believed = kind
+            for other in [each for each in self._surprises if _within(each, kind)]:
+                del self._surprises[other]
             return seconds
-        self._surprises += 1
-        self._surprising = present
-        if self._surprises < _PATIENCE_SAMPLES:
+        if kind not in self._surprises:  # what was believed before may be over
+            self._believed = (False,) * len(kind)
+        count = self._surprises.get(kind, self._first) + 1
+        self._first = 0
+        self._surprises[kind] = count
+        if count < _PATIENCE_SAMPLES:
             return near
-        # What was no part of the surprise keeps its coefficient, and so does what was part of the
-        # last sample that was none: what is too high would hardly ever be observed again, since
-        # work that seems dear is not planned.
-        suspects = [here and not fine for here, fine in zip(present, self._believed, strict=True)]
-        if not any(suspects):
-            suspects = present
-        parts = [c * f for c, f in zip(self.coefficients, features, strict=True)]
-        blamed_s = sum([part for part, suspect in zip(parts, suspects, strict=True) if suspect])
-        ratio = max(seconds - (predicted - blamed_s), _LEAST * seconds) / max(blamed_s, 1e-9)
-        self._theta = [
-            max(theta, 1e-3) * ratio if suspect else theta
-            for theta, suspect in zip(self._theta, suspects, strict=True)
-        ]
-        self._forget(suspects)
+        self._blame(kind, features, seconds)
         return seconds
 
-    def _forget(self, suspects: Sequence[bool]) -> None:
-        """What is learned next is not bound to the old level; variances are in units of the new."""
-        places = range(len(suspects))
-        level = (
-            self._variance * max([self._theta[place] for place in places if suspects[place]]) ** 2
+    def _blame(self, kind: tuple[bool, ...], features: Sequence[float], seconds: float) -> None:
+        """Let a sample's features explain its time, all in the same proportion.
+
+        What was no part of it keeps its coefficient; so does what was part of the last sample that
+        was no surprise, if the others alone can explain this one. A coefficient that is too high
+        would hardly ever be observed again, since work that seems dear is not planned.
+        """
+        theta = [max(each, _FLOOR) for each in self._theta]
+        parts = [t * s * f for t, s, f in zip(theta, self._scale, features, strict=True)]
+        blamed = [here and not fine for here, fine in zip(kind, self._believed, strict=True)]
+        others_s = sum([part for part, here in zip(parts, blamed, strict=True) if not here])
+        if not any(blamed) or others_s >= seconds:
+            blamed, others_s = list(kind), 0.0
+        ratio = (seconds - others_s) / sum(
+            [part for part, here in zip(parts, blamed, strict=True) if here]
         )
+        self._theta = [
+            max(_LEAST, new * ratio) if here else old
+            for new, old, here in zip(theta, self._theta, blamed, strict=True)
+        ]
+        # In units of the new level, so that what is learned next is not bound to the old one.
+        level = max([_FLOOR, *(t for t, here in zip(self._theta, blamed, strict=True) if here)])
+        places = range(len(blamed))
         self._covariance = [
             [
-                self._covariance[row][column]
-                if not (suspects[row] or suspects[column])
-                else level * (row == column)
+                self._variance * level**2 * (row == column)
+                if blamed[row] or blamed[column]
+                else self._covariance[row][column]
                 for column in places
             ]
             for row in places
@@ -143,6 +152,11 @@ class LinearModel:
             return
         self.bias += _ERROR_DECAY * (relative - self.bias)
         self.error += _ERROR_DECAY * (abs(relative) - self.error)
+
+
+def _within(kind: Sequence[bool], other: Sequence[bool]) -> bool:
+    """Whether a sample of `other` has all the features of `kind`."""
+    return all(there or not here for here, there in zip(kind, other, strict=True))
 
 
 def _identity(size: int, value: float) -> list[list[float]]:

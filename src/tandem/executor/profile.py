@@ -42,14 +42,9 @@ _GREEDY = SamplingParams(temperature=0.0)
 _LONGEST = 4096
 # Passes that warm caches, kernels and the allocator up and are not counted.
 _WARM_UP = 7
-Shapes = tuple[tuple[int, int], ...]
-
-# What `rough_rates` runs: decodes and rows of a prompt; decodes beside a training step, and its
-# rows. The first ones are for caches and kernels only.
-_FIRST_PASSES: Shapes = ((1, 0),)
-_FIRST_STEPS: Shapes = ((0, 64),)
-_USUAL_PASSES: Shapes = ((1, 0), (8, 0), (0, 32), (0, 64), (8, 256))
-_USUAL_STEPS: Shapes = ((0, 32), (0, 128), (8, 256), (0, 512))
+# What `rough_rates` runs: decodes and rows of a prompt, at first for caches and kernels only.
+_FIRST_SHAPES = ((1, 0), (8, 64))
+_USUAL_SHAPES = ((1, 0), (8, 0), (0, 64), (32, 0), (0, 128), (8, 256), (0, 512))
 # What a sleep costs does not depend on its length from here on.
 _SLEEP_S = 0.03
 
@@ -95,15 +90,16 @@ def probe(
     return prober.samples
 
 
-def rough_rates(executor: Executor, scheduling: SchedulingConfig, rank: int) -> Rates:
-    """Rates from a few usual shapes, of those at least that begin within `accustom_s` seconds."""
-    limits = ProbeLimits(scheduling.max_batch_tokens, scheduling.max_sequences, rank)
-    prober = _Prober(executor, limits, Random(0))
+def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
+    """Guesses, put right by a few passes of usual shapes: of those that begin within `accustom_s`
+    seconds. Nothing is trained, so that who never trains pays no memory for it."""
+    prober = _Prober(
+        executor, ProbeLimits(scheduling.max_batch_tokens, scheduling.max_sequences), Random(0)
+    )
     ends_s = time.monotonic() + scheduling.accustom_s
     for _ in prober.run_usual():
         if time.monotonic() >= ends_s:
             break
-    prober.close()
     return rough(prober.samples, Rates.guess_for(executor.info))
 
 
@@ -119,7 +115,9 @@ class _Prober:
 
     def run(self) -> Iterator[None]:
         """Every kind in turn, for ever."""
-        self._open()
+        if self._trains:
+            spec = TrainerSpec(_TRAINER, LoraSpec(rank=self._limits.rank), OptimizerSpec())
+            self._revision = self._executor.open_trainer(spec).revision
         while True:
             self._pass(decodes=self._sequences())
             yield
@@ -131,28 +129,18 @@ class _Prober:
             yield
             if self._trains:
                 beside = self._sequences() if self._rng.random() < 0.5 else 0
-                self._step(beside, self._about(self._most_rows))
+                self._step(beside)
                 yield
 
     def run_usual(self) -> Iterator[None]:
         """A few usual shapes, small ones first, after some that are not counted."""
-        self._open()
-        yield from self._each(_FIRST_PASSES, _FIRST_STEPS)
-        self.samples = Samples()
-        yield from self._each(_USUAL_PASSES, _USUAL_STEPS)
-
-    def _each(self, passes: Shapes, steps: Shapes) -> Iterator[None]:
-        for decodes, prompt in passes:
-            self._pass(decodes, min(prompt, self._most_rows))
+        for decodes, prompt in _FIRST_SHAPES:
+            self._pass(decodes, prompt)
+            self.samples = Samples()
             yield
-        for beside, rows in steps if self._trains else ():
-            self._step(beside, rows)
+        for decodes, prompt in _USUAL_SHAPES:
+            self._pass(decodes, prompt)
             yield
-
-    def _open(self) -> None:
-        if self._trains:
-            spec = TrainerSpec(_TRAINER, LoraSpec(rank=self._limits.rank), OptimizerSpec())
-            self._revision = self._executor.open_trainer(spec).revision
 
     def close(self) -> None:
         """Free the trainer."""
@@ -179,7 +167,8 @@ class _Prober:
         if prompt:
             start = self._rng.choice((0, 0, self._about(_LONGEST)))
             self._add_span(made, start, prompt, draws=True)
-        self._execute(made)
+        if made.spans:
+            self._execute(made)
 
     def _resume(self) -> None:
         """A decode, and the same again after a sleep: other processes had the caches meanwhile."""
@@ -192,14 +181,13 @@ class _Prober:
             times.append(self._submit(plan).forward_s)
         self.samples.resumes.append(times[2] - times[1])
 
-    def _step(self, beside: int, total: int) -> None:
-        """A micro-batch of `total` rows, or what there is room for: recorded in one pass, backward
-        in slices, and an update."""
+    def _step(self, beside: int) -> None:
+        """A micro-batch: recorded in one pass, backward in slices, and an update."""
         rng, info = self._rng, self._executor.info
         made = _Pass()
         self._add_decodes(made, beside)
         most = min(self._most_rows, self._limits.max_batch_tokens - made.rows)
-        total = min(max(8, total), info.recording_tokens, max(1, most))
+        total = min(max(8, self._about(max(8, most))), info.recording_tokens, max(1, most))
         first = max(1, round(total * rng.uniform(0.4, 0.6)))
         lengths = [rows for rows in (first, total - first) if rows > 0]
         number = next(self._numbers)

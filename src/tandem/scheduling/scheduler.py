@@ -56,7 +56,7 @@ class Scheduler:
         rates: Rates | None = None,
         lanes: tuple[str, ...] = (DEVICE_LANE,),
     ) -> None:
-        """Without `rates` of a profile the time model starts from guesses. `lanes` are the
+        """Without `rates` the time model starts from guesses. `lanes` are the
         executor's; they share the KV cache, and each has the budgets for itself."""
         self.state = SchedulerState(default_slo)
         self.cache = cache
