@@ -45,10 +45,11 @@ class Options:
     `ceiling_s` bounds an iteration's predicted time beside requests, `idle_s` when there is none (a
     request that arrives waits for its end), and so does a quarter of what requests of late could
     have waited without missing their TTFT objective. `min_share` of the time is learning's under
-    any load, and more until it is known what learning costs. `patience_s` is after how long a step of no urgency goes before prompts (one over MACE's
-    delta_ft); `gamma` weighs urgency. `temporal_only` keeps learning out of passes with requests
-    (for comparison). `late_share` of the starts are of requests that are too late for their TTFT
-    objective, while others are not (1: first come, first served).
+    any load, and more until it is known what learning costs. `patience_s` is after how long a step
+    of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs urgency.
+    `temporal_only` keeps learning out of passes with requests (for comparison). `late_share` of the
+    starts are of requests that are too late for their TTFT objective, while others are not (1:
+    first come, first served).
     """
 
     ceiling_s: float = 0.25
