@@ -148,7 +148,7 @@ class Unified:
         if not items:
             return self._serve_only(view, running)
         requests = self._requests(view, serving, queue)
-        self._earn(view, items[0])
+        self._earn(view, items[0], requests)
         budget = self._budget(view, items[0], requests)
         if self._options.temporal_only and requests.rows:
             alone, beside = _Learning(), _Learning()
@@ -247,11 +247,11 @@ class Unified:
             item.overdue = item.priority > prompt
         return items
 
-    def _earn(self, view: View, first: LearningItem) -> None:
+    def _earn(self, view: View, first: LearningItem, requests: _Serving) -> None:
         """Credit learning with its share of the time since the last decision."""
         if self._decided_s is not None:
             passed = min(view.now - self._decided_s, 1.0)
-            least = _TRIAL_SHARE if view.latency.guessed else 0.0
+            least = _TRIAL_SHARE if view.latency.guessed and not requests.queue else 0.0
             self._earned_s += max(self._options.min_share, least) * passed
         self._decided_s = view.now
         most_s = self._most_earned_s(view, first.least_s(view.latency))
