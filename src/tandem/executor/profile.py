@@ -42,6 +42,8 @@ _GREEDY = SamplingParams(temperature=0.0)
 _LONGEST = 4096
 # Passes that warm caches, kernels and the allocator up and are not counted.
 _WARM_UP = 7
+# Of these there are so many; each is counted at least once, however little time there is.
+_KINDS = 5
 # What `rough_rates` runs: decodes and rows of a prompt, at first for caches and kernels only.
 _FIRST_SHAPES = ((1, 0), (8, 64))
 _USUAL_SHAPES = ((1, 0), (8, 0), (0, 64), (32, 0), (0, 128), (8, 256), (0, 512))
@@ -84,7 +86,7 @@ def probe(
             prober.samples = Samples()
         done = (time.monotonic() - began) / seconds
         on_progress(min(1.0, done))
-        if done >= 1.0 and number > _WARM_UP:
+        if done >= 1.0 and number >= _WARM_UP + _KINDS:
             break
     prober.close()
     return prober.samples
