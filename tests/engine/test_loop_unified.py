@@ -9,7 +9,7 @@ from learning_bench import Bench, request, sft_step
 
 from fake_executor import Costs
 from tandem.core.slo import Slo
-from tandem.estimators.latency import FORWARD_TERMS, LatencyModel
+from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, LatencyModel
 from tandem.estimators.linear import MEASURED, LinearModel
 
 
@@ -164,7 +164,7 @@ def test_unified_tries_what_seems_never_to_fit():
     costs = list(latency.forward.coefficients)
     costs[of_recording] = 60.0
     latency.forward = LinearModel(costs, MEASURED)
-    latency.backward = LinearModel([60.0, 60.0, 60.0], MEASURED)
+    latency.backward = LinearModel([60.0] * len(SLICE_TERMS), MEASURED)
     for number in range(8):
         bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30]))
     for number in range(6):

@@ -14,7 +14,7 @@ from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.memory import DemandWindow
 from tandem.estimators.profile import Profile, read_profile, write_profile
-from tandem.estimators.work import PassWork
+from tandem.estimators.work import PassWork, Recorded
 
 GUESS = Rates.guess(weight_bytes=10**9, num_parameters=5 * 10**8, num_layers=24)
 
@@ -24,7 +24,7 @@ def true_rates(rho: float) -> Rates:
     forward = (
         0.012, 2e-4, 1e-4, 2e-5, 2e-5, 1e-4, 5e-3, 1e-4, 2e-4, 2e-3, 5e-5,
     )  # fmt: skip
-    return Rates(forward, (5e-4, 1e-4, 2e-5), 4e-3, rho, measured=True)
+    return Rates(forward, (5e-4, 1e-4, 2e-5, 1e-5, 4e-6, 2e-3, 1e-6), 4e-3, rho, measured=True)
 
 
 def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples:
@@ -40,8 +40,10 @@ def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples
             work.span(rng.choice((0, 500)), rows, draws=1, scored=record // 2, recorded=record)
         seconds = device.forward_s(work) * rng.uniform(1 - noise, 1 + noise)
         samples.passes.append((work, seconds))
-        rows, layers = rng.randint(8, 900), rng.randint(1, 24)
-        samples.slices.append((rows, layers, device.slice_s(rows, layers)))
+        kept = rng.choice(((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)))
+        recorded = Recorded(rng.randint(8, 900), *kept, rng.random() < 0.5)
+        layers = rng.randint(1, 24)
+        samples.slices.append((recorded, layers, device.slice_s(recorded, layers)))
         samples.updates.append(4e-3)
     return samples
 
@@ -158,7 +160,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     [
         ("nothing", "cannot read"),
         ('{"schema": "other"}', "its schema is not"),
-        ('{"schema": "tandem-profile-1"}', "cannot read"),
+        ('{"schema": "tandem-profile-2"}', "cannot read"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path, content: str, said: str):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tandem.core.plan import BackwardSlice, LanePlan, SliceResult, Span, StepResult, UpdateResult
 from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
 from tandem.estimators.linear import MEASURED, LinearModel
-from tandem.estimators.work import PassWork, pairs_of
+from tandem.estimators.work import PassWork, Recorded, pairs_of
 
 
 def guessed(**sizes: int) -> LatencyModel:
@@ -38,7 +38,8 @@ def passes(rng: random.Random, count: int) -> list[PassWork]:
 
 
 def device_s(work: PassWork) -> float:
-    seconds = 0.05 + 0.0012 * work.decodes + 4e-6 * work.context + 0.0008 * work.rows
+    seconds = 0.05 + 0.0012 * work.decodes + 0.0008 * work.rows
+    seconds += 4e-6 * (work.context + work.prefix)
     seconds += 2e-7 * work.pairs + 0.001 * work.draws + 0.002 * work.scored
     return seconds + (0.02 + 0.0003 * work.recorded if work.recorded else 0.0)
 
@@ -62,15 +63,15 @@ def test_first_predictions_are_of_the_right_size():
     prompt.span(0, 256, draws=1)
     assert 0.02 < model.forward_s(decode) < 0.2
     assert 0.1 < model.forward_s(prompt) < 2.0
-    assert model.slice_s(256, 24) > model.forward_s(prompt)
-    assert model.forward_s(PassWork()) == 0.0 and model.slice_s(100, 0) == 0.0
+    assert model.slice_s(Recorded(256), 24) > model.forward_s(prompt)
+    assert model.forward_s(PassWork()) == 0.0 and model.slice_s(Recorded(100), 0) == 0.0
 
 
 def test_of_prefill_and_decode_the_shorter_counts_rho_times():
     """DESIGN section 4: mixed = max + rho * min, never less than the larger part."""
     terms = dict.fromkeys(FORWARD_TERMS, 1e-9) | {"pass": 0.02, "decode": 0.001, "row": 0.002}
     for rho in (0.0, 0.5, 1.0):
-        model = LatencyModel(Rates(tuple(terms.values()), (1e-3, 1e-3, 1e-3), 0.01, rho))
+        model = LatencyModel(Rates(tuple(terms.values()), (1e-3,) * 7, 0.01, rho))
         for decodes, rows in ((10, 4), (10, 100), (0, 5), (0, 50)):
             work = PassWork(decodes=decodes, context=decodes, longest=1, rows=rows)
             decode_s, prefill_s = 0.02 + 0.001 * decodes, 0.002 * rows
@@ -104,7 +105,7 @@ def test_rows_within_a_time_take_that_time_and_one_more_does_not(decodes, start,
 def test_a_prediction_is_what_its_features_add_up_to(seed, rho):
     """Predictions take a short cut past the features that the model learns from."""
     rng = random.Random(seed)
-    rates = Rates(tuple(rng.uniform(1e-6, 1e-2) for _ in FORWARD_TERMS), (1e-3,) * 3, 0.01, rho)
+    rates = Rates(tuple(rng.uniform(1e-6, 1e-2) for _ in FORWARD_TERMS), (1e-3,) * 7, 0.01, rho)
     model = LatencyModel(rates)
     for work in passes(rng, 5):
         predicted = model.forward.predict(model._features(work))
@@ -112,6 +113,19 @@ def test_a_prediction_is_what_its_features_add_up_to(seed, rho):
     alone = PassWork()
     alone.decode(rng.randint(1, 4000))
     assert model.added_decode_s(alone.context) == pytest.approx(model.added_s(alone), rel=1e-6)
+
+
+def test_a_prompt_that_goes_on_reads_what_came_before():
+    model, fresh, later = guessed(), PassWork(), PassWork()
+    fresh.span(0, 16)
+    later.span(4000, 16)
+    beyond_pairs = replace(later, pairs=fresh.pairs)
+    decode = PassWork(decodes=1, context=4000, longest=1)
+    without = PassWork(decodes=1, context=0, longest=1)
+    read_s = model.forward.coefficients[2] * model._kv[0] * 4.0
+    assert model.forward_s(beyond_pairs) - model.forward_s(fresh) == pytest.approx(read_s)
+    assert model.forward_s(decode) - model.forward_s(without) > read_s
+    assert later.copy() == later
 
 
 def test_one_stalled_iteration_does_not_ruin_the_fit():
@@ -192,7 +206,7 @@ def test_costs_of_learning_are_guesses_until_they_were_observed_or_measured():
     model = guessed()
     for _ in range(30):
         assert model.guessed
-        model.observe_slice(100, 2, 0.1)
+        model.observe_slice(Recorded(100), 2, 0.1)
     assert not model.guessed
     assert LatencyModel(replace(guessed().rates, slices_measured=False)).guessed
     assert not LatencyModel(guessed().rates).guessed
@@ -212,10 +226,30 @@ def test_more_work_is_never_predicted_to_be_cheaper(samples):
 def test_layers_within_a_time_take_that_time():
     model = guessed(weight_bytes=0, num_parameters=10**9, num_layers=10)
     for layers in (1, 3, 9):
-        seconds = model.slice_s(100, layers)
-        assert model.layers_within(100, seconds) == layers
-        assert model.layers_within(100, seconds * 0.999) == layers - 1
-    assert model.layers_within(100, 0.0) == 0
+        for recorded in (Recorded(100), Recorded(100, 0.5, 0.5), Recorded(100, begun=True)):
+            seconds = model.slice_s(recorded, layers)
+            assert model.layers_within(recorded, seconds) == layers
+            assert model.layers_within(recorded, seconds * 0.999) == layers - 1
+    assert model.layers_within(Recorded(100), 0.0) == 0
+
+
+def test_what_was_kept_of_a_forward_makes_a_slice_cheaper_by_as_much_as_it_does():
+    rng, model = random.Random(0), guessed()
+
+    def device_s(recorded: Recorded, layers: int) -> float:
+        each = 2e-5 + 1.2e-5 * recorded.again + 5e-6 * recorded.rest
+        first_s = 0.0 if recorded.begun else 3e-3 + 1e-5 * recorded.rows
+        return 1e-3 + first_s + 2e-3 * layers + each * layers * recorded.rows
+
+    kinds = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.25, 0.75)]
+    for _ in range(300):
+        recorded, layers = Recorded(rng.randint(8, 900), *rng.choice(kinds)), rng.randint(1, 24)
+        recorded = recorded.after_slice() if rng.random() < 0.5 else recorded
+        model.observe_slice(recorded, layers, device_s(recorded, layers))
+    for kind in kinds:
+        first = Recorded(400, *kind)
+        for recorded in (first, first.after_slice()):
+            assert model.slice_s(recorded, 6) == pytest.approx(device_s(recorded, 6), rel=0.03)
 
 
 def test_it_learns_from_plans_and_results():
@@ -226,16 +260,16 @@ def test_it_learns_from_plans_and_results():
             0, "device", 0.5, forward_s=0.1, slices=(SliceResult(7, 4, 2, 0.3),),
             updates=(UpdateResult("t", 1, True, 1.0, 1.0, 0.1),),
         )  # fmt: skip
-        model.observe(LanePlan(0, "device", (span,)), result, lambda number: 50)
+        model.observe(LanePlan(0, "device", (span,)), result, lambda number: Recorded(50))
     assert model.forward_s(PassWork(rows=3, pairs=6)) == pytest.approx(0.1, rel=0.02)
-    assert model.slice_s(50, 2) == pytest.approx(0.3, rel=0.02)
+    assert model.slice_s(Recorded(50), 2) == pytest.approx(0.3, rel=0.02)
     assert model.update_s() == pytest.approx(0.1, rel=0.02)
 
 
 def test_a_failed_slice_or_an_unknown_one_teaches_nothing():
     model = guessed(weight_bytes=0, num_parameters=10**6, num_layers=4)
     result = StepResult(0, "device", 0.5, slices=(SliceResult(7, 4, 2, 0.3, "broken"),))
-    model.observe(LanePlan(0, "device", ()), result, lambda number: 50)
+    model.observe(LanePlan(0, "device", ()), result, lambda number: Recorded(50))
     assert model.backward.samples == 0 and math.isnan(model.backward.error)
 
 

@@ -14,7 +14,7 @@ from tandem.core.plan import LanePlan
 from tandem.estimators.calibrate import KINDS, fit
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
-from tandem.estimators.work import PassWork
+from tandem.estimators.work import PassWork, Recorded
 from tandem.executor.profile import ProbeLimits, probe, rough_rates
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
@@ -22,10 +22,18 @@ from tandem.sim.executor import SimExecutor
 LIMITS = ProbeLimits(max_batch_tokens=512, max_sequences=32)
 
 
+def device_rates() -> Rates:
+    """On it, a layer whose forward was kept whole is half as dear as one of which nothing was."""
+    rates = datasheet_profile("l4", "qwen2.5-0.5b").rates
+    half_s = rates.slices[2] / 2
+    return replace(rates, slices=(*rates.slices[:2], half_s, half_s, half_s / 3, 1e-3, 1e-6))
+
+
 def device(plans: list[LanePlan], **changes: int) -> SimExecutor:
     """A device that is only computed; `changes` of what its profile says of the model."""
     profile = datasheet_profile("l4", "qwen2.5-0.5b")
-    profile = replace(profile, info=replace(profile.info, **changes))
+    info = replace(profile.info, **changes)
+    profile = replace(profile, info=info, rates=device_rates())
     on_plan = lambda plan, result: plans.append(plan)  # noqa: E731
     return SimExecutor(profile, VirtualClock(), curve=Saturating(), on_plan=on_plan)
 
@@ -35,11 +43,13 @@ def test_the_rates_of_a_device_are_found_again():
     executor = device(plans)
     samples = probe(executor, LIMITS, seconds=1.5)
     found = fit(samples, Rates.guess(weight_bytes=10**9, num_parameters=10**9, num_layers=24))
-    assert set(found.errors) == {*KINDS, "slice"}
+    assert set(found.errors) == {*KINDS, "slice", "repeat"}
     assert all(error.mape < 0.03 for error in found.errors.values())
-    truth = LatencyModel(datasheet_profile("l4", "qwen2.5-0.5b").rates)
+    truth = LatencyModel(device_rates())
     model = LatencyModel(found.rates)
-    assert model.slice_s(300, 12) == pytest.approx(truth.slice_s(300, 12), rel=0.03)
+    for recorded in (Recorded(300, 0.0, 1.0), Recorded(300, 0.0, 0.0)):
+        wanted = truth.slice_s(recorded, 12)
+        assert model.slice_s(recorded, 12) == pytest.approx(wanted, rel=0.03)
     assert model.update_s() == pytest.approx(truth.update_s(), rel=0.01)
 
 
@@ -47,14 +57,14 @@ def test_a_few_usual_shapes_tell_roughly_what_work_takes():
     plans: list[LanePlan] = []
     executor = device(plans)
     found = rough_rates(executor, SchedulingConfig(max_batch_tokens=512, accustom_s=60.0))
-    truth = LatencyModel(datasheet_profile("l4", "qwen2.5-0.5b").rates)
+    truth = LatencyModel(device_rates())
     model = LatencyModel(found)
-    works = [PassWork.of(plan) for plan in plans]
+    works = [PassWork.of(plan) for plan in plans if plan.spans]
     errors = [abs(model.forward_s(work) / truth.forward_s(work) - 1.0) for work in works]
     assert sum(errors) / len(errors) < 0.2
-    guess = LatencyModel(Rates.guess_for(executor.info))
+    guess, recorded = LatencyModel(Rates.guess_for(executor.info)), Recorded(400)
     wrong, rough = (
-        math.log(each.slice_s(400, 6) / truth.slice_s(400, 6)) for each in (guess, model)
+        math.log(each.slice_s(recorded, 6) / truth.slice_s(recorded, 6)) for each in (guess, model)
     )
     assert abs(rough) < 0.5 * abs(wrong)
     assert model.guessed, "slices were not measured"
@@ -72,7 +82,7 @@ def test_whatever_does_not_fit_is_left_out(limits: dict[str, int]):
     plans: list[LanePlan] = []
     scheduling = SchedulingConfig(max_batch_tokens=4, max_sequences=1, accustom_s=60.0)
     found = rough_rates(device(plans, **limits), scheduling)
-    assert all(plan.spans and plan.num_tokens <= 4 for plan in plans)
+    assert all(plan.num_tokens <= 4 and bool(plan.spans) != bool(plan.copies) for plan in plans)
     seconds = (*found.forward, *found.slices, found.update_s)
     assert all(0.0 < value < 100.0 for value in seconds)
 
@@ -89,6 +99,25 @@ def test_every_plan_keeps_to_the_limits():
         assert all(span.end < 256 for span in plan.spans)
         assert all(sum(opened.lengths) <= 100 for opened in plan.opens)
     assert executor.memory_bytes() == {"recorded_rows": 0}
+
+
+def test_every_block_was_written_before_a_pass_reads_it():
+    """Memory that was never written is read faster than a cache is."""
+    plans: list[LanePlan] = []
+    probe(device(plans, num_blocks=3000), LIMITS, seconds=0.5)
+    written: set[int] = set()
+    for plan in plans:
+        written |= {copy.target for copy in plan.copies}
+        assert all(written.issuperset(span.block_tables[0]) for span in plan.spans)
+    assert 100 < len(written) <= 3000
+
+
+def test_equal_passes_tell_what_no_prediction_can_be_better_than():
+    samples = probe(device([]), LIMITS, seconds=0.3)
+    assert samples.repeats and all(first == again for first, again in samples.repeats)
+    samples.repeats = [(1.0, 1.25), (1.2, 1.0)]
+    error = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1)).errors
+    assert error["repeat"].mape == pytest.approx(0.2)
 
 
 def test_an_engine_that_does_not_train_is_profiled_without_training():

@@ -8,6 +8,7 @@ from tandem.build import join_loop
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
 from tandem.core.events import ModelInfo
+from tandem.core.plan import LanePlan, StepResult
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -33,7 +34,7 @@ FORWARD = {
 }  # fmt: skip
 RATES = Rates(
     tuple(FORWARD[term] for term in FORWARD_TERMS),
-    (5.2e-3, 2.6e-3, 3.6e-5),
+    (5.2e-3, 2.6e-3, 2.4e-5, 1.2e-5, 5e-6, 4e-3, 1e-5),
     0.0128,
     0.8,
     True,
@@ -76,8 +77,30 @@ def training_tokens_per_s(seed: int, tpot_slo: float, rates: Rates | None) -> fl
     return sum(moment.training for moment in timeline.moments) / SECONDS
 
 
-def sft_step(number: int) -> TrainingStep:
-    tokens = tuple((7 * place + number) % 1000 for place in range(512))
+def test_slices_are_predicted_by_what_their_passes_kept():
+    """Without noise and told all rates, no prediction is wrong, whatever a pass recorded beside."""
+    clock, kept = VirtualClock(), set()
+
+    def on_plan(plan: LanePlan, result: StepResult) -> None:
+        kept.update((each.whole, each.inner) for each in result.kept)
+
+    executor = SimExecutor(PROFILE, clock, curve=Saturating(), noise=False, on_plan=on_plan)
+    loop = join_loop(resolve({}), executor, clock=clock, rates=RATES)
+    loop.open_trainer(TrainerSpec("learner"))
+    for number in range(6):
+        loop.add_step(sft_step(number, 64))
+    while loop.has_work:
+        if len(loop.scheduler.learning.queued) == 3 and not loop.scheduler.state.all:
+            params = SamplingParams(max_tokens=400, ignore_eos=True)
+            loop.add(Request("request", (1, 2, 3), params))
+        loop.step()
+    assert kept == {(1.0, 0.0), (0.0, 1.0)}
+    assert loop.scheduler.latency.backward.samples > 6
+    assert loop.scheduler.latency.backward.p95 < 1e-6
+
+
+def sft_step(number: int, length: int = 512) -> TrainingStep:
+    tokens = tuple((7 * place + number) % 1000 for place in range(length))
     group = tuple(TrainingSequence(tokens, 1, Role.TARGET) for _ in range(2))
     return TrainingStep(f"step-{number}", "learner", LossSpec(LossKind.SFT), (group,))
 

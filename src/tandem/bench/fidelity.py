@@ -28,7 +28,7 @@ from tandem.core.training import (
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.calibrate import kind_of
 from tandem.estimators.latency import LatencyModel, Rates
-from tandem.estimators.work import PassWork
+from tandem.estimators.work import PassWork, Recorded
 from tandem.sim.run import Arrival, SimReport, Simulation
 
 SCHEMA = "tandem-fidelity-1"
@@ -92,7 +92,7 @@ class Account:
 
     def __init__(self, rates: Rates) -> None:
         self._latency = LatencyModel(rates)
-        self._rows: dict[int, int] = {}
+        self._recorded: dict[int, Recorded] = {}
         self.parts: dict[str, Part] = {}
         self.trained_rows = 0
         self.executed_s = 0.0
@@ -100,13 +100,19 @@ class Account:
     def __call__(self, plan: LanePlan, result: StepResult) -> None:
         """Take one plan."""
         latency, work = self._latency, PassWork.of(plan)
-        self._rows |= {opened.micro_batch: sum(opened.lengths) for opened in plan.opens}
+        for opened in plan.opens:
+            self._recorded[opened.micro_batch] = Recorded(sum(opened.lengths))
+        for kept in result.kept:
+            opened_one = self._recorded[kept.micro_batch]
+            self._recorded[kept.micro_batch] = opened_one.with_kept(kept)
         self.executed_s += result.elapsed_s
         self.trained_rows += work.recorded
         if work.tokens:
             self._part(kind_of(work)).add(result.forward_s, latency.forward_s(work))
         for piece in result.slices:
-            predicted_s = latency.slice_s(self._rows.get(piece.micro_batch, 0), piece.hi - piece.lo)
+            recorded = self._recorded.get(piece.micro_batch, Recorded(0))
+            predicted_s = latency.slice_s(recorded, piece.hi - piece.lo)
+            self._recorded[piece.micro_batch] = recorded.after_slice()
             self._part("slice").add(piece.elapsed_s, predicted_s)
         for update in result.updates:
             self._part("update").add(update.elapsed_s, latency.update_s())

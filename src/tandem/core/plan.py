@@ -237,10 +237,24 @@ class UpdateResult:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptLayers:
+    """What is kept of a micro-batch's forward for its backward, as shares of its layers.
+
+    Of `whole` ones nothing has to be computed again, of `inner` ones the lesser part, of the others
+    all. An estimate, not a promise: it may be dropped for memory.
+    """
+
+    micro_batch: int
+    whole: float
+    inner: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one `LanePlan` produced.
 
-    `elapsed_s` is the whole iteration's, `forward_s` the forward pass's share of it.
+    `elapsed_s` is the whole iteration's, `forward_s` the forward pass's share of it. `kept` is of
+    the micro-batches that the pass recorded.
 
     `draws` follow the order of the plan's spans and their draws. `failed` maps a sequence to the
     reason why it alone could not be computed (e.g. non-finite logits); the others are valid.
@@ -255,3 +269,4 @@ class StepResult:
     forward_s: float = 0.0
     slices: tuple[SliceResult, ...] = ()
     updates: tuple[UpdateResult, ...] = ()
+    kept: tuple[KeptLayers, ...] = ()

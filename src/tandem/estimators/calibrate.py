@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from tandem.estimators.latency import FORWARD_TERMS, Rates, features
+from tandem.estimators.latency import FORWARD_TERMS, Rates, features, slice_features
 from tandem.estimators.profile import FitError
-from tandem.estimators.work import PassWork
+from tandem.estimators.work import PassWork, Recorded
 
 T = TypeVar("T")
 
@@ -31,19 +31,23 @@ _ROUGH_RIDGE = 1e-3
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured, in seconds: passes, slices (rows, layers) and updates; and by how much a
-    pass took longer after a sleep than the same one without."""
+    """What was measured, in seconds: passes, slices (of what, layers) and updates; and by how much
+    a pass took longer after a sleep than the same one without. `repeats` are times of one pass
+    and of the same again."""
 
     passes: list[tuple[PassWork, float]] = field(default_factory=list)
-    slices: list[tuple[int, int, float]] = field(default_factory=list)
+    slices: list[tuple[Recorded, int, float]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
     resumes: list[float] = field(default_factory=list)
+    repeats: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """`errors` and relative residuals (`noise`) by kind of work, on held-out samples; `resume_s`
-    is the median of what a sleep costs."""
+    is the median of what a sleep costs. The error of `repeat` is that of a pass's time as the
+    prediction of the same pass right after it: 1.4 times what the device itself varies by, below
+    which no prediction gets."""
 
     rates: Rates
     errors: dict[str, FitError]
@@ -58,7 +62,7 @@ def fit(samples: Samples, guess: Rates) -> Fit:
     pieces, unseen_pieces = _split(samples.slices)
     slices = guess.slices
     if pieces:
-        rows = [_slice_features(rows, layers) for rows, layers, _ in pieces]
+        rows = [slice_features(recorded, layers) for recorded, layers, _ in pieces]
         slices = _least_squares(rows, [seconds for *_, seconds in pieces], guess.slices)
     update_s = sorted(samples.updates)[len(samples.updates) // 2] if samples.updates else 0.0
     update_s = update_s or guess.update_s
@@ -75,11 +79,13 @@ def fit(samples: Samples, guess: Rates) -> Fit:
         for kind, member in KINDS.items()
         if (error := _error([(predict(w), s) for w, s in unseen if member(w)])) is not None
     }
-    backward = [(_dot(slices, _slice_features(r, n)), s) for r, n, s in unseen_pieces]
+    backward = [(_dot(slices, slice_features(r, n)), s) for r, n, s in unseen_pieces]
     if backward:
         noise["slice"] = [seconds / predicted - 1.0 for predicted, seconds in backward]
     if (error := _error(backward)) is not None:
         errors["slice"] = error
+    if (error := _error(samples.repeats)) is not None:
+        errors["repeat"] = error
     resume_s = max(0.0, median(samples.resumes)) if samples.resumes else 0.0
     residuals = {kind: tuple(sorted(values)) for kind, values in noise.items()}
     return Fit(rates, errors, residuals, resume_s)
@@ -179,10 +185,6 @@ def _error(pairs: Sequence[tuple[float, float]]) -> FitError | None:
     count = len(ordered)
     p95 = ordered[min(count - 1, int(0.95 * count))]
     return FitError(count, sum(relative) / count, sum(ordered) / count, p95)
-
-
-def _slice_features(rows: int, layers: int) -> tuple[float, float, float]:
-    return (1.0, layers, rows * layers)
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:

@@ -150,7 +150,12 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
             device.launch_s / 2,
             recorded_bytes / bandwidth + _NOTHING_S,
         ),
-        slices=(device.launch_s / 4, device.launch_s / shape.layers, layer_row_s),
+        slices=(
+            device.launch_s / 4,
+            device.launch_s / shape.layers,
+            layer_row_s,
+            *(_NOTHING_S,) * 4,  # what is computed again is in the row already
+        ),
         update_s=2.0 * device.launch_s,
         rho=device.rho,
     )

@@ -1,9 +1,10 @@
 """How long an iteration will take: Echo's forms (5.2), corrected, and fitted while serving.
 
     prefill = alpha * pairs + beta * rows
-    decode  = constant + gamma * longest + delta * mean + terms in the number and the total context
+    decode  = constant + gamma * longest + delta * mean + terms in the number and in all KV read
     pass    = max(prefill, decode) + rho * min(prefill, decode) + draws, scores, recordings
-    slice   = constant + layers + layers * rows;  update = constant
+    slice   = constant + layers + layers * rows * (1 + what is computed again) + first slice
+    update  = constant
 
 `constant` is the time to stream the weights once, so that with rho = 0 a pass of one prompt takes
 `max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds the two up. Learns from every executed
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from tandem.core.events import ModelInfo, PredictionError
 from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
-from tandem.estimators.work import PassWork, pairs_of
+from tandem.estimators.work import PassWork, Recorded, pairs_of
 
 # What a pass's time is made of, in the order of the coefficients. Tokens of context count in
 # thousands, pairs in millions.
@@ -27,7 +28,9 @@ FORWARD_TERMS = (
     "pass", "decode", "context", "longest", "mean", "row", "pairs", "draw", "scored",
     "recording", "recorded",
 )  # fmt: skip
-SLICE_TERMS = ("slice", "layer", "layer_row")
+# For a slice at all, for a layer, for a row of a layer; for a row whose forward is computed again,
+# and for one of whose forward only the rest is; for the first slice, and for a row in it.
+SLICE_TERMS = ("slice", "layer", "layer_row", "again", "rest", "first", "first_row")
 _DECODE_TERMS = 5  # the first of FORWARD_TERMS
 
 # First guesses: a small machine that streams weights and multiplies at these rates.
@@ -36,8 +39,10 @@ _FLOPS_PER_S = 5e11
 _OVERHEAD_S = 2e-3
 _UPDATE_S = 2e-2
 _TOKEN_S = 5e-5  # at least
-# A backward slice recomputes its layers and multiplies by the weights once more.
-_BACKWARD_FACTOR = 3.0
+# What a layer's backward takes, in forwards: products with the weights and of the adapters; and
+# what the part takes that kernels do not keep.
+_BACKWARD_FACTOR = 2.0
+_REST_FACTOR = 0.4
 # Terms that hardly count on most devices, as a share of a row's time.
 _SMALL = 0.05
 
@@ -75,7 +80,9 @@ class Rates:
     def guess(*, weight_bytes: int, num_parameters: int, num_layers: int) -> Rates:
         """First values for a model of this size on a device that nothing is known of."""
         token_s = max(2.0 * num_parameters / _FLOPS_PER_S, _TOKEN_S)
-        layer_s = _BACKWARD_FACTOR * token_s / max(1, num_layers)
+        again_s = token_s / max(1, num_layers)
+        layer_s = _BACKWARD_FACTOR * again_s
+        stream_s = weight_bytes / _BYTES_PER_S / max(1, num_layers)
         small_s = _SMALL * token_s
         return Rates(
             forward=(
@@ -91,7 +98,15 @@ class Rates:
                 _OVERHEAD_S,
                 token_s / 4,
             ),
-            slices=(_OVERHEAD_S / 2, _SMALL * layer_s, layer_s),
+            slices=(
+                _OVERHEAD_S / 2,
+                stream_s + _SMALL * layer_s,
+                layer_s,
+                again_s,
+                _REST_FACTOR * again_s,
+                _OVERHEAD_S / 2,
+                again_s,
+            ),
             update_s=_UPDATE_S,
         )
 
@@ -173,32 +188,36 @@ class LatencyModel:
                 fails = middle
         return fits
 
-    def slice_s(self, tokens: int, layers: int) -> float:
-        """A backward slice of `layers` layers over a micro-batch of `tokens` recorded rows."""
-        return self.backward.predict((1.0, layers, tokens * layers)) if layers else 0.0
+    def slice_s(self, recorded: Recorded, layers: int) -> float:
+        """A backward slice of `layers` layers over a micro-batch."""
+        return self.backward.predict(slice_features(recorded, layers)) if layers else 0.0
 
-    def layers_within(self, tokens: int, seconds: float) -> int:
-        """How many layers of a micro-batch of `tokens` rows a slice of `seconds` can have."""
-        fixed, layer, each = self.backward.coefficients
+    def layers_within(self, recorded: Recorded, seconds: float) -> int:
+        """How many layers of a micro-batch a slice of `seconds` can have."""
+        one, two = self.slice_s(recorded, 1), self.slice_s(recorded, 2)
+        each = two - one
+        fixed = one - each
         if seconds <= fixed:
             return 0
-        return int(min((seconds - fixed) / max(layer + each * tokens, 1e-9), 1e6) + 1e-9)
+        return int(min((seconds - fixed) / max(each, 1e-9), 1e6) + 1e-9)
 
     def update_s(self) -> float:
         """An optimiser step."""
         return self.update.predict((1.0,))
 
-    def observe(self, lane: LanePlan, result: StepResult, rows: Callable[[int], int]) -> None:
-        """A lane was executed; `rows` tells the recorded rows of a micro-batch (0: unknown)."""
+    def observe(
+        self, lane: LanePlan, result: StepResult, recorded: Callable[[int], Recorded | None]
+    ) -> None:
+        """A lane was executed; `recorded` tells of a micro-batch (None: unknown)."""
         if self._routine(lane):
             return
         beside = sum([piece.elapsed_s for piece in result.slices])
         beside += sum([update.elapsed_s for update in result.updates])
         self.observe_forward(PassWork.of(lane), result.forward_s or result.elapsed_s - beside)
         for piece in result.slices:
-            recorded = rows(piece.micro_batch)
-            if piece.problem is None and recorded:
-                self.observe_slice(recorded, piece.hi - piece.lo, piece.elapsed_s)
+            batch = recorded(piece.micro_batch)
+            if piece.problem is None and batch is not None:
+                self.observe_slice(batch, piece.hi - piece.lo, piece.elapsed_s)
         for update in result.updates:
             self.observe_update(update.elapsed_s)
 
@@ -212,9 +231,9 @@ class LatencyModel:
         if work.tokens:
             self.forward.observe(self._features(work), seconds)
 
-    def observe_slice(self, tokens: int, layers: int, seconds: float) -> None:
+    def observe_slice(self, recorded: Recorded, layers: int, seconds: float) -> None:
         """A backward slice took `seconds`."""
-        self.backward.observe((1.0, layers, tokens * layers), seconds)
+        self.backward.observe(slice_features(recorded, layers), seconds)
 
     def observe_update(self, seconds: float) -> None:
         """An optimiser step took `seconds`."""
@@ -242,7 +261,8 @@ class LatencyModel:
         )
         total, longest, average = self._kv
         mean = work.context / work.decodes if work.decodes else 0.0
-        kv = total * work.context + longest * work.longest + average * mean
+        read = work.context + work.prefix + (start if more else 0)
+        kv = total * read + longest * work.longest + average * mean
         decode_s = fixed + decode * work.decodes + context * kv / 1e3
         prefill_s = row * (work.rows + more) + pairs * (work.pairs + pairs_of(start, more)) / 1e6
         longer, shorter = (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
@@ -254,7 +274,8 @@ class LatencyModel:
     def _features(self, work: PassWork) -> tuple[float, ...]:
         mean = work.context / work.decodes if work.decodes else 0.0
         total, longest, average = self._kv
-        kv = (total * work.context + longest * work.longest + average * mean) / 1e3
+        read = work.context + work.prefix
+        kv = (total * read + longest * work.longest + average * mean) / 1e3
         decode = (1.0, work.decodes, kv)
         return _joined(decode, work, self.forward.coefficients, self._rho)
 
@@ -262,8 +283,16 @@ class LatencyModel:
 def features(work: PassWork, coefficients: tuple[float, ...], rho: float) -> tuple[float, ...]:
     """Features of a pass by `FORWARD_TERMS`, given which part takes longer by `coefficients`."""
     mean = work.context / work.decodes / 1e3 if work.decodes else 0.0
-    decode = (1.0, work.decodes, work.context / 1e3, work.longest / 1e3, mean)
+    read = work.context + work.prefix
+    decode = (1.0, work.decodes, read / 1e3, work.longest / 1e3, mean)
     return _joined(decode, work, coefficients, rho)
+
+
+def slice_features(recorded: Recorded, layers: int) -> tuple[float, ...]:
+    """Features of a backward slice by `SLICE_TERMS`."""
+    rows, first = recorded.rows * layers, 0.0 if recorded.begun else 1.0
+    again, rest = rows * recorded.again, rows * recorded.rest
+    return (1.0, layers, rows, again, rest, first, first * recorded.rows)
 
 
 def _joined(

@@ -18,7 +18,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
 
-SCHEMA = "tandem-profile-1"
+SCHEMA = "tandem-profile-2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def read_profile(path: Path) -> Profile:
     try:
         content: dict[str, Any] = msgspec.json.decode(path.read_bytes())
         if content.pop("schema", None) != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA}")
+            raise ValueError(f"its schema is not {SCHEMA}: make it again")
         rates = content["rates"]
         rates["forward"] = [rates["forward"][name] for name in FORWARD_TERMS]
         rates["slices"] = [rates["slices"][name] for name in SLICE_TERMS]

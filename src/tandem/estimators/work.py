@@ -1,4 +1,4 @@
-"""What one forward pass has to do, in the numbers that its time depends on.
+"""What a forward pass or a backward slice has to do, in the numbers that its time depends on.
 
 Counts only, built up span by span; knows no seconds. Invariant: a row is either a decode or one of
 `rows`.
@@ -6,9 +6,9 @@ Counts only, built up span by span; knows no seconds. Invariant: a row is either
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tandem.core.plan import LanePlan
+from tandem.core.plan import KeptLayers, LanePlan
 
 
 @dataclass(slots=True)
@@ -17,8 +17,8 @@ class PassWork:
 
     `decodes` sequences have one row each and read `context` tokens of KV in all, `longest` the one
     that reads most. `rows` are those of prompts and training; `pairs` counts the positions that
-    they attend to, summed over rows. `draws` rows are sampled from, `scored` scored, `recorded`
-    kept for a backward.
+    they attend to, summed over rows, `prefix` the tokens of KV before them, summed over spans.
+    `draws` rows are sampled from, `scored` scored, `recorded` kept for a backward.
     """
 
     decodes: int = 0
@@ -26,6 +26,7 @@ class PassWork:
     longest: int = 0
     rows: int = 0
     pairs: int = 0
+    prefix: int = 0
     draws: int = 0
     scored: int = 0
     recorded: int = 0
@@ -56,6 +57,7 @@ class PassWork:
         """Add positions `[start, start + rows)` of a prompt or of a training sequence."""
         self.rows += rows
         self.pairs += pairs_of(start, rows)
+        self.prefix += start
         self.draws += draws
         self.scored += scored
         self.recorded += recorded
@@ -68,6 +70,7 @@ class PassWork:
             self.longest,
             self.rows,
             self.pairs,
+            self.prefix,
             self.draws,
             self.scored,
             self.recorded,
@@ -93,6 +96,29 @@ class PassWork:
             )
         work.decode_all(contexts)
         return work
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Rows of a micro-batch whose backward is due, or has `begun` (its first slice has more to do).
+
+    Of a share of its layers the forward has to be computed `again`, of another only the `rest`,
+    the part that is not kept.
+    """
+
+    rows: int
+    again: float = 1.0
+    rest: float = 0.0
+    begun: bool = False
+
+    def with_kept(self, kept: KeptLayers) -> Recorded:
+        """The same when this is known to be kept of it."""
+        again = max(0.0, 1.0 - kept.whole - kept.inner)
+        return replace(self, again=again, rest=kept.inner)
+
+    def after_slice(self) -> Recorded:
+        """The same when a slice of it was computed."""
+        return self if self.begun else replace(self, begun=True)
 
 
 def pairs_of(start: int, rows: int) -> int:

@@ -125,6 +125,7 @@ class DeviceExecutor:
         outcomes = self._compute(plan.spans, runnable, failed)
         draws, scores = self._collect(plan.spans, outcomes, failed)
         forwarded = time.perf_counter()
+        kept = self._training.kept(plan.spans) if self._training is not None else ()
         slices = tuple(self._run_slice(each) for each in plan.slices)
         updates = tuple(self._run_update(each) for each in plan.updates)
         self._finished.append(
@@ -138,6 +139,7 @@ class DeviceExecutor:
                 forward_s=forwarded - started,
                 slices=slices,
                 updates=updates,
+                kept=kept,
             )
         )
         self._tickets += 1

@@ -19,6 +19,7 @@ from tandem.config import SchedulingConfig
 from tandem.core.plan import (
     DEVICE_LANE,
     BackwardSlice,
+    BlockCopy,
     Discard,
     Draw,
     LanePlan,
@@ -34,19 +35,22 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.training import LoraSpec, OptimizerSpec, TrainerSpec
 from tandem.estimators.calibrate import Samples, rough
 from tandem.estimators.latency import Rates
-from tandem.estimators.work import PassWork
+from tandem.estimators.work import PassWork, Recorded
 
 _TRAINER = "tandem-profile"
 _GREEDY = SamplingParams(temperature=0.0)
 # The longest context that is tried: longer ones take long to read and hardly occur beside others.
 _LONGEST = 4096
+# Of decodes in `rough_rates`: nobody pays memory for long ones at the start.
+_USUAL_CONTEXT = 256
 # Passes that warm caches, kernels and the allocator up and are not counted.
 _WARM_UP = 7
 # Of these there are so many; each is counted at least once, however little time there is.
-_KINDS = 5
+_KINDS = 6
 # What `rough_rates` runs: decodes and rows of a prompt, at first for caches and kernels only.
 _FIRST_SHAPES = ((1, 0), (8, 64))
 _USUAL_SHAPES = ((1, 0), (8, 0), (0, 64), (32, 0), (0, 128), (8, 256), (0, 512))
+_BLOCKS_AT_ONCE = 256
 # What a sleep costs does not depend on its length from here on.
 _SLEEP_S = 0.03
 
@@ -110,7 +114,7 @@ class _Prober:
         self.samples = Samples()
         self._executor, self._limits, self._rng = executor, limits, rng
         self._steps, self._numbers = count(), count()
-        self._revision = -1
+        self._revision, self._written = -1, 0
         info = executor.info
         self._trains = info.recording_tokens > 0
         self._most_rows = min(limits.max_batch_tokens, info.max_model_len - 1)
@@ -129,6 +133,8 @@ class _Prober:
             yield
             self._resume()
             yield
+            self._repeat()
+            yield
             if self._trains:
                 beside = self._sequences() if self._rng.random() < 0.5 else 0
                 self._step(beside)
@@ -137,11 +143,11 @@ class _Prober:
     def run_usual(self) -> Iterator[None]:
         """A few usual shapes, small ones first, after some that are not counted."""
         for decodes, prompt in _FIRST_SHAPES:
-            self._pass(decodes, prompt)
+            self._pass(decodes, prompt, _USUAL_CONTEXT)
             self.samples = Samples()
             yield
         for decodes, prompt in _USUAL_SHAPES:
-            self._pass(decodes, prompt)
+            self._pass(decodes, prompt, _USUAL_CONTEXT)
             yield
 
     def close(self) -> None:
@@ -163,11 +169,11 @@ class _Prober:
 
     # ------------------------------------------------------------------ passes
 
-    def _pass(self, decodes: int = 0, prompt: int = 0) -> None:
+    def _pass(self, decodes: int = 0, prompt: int = 0, longest: int = _LONGEST) -> None:
         made = _Pass()
-        self._add_decodes(made, decodes)
+        self._add_decodes(made, decodes, longest)
         if prompt:
-            start = self._rng.choice((0, 0, self._about(_LONGEST)))
+            start = self._rng.choice((0, 0, self._about(longest)))
             self._add_span(made, start, prompt, draws=True)
         if made.spans:
             self._execute(made)
@@ -183,6 +189,15 @@ class _Prober:
             times.append(self._submit(plan).forward_s)
         self.samples.resumes.append(times[2] - times[1])
 
+    def _repeat(self) -> None:
+        """One pass three times, the first for the caches."""
+        made = _Pass()
+        self._add_decodes(made, self._sequences())
+        self._add_span(made, 0, self._rows(), draws=True)
+        results = [self._execute(made, counted=False) for _ in range(3)]
+        if made.spans and not any(result.failed for result in results):
+            self.samples.repeats.append((results[1].forward_s, results[2].forward_s))
+
     def _step(self, beside: int) -> None:
         """A micro-batch: recorded in one pass, backward in slices, and an update."""
         rng, info = self._rng, self._executor.info
@@ -194,13 +209,16 @@ class _Prober:
         lengths = [rows for rows in (first, total - first) if rows > 0]
         number = next(self._numbers)
         made.opens.append(OpenMicroBatch(number, _TRAINER, self._revision, tuple(lengths)))
-        recorded = 0
         for place, rows in enumerate(lengths):
             if not self._add_span(made, 0, rows, record=RecordTarget(number, place)):
                 return
-            recorded += rows
-        if not made.spans or self._execute(made).failed:
+        result = self._execute(made)
+        if result.failed:
+            self._discard(number)
             return
+        recorded = Recorded(sum(lengths))
+        for kept in result.kept:
+            recorded = recorded.with_kept(kept)
         coefficients = (1e-3,) * len(lengths)
         hi = info.num_layers
         while hi > 0:
@@ -209,18 +227,22 @@ class _Prober:
             result = self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), slices=(piece,)))
             found = result.slices[0]
             if found.problem is not None:
-                discard = Discard(_TRAINER, (number,))
-                self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), discards=(discard,)))
+                self._discard(number)
                 return
             self.samples.slices.append((recorded, hi - lo, found.elapsed_s))
+            recorded = recorded.after_slice()
             hi = lo
         update = Update(_TRAINER, self._revision)
         made_update = self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), updates=(update,)))
         self._revision = made_update.updates[0].revision
         self.samples.updates.append(made_update.updates[0].elapsed_s)
 
-    def _add_decodes(self, made: _Pass, sequences: int) -> None:
-        usual = self._about(_LONGEST)
+    def _discard(self, micro_batch: int) -> None:
+        discard = Discard(_TRAINER, (micro_batch,))
+        self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), discards=(discard,)))
+
+    def _add_decodes(self, made: _Pass, sequences: int, longest: int = _LONGEST) -> None:
+        usual = self._about(longest)
         for _ in range(sequences):
             context = max(1, round(usual * self._rng.uniform(0.3, 1.7)))
             if not self._add_span(made, context, 1, draws=True):
@@ -262,10 +284,20 @@ class _Prober:
         made.blocks += blocks
         return True
 
-    def _execute(self, made: _Pass) -> StepResult:
+    def _write(self, blocks: int) -> None:
+        """Let the first `blocks` blocks have memory of their own: what was never written may be
+        one page of zeros, which is read faster than any cache is."""
+        while self._written < blocks:
+            targets = range(self._written, min(blocks, self._written + _BLOCKS_AT_ONCE))
+            copies = tuple(BlockCopy(0, 0, target) for target in targets)
+            self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), copies=copies))
+            self._written = targets.stop
+
+    def _execute(self, made: _Pass, *, counted: bool = True) -> StepResult:
+        self._write(made.blocks)
         lane = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans), opens=tuple(made.opens))
         result = self._submit(lane)
-        if not result.failed:
+        if counted and not result.failed:
             self.samples.passes.append((PassWork.of(lane), result.forward_s))
         return result
 

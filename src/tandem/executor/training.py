@@ -17,6 +17,7 @@ from tandem.core.errors import AdapterError
 from tandem.core.plan import (
     BackwardSlice,
     Discard,
+    KeptLayers,
     OpenMicroBatch,
     SliceResult,
     Span,
@@ -144,6 +145,12 @@ class TrainingState:
             self.recordings, batch, lambda layer, rows: inner_room(stack.taps[layer].module, rows)
         )
 
+    def kept(self, spans: Sequence[Span]) -> tuple[KeptLayers, ...]:
+        """What is kept of the micro-batches that `spans` recorded."""
+        numbers = dict.fromkeys([s.record.micro_batch for s in spans if s.record is not None])
+        found = [each for number in numbers if (each := self.recordings.get(number)) is not None]
+        return tuple([self._kept(recording) for recording in found])
+
     def run_slice(self, plan: BackwardSlice) -> SliceResult:
         """Compute a slice; if it is the last one of its micro-batch, let the recording go."""
         started = time.perf_counter()
@@ -213,6 +220,12 @@ class TrainingState:
         adapter = as_lora(pairs, trainer.layout)
         self._working[trainer.spec.name] = adapter
         self._model.lora.add(working_key(trainer.spec.name), adapter)
+
+    def _kept(self, recording: Recording) -> KeptLayers:
+        layers = self.recordings.num_layers
+        inner = sum([isinstance(graph, Inner) for graph in recording.graphs.values()])
+        whole = len(recording.graphs) - inner
+        return KeptLayers(recording.micro_batch, whole / layers, inner / layers)
 
     def _close_recordings(self, trainer: str) -> None:
         for recording in self.recordings.of(trainer):

@@ -7,6 +7,7 @@ same plans in the same order give the same times.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -16,6 +17,7 @@ from tandem.core.errors import AdapterError
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (
     DrawResult,
+    KeptLayers,
     LanePlan,
     OpenMicroBatch,
     ScoreResult,
@@ -30,7 +32,7 @@ from tandem.core.version import AdapterVersion
 from tandem.estimators.calibrate import kind_of
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import Profile
-from tandem.estimators.work import PassWork
+from tandem.estimators.work import PassWork, Recorded
 from tandem.sim.curves import Curve
 
 _STRIDE = 7919  # a prime: neighbouring sequences draw different tokens
@@ -69,6 +71,7 @@ class SimExecutor:
         self._rng = Random(seed)
         self._ended_s = clock.now() - 1.0  # it has slept
         self._open: dict[int, OpenMicroBatch] = {}
+        self._recorded: dict[int, Recorded] = {}
         self._trainers: dict[str, _Trainer] = {}
         self._results: list[StepResult] = []
 
@@ -84,6 +87,7 @@ class SimExecutor:
                 self._forget(number)
         for opened in plan.opens:
             self._open[opened.micro_batch] = opened
+            self._recorded[opened.micro_batch] = Recorded(sum(opened.lengths))
         forward_s = self.seconds_of(PassWork.of(plan))
         vocabulary = self.info.vocab_size
         draws = tuple(
@@ -94,6 +98,7 @@ class SimExecutor:
             ]
         )
         scores = tuple([self._score(span) for span in plan.spans if span.score_targets])
+        kept = self._keep(plan.spans)
         slices = tuple([self._slice(each.micro_batch, each.hi, each.lo) for each in plan.slices])
         updates = tuple([self._update(each.trainer) for each in plan.updates])
         elapsed_s = forward_s + sum([each.elapsed_s for each in slices])
@@ -101,7 +106,7 @@ class SimExecutor:
         self._clock.advance(elapsed_s)
         self._ended_s = self._clock.now()
         result = StepResult(
-            plan.step, plan.lane, elapsed_s, draws, scores, (), forward_s, slices, updates
+            plan.step, plan.lane, elapsed_s, draws, scores, (), forward_s, slices, updates, kept
         )
         if self._on_plan is not None:
             self._on_plan(plan, result)
@@ -180,9 +185,25 @@ class SimExecutor:
                 total = 0.0
         return ScoreResult(span.seq_id, span.start, (), total)
 
+    def _keep(self, spans: tuple[Span, ...]) -> tuple[KeptLayers, ...]:
+        """As the device's kernels keep it: all of what a pass records that does nothing else, the
+        inner part of what is recorded beside other work."""
+        recorded = [span for span in spans if span.record is not None]
+        alone = len(recorded) == len(spans)
+        rows: Counter[int] = Counter()
+        for span in recorded:
+            assert span.record is not None
+            rows[span.record.micro_batch] += len(span.tokens)
+        found = []
+        for number, count in rows.items():
+            whole = float(alone and count == self._recorded[number].rows)
+            found.append(KeptLayers(number, whole, 1.0 - whole))
+            self._recorded[number] = self._recorded[number].with_kept(found[-1])
+        return tuple(found)
+
     def _slice(self, number: int, hi: int, lo: int) -> SliceResult:
-        rows = sum(self._open[number].lengths)
-        seconds = self._noisy(self._latency.slice_s(rows, hi - lo), "slice")
+        seconds = self._noisy(self._latency.slice_s(self._recorded[number], hi - lo), "slice")
+        self._recorded[number] = self._recorded[number].after_slice()
         if lo == 0:
             self._forget(number)
         return SliceResult(number, hi, lo, seconds)
@@ -194,3 +215,4 @@ class SimExecutor:
 
     def _forget(self, number: int) -> None:
         self._open.pop(number, None)
+        self._recorded.pop(number, None)

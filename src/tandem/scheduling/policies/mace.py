@@ -278,7 +278,7 @@ def _step_seconds(view: View, step: StepWork, sequences: Iterable[Sequence]) -> 
     for seq in sequences:
         work.span(seq.computed, seq.remaining, scored=seq.remaining, recorded=seq.remaining)
     seconds = view.latency.added_s(work) if work.rows else 0.0
-    seconds += sum(view.latency.slice_s(batch.rows, batch.layers_left) for batch in step.owed())
+    seconds += sum(view.latency.slice_s(batch.recorded, batch.layers_left) for batch in step.owed())
     return seconds + (view.latency.update_s() if step.updatable else 0.0)
 
 
