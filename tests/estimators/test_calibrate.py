@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 
@@ -13,8 +12,8 @@ from tandem.estimators.calibrate import Samples, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.memory import DemandWindow
-from tandem.estimators.profile import Profile, read_profile, write_profile
-from tandem.estimators.work import PassWork, Recorded
+from tandem.estimators.profile import FitError, Profile, read_profile, write_profile
+from tandem.estimators.work import BackwardWork, PassWork
 
 GUESS = Rates.guess(weight_bytes=10**9, num_parameters=5 * 10**8, num_layers=24)
 
@@ -41,7 +40,7 @@ def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples
         seconds = device.forward_s(work) * rng.uniform(1 - noise, 1 + noise)
         samples.passes.append((work, seconds))
         kept = rng.choice(((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)))
-        recorded = Recorded(rng.randint(8, 900), *kept, rng.random() < 0.5)
+        recorded = BackwardWork(rng.randint(8, 900), *kept, rng.random() < 0.5)
         layers = rng.randint(1, 24)
         samples.slices.append((recorded, layers, device.slice_s(recorded, layers)))
         samples.updates.append(4e-3)
@@ -143,13 +142,11 @@ def test_unknown_devices_and_shapes_are_refused_by_name():
 
 def test_a_profile_comes_back_from_its_file(tmp_path):
     profile = replace(datasheet_profile("l4", "llama-3-8b"), threads=2, resume_s=0.01)
-    profile = replace(profile, noise={"decode": (-0.1, 0.2)})
+    profile = replace(profile, noise={"decode": (-0.1, 0.2)}, kept_beside=(0.0, 1.0))
+    profile = replace(profile, repeat=FitError(3, 0.0, 0.1, 0.2))
     path = tmp_path / "l4.json"
     write_profile(profile, path)
     assert read_profile(path) == profile
-    old = json.loads(path.read_text()) | {"noise": [-0.1, 0.2]}
-    path.write_text(json.dumps(old))
-    assert read_profile(path).noise == {"pass": (-0.1, 0.2)}
     assert profile.mismatch(profile.info) is None
     other = replace(profile.info, dtype="float32")
     assert profile.mismatch(other) == "dtype is bfloat16 in the profile and float32 here"
@@ -160,6 +157,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     [
         ("nothing", "cannot read"),
         ('{"schema": "other"}', "its schema is not"),
+        ('{"schema": "tandem-profile-1"}', "make it again"),
         ('{"schema": "tandem-profile-2"}', "cannot read"),
     ],
 )

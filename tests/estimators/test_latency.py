@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tandem.core.plan import BackwardSlice, LanePlan, SliceResult, Span, StepResult, UpdateResult
 from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
 from tandem.estimators.linear import MEASURED, LinearModel
-from tandem.estimators.work import PassWork, Recorded, pairs_of
+from tandem.estimators.work import BackwardWork, PassWork, pairs_of
 
 
 def guessed(**sizes: int) -> LatencyModel:
@@ -63,8 +63,8 @@ def test_first_predictions_are_of_the_right_size():
     prompt.span(0, 256, draws=1)
     assert 0.02 < model.forward_s(decode) < 0.2
     assert 0.1 < model.forward_s(prompt) < 2.0
-    assert model.slice_s(Recorded(256), 24) > model.forward_s(prompt)
-    assert model.forward_s(PassWork()) == 0.0 and model.slice_s(Recorded(100), 0) == 0.0
+    assert model.slice_s(BackwardWork(256), 24) > model.forward_s(prompt)
+    assert model.forward_s(PassWork()) == 0.0 and model.slice_s(BackwardWork(100), 0) == 0.0
 
 
 def test_of_prefill_and_decode_the_shorter_counts_rho_times():
@@ -206,7 +206,7 @@ def test_costs_of_learning_are_guesses_until_they_were_observed_or_measured():
     model = guessed()
     for _ in range(30):
         assert model.guessed
-        model.observe_slice(Recorded(100), 2, 0.1)
+        model.observe_slice(BackwardWork(100), 2, 0.1)
     assert not model.guessed
     assert LatencyModel(replace(guessed().rates, slices_measured=False)).guessed
     assert not LatencyModel(guessed().rates).guessed
@@ -226,28 +226,32 @@ def test_more_work_is_never_predicted_to_be_cheaper(samples):
 def test_layers_within_a_time_take_that_time():
     model = guessed(weight_bytes=0, num_parameters=10**9, num_layers=10)
     for layers in (1, 3, 9):
-        for recorded in (Recorded(100), Recorded(100, 0.5, 0.5), Recorded(100, begun=True)):
+        for recorded in (
+            BackwardWork(100),
+            BackwardWork(100, 0.5, 0.5),
+            BackwardWork(100, begun=True),
+        ):
             seconds = model.slice_s(recorded, layers)
             assert model.layers_within(recorded, seconds) == layers
             assert model.layers_within(recorded, seconds * 0.999) == layers - 1
-    assert model.layers_within(Recorded(100), 0.0) == 0
+    assert model.layers_within(BackwardWork(100), 0.0) == 0
 
 
 def test_what_was_kept_of_a_forward_makes_a_slice_cheaper_by_as_much_as_it_does():
     rng, model = random.Random(0), guessed()
 
-    def device_s(recorded: Recorded, layers: int) -> float:
+    def device_s(recorded: BackwardWork, layers: int) -> float:
         each = 2e-5 + 1.2e-5 * recorded.again + 5e-6 * recorded.rest
         first_s = 0.0 if recorded.begun else 3e-3 + 1e-5 * recorded.rows
         return 1e-3 + first_s + 2e-3 * layers + each * layers * recorded.rows
 
     kinds = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.25, 0.75)]
     for _ in range(300):
-        recorded, layers = Recorded(rng.randint(8, 900), *rng.choice(kinds)), rng.randint(1, 24)
+        recorded, layers = BackwardWork(rng.randint(8, 900), *rng.choice(kinds)), rng.randint(1, 24)
         recorded = recorded.after_slice() if rng.random() < 0.5 else recorded
         model.observe_slice(recorded, layers, device_s(recorded, layers))
     for kind in kinds:
-        first = Recorded(400, *kind)
+        first = BackwardWork(400, *kind)
         for recorded in (first, first.after_slice()):
             assert model.slice_s(recorded, 6) == pytest.approx(device_s(recorded, 6), rel=0.03)
 
@@ -260,16 +264,16 @@ def test_it_learns_from_plans_and_results():
             0, "device", 0.5, forward_s=0.1, slices=(SliceResult(7, 4, 2, 0.3),),
             updates=(UpdateResult("t", 1, True, 1.0, 1.0, 0.1),),
         )  # fmt: skip
-        model.observe(LanePlan(0, "device", (span,)), result, lambda number: Recorded(50))
+        model.observe(LanePlan(0, "device", (span,)), result, lambda number: BackwardWork(50))
     assert model.forward_s(PassWork(rows=3, pairs=6)) == pytest.approx(0.1, rel=0.02)
-    assert model.slice_s(Recorded(50), 2) == pytest.approx(0.3, rel=0.02)
+    assert model.slice_s(BackwardWork(50), 2) == pytest.approx(0.3, rel=0.02)
     assert model.update_s() == pytest.approx(0.1, rel=0.02)
 
 
 def test_a_failed_slice_or_an_unknown_one_teaches_nothing():
     model = guessed(weight_bytes=0, num_parameters=10**6, num_layers=4)
     result = StepResult(0, "device", 0.5, slices=(SliceResult(7, 4, 2, 0.3, "broken"),))
-    model.observe(LanePlan(0, "device", ()), result, lambda number: Recorded(50))
+    model.observe(LanePlan(0, "device", ()), result, lambda number: BackwardWork(50))
     assert model.backward.samples == 0 and math.isnan(model.backward.error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -16,12 +17,15 @@ pytestmark = pytest.mark.skipif(not kernels.status().available, reason="no kerne
 PLENTY = 1 << 24
 
 
+@dataclass
 class Listening(Driver):
     """Remembers what the passes told."""
 
+    told: list[KeptLayers] = field(default_factory=list)
+
     def run(self, *spans, **parts):
         result = super().run(*spans, **parts)
-        self.told = [*getattr(self, "told", ()), *result.kept]
+        self.told += result.kept
         return result
 
 

@@ -14,7 +14,7 @@ from tandem.core.plan import LanePlan
 from tandem.estimators.calibrate import KINDS, fit
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
-from tandem.estimators.work import PassWork, Recorded
+from tandem.estimators.work import BackwardWork, PassWork
 from tandem.executor.profile import ProbeLimits, probe, rough_rates
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
@@ -33,7 +33,8 @@ def device(plans: list[LanePlan], **changes: int) -> SimExecutor:
     """A device that is only computed; `changes` of what its profile says of the model."""
     profile = datasheet_profile("l4", "qwen2.5-0.5b")
     info = replace(profile.info, **changes)
-    profile = replace(profile, info=info, rates=device_rates())
+    kept = {"kept_alone": (1.0, 0.0), "kept_beside": (0.0, 1.0)}
+    profile = replace(profile, info=info, rates=device_rates(), **kept)
     on_plan = lambda plan, result: plans.append(plan)  # noqa: E731
     return SimExecutor(profile, VirtualClock(), curve=Saturating(), on_plan=on_plan)
 
@@ -43,11 +44,12 @@ def test_the_rates_of_a_device_are_found_again():
     executor = device(plans)
     samples = probe(executor, LIMITS, seconds=1.5)
     found = fit(samples, Rates.guess(weight_bytes=10**9, num_parameters=10**9, num_layers=24))
-    assert set(found.errors) == {*KINDS, "slice", "repeat"}
+    assert set(found.errors) == {*KINDS, "slice"}
+    assert found.kept_alone == (1.0, 0.0) and found.kept_beside == (0.0, 1.0)
     assert all(error.mape < 0.03 for error in found.errors.values())
     truth = LatencyModel(device_rates())
     model = LatencyModel(found.rates)
-    for recorded in (Recorded(300, 0.0, 1.0), Recorded(300, 0.0, 0.0)):
+    for recorded in (BackwardWork(300, 0.0, 1.0), BackwardWork(300, 0.0, 0.0)):
         wanted = truth.slice_s(recorded, 12)
         assert model.slice_s(recorded, 12) == pytest.approx(wanted, rel=0.03)
     assert model.update_s() == pytest.approx(truth.update_s(), rel=0.01)
@@ -62,7 +64,7 @@ def test_a_few_usual_shapes_tell_roughly_what_work_takes():
     works = [PassWork.of(plan) for plan in plans if plan.spans]
     errors = [abs(model.forward_s(work) / truth.forward_s(work) - 1.0) for work in works]
     assert sum(errors) / len(errors) < 0.2
-    guess, recorded = LatencyModel(Rates.guess_for(executor.info)), Recorded(400)
+    guess, recorded = LatencyModel(Rates.guess_for(executor.info)), BackwardWork(400)
     wrong, rough = (
         math.log(each.slice_s(recorded, 6) / truth.slice_s(recorded, 6)) for each in (guess, model)
     )
@@ -116,8 +118,8 @@ def test_equal_passes_tell_what_no_prediction_can_be_better_than():
     samples = probe(device([]), LIMITS, seconds=0.3)
     assert samples.repeats and all(first == again for first, again in samples.repeats)
     samples.repeats = [(1.0, 1.25), (1.2, 1.0)]
-    error = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1)).errors
-    assert error["repeat"].mape == pytest.approx(0.2)
+    error = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1)).repeat
+    assert error is not None and error.mape == pytest.approx(0.2)
 
 
 def test_an_engine_that_does_not_train_is_profiled_without_training():

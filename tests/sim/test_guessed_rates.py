@@ -8,7 +8,6 @@ from tandem.build import join_loop
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
 from tandem.core.events import ModelInfo
-from tandem.core.plan import LanePlan, StepResult
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -25,8 +24,9 @@ from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
 from tandem.sim.timeline import Timeline
 
-# A model of half a billion parameters on two processor cores, as `tandem profile` measured it; one
-# pass in fifty meets a busy machine and takes several times as long.
+# A model of half a billion parameters on two processor cores, as `tandem profile` measured it (the
+# terms of slices apart by estimate); one pass in fifty meets a busy machine and takes several times
+# as long.
 FORWARD = {
     "pass": 0.0483, "decode": 2.98e-4, "context": 1.07e-3, "longest": 2.02e-4, "mean": 2.17e-4,
     "row": 4.14e-4, "pairs": 0.0179, "draw": 3.37e-4, "scored": 3.9e-6, "recording": 0.0475,
@@ -77,37 +77,15 @@ def training_tokens_per_s(seed: int, tpot_slo: float, rates: Rates | None) -> fl
     return sum(moment.training for moment in timeline.moments) / SECONDS
 
 
-def test_slices_are_predicted_by_what_their_passes_kept():
-    """Without noise and told all rates, no prediction is wrong, whatever a pass recorded beside."""
-    clock, kept = VirtualClock(), set()
-
-    def on_plan(plan: LanePlan, result: StepResult) -> None:
-        kept.update((each.whole, each.inner) for each in result.kept)
-
-    executor = SimExecutor(PROFILE, clock, curve=Saturating(), noise=False, on_plan=on_plan)
-    loop = join_loop(resolve({}), executor, clock=clock, rates=RATES)
-    loop.open_trainer(TrainerSpec("learner"))
-    for number in range(6):
-        loop.add_step(sft_step(number, 64))
-    while loop.has_work:
-        if len(loop.scheduler.learning.queued) == 3 and not loop.scheduler.state.all:
-            params = SamplingParams(max_tokens=400, ignore_eos=True)
-            loop.add(Request("request", (1, 2, 3), params))
-        loop.step()
-    assert kept == {(1.0, 0.0), (0.0, 1.0)}
-    assert loop.scheduler.latency.backward.samples > 6
-    assert loop.scheduler.latency.backward.p95 < 1e-6
-
-
-def sft_step(number: int, length: int = 512) -> TrainingStep:
-    tokens = tuple((7 * place + number) % 1000 for place in range(length))
+def sft_step(number: int) -> TrainingStep:
+    tokens = tuple((7 * place + number) % 1000 for place in range(512))
     group = tuple(TrainingSequence(tokens, 1, Role.TARGET) for _ in range(2))
     return TrainingStep(f"step-{number}", "learner", LossSpec(LossKind.SFT), (group,))
 
 
 @pytest.mark.parametrize("tpot_slo", [0.10, 0.12])
 def test_guessed_rates_cost_little_training(tpot_slo):
-    told = training_tokens_per_s(0, tpot_slo, RATES)
-    assert told > 100.0
-    for seed in range(6):
+    assert training_tokens_per_s(0, tpot_slo, RATES) > 100.0
+    for seed in range(6):  # each beside the same disturbances
+        told = training_tokens_per_s(seed, tpot_slo, RATES)
         assert training_tokens_per_s(seed, tpot_slo, None) > 0.7 * told

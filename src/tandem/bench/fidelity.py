@@ -28,7 +28,7 @@ from tandem.core.training import (
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.calibrate import kind_of
 from tandem.estimators.latency import LatencyModel, Rates
-from tandem.estimators.work import PassWork, Recorded
+from tandem.estimators.work import BackwardWork, PassWork
 from tandem.sim.run import Arrival, SimReport, Simulation
 
 SCHEMA = "tandem-fidelity-1"
@@ -92,7 +92,7 @@ class Account:
 
     def __init__(self, rates: Rates) -> None:
         self._latency = LatencyModel(rates)
-        self._recorded: dict[int, Recorded] = {}
+        self._backward: dict[int, BackwardWork] = {}
         self.parts: dict[str, Part] = {}
         self.trained_rows = 0
         self.executed_s = 0.0
@@ -101,19 +101,19 @@ class Account:
         """Take one plan."""
         latency, work = self._latency, PassWork.of(plan)
         for opened in plan.opens:
-            self._recorded[opened.micro_batch] = Recorded(sum(opened.lengths))
+            self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
         for kept in result.kept:
-            opened_one = self._recorded[kept.micro_batch]
-            self._recorded[kept.micro_batch] = opened_one.with_kept(kept)
+            self._backward[kept.micro_batch] = self._backward[kept.micro_batch].with_kept(kept)
         self.executed_s += result.elapsed_s
         self.trained_rows += work.recorded
         if work.tokens:
             self._part(kind_of(work)).add(result.forward_s, latency.forward_s(work))
         for piece in result.slices:
-            recorded = self._recorded.get(piece.micro_batch, Recorded(0))
-            predicted_s = latency.slice_s(recorded, piece.hi - piece.lo)
-            self._recorded[piece.micro_batch] = recorded.after_slice()
+            backward = self._backward.pop(piece.micro_batch)
+            predicted_s = latency.slice_s(backward, piece.hi - piece.lo)
             self._part("slice").add(piece.elapsed_s, predicted_s)
+            if piece.lo > 0:
+                self._backward[piece.micro_batch] = backward.after_slice()
         for update in result.updates:
             self._part("update").add(update.elapsed_s, latency.update_s())
 

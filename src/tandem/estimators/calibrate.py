@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
+from tandem.core.plan import KeptLayers
 from tandem.estimators.latency import FORWARD_TERMS, Rates, features, slice_features
-from tandem.estimators.profile import FitError
-from tandem.estimators.work import PassWork, Recorded
+from tandem.estimators.profile import NOTHING_KEPT, FitError, KeptShare
+from tandem.estimators.work import BackwardWork, PassWork
 
 T = TypeVar("T")
 
@@ -33,26 +34,30 @@ _ROUGH_RIDGE = 1e-3
 class Samples:
     """What was measured, in seconds: passes, slices (of what, layers) and updates; and by how much
     a pass took longer after a sleep than the same one without. `repeats` are times of one pass
-    and of the same again."""
+    and of the same again, `kept` is what passes kept that recorded alone or beside others."""
 
     passes: list[tuple[PassWork, float]] = field(default_factory=list)
-    slices: list[tuple[Recorded, int, float]] = field(default_factory=list)
+    slices: list[tuple[BackwardWork, int, float]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
     resumes: list[float] = field(default_factory=list)
     repeats: list[tuple[float, float]] = field(default_factory=list)
+    kept: list[tuple[bool, KeptLayers]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """`errors` and relative residuals (`noise`) by kind of work, on held-out samples; `resume_s`
-    is the median of what a sleep costs. The error of `repeat` is that of a pass's time as the
-    prediction of the same pass right after it: 1.4 times what the device itself varies by, below
-    which no prediction gets."""
+    is the median of what a sleep costs. `repeat` is the error of a pass's time as the prediction of
+    the same pass right after it: about 1.4 times the device's own unrest from one pass to the next,
+    which no prediction can know."""
 
     rates: Rates
     errors: dict[str, FitError]
     noise: dict[str, tuple[float, ...]]
     resume_s: float
+    repeat: FitError | None = None
+    kept_alone: KeptShare = NOTHING_KEPT
+    kept_beside: KeptShare = NOTHING_KEPT
 
 
 def fit(samples: Samples, guess: Rates) -> Fit:
@@ -62,7 +67,7 @@ def fit(samples: Samples, guess: Rates) -> Fit:
     pieces, unseen_pieces = _split(samples.slices)
     slices = guess.slices
     if pieces:
-        rows = [slice_features(recorded, layers) for recorded, layers, _ in pieces]
+        rows = [slice_features(work, layers) for work, layers, _ in pieces]
         slices = _least_squares(rows, [seconds for *_, seconds in pieces], guess.slices)
     update_s = sorted(samples.updates)[len(samples.updates) // 2] if samples.updates else 0.0
     update_s = update_s or guess.update_s
@@ -84,11 +89,9 @@ def fit(samples: Samples, guess: Rates) -> Fit:
         noise["slice"] = [seconds / predicted - 1.0 for predicted, seconds in backward]
     if (error := _error(backward)) is not None:
         errors["slice"] = error
-    if (error := _error(samples.repeats)) is not None:
-        errors["repeat"] = error
     resume_s = max(0.0, median(samples.resumes)) if samples.resumes else 0.0
     residuals = {kind: tuple(sorted(values)) for kind, values in noise.items()}
-    return Fit(rates, errors, residuals, resume_s)
+    return Fit(rates, errors, residuals, resume_s, _error(samples.repeats), *_kept(samples.kept))
 
 
 def rough(samples: Samples, guess: Rates) -> Rates:
@@ -175,6 +178,17 @@ def _split(samples: Sequence[T]) -> tuple[list[T], list[T]]:
         return list(samples), list(samples)
     known = [each for place, each in enumerate(samples) if place % _HOLD_OUT]
     return known, list(samples[::_HOLD_OUT])
+
+
+def _kept(found: Sequence[tuple[bool, KeptLayers]]) -> tuple[KeptShare, KeptShare]:
+    """Mean shares of layers that passes kept wholly and in part: those alone, those beside."""
+    means = []
+    for wanted in (True, False):
+        some = [kept for alone, kept in found if alone is wanted]
+        count = max(1, len(some))
+        whole, inner = sum([each.whole for each in some]), sum([each.inner for each in some])
+        means.append((whole / count, inner / count))
+    return means[0], means[1]
 
 
 def _error(pairs: Sequence[tuple[float, float]]) -> FitError | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tandem.core.events import ModelInfo, PredictionError
 from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
-from tandem.estimators.work import PassWork, Recorded, pairs_of
+from tandem.estimators.work import BackwardWork, PassWork, pairs_of
 
 # What a pass's time is made of, in the order of the coefficients. Tokens of context count in
 # thousands, pairs in millions.
@@ -188,13 +188,13 @@ class LatencyModel:
                 fails = middle
         return fits
 
-    def slice_s(self, recorded: Recorded, layers: int) -> float:
+    def slice_s(self, work: BackwardWork, layers: int) -> float:
         """A backward slice of `layers` layers over a micro-batch."""
-        return self.backward.predict(slice_features(recorded, layers)) if layers else 0.0
+        return self.backward.predict(slice_features(work, layers)) if layers else 0.0
 
-    def layers_within(self, recorded: Recorded, seconds: float) -> int:
+    def layers_within(self, work: BackwardWork, seconds: float) -> int:
         """How many layers of a micro-batch a slice of `seconds` can have."""
-        one, two = self.slice_s(recorded, 1), self.slice_s(recorded, 2)
+        one, two = self.slice_s(work, 1), self.slice_s(work, 2)
         each = two - one
         fixed = one - each
         if seconds <= fixed:
@@ -206,18 +206,18 @@ class LatencyModel:
         return self.update.predict((1.0,))
 
     def observe(
-        self, lane: LanePlan, result: StepResult, recorded: Callable[[int], Recorded | None]
+        self, lane: LanePlan, result: StepResult, backward: Callable[[int], BackwardWork | None]
     ) -> None:
-        """A lane was executed; `recorded` tells of a micro-batch (None: unknown)."""
+        """A lane was executed; `backward` tells of a micro-batch's (None: unknown)."""
         if self._routine(lane):
             return
         beside = sum([piece.elapsed_s for piece in result.slices])
         beside += sum([update.elapsed_s for update in result.updates])
         self.observe_forward(PassWork.of(lane), result.forward_s or result.elapsed_s - beside)
         for piece in result.slices:
-            batch = recorded(piece.micro_batch)
-            if piece.problem is None and batch is not None:
-                self.observe_slice(batch, piece.hi - piece.lo, piece.elapsed_s)
+            work = backward(piece.micro_batch)
+            if piece.problem is None and work is not None:
+                self.observe_slice(work, piece.hi - piece.lo, piece.elapsed_s)
         for update in result.updates:
             self.observe_update(update.elapsed_s)
 
@@ -231,9 +231,9 @@ class LatencyModel:
         if work.tokens:
             self.forward.observe(self._features(work), seconds)
 
-    def observe_slice(self, recorded: Recorded, layers: int, seconds: float) -> None:
+    def observe_slice(self, work: BackwardWork, layers: int, seconds: float) -> None:
         """A backward slice took `seconds`."""
-        self.backward.observe(slice_features(recorded, layers), seconds)
+        self.backward.observe(slice_features(work, layers), seconds)
 
     def observe_update(self, seconds: float) -> None:
         """An optimiser step took `seconds`."""
@@ -288,11 +288,11 @@ def features(work: PassWork, coefficients: tuple[float, ...], rho: float) -> tup
     return _joined(decode, work, coefficients, rho)
 
 
-def slice_features(recorded: Recorded, layers: int) -> tuple[float, ...]:
+def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
     """Features of a backward slice by `SLICE_TERMS`."""
-    rows, first = recorded.rows * layers, 0.0 if recorded.begun else 1.0
-    again, rest = rows * recorded.again, rows * recorded.rest
-    return (1.0, layers, rows, again, rest, first, first * recorded.rows)
+    rows, first = work.rows * layers, 0.0 if work.begun else 1.0
+    again, rest = rows * work.again, rows * work.rest
+    return (1.0, layers, rows, again, rest, first, first * work.rows)
 
 
 def _joined(

@@ -21,6 +21,11 @@ from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
 SCHEMA = "tandem-profile-2"
 
 
+# Shares of a model's layers of which a pass keeps everything, and the inner part.
+KeptShare = tuple[float, float]
+NOTHING_KEPT: KeptShare = (0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class FitError:
     """Of relative errors (predicted less observed, over observed) on samples held out of the fit.
@@ -46,7 +51,9 @@ class Ceilings:
 class Profile:
     """See the module. `errors` and `noise` by kind of work; noise are relative residuals, from
     which the simulator draws (those of `pass` for a kind without any); `source` says where the
-    rates come from. A pass takes `resume_s` longer when the engine slept before it.
+    rates come from. A pass takes `resume_s` longer when the engine slept before it, and predicts
+    the same pass right after it with the error `repeat`. Passes of nothing but whole micro-batches
+    keep `kept_alone` of them for the backward, others `kept_beside`.
     """
 
     info: ModelInfo
@@ -56,6 +63,9 @@ class Profile:
     errors: dict[str, FitError] = field(default_factory=dict)
     noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
     resume_s: float = 0.0
+    repeat: FitError | None = None
+    kept_alone: KeptShare = NOTHING_KEPT
+    kept_beside: KeptShare = NOTHING_KEPT
     versions: dict[str, str] = field(default_factory=dict)
     threads: int = 0
 
@@ -86,8 +96,6 @@ def read_profile(path: Path) -> Profile:
         rates = content["rates"]
         rates["forward"] = [rates["forward"][name] for name in FORWARD_TERMS]
         rates["slices"] = [rates["slices"][name] for name in SLICE_TERMS]
-        if isinstance(content.get("noise"), list):  # written before kinds were told apart
-            content["noise"] = {"pass": content["noise"]}
         profile = msgspec.convert(content, Profile)
     except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
         raise InvalidRequest(f"cannot read the profile {path}: {error}", param="profile") from error

@@ -1,7 +1,6 @@
 """What a forward pass or a backward slice has to do, in the numbers that its time depends on.
 
-Counts only, built up span by span; knows no seconds. Invariant: a row is either a decode or one of
-`rows`.
+Counts only; knows no seconds. Invariant: a row of a pass is either a decode or one of `rows`.
 """
 
 from __future__ import annotations
@@ -99,11 +98,13 @@ class PassWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """Rows of a micro-batch whose backward is due, or has `begun` (its first slice has more to do).
+class BackwardWork:
+    """The backward of a micro-batch of so many rows; its first slice, before it has `begun`, has
+    more to do.
 
-    Of a share of its layers the forward has to be computed `again`, of another only the `rest`,
-    the part that is not kept.
+    Of a share of the layers the forward has to be computed `again`, of another only the `rest`,
+    the part that is not kept. Which layers these are is not told: a slice has the mean. What is let
+    go later for memory, or because a sequence has no coefficient, is not told either.
     """
 
     rows: int
@@ -111,12 +112,12 @@ class Recorded:
     rest: float = 0.0
     begun: bool = False
 
-    def with_kept(self, kept: KeptLayers) -> Recorded:
+    def with_kept(self, kept: KeptLayers) -> BackwardWork:
         """The same when this is known to be kept of it."""
         again = max(0.0, 1.0 - kept.whole - kept.inner)
         return replace(self, again=again, rest=kept.inner)
 
-    def after_slice(self) -> Recorded:
+    def after_slice(self) -> BackwardWork:
         """The same when a slice of it was computed."""
         return self if self.begun else replace(self, begun=True)
 

@@ -35,21 +35,22 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.training import LoraSpec, OptimizerSpec, TrainerSpec
 from tandem.estimators.calibrate import Samples, rough
 from tandem.estimators.latency import Rates
-from tandem.estimators.work import PassWork, Recorded
+from tandem.estimators.work import BackwardWork, PassWork
 
 _TRAINER = "tandem-profile"
 _GREEDY = SamplingParams(temperature=0.0)
 # The longest context that is tried: longer ones take long to read and hardly occur beside others.
 _LONGEST = 4096
-# Of decodes in `rough_rates`: nobody pays memory for long ones at the start.
+# Contexts in `rough_rates` are shorter: nobody pays memory for long ones at the start.
 _USUAL_CONTEXT = 256
 # Passes that warm caches, kernels and the allocator up and are not counted.
 _WARM_UP = 7
 # Of these there are so many; each is counted at least once, however little time there is.
-_KINDS = 6
+_KINDS = 5
 # What `rough_rates` runs: decodes and rows of a prompt, at first for caches and kernels only.
 _FIRST_SHAPES = ((1, 0), (8, 64))
 _USUAL_SHAPES = ((1, 0), (8, 0), (0, 64), (32, 0), (0, 128), (8, 256), (0, 512))
+# Blocks that one plan writes.
 _BLOCKS_AT_ONCE = 256
 # What a sleep costs does not depend on its length from here on.
 _SLEEP_S = 0.03
@@ -129,11 +130,9 @@ class _Prober:
             yield
             self._pass(prompt=self._rows())
             yield
-            self._pass(decodes=self._sequences(), prompt=self._rows())
+            self._mixed()
             yield
             self._resume()
-            yield
-            self._repeat()
             yield
             if self._trains:
                 beside = self._sequences() if self._rng.random() < 0.5 else 0
@@ -173,8 +172,7 @@ class _Prober:
         made = _Pass()
         self._add_decodes(made, decodes, longest)
         if prompt:
-            start = self._rng.choice((0, 0, self._about(longest)))
-            self._add_span(made, start, prompt, draws=True)
+            self._add_prompt(made, prompt, longest)
         if made.spans:
             self._execute(made)
 
@@ -182,6 +180,7 @@ class _Prober:
         """A decode, and the same again after a sleep: other processes had the caches meanwhile."""
         made = _Pass()
         self._add_span(made, 16, 1, draws=True)
+        self._write(made.blocks)
         times = []
         for sleep_s in (0.0, 0.0, _SLEEP_S):  # the first follows other work
             time.sleep(sleep_s)
@@ -189,13 +188,16 @@ class _Prober:
             times.append(self._submit(plan).forward_s)
         self.samples.resumes.append(times[2] - times[1])
 
-    def _repeat(self) -> None:
-        """One pass three times, the first for the caches."""
+    def _mixed(self) -> None:
+        """Decodes and a prompt, three times: the first is counted, the others tell how well one
+        pass predicts the same again."""
         made = _Pass()
         self._add_decodes(made, self._sequences())
-        self._add_span(made, 0, self._rows(), draws=True)
-        results = [self._execute(made, counted=False) for _ in range(3)]
-        if made.spans and not any(result.failed for result in results):
+        self._add_prompt(made, self._rows())
+        if not made.spans:
+            return
+        results = [self._execute(made, counted=place == 0) for place in range(3)]
+        if not any(result.failed for result in results):
             self.samples.repeats.append((results[1].forward_s, results[2].forward_s))
 
     def _step(self, beside: int) -> None:
@@ -216,9 +218,10 @@ class _Prober:
         if result.failed:
             self._discard(number)
             return
-        recorded = Recorded(sum(lengths))
+        backward = BackwardWork(sum(lengths))
         for kept in result.kept:
-            recorded = recorded.with_kept(kept)
+            backward = backward.with_kept(kept)
+            self.samples.kept.append((len(made.spans) == len(lengths), kept))
         coefficients = (1e-3,) * len(lengths)
         hi = info.num_layers
         while hi > 0:
@@ -229,8 +232,8 @@ class _Prober:
             if found.problem is not None:
                 self._discard(number)
                 return
-            self.samples.slices.append((recorded, hi - lo, found.elapsed_s))
-            recorded = recorded.after_slice()
+            self.samples.slices.append((backward, hi - lo, found.elapsed_s))
+            backward = backward.after_slice()
             hi = lo
         update = Update(_TRAINER, self._revision)
         made_update = self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), updates=(update,)))
@@ -240,6 +243,9 @@ class _Prober:
     def _discard(self, micro_batch: int) -> None:
         discard = Discard(_TRAINER, (micro_batch,))
         self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), discards=(discard,)))
+
+    def _add_prompt(self, made: _Pass, rows: int, longest: int = _LONGEST) -> None:
+        self._add_span(made, self._rng.choice((0, 0, self._about(longest))), rows, draws=True)
 
     def _add_decodes(self, made: _Pass, sequences: int, longest: int = _LONGEST) -> None:
         usual = self._about(longest)
@@ -257,7 +263,7 @@ class _Prober:
         draws: bool = False,
         record: RecordTarget | None = None,
     ) -> bool:
-        """Add a span if rows and blocks are left; its KV is whatever the blocks hold."""
+        """Add a span if rows and blocks are left; its KV is what `_write` left in the blocks."""
         info = self._executor.info
         rows = min(rows, self._limits.max_batch_tokens - made.rows)
         start = min(start, info.max_model_len - rows - 1)

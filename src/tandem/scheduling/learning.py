@@ -30,7 +30,7 @@ from tandem.core.plan import (
 from tandem.core.sequence import Sequence
 from tandem.core.training import Score, ScoreRequest, StepOutcome, TrainerState, TrainingStep
 from tandem.core.version import AdapterVersion
-from tandem.estimators.work import Recorded
+from tandem.estimators.work import BackwardWork
 from tandem.kv.cache import KVCache
 from tandem.scheduling.scores import ScoreFailed, Scores
 from tandem.scheduling.scoring import enter, leave, training_sequence
@@ -149,10 +149,10 @@ class Learning:
         """Whether a step waits, runs, or is to be given up. Scores are sequences like any."""
         return bool(self._books.steps or self._books.discards)
 
-    def recorded_of(self, micro_batch: int) -> Recorded | None:
+    def backward_of(self, micro_batch: int) -> BackwardWork | None:
         """What the backward of an open micro-batch works on; None if it is not open."""
         opened = self._books.open.get(micro_batch)
-        return opened[1].recorded if opened is not None else None
+        return opened[1].backward if opened is not None else None
 
     def take_discards(self) -> tuple[Discard, ...]:
         """What the plan now being made gives up."""
@@ -264,7 +264,7 @@ class Learning:
         """A pass has recorded rows of a micro-batch."""
         if kept.micro_batch in self._books.open:
             batch = self._books.open[kept.micro_batch][1]
-            batch.recorded = batch.recorded.with_kept(kept)
+            batch.backward = batch.backward.with_kept(kept)
 
     def take_slice(self, result: SliceResult, now: float) -> None:
         """Layers of a micro-batch were computed."""
@@ -274,7 +274,7 @@ class Learning:
         if result.problem is not None:
             self._fail_step(work, result.problem, now)
             return
-        batch.layers_left, batch.recorded = result.lo, batch.recorded.after_slice()
+        batch.layers_left, batch.backward = result.lo, batch.backward.after_slice()
         if batch.layers_left == 0:
             self._close(batch)
 

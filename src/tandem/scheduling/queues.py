@@ -37,11 +37,11 @@ def slices_within(
     for step in steps:
         layers = 0
         for batch in step.owed():
-            fitting = min(batch.layers_left, latency.layers_within(batch.recorded, seconds))
+            fitting = min(batch.layers_left, latency.layers_within(batch.backward, seconds))
             if fitting == 0 and at_least_one and not granted and not layers:
                 fitting = 1
             layers += fitting
-            seconds -= latency.slice_s(batch.recorded, fitting)
+            seconds -= latency.slice_s(batch.backward, fitting)
             if fitting < batch.layers_left:
                 break
         updatable = step.updatable

@@ -33,7 +33,7 @@ class LearningItem:
         """Time of the smallest piece of work that it can be given."""
         owed = next(iter(self.step.owed()), None) if self.step is not None else None
         if owed is not None:
-            return latency.slice_s(owed.recorded, 1)
+            return latency.slice_s(owed.backward, 1)
         seq = next(iter(self.sequences), None)
         if seq is None:
             return latency.update_s()

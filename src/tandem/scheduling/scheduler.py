@@ -216,7 +216,7 @@ class Scheduler:
             self._advance(seq, span, scores.get(span.seq_id), draws, failed, now, events)
         for lane, result in zip(plan.lanes, results, strict=False):
             if lane.lane == self._lanes[0] and lane.share == 1.0:
-                self.latency.observe(lane, result, self.learning.recorded_of)
+                self.latency.observe(lane, result, self.learning.backward_of)
             for kept in result.kept:
                 self.learning.take_kept(kept)
             for piece in result.slices:

@@ -16,7 +16,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.plan import UpdateResult
 from tandem.core.sequence import Sequence
 from tandem.core.training import Role, StepOutcome, TrainingSequence, TrainingStep
-from tandem.estimators.work import Recorded
+from tandem.estimators.work import BackwardWork
 from tandem.training.losses import step_items
 
 
@@ -77,7 +77,7 @@ class MicroBatchWork:
 
     `gradients` are the places of the sequences that are recorded: KTO's mismatched ones are scored
     only. `lengths` are the rows to record, a number for each recorded sequence, `rows` their sum.
-    `layers_left` counts from the top and is the number of layers until backward begins; `recorded`
+    `layers_left` counts from the top and is the number of layers until backward begins; `backward`
     is what it works on.
     """
 
@@ -88,7 +88,7 @@ class MicroBatchWork:
     lengths: tuple[int, ...]
     rows: int
     logprobs: list[float | None]
-    recorded: Recorded
+    backward: BackwardWork
     opened: bool = False
     coefficients: tuple[float, ...] | None = None
     loss: float = 0.0
@@ -108,7 +108,7 @@ class MicroBatchWork:
             lengths,
             sum(lengths),
             [None] * len(sequences),
-            Recorded(sum(lengths)),
+            BackwardWork(sum(lengths)),
         )
 
     @property

@@ -32,7 +32,7 @@ from tandem.core.version import AdapterVersion
 from tandem.estimators.calibrate import kind_of
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import Profile
-from tandem.estimators.work import PassWork, Recorded
+from tandem.estimators.work import BackwardWork, PassWork
 from tandem.sim.curves import Curve
 
 _STRIDE = 7919  # a prime: neighbouring sequences draw different tokens
@@ -71,7 +71,7 @@ class SimExecutor:
         self._rng = Random(seed)
         self._ended_s = clock.now() - 1.0  # it has slept
         self._open: dict[int, OpenMicroBatch] = {}
-        self._recorded: dict[int, Recorded] = {}
+        self._backward: dict[int, BackwardWork] = {}
         self._trainers: dict[str, _Trainer] = {}
         self._results: list[StepResult] = []
 
@@ -87,7 +87,7 @@ class SimExecutor:
                 self._forget(number)
         for opened in plan.opens:
             self._open[opened.micro_batch] = opened
-            self._recorded[opened.micro_batch] = Recorded(sum(opened.lengths))
+            self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
         forward_s = self.seconds_of(PassWork.of(plan))
         vocabulary = self.info.vocab_size
         draws = tuple(
@@ -186,24 +186,23 @@ class SimExecutor:
         return ScoreResult(span.seq_id, span.start, (), total)
 
     def _keep(self, spans: tuple[Span, ...]) -> tuple[KeptLayers, ...]:
-        """As the device's kernels keep it: all of what a pass records that does nothing else, the
-        inner part of what is recorded beside other work."""
-        recorded = [span for span in spans if span.record is not None]
-        alone = len(recorded) == len(spans)
+        """What the profiled device keeps: one share of what a pass of nothing but whole
+        micro-batches records, another of what is recorded otherwise."""
         rows: Counter[int] = Counter()
-        for span in recorded:
-            assert span.record is not None
-            rows[span.record.micro_batch] += len(span.tokens)
-        found = []
-        for number, count in rows.items():
-            whole = float(alone and count == self._recorded[number].rows)
-            found.append(KeptLayers(number, whole, 1.0 - whole))
-            self._recorded[number] = self._recorded[number].with_kept(found[-1])
-        return tuple(found)
+        for span in spans:
+            if span.record is not None:
+                rows[span.record.micro_batch] += len(span.tokens)
+        alone = all(span.record is not None for span in spans)
+        alone = alone and all(self._backward[each].rows == count for each, count in rows.items())
+        shares = self._profile.kept_alone if alone else self._profile.kept_beside
+        found = tuple([KeptLayers(number, *shares) for number in rows])
+        for kept in found:
+            self._backward[kept.micro_batch] = self._backward[kept.micro_batch].with_kept(kept)
+        return found
 
     def _slice(self, number: int, hi: int, lo: int) -> SliceResult:
-        seconds = self._noisy(self._latency.slice_s(self._recorded[number], hi - lo), "slice")
-        self._recorded[number] = self._recorded[number].after_slice()
+        seconds = self._noisy(self._latency.slice_s(self._backward[number], hi - lo), "slice")
+        self._backward[number] = self._backward[number].after_slice()
         if lo == 0:
             self._forget(number)
         return SliceResult(number, hi, lo, seconds)
@@ -215,4 +214,4 @@ class SimExecutor:
 
     def _forget(self, number: int) -> None:
         self._open.pop(number, None)
-        self._recorded.pop(number, None)
+        self._backward.pop(number, None)

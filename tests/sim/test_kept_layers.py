@@ -1,0 +1,90 @@
+"""The simulated device keeps what the profiled one does, and slices are predicted by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.build import join_loop
+from tandem.config import resolve
+from tandem.core.clock import VirtualClock
+from tandem.core.plan import (
+    DEVICE_LANE,
+    KeptLayers,
+    LanePlan,
+    OpenMicroBatch,
+    RecordTarget,
+    Span,
+    StepResult,
+)
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.training import (
+    LossKind,
+    LossSpec,
+    Role,
+    TrainerSpec,
+    TrainingSequence,
+    TrainingStep,
+)
+from tandem.estimators.datasheet import datasheet_profile
+from tandem.sim.curves import Saturating
+from tandem.sim.executor import SimExecutor
+
+ALONE, BESIDE = (0.75, 0.0), (0.0, 1.0)
+SHEET = datasheet_profile("l4", "qwen2.5-0.5b")
+RATES = replace(SHEET.rates, slices=(1e-3, 1e-4, 1e-6, 1e-6, 4e-7, 2e-3, 1e-6))
+PROFILE = replace(SHEET, rates=RATES, kept_alone=ALONE, kept_beside=BESIDE)
+
+
+def sft_step(number: int) -> TrainingStep:
+    tokens = tuple((7 * place + number) % 1000 for place in range(64))
+    group = tuple(TrainingSequence(tokens, 1, Role.TARGET) for _ in range(2))
+    return TrainingStep(f"step-{number}", "learner", LossSpec(LossKind.SFT), (group,))
+
+
+@pytest.mark.parametrize("profile", [SHEET, PROFILE])
+def test_slices_are_predicted_by_what_their_passes_kept(profile):
+    """Without noise and told all rates no prediction is wrong, whatever a pass recorded beside."""
+    clock, kept = VirtualClock(), set()
+
+    def on_plan(plan: LanePlan, result: StepResult) -> None:
+        kept.update((each.whole, each.inner) for each in result.kept)
+
+    executor = SimExecutor(profile, clock, curve=Saturating(), noise=False, on_plan=on_plan)
+    loop = join_loop(resolve({}), executor, clock=clock, rates=profile.rates)
+    loop.open_trainer(TrainerSpec("learner"))
+    for number in range(6):
+        loop.add_step(sft_step(number))
+    while loop.has_work:
+        if len(loop.scheduler.learning.queued) == 3 and not loop.scheduler.state.all:
+            params = SamplingParams(max_tokens=400, ignore_eos=True)
+            loop.add(Request("request", (1, 2, 3), params))
+        loop.step()
+    assert kept == {profile.kept_alone, profile.kept_beside}
+    assert loop.scheduler.latency.backward.samples > 5
+    assert loop.scheduler.latency.backward.p95 < 1e-6
+
+
+def test_a_pass_is_alone_if_all_its_micro_batches_are_whole():
+    executor = SimExecutor(PROFILE, VirtualClock(), curve=Saturating())
+    executor.open_trainer(TrainerSpec("learner"))
+
+    def kept(opens: tuple[int, ...], *spans: tuple[int, int, int]) -> tuple[KeptLayers, ...]:
+        """Of `opens`, ten rows each, and spans (micro-batch, start, rows)."""
+        plan = LanePlan(
+            0,
+            DEVICE_LANE,
+            tuple(
+                Span(number, start, (1,) * rows, ((number,),), record=RecordTarget(number, 0))
+                for number, start, rows in spans
+            ),
+            opens=tuple(OpenMicroBatch(number, "learner", 0, (10,)) for number in opens),
+        )
+        executor.submit(plan)
+        return executor.poll()[0].kept
+
+    assert kept((1, 2), (1, 0, 10), (2, 0, 10)) == (KeptLayers(1, *ALONE), KeptLayers(2, *ALONE))
+    assert kept((3, 4), (3, 0, 10), (4, 0, 6)) == (KeptLayers(3, *BESIDE), KeptLayers(4, *BESIDE))
+    assert kept((), (4, 6, 4)) == (KeptLayers(4, *BESIDE),)
