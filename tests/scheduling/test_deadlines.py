@@ -85,7 +85,7 @@ def test_a_missed_deadline_moves_and_takes_the_later_ones_along():
 def test_the_next_request_may_wait_as_long_as_the_last_ones_had_left():
     """Of their objective at their first token; hopeless prompts and one of 24 do not count."""
     deadlines = Deadlines()
-    assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.3)
+    assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.4)
 
     def begin(number: int, ttft_s: float, prompt: int, first_s: float, now: float = 5.0) -> None:
         slo = Slo(ttft_s, 0.1)
@@ -98,14 +98,16 @@ def test_the_next_request_may_wait_as_long_as_the_last_ones_had_left():
     begin(1, 0.2, 201, first_s=4.3)  # its prompt takes longer than its objective by itself
     assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.1)
     for number in range(2, 25):
-        begin(number, 0.5, 100, first_s=4.2)
-    assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.3)
+        begin(number, 0.5, 100, first_s=4.35)
+    assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.15)
     for number in range(25, 90):
         begin(number, 0.5, 100, first_s=4.9)
     assert deadlines.wait_s(FakeView(5.0)) == 0.0, "the last ones were late"
     begin(90, 0.5, 100, first_s=4.1, now=14.0)
-    assert deadlines.wait_s(FakeView(15.1)) == pytest.approx(0.4), "what was long ago is over"
-    assert deadlines.wait_s(FakeView(24.1)) == pytest.approx(0.3)
+    assert deadlines.wait_s(FakeView(15.1)) == pytest.approx(0.2), (
+        "at most 0.4 of it; the rest is over"
+    )
+    assert deadlines.wait_s(FakeView(24.1)) == pytest.approx(0.4)
 
 
 def test_what_is_known_of_requests_that_are_gone_is_forgotten():

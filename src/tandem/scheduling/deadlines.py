@@ -25,8 +25,9 @@ _BEHIND = 1
 _REMEMBERED = 64
 _REMEMBERED_S = 10.0
 _SPARED = 24
-# Of the objective, what the next request can wait while nothing is known.
-_UNKNOWN_SHARE = 0.3
+# Of the objective, what the next request can wait at most, also while nothing is known: of what the
+# others had left, all that come in one long pass would want their part.
+_MOST_LEFT = 0.4
 
 
 class Deadlines:
@@ -46,12 +47,13 @@ class Deadlines:
 
     def wait_s(self, view: View) -> float:
         """How much longer a request that comes next may wait for its first token than the last ones
-        did, but for the few that had the least left: nothing where those were late."""
+        did, but for the few that had the least left: nothing where those were late, and at most 0.4
+        of the objective."""
         while self._left and view.now - self._left[0][0] > _REMEMBERED_S:
             self._left.popleft()
             self._wait_s = None
         if not self._left:
-            return _UNKNOWN_SHARE * view.default_slo.ttft_s
+            return _MOST_LEFT * view.default_slo.ttft_s
         if self._wait_s is None:
             ordered = sorted([left_s for _, left_s in self._left])
             self._wait_s = ordered[len(ordered) // _SPARED]
@@ -100,7 +102,7 @@ class Deadlines:
         if view.latency.forward_s(work) < ttft_s:
             first_s = view.now if seq.first_token_s is None else seq.first_token_s
             left_s = seq.request.arrival_s + ttft_s - first_s
-            self._left.append((view.now, max(0.0, left_s)))
+            self._left.append((view.now, min(max(0.0, left_s), _MOST_LEFT * ttft_s)))
             self._wait_s = None
 
     def forget_ended(self, view: View) -> None:
