@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.errors import InvalidRequest
+from tandem.core.plan import KeptLayers
 from tandem.estimators.calibrate import Samples, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
@@ -185,3 +186,13 @@ def test_demand_is_the_mean_and_two_deviations_of_the_window():
     assert window.error > 0.0
     window.observe(999.5, 10**6)  # too soon after the last one
     assert window.demand < 80.0
+
+
+def test_what_passes_kept_is_a_mean_of_each_kind():
+    samples = samples_of(true_rates(1.0), 30, 0.0)
+    assert fit(samples, GUESS).kept_alone == (0.0, 0.0) == fit(samples, GUESS).kept_beside
+    samples.kept = [(False, KeptLayers(0, 0.0, 1.0)), (False, KeptLayers(1, 0.0, 0.5))]
+    found = fit(samples, GUESS)
+    assert found.kept_alone == found.kept_beside == (0.0, 0.75), "the only kind that was seen"
+    samples.kept.append((True, KeptLayers(2, 1.0, 0.0)))
+    assert fit(samples, GUESS).kept_alone == (1.0, 0.0)

@@ -82,32 +82,25 @@ def test_a_missed_deadline_moves_and_takes_the_later_ones_along():
     assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.16)
 
 
-def test_the_next_request_may_wait_as_long_as_the_last_ones_had_left():
-    """Of their objective at their first token; hopeless prompts and one of 24 do not count."""
+def test_the_next_request_may_wait_as_long_as_the_last_ones_could():
+    """Their objective less their prompt's own time; hopeless ones and one of 24 do not count."""
     deadlines = Deadlines()
-    assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.4)
+    assert deadlines.wait_s(FakeView(5.0)) == 1.0
 
-    def begin(number: int, ttft_s: float, prompt: int, first_s: float, now: float = 5.0) -> None:
-        slo = Slo(ttft_s, 0.1)
-        seq = sequence(number, output=1, prompt=prompt, arrival_s=4.0, slo=slo)
-        seq.first_token_s = first_s
-        deadlines.slack_s(FakeView(now), [seq])
-        deadlines.slack_s(FakeView(now), [seq])  # counts once
+    def begin(number: int, ttft_s: float, prompt: int) -> None:
+        seq = sequence(number, output=1, prompt=prompt, slo=Slo(ttft_s, 0.1))
+        deadlines.slack_s(FakeView(5.0), [seq])
+        deadlines.slack_s(FakeView(5.0), [seq])  # counts once
 
-    begin(0, 0.4, 100, first_s=4.3)
-    begin(1, 0.2, 201, first_s=4.3)  # its prompt takes longer than its objective by itself
+    begin(0, 0.2, 100)
+    begin(1, 0.2, 201)
     assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.1)
     for number in range(2, 25):
-        begin(number, 0.5, 100, first_s=4.35)
-    assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.15)
+        begin(number, 0.5, 100)
+    assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(0.4)
     for number in range(25, 90):
-        begin(number, 0.5, 100, first_s=4.9)
-    assert deadlines.wait_s(FakeView(5.0)) == 0.0, "the last ones were late"
-    begin(90, 0.5, 100, first_s=4.1, now=14.0)
-    assert deadlines.wait_s(FakeView(15.1)) == pytest.approx(0.2), (
-        "at most 0.4 of it; the rest is over"
-    )
-    assert deadlines.wait_s(FakeView(24.1)) == pytest.approx(0.4)
+        begin(number, 2.0, 100)
+    assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(1.9)
 
 
 def test_what_is_known_of_requests_that_are_gone_is_forgotten():

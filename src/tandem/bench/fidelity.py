@@ -100,16 +100,21 @@ class Account:
     def __call__(self, plan: LanePlan, result: StepResult) -> None:
         """Take one plan."""
         latency, work = self._latency, PassWork.of(plan)
+        for number in [number for discard in plan.discards for number in discard.micro_batches]:
+            self._backward.pop(number, None)
         for opened in plan.opens:
             self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
         for kept in result.kept:
-            self._backward[kept.micro_batch] = self._backward[kept.micro_batch].with_kept(kept)
+            if (opened_before := self._backward.get(kept.micro_batch)) is not None:
+                self._backward[kept.micro_batch] = opened_before.with_kept(kept)
         self.executed_s += result.elapsed_s
         self.trained_rows += work.recorded
         if work.tokens:
             self._part(kind_of(work)).add(result.forward_s, latency.forward_s(work))
         for piece in result.slices:
-            backward = self._backward.pop(piece.micro_batch)
+            backward = self._backward.pop(piece.micro_batch, None)
+            if backward is None:  # opened in an iteration that failed
+                continue
             predicted_s = latency.slice_s(backward, piece.hi - piece.lo)
             self._part("slice").add(piece.elapsed_s, predicted_s)
             if piece.lo > 0:

@@ -181,10 +181,11 @@ def _split(samples: Sequence[T]) -> tuple[list[T], list[T]]:
 
 
 def _kept(found: Sequence[tuple[bool, KeptLayers]]) -> tuple[KeptShare, KeptShare]:
-    """Mean shares of layers that passes kept wholly and in part: those alone, those beside."""
+    """Mean shares of layers that passes kept wholly and in part: those alone, those beside; of the
+    others where there are none of a kind."""
     means = []
     for wanted in (True, False):
-        some = [kept for alone, kept in found if alone is wanted]
+        some = [kept for alone, kept in found if alone is wanted] or [kept for _, kept in found]
         count = max(1, len(some))
         whole, inner = sum([each.whole for each in some]), sum([each.inner for each in some])
         means.append((whole / count, inner / count))

@@ -20,14 +20,9 @@ _AIM = 0.8
 # Tokens that an answer may lie behind: with none, whoever got its first token last leaves nobody
 # any slack for a while, however far ahead the others are.
 _BEHIND = 1
-# Requests that say what those to come can wait, for so many seconds; of 24 the one that had the
-# least left does not count.
+# Requests that say what those to come can wait; of 24 the one with the least slack does not count.
 _REMEMBERED = 64
-_REMEMBERED_S = 10.0
 _SPARED = 24
-# Of the objective, what the next request can wait at most, also while nothing is known: of what the
-# others had left, all that come in one long pass would want their part.
-_MOST_LEFT = 0.4
 
 
 class Deadlines:
@@ -42,22 +37,13 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._from_s: dict[int, float] = {}  # of what has a token: the time to count from
-        self._left: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)  # when, and how much
+        self._slacks_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None
 
     def wait_s(self, view: View) -> float:
-        """How much longer a request that comes next may wait for its first token than the last ones
-        did, but for the few that had the least left: nothing where those were late, and at most 0.4
-        of the objective."""
-        while self._left and view.now - self._left[0][0] > _REMEMBERED_S:
-            self._left.popleft()
-            self._wait_s = None
-        if not self._left:
-            return _MOST_LEFT * view.default_slo.ttft_s
-        if self._wait_s is None:
-            ordered = sorted([left_s for _, left_s in self._left])
-            self._wait_s = ordered[len(ordered) // _SPARED]
-        return self._wait_s
+        """How long a request that comes next may wait for its prompt's turn: what the last ones
+        could have waited, but for the few with the least slack; at first the default objective."""
+        return view.default_slo.ttft_s if self._wait_s is None else self._wait_s
 
     def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
         """Seconds until the first of the sequences' next tokens is due; infinity without one.
@@ -96,14 +82,13 @@ class Deadlines:
         return least_s
 
     def _remember(self, view: View, seq: Sequence, ttft_s: float) -> None:
-        """Note what a request had left, unless its prompt takes too long by itself."""
+        """Note what a request could have waited, unless its prompt takes too long by itself."""
         work = PassWork()
         work.span(0, len(seq.request.prompt), draws=1)
-        if view.latency.forward_s(work) < ttft_s:
-            first_s = view.now if seq.first_token_s is None else seq.first_token_s
-            left_s = seq.request.arrival_s + ttft_s - first_s
-            self._left.append((view.now, min(max(0.0, left_s), _MOST_LEFT * ttft_s)))
-            self._wait_s = None
+        slack_s = ttft_s - view.latency.forward_s(work)
+        if slack_s > 0.0:
+            self._slacks_s.append(slack_s)
+            self._wait_s = sorted(self._slacks_s)[len(self._slacks_s) // _SPARED]
 
     def forget_ended(self, view: View) -> None:
         """Drop what is known of sequences that are gone, once it is much."""

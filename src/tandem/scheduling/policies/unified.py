@@ -22,13 +22,10 @@ from tandem.scheduling.view import Policy, View
 # streams the head again, so slack is saved up for few large ones.
 _FULL_SHARE = 0.9
 # Of the time that a request which comes next may wait, an iteration takes at most so much.
-_WAIT_SHARE = 0.6
+_WAIT_SHARE = 0.25
 # Where a whole ceiling is free and yet nothing seems to fit, the smallest piece of it is tried
-# after so many seconds: a prediction that is far too long is never corrected otherwise. The next
-# try is after twice the time, unless it took less than half of that or something has fitted since.
+# once in so many seconds: a prediction that is far too long is never corrected otherwise.
 _PROBE_S = 0.5
-_LONGEST_PROBE_S = 32.0
-_WRONG = 0.5
 # Of the time, learning has at least this much until what it costs is known.
 _TRIAL_SHARE = 0.05
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
@@ -46,10 +43,10 @@ class Options:
     """Dials of the policy.
 
     `ceiling_s` bounds an iteration's predicted time beside requests, `idle_s` when there is none (a
-    request that arrives waits for its end), and so do three fifths of what requests of late had
-    left of their TTFT objective. `min_share` of the time is learning's under any load, and more
-    until it is known what learning costs. `patience_s` is after how long a step of no urgency goes
-    before prompts (one over MACE's delta_ft); `gamma` weighs urgency.
+    request that arrives waits for its end), and so does a quarter of what requests of late could
+    have waited without missing their TTFT objective. `min_share` of the time is learning's under
+    any load, and more until it is known what learning costs. `patience_s` is after how long a step
+    of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs urgency.
     `temporal_only` keeps learning out of passes with requests (for comparison). `late_share` of the
     starts are of requests that are too late for their TTFT objective, while others are not (1:
     first come, first served).
@@ -133,8 +130,7 @@ class Unified:
         self._turns = Turns(options.late_share)
         self._earned_s = 0.0
         self._decided_s: float | None = None
-        self._probed_s, self._probe_s = float("-inf"), _PROBE_S
-        self._tried_s = 0.0  # what the piece that was tried last was predicted to take
+        self._probed_s = float("-inf")
         self._served = False
         self._served_s = float("-inf")  # when the last pass with requests ended, at the latest
 
@@ -143,8 +139,6 @@ class Unified:
         served, self._served = self._served, True
         if served:
             self._served_s = view.now
-        if self._tried_s:
-            self._judge(view)
         running = view.running_in_order
         if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
             return self._serve_only(view, running)
@@ -188,18 +182,10 @@ class Unified:
         nobody = _Serving([], [], 0, PassWork(), 0.0, seconds)
         found = self._learn(view, items, nobody, seconds, needed=False)
         free = budget.alone_s >= budget.ceiling_s and self._served_s == view.now
-        if not found.empty:
-            self._probe_s = _PROBE_S
-        elif free and view.now - self._probed_s >= self._probe_s:
-            self._probed_s, self._tried_s = view.now, items[0].least_s(view.latency)
+        if found.empty and free and view.now - self._probed_s >= _PROBE_S:
+            self._probed_s = view.now
             return self._learn(view, items, nobody, seconds, needed=True)
         return found
-
-    def _judge(self, view: View) -> None:
-        """Try again soon if what was tried took far less than predicted, else later than before."""
-        wrong = sum([result.elapsed_s for result in view.last_results]) < _WRONG * self._tried_s
-        self._probe_s = _PROBE_S if wrong else min(2.0 * self._probe_s, _LONGEST_PROBE_S)
-        self._tried_s = 0.0
 
     def _budget(self, view: View, first: LearningItem, requests: _Serving) -> _Budget:
         """See `_Budget`."""
