@@ -76,7 +76,7 @@ class MicroBatchWork:
     """One micro-batch of a step.
 
     `gradients` are the places of the sequences that are recorded: KTO's mismatched ones are scored
-    only. `lengths` are the rows to record, a number for each recorded sequence, `rows` their sum.
+    only. `lengths` are the rows to record, a number for each recorded sequence.
     `layers_left` counts from the top and is the number of layers until backward begins; `backward`
     is what it works on.
     """
@@ -86,7 +86,6 @@ class MicroBatchWork:
     layers_left: int
     gradients: tuple[int, ...]
     lengths: tuple[int, ...]
-    rows: int
     logprobs: list[float | None]
     backward: BackwardWork
     opened: bool = False
@@ -106,10 +105,14 @@ class MicroBatchWork:
             layers if gradients else 0,
             gradients,
             lengths,
-            sum(lengths),
             [None] * len(sequences),
             BackwardWork(sum(lengths)),
         )
+
+    @property
+    def rows(self) -> int:
+        """All rows to record."""
+        return self.backward.rows
 
     @property
     def scored(self) -> bool:

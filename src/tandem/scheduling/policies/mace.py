@@ -114,7 +114,7 @@ class Mace:
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        tasks = self._tasks(view)
+        tasks = (self._task(view, entry) for entry in self._entries(view))
         chosen = self._first_bin(view, tasks) if self._options.bins else self._fixed(view, tasks)
         return self._decision(view, chosen)
 
@@ -148,25 +148,30 @@ class Mace:
         entries.sort()
         return entries
 
-    def _tasks(self, view: View) -> Iterator[Task]:
-        """All that could run, the highest priority first, with what is to be known to pack it."""
-        latency, size, running = view.latency, view.block_size, SequenceStatus.RUNNING
-        for priority, arrival_s, order, _, source in self._entries(view):
-            if isinstance(source, StepWork):
-                yield _step_task(view, source, -priority, arrival_s, order)
-                continue
-            length, computed, scored = len(source.tokens), source.computed, source.scoring
-            rows = length - computed
-            decodes = rows == 1 and computed > 0 and scored is None
-            if decodes:
-                seconds = latency.added_decode_s(length)
-            else:
-                work, all_scored = PassWork(), rows if scored is not None else 0
-                work.span(computed, rows, draws=int(scored is None), scored=all_scored)
-                seconds = latency.added_s(work)
-            blocks = -(-length // size) - -(-computed // size)
-            begun = source.status is running
-            yield Task(-priority, arrival_s, order, [source], blocks, seconds, None, decodes, begun)
+    def _task(self, view: View, entry: _Entry) -> Task:
+        """What is to be known of a task to pack it."""
+        priority, arrival_s, order, _, source = entry
+        latency = view.latency
+        if isinstance(source, StepWork):
+            sequences = list(source.sequences.values())
+            blocks = sum([_missing_blocks(view, seq) for seq in sequences])
+            seconds = _step_seconds(view, source, sequences)
+            task = Task(-priority, arrival_s, order, sequences, blocks, seconds, source)
+            task.begun = _has_begun(source)
+            task.recorded = _unopened_rows(source)
+            return task
+        scored, length = source.scoring is not None, len(source.tokens)
+        rows = length - source.computed
+        decodes = rows == 1 and source.computed > 0 and not scored
+        if decodes:
+            seconds = latency.added_decode_s(length)
+        else:
+            work = PassWork()
+            work.span(source.computed, rows, draws=int(not scored), scored=rows if scored else 0)
+            seconds = latency.added_s(work)
+        blocks = _missing_blocks(view, source)
+        begun = source.status is SequenceStatus.RUNNING
+        return Task(-priority, arrival_s, order, [source], blocks, seconds, None, decodes, begun)
 
     # ------------------------------------------------------------------ packing
 
@@ -179,14 +184,15 @@ class Mace:
                 used = capacity - bins[0].free_blocks
                 if used >= options.tau_memory * max(1, capacity) or count >= options.tau_tasks:
                     break
-            if len(bins) == 1 and bins[0].free_blocks >= task.blocks:  # the usual case
-                bins[0].add(task)
-                continue
             fitting = [each for each in bins if each.free_blocks >= task.blocks]
-            if not fitting:
-                fitting = [Bin(capacity)]
-                bins += fitting
-            min(fitting, key=partial(self._score_of, task, capacity)).add(task)
+            if len(fitting) == 1:
+                best = fitting[0]
+            elif fitting:
+                best = min(fitting, key=partial(self._score_of, task, capacity))
+            else:
+                best = Bin(capacity)
+                bins.append(best)
+            best.add(task)
         return bins[0].tasks if bins else []
 
     def _score_of(self, task: Task, capacity: int, into: Bin) -> float:
@@ -247,16 +253,6 @@ def _startable(view: View, tasks: Iterable[Task]) -> Iterator[Task]:
             if waits or task.recorded > view.recording_room:
                 continue
         yield task
-
-
-def _step_task(view: View, step: StepWork, priority: float, arrival_s: float, order: int) -> Task:
-    sequences = list(step.sequences.values())
-    blocks = sum([_missing_blocks(view, seq) for seq in sequences])
-    seconds = _step_seconds(view, step, sequences)
-    task = Task(priority, arrival_s, order, sequences, blocks, seconds, step)
-    task.begun = _has_begun(step)
-    task.recorded = _unopened_rows(step)
-    return task
 
 
 def _has_begun(step: StepWork) -> bool:

@@ -8,8 +8,6 @@ Learning is less urgent than any request.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from operator import attrgetter
 
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
@@ -19,11 +17,6 @@ from tandem.scheduling.view import Policy, View
 # Backward slices in an iteration with requests (one layer at least), and in one without.
 _BESIDE_S = 0.02
 _ALONE_S = 0.25
-
-# Of requests; what is scored comes after them.
-_urgency: Callable[[Sequence], tuple[int, float, int]] = attrgetter(
-    "request.priority", "request.arrival_s", "seq_id"
-)
 
 
 def create() -> Policy:
@@ -41,15 +34,19 @@ class MostUrgentFirst:
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        waiting = heapq.nsmallest(view.budgets.max_sequences, view.waiting_in_order, key=_urgency)
-        requests = sorted(view.serving, key=_urgency)
-        scored = view.running_in_order[len(requests) :]
-        first = heapq.merge(requests, waiting, key=_urgency)
-        order = [*first, *scored, *view.learning_in_order]
-        budget_s = _BESIDE_S if waiting or requests else _ALONE_S
+        waiting = heapq.nsmallest(view.budgets.max_sequences, view.waiting, key=_urgency)
+        running = sorted(view.running, key=_urgency)
+        order = [*heapq.merge(running, waiting, key=_urgency), *view.learning_in_order]
+        alone = not waiting and all(seq.scoring is not None for seq in running[:1])
+        budget_s = _ALONE_S if alone else _BESIDE_S
         slices, _ = slices_within(view.steps, view.latency, budget_s, True)
         return Decision.on_device(
-            tuple([Candidate(seq.seq_id, None, True) for seq in order]),
+            tuple(Candidate(seq.seq_id, may_preempt=True) for seq in order),
             slices=tuple(slices),
-            victims=tuple([seq.seq_id for seq in reversed([*requests, *scored])]),
+            victims=tuple(seq.seq_id for seq in reversed(running)),
         )
+
+
+def _urgency(seq: Sequence) -> tuple[bool, int, float, int]:
+    request = seq.request
+    return (seq.scoring is not None, request.priority, request.arrival_s, seq.seq_id)
