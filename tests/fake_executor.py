@@ -14,7 +14,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tandem.core.clock import VirtualClock
@@ -35,7 +35,7 @@ from tandem.core.plan import (
     UpdateResult,
     working_key,
 )
-from tandem.core.ports import Executor, TrainerSnapshot
+from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 
@@ -135,8 +135,9 @@ class FakeExecutor:
 
     # ------------------------------------------------------------------ plans
 
-    def submit(self, plan: LanePlan) -> int:
+    def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
         self._on_submit(plan)
+        stop = urgent if plan.gives_way else never
         for discard in plan.discards:
             self._discard(discard.trainer, discard.micro_batches)
         for opened in plan.opens:
@@ -146,6 +147,10 @@ class FakeExecutor:
                 slot = self._slots.get((copy.source, offset))
                 if slot is not None:
                     self._slots[copy.target, offset] = slot
+        forward_s = self._costs.iteration_s + self._costs.token_s * plan.num_tokens
+        forward_s, stopped = self._pass(forward_s if plan.spans else 0.0, stop)
+        if stopped:
+            plan = replace(plan, spans=(), slices=(), updates=())
         draws: list[DrawResult] = []
         scores: list[ScoreResult] = []
         for span in plan.spans:
@@ -157,11 +162,8 @@ class FakeExecutor:
                 scores.append(self._score(span, found))
             if span.record is not None:
                 self._record(span)
-        forward_s = self._spend(
-            self._costs.iteration_s + self._costs.token_s * plan.num_tokens if plan.spans else 0.0
-        )
-        slices = tuple([self._slice(piece) for piece in plan.slices])
-        updates = tuple([self._update(update) for update in plan.updates])
+        slices = [done for piece in plan.slices if (done := self._layers(piece, stop))]
+        updates = () if stop() else tuple([self._update(update) for update in plan.updates])
         failed = tuple((s.seq_id, "asked to fail") for s in plan.spans if s.seq_id in self.failing)
         self._results.append(
             StepResult(
@@ -172,8 +174,9 @@ class FakeExecutor:
                 tuple(scores),
                 failed,
                 forward_s,
-                slices,
+                tuple(slices),
                 updates,
+                stopped=stopped,
             )
         )
         return plan.step
@@ -221,6 +224,15 @@ class FakeExecutor:
         return {"recordings": sum(sum(r.opened.lengths) for r in self.recordings.values())}
 
     # ------------------------------------------------------------------ forward
+
+    def _pass(self, seconds: float, urgent: Urgent) -> tuple[float, bool]:
+        """Spend the time of a pass, a layer's at a time; how much, and whether it gave way."""
+        spent_s = 0.0
+        for _ in range(LAYERS if urgent is not never else 1):
+            if urgent():
+                return spent_s, True
+            spent_s += self._spend(seconds / (LAYERS if urgent is not never else 1))
+        return seconds, False
 
     def _place(self, span: Span, position: int) -> tuple[int, int]:
         size = self.info.block_size
@@ -298,6 +310,21 @@ class FakeExecutor:
         for number in numbers:
             recording = self.recordings.pop(number, None)
             assert recording is None or recording.opened.trainer == name
+
+    def _layers(self, piece: BackwardSlice, urgent: Urgent) -> SliceResult | None:
+        """A slice, layer by layer if something may be urgent; None if before the first one."""
+        if urgent is never:
+            return self._slice(piece)
+        done = None
+        for hi in range(piece.hi, piece.lo, -1):
+            if urgent():
+                break
+            one = self._slice(replace(piece, hi=hi, lo=hi - 1))
+            spent_s = one.elapsed_s + (done.elapsed_s if done else 0.0)
+            done = replace(one, hi=piece.hi, elapsed_s=spent_s)
+            if one.problem is not None:
+                break
+        return done
 
     def _slice(self, piece: BackwardSlice) -> SliceResult:
         recording = self.recordings[piece.micro_batch]

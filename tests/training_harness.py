@@ -27,6 +27,7 @@ from tandem.core.plan import (
     UpdateResult,
     working_key,
 )
+from tandem.core.ports import Urgent, never
 from tandem.core.training import LoraSpec, LossSpec, OptimizerSpec, TrainerSpec, TrainingSequence
 from tandem.executor.executor import DeviceExecutor
 from tandem.model.load import prepare_model
@@ -112,16 +113,28 @@ class Work:
 
 @dataclass
 class Driver:
-    """Runs plans; `rng` of None runs everything in one piece. Blocks are never shared."""
+    """Runs plans; `rng` of None runs everything in one piece. Blocks are never shared.
+
+    With `haste`, plans give way, to something urgent that comes before a layer with that
+    probability; `stops` counts the passes that were lost.
+    """
 
     executor: DeviceExecutor
     rng: random.Random | None = None
     pool: list[int] = field(default_factory=lambda: list(range(NUM_BLOCKS)))
     numbers: int = 0
+    haste: float = 0.0
+    stops: int = 0
 
     def run(self, *spans: Span, **parts) -> StepResult:
-        self.executor.submit(LanePlan(0, DEVICE_LANE, spans, **parts))
+        urgent = self._urgent() if self.haste else never
+        plan = LanePlan(0, DEVICE_LANE, spans, gives_way=bool(self.haste), **parts)
+        self.executor.submit(plan, urgent)
         (result,) = self.executor.poll()
+        if result.stopped:
+            assert not (result.scores or result.draws or result.slices or result.kept)
+            self.stops += 1
+            return self.run(*spans, **(parts | {"opens": (), "discards": ()}))
         assert result.failed == (), result.failed
         assert [s.problem for s in result.slices if s.problem] == []
         return result
@@ -158,9 +171,10 @@ class Driver:
         while at:
             lo = 0 if self.rng is None else self.rng.randrange(at)
             part = BackwardSlice(number, at, lo, tuple(coefficients))
-            self.run(*self.neighbours(), slices=(part,))
+            for done in self.run(*self.neighbours(), slices=(part,)).slices:
+                assert done.hi == at and lo <= done.lo < at
+                at = done.lo
             self.between()
-            at = lo
 
     def step(self, trainer: str, revision: int, loss: LossSpec, micro_batches) -> float:
         """Everything but the update; returns the loss."""
@@ -175,6 +189,18 @@ class Driver:
     def update(self, trainer: str, revision: int) -> UpdateResult:
         (result,) = self.run(updates=(Update(trainer, revision),)).updates
         return result
+
+    def _urgent(self) -> Urgent:
+        """Something comes once, and stays until it is served."""
+        assert self.rng is not None
+        rng, come = self.rng, False
+
+        def urgent() -> bool:
+            nonlocal come
+            come = come or rng.random() < self.haste
+            return come
+
+        return urgent
 
     def neighbours(self) -> list[Span]:
         """Spans of others in the same pass; none here."""

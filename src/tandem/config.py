@@ -39,7 +39,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 class ModelConfig:
     """Which model is served and how it is computed.
 
-    `device` is auto, cpu or cuda; `dtype` auto (the checkpoint's), float32, bfloat16 or float16.
+    `device` is auto, cpu or cuda; `dtype` auto (the checkpoint's,
+    but float32 on a CPU without 16-bit arithmetic), float32, bfloat16 or float16.
     `served_name` is the id clients use (default: the last part of the path). `max_model_len` in
     tokens, 0 for the model's own. `threads` for CPU compute, 0 for all cores.
     """

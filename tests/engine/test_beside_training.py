@@ -33,6 +33,7 @@ from tandem.config import (
     Settings,
 )
 from tandem.core.plan import LanePlan, working_key
+from tandem.core.ports import Urgent, never
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -128,9 +129,9 @@ def step(name: str, kind: LossKind, rng: random.Random) -> TrainingStep:
 class Leaking(DeviceExecutor):
     """Lets the working parameters of the trainer into everybody's rows."""
 
-    def submit(self, plan: LanePlan) -> int:
+    def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
         spans = tuple(replace(span, adapter=working_key("t")) for span in plan.spans)
-        return super().submit(replace(plan, spans=spans))
+        return super().submit(replace(plan, spans=spans), urgent)
 
 
 def answers(
@@ -146,12 +147,12 @@ def answers(
     loop = join_loop(config, executor, check_every_step=True)
     submit = executor.submit
 
-    def noted(plan: LanePlan) -> int:
+    def noted(plan: LanePlan, urgent: Urgent = never) -> int:
         of_training = [span.record is not None for span in plan.spans]
         met.shared_passes += len(set(of_training)) == 2
         met.slices_beside += bool(plan.slices and not all(of_training))
         met.updates += len(plan.updates)
-        return submit(plan)
+        return submit(plan, urgent)
 
     executor.submit = noted  # type: ignore[method-assign]
     loop.open_trainer(TrainerSpec("t", LoraSpec(rank=4), OptimizerSpec(learning_rate=2e-2)))

@@ -24,6 +24,7 @@ from tandem.config import (
     Settings,
 )
 from tandem.core.plan import LanePlan, working_key
+from tandem.core.ports import Urgent, never
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -68,10 +69,10 @@ class Engine:
         self.working_rows = 0
         submit = executor.submit
 
-        def counted(plan: LanePlan) -> int:
+        def counted(plan: LanePlan, urgent: Urgent = never) -> int:
             rows = [len(span.tokens) for span in plan.spans if span.adapter == working_key("t")]
             self.working_rows += sum(rows)
-            return submit(plan)
+            return submit(plan, urgent)
 
         executor.submit = counted  # type: ignore[method-assign]
         self.loop: EngineLoop = join_loop(settings, executor, check_every_step=True)

@@ -16,6 +16,7 @@ from tandem.config import resolve
 from tandem.core.clock import VirtualClock
 from tandem.core.events import ModelInfo
 from tandem.core.plan import LanePlan
+from tandem.core.ports import Urgent, never
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import Rates
@@ -175,9 +176,9 @@ def test_engine_and_simulator_decide_alike_given_the_same_times(policy):
             submit, poll = executor.submit, executor.poll
             plans: list[LanePlan] = []
 
-            def submit_and_keep(plan: LanePlan) -> int:
+            def submit_and_keep(plan: LanePlan, urgent: Urgent = never) -> int:
                 plans.append(plan)
-                return submit(plan)
+                return submit(plan, urgent)
 
             def poll_and_show():
                 results = poll()
@@ -257,7 +258,7 @@ def leaped(shapes, num_blocks: int = 64):
     loop, executor = build_simulation(config("unified"), small_profile(num_blocks), clock)
     submitted = []
     submit = executor.submit
-    executor.submit = lambda plan: (submitted.append(plan), submit(plan))[1]
+    executor.submit = lambda plan, urgent: (submitted.append(plan), submit(plan, urgent))[1]
     return Simulation(loop, clock, arrivals, leaps=executor).run(), submitted, loop
 
 

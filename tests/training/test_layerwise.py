@@ -56,13 +56,13 @@ class Busy(Driver):
         self.executor.training.check()
 
 
-def compare(executor, base, kind, rng, pressure=0.0):
+def compare(executor, base, kind, rng, pressure=0.0, haste=0.0):
     """The worst tensor's relative error over one step of two micro-batches."""
     open_trainer(executor)
     open_trainer(executor, "other", rank=2, seed=5)
     sizes = (3, 6) if kind is LossKind.KTO else (2, 4)
     micro_batches = [random_sequences(rng, count, ROLES[kind]) for count in sizes]
-    driver = Busy(executor, rng, pressure=pressure)
+    driver = Busy(executor, rng, pressure=pressure, haste=haste)
     loss = driver.step("t", 0, LossSpec(kind), micro_batches)
     adapted = peft_model(base, executor)
     expected = peft_step(adapted, LossSpec(kind), micro_batches)
@@ -92,11 +92,15 @@ def shared():
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 10**6), pressure=st.sampled_from([0.0, 0.5, 1.0]))
-def test_any_slices_chunks_neighbours_and_pressure(shared, seed, pressure):
+@given(
+    seed=st.integers(0, 10**6),
+    pressure=st.sampled_from([0.0, 0.5, 1.0]),
+    haste=st.sampled_from([0.0, 0.1, 0.4]),
+)
+def test_any_slices_chunks_neighbours_pressure_and_haste(shared, seed, pressure, haste):
     rng = random.Random(seed)
     kind = rng.choice(sorted(ROLES))
-    assert compare(shared, gentle("gemma2"), kind, rng, pressure) < TOLERANCE
+    assert compare(shared, gentle("gemma2"), kind, rng, pressure, haste) < TOLERANCE
 
 
 def test_control_a_prompt_without_gradient_is_noticed(monkeypatch):

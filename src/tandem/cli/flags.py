@@ -46,7 +46,10 @@ HELP = {
     "model.model": "Model: `demo`, a directory, or a Hugging Face name",
     "model.served_name": "Model id for clients; empty: the last part of the model's name",
     "model.device": "Where to compute: auto, cpu or cuda",
-    "model.dtype": "Number type: auto (the checkpoint's), float32, bfloat16 or float16",
+    "model.dtype": (
+        "Number type: auto (the checkpoint's, but float32 on a CPU without 16-bit arithmetic), "
+        "float32, bfloat16 or float16"
+    ),
     "model.max_model_len": "Longest prompt + output of one choice in tokens; 0: the model's own",
     "model.threads": "CPU threads for computing; 0: all cores",
     "model.kernels": "Kernels for the frozen weights; auto picks the fastest that works",

@@ -41,11 +41,13 @@ class LaneDecision:
     """Candidates of one lane in the order in which they get resources; `share` of its device.
 
     Training forwards are candidates like any other; `slices` are the backward work beside them.
+    With `gives_way`, learning without requests ends between two layers when a request comes.
     """
 
     candidates: tuple[Candidate, ...]
     share: float = 1.0
     slices: tuple[SliceCandidate, ...] = ()
+    gives_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Decision:
         victims: tuple[int, ...] = (),
         preempt: tuple[int, ...] = (),
         wake_at: float | None = None,
+        gives_way: bool = False,
     ) -> Decision:
         """The common case: everything on the one device lane."""
-        lanes = {DEVICE_LANE: LaneDecision(candidates, slices=slices)}
+        lanes = {DEVICE_LANE: LaneDecision(candidates, slices=slices, gives_way=gives_way)}
         return Decision(lanes=lanes, preempt=preempt, victims=victims, wake_at=wake_at)

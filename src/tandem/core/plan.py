@@ -142,6 +142,9 @@ class LanePlan:
     Done in this order: `discards` (recordings and accumulated gradients that are given up),
     `opens`, `copies`, `spans` in one forward pass, `slices`, `updates`. `share` is the part of the
     device (cores, multiprocessors) that they may use, above 0 and at most 1.
+
+    With `gives_way` (then nothing is drawn) it ends between two layers once something urgent has
+    come. Layers of slices that are done stay done; a pass that was not ended counts for nothing.
     """
 
     step: int
@@ -153,6 +156,7 @@ class LanePlan:
     slices: tuple[BackwardSlice, ...] = ()
     updates: tuple[Update, ...] = ()
     share: float = 1.0
+    gives_way: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -256,6 +260,9 @@ class StepResult:
     `elapsed_s` is the whole iteration's, `forward_s` the forward pass's share of it. `kept` is of
     the micro-batches that the pass recorded.
 
+    A plan that gave way has a result for what it did: fewer layers, no update; `stopped` says that
+    its pass did not end, so that its spans are as if they had not been planned.
+
     `draws` follow the order of the plan's spans and their draws. `failed` maps a sequence to the
     reason why it alone could not be computed (e.g. non-finite logits); the others are valid.
     """
@@ -270,3 +277,4 @@ class StepResult:
     slices: tuple[SliceResult, ...] = ()
     updates: tuple[UpdateResult, ...] = ()
     kept: tuple[KeptLayers, ...] = ()
+    stopped: bool = False

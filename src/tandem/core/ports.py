@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -21,6 +21,14 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.core.version import AdapterVersion
+
+# Whether something has come that work which gives way is not to hold up.
+Urgent = Callable[[], bool]
+
+
+def never() -> bool:
+    """Nothing is urgent."""
+    return False
 
 
 class TrainerSnapshot(Protocol):
@@ -52,8 +60,11 @@ class Executor(Protocol):
         """What was loaded."""
         ...
 
-    def submit(self, plan: LanePlan) -> int:
-        """Start `plan` and return a ticket. May compute before it returns."""
+    def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
+        """Start `plan` and return a ticket. May compute before it returns.
+
+        If the plan gives way, `urgent` is asked before every layer.
+        """
         ...
 
     def poll(self) -> list[StepResult]:

@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 
 from tandem.core.errors import TandemError, TrainingCancelled
+from tandem.core.slo import WorkClass
 from tandem.core.training import Score, StepOutcome
 from tandem.engine.channel import Context, HostChannel, ZmqHostChannel
 from tandem.engine.loop import EngineLoop
@@ -66,6 +67,7 @@ class Host:
         self._channel = channel
         self._incarnation = incarnation
         self._stopped = False
+        self._ahead: list[Command] = []  # read while an iteration ran
         self._stager = Stager()
         self._steps: dict[str, int] = {}
         self._scores: dict[str, int] = {}
@@ -77,7 +79,7 @@ class Host:
         self._channel.send(Ready(self._incarnation, self._loop.info))
         try:
             while not self._stopped:
-                for command in self._channel.receive(self._wait_s()):
+                for command in self._commands():
                     self._handle(command)
                 self._adopt_staged()
                 if self._loop.has_work:
@@ -88,13 +90,26 @@ class Host:
         finally:
             self._stager.close()
 
+    def _commands(self) -> list[Command]:
+        """All that have come, in order; waits for the first while there is nothing to do."""
+        ahead, self._ahead = self._ahead, []
+        return ahead + self._channel.receive(0.0 if ahead else self._wait_s())
+
+    def _urgent(self) -> bool:
+        """Whether an online request has come since the iteration began."""
+        self._ahead += self._channel.receive(0.0)
+        return any(
+            isinstance(command, AddRequest) and command.request.work_class is WorkClass.ONLINE
+            for command in self._ahead
+        )
+
     def _wait_s(self) -> float:
         """How long nothing but a command can be of interest."""
         return min(self._loop.pause_s, _STAGING_WAIT_S if self._stager.busy else _IDLE_WAIT_S)
 
     def _iterate(self) -> None:
         self.busy_since_s = time.monotonic()
-        events = self._loop.step()
+        events = self._loop.step(self._urgent)
         self.busy_since_s = None
         if events:
             self._channel.send(Tokens(self._incarnation, events))

@@ -18,7 +18,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import AccountingError, AdapterError, InvalidRequest, NotFound
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import LanePlan, StepPlan, StepResult
-from tandem.core.ports import Executor, TrainerSnapshot
+from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
 from tandem.core.request import Request
 from tandem.core.training import (
     Score,
@@ -257,15 +257,18 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ iteration
 
-    def step(self) -> list[TokenEvent]:
-        """One iteration; returns what to deliver (empty if nothing could run)."""
+    def step(self, urgent: Urgent = never) -> list[TokenEvent]:
+        """One iteration; returns what to deliver (empty if nothing could run).
+
+        Learning that gives way ends early once `urgent` says that a request has come.
+        """
         started = self._clock.now()
         plan = self._scheduler.schedule(started)
         if plan is None:
             return []
         submitted = self._clock.now()
         try:
-            results = self._execute(plan)
+            results = self._execute(plan, urgent)
         except Exception as error:
             logger.exception("step %d failed", plan.step)
             events = self._scheduler.fail_step(f"the iteration failed: {error}", self._clock.now())
@@ -295,9 +298,9 @@ class EngineLoop:
             return False
         return True
 
-    def _execute(self, plan: StepPlan) -> list[StepResult]:
+    def _execute(self, plan: StepPlan, urgent: Urgent) -> list[StepResult]:
         for lane in plan.lanes:
-            self._executor.submit(lane)
+            self._executor.submit(lane, urgent)
         results: list[StepResult] = []
         while len(results) < len(plan.lanes):
             results.extend(self._executor.poll())

@@ -213,7 +213,8 @@ class LatencyModel:
             return
         beside = sum([piece.elapsed_s for piece in result.slices])
         beside += sum([update.elapsed_s for update in result.updates])
-        self.observe_forward(PassWork.of(lane), result.forward_s or result.elapsed_s - beside)
+        if not result.stopped:
+            self.observe_forward(PassWork.of(lane), result.forward_s or result.elapsed_s - beside)
         for piece in result.slices:
             work = backward(piece.micro_batch)
             if piece.problem is None and work is not None:

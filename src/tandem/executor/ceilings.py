@@ -13,7 +13,8 @@ import torch
 
 from tandem.estimators.profile import Ceilings
 
-_SIDE = 2048
+_LEAST_SIDE, _SIDE = 256, 2048
+_ENOUGH_S = 0.1
 _READ_BYTES = 1 << 28
 _REPEATS = 7
 
@@ -21,11 +22,18 @@ _REPEATS = 7
 def measure_ceilings(device: str, dtype: str) -> Ceilings:
     """Of `device` in `dtype`, as `ModelInfo` names them."""
     where, kind = torch.device(device), getattr(torch, dtype)
-    left, right = (torch.randn(_SIDE, _SIDE, device=where).to(kind) for _ in range(2))
-    product_s = _time(lambda: left @ right, where)
+    side, product_s = _LEAST_SIDE, _product_s(_LEAST_SIDE, where, kind)
+    while side < _SIDE and product_s < _ENOUGH_S:  # a device may lack this arithmetic
+        side *= 2
+        product_s = _product_s(side, where, kind)
     block = torch.ones(_READ_BYTES // 4, device=where)
     read_s = _time(lambda: block.sum(), where)
-    return Ceilings(2.0 * _SIDE**3 / product_s, _READ_BYTES / read_s)
+    return Ceilings(2.0 * side**3 / product_s, _READ_BYTES / read_s)
+
+
+def _product_s(side: int, device: torch.device, kind: torch.dtype) -> float:
+    left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
+    return _time(lambda: left @ right, device)
 
 
 def _time(call: Callable[[], object], device: torch.device) -> float:

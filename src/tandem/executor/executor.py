@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -27,11 +28,11 @@ from tandem.core.plan import (
     Update,
     UpdateResult,
 )
-from tandem.core.ports import TrainerSnapshot
+from tandem.core.ports import TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 from tandem.executor.batch import SpanLimits, build_batch
-from tandem.executor.forward import SpanOutcome, run_batch
+from tandem.executor.forward import GaveWay, SpanOutcome, run_batch
 from tandem.executor.kv_storage import (
     KVStorage,
     choose_num_blocks,
@@ -107,9 +108,13 @@ class DeviceExecutor:
         """What was loaded."""
         return self._info
 
-    def submit(self, plan: LanePlan) -> int:
-        """Compute `plan`; its result waits for `poll`."""
+    def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
+        """Compute `plan`; its result waits for `poll`.
+
+        Where a device computes behind the CPU, what was handed to it is done before giving way.
+        """
         started = time.perf_counter()
+        stop = urgent if plan.gives_way else never
         if plan.share != self._share:
             self._use(plan.share)
         self._prepare(plan)
@@ -122,12 +127,18 @@ class DeviceExecutor:
             else:
                 _charge(failed, span, problem)
         self._storage.copy(plan.copies)
-        outcomes = self._compute(plan.spans, runnable, failed)
+        stopped = False
+        try:
+            outcomes = self._compute(plan.spans, runnable, failed, stop)
+        except GaveWay:
+            stopped = True
+            plan, outcomes = replace(plan, spans=(), slices=(), updates=()), {}
+            failed.clear()
         draws, scores = self._collect(plan.spans, outcomes, failed)
         forwarded = time.perf_counter()
         kept = self._training.kept(plan.spans) if self._training is not None else ()
-        slices = tuple(self._run_slice(each) for each in plan.slices)
-        updates = tuple(self._run_update(each) for each in plan.updates)
+        slices = [result for each in plan.slices if (result := self._run_slice(each, stop))]
+        updates = () if stop() else tuple(self._run_update(each) for each in plan.updates)
         self._finished.append(
             StepResult(
                 plan.step,
@@ -137,9 +148,10 @@ class DeviceExecutor:
                 scores,
                 tuple(failed.items()),
                 forward_s=forwarded - started,
-                slices=slices,
+                slices=tuple(slices),
                 updates=updates,
                 kept=kept,
+                stopped=stopped,
             )
         )
         self._tickets += 1
@@ -230,20 +242,23 @@ class DeviceExecutor:
             return self._required_training().span_problem(span)
         return problem
 
-    def _run_slice(self, plan: BackwardSlice) -> SliceResult:
-        return self._required_training().run_slice(plan)
+    def _run_slice(self, plan: BackwardSlice, urgent: Urgent) -> SliceResult | None:
+        return self._required_training().run_slice(plan, urgent)
 
     def _run_update(self, plan: Update) -> UpdateResult:
         return self._required_training().run_update(plan)
 
     def _compute(
-        self, spans: Sequence[Span], runnable: list[int], failed: dict[int, str]
+        self, spans: Sequence[Span], runnable: list[int], failed: dict[int, str], urgent: Urgent
     ) -> dict[int, SpanOutcome]:
-        """Outcomes by place in the plan. If the pass fails as a whole, spans run one by one."""
+        """Outcomes by place in the plan. If the pass fails as a whole, spans run one by one.
+
+        Raises `GaveWay`.
+        """
         if not runnable:
             return {}
         try:
-            return self._run(spans, runnable)
+            return self._run(spans, runnable, urgent)
         except (RuntimeError, MemoryError, ValueError, IndexError) as error:
             if len(runnable) == 1:
                 logger.exception("a span cannot be computed")
@@ -252,10 +267,12 @@ class DeviceExecutor:
             logger.exception("an iteration failed, running its %d spans alone", len(runnable))
         outcomes: dict[int, SpanOutcome] = {}
         for place in runnable:
-            outcomes.update(self._compute(spans, [place], failed))
+            outcomes.update(self._compute(spans, [place], failed, urgent))
         return outcomes
 
-    def _run(self, spans: Sequence[Span], places: list[int]) -> dict[int, SpanOutcome]:
+    def _run(
+        self, spans: Sequence[Span], places: list[int], urgent: Urgent
+    ) -> dict[int, SpanOutcome]:
         storage, model = self._storage, self._model
         batch = build_batch(
             [spans[place] for place in places], storage.block_size, model.device, model.dtype
@@ -266,7 +283,12 @@ class DeviceExecutor:
             graphs = training.graph_keeper(batch)
             inner = training.inner_keeper(batch) if graphs is None else None
             recorder = Recorder(training.recordings, batch, graphs, inner)
-        outcomes = run_batch(model, storage, batch, recorder)
+        try:
+            outcomes = run_batch(model, storage, batch, recorder, urgent)
+        except GaveWay:
+            if recorder is not None:
+                recorder.abandon()
+            raise
         return {places[at]: outcome for at, outcome in zip(batch.order, outcomes, strict=True)}
 
     def _collect(

@@ -7,6 +7,7 @@ Rows that nobody asked about never meet the head. Scores are computed a few rows
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.plan import Draw, DrawResult, ScoreResult, TokenLogprob
+from tandem.core.ports import Urgent, never
 from tandem.executor.batch import Batch
 from tandem.executor.kv_storage import KVStorage
 from tandem.executor.recorder import Recorder
@@ -33,14 +35,28 @@ class SpanOutcome:
     score_failed: bool
 
 
+class GaveWay(Exception):
+    """A pass ended before its last layer, for the sake of something urgent."""
+
+
 def run_batch(
-    model: LoadedModel, storage: KVStorage, batch: Batch, recorder: Recorder | None
+    model: LoadedModel,
+    storage: KVStorage,
+    batch: Batch,
+    recorder: Recorder | None,
+    urgent: Urgent = never,
 ) -> list[SpanOutcome]:
     """Outcomes of the batch's spans, in row order. KV of all rows is written, but that of a pass
     whose graphs are kept.
 
-    `recorder` takes what is recorded; without one, no span is.
+    `recorder` takes what is recorded; without one, no span is. Raises `GaveWay` as soon as `urgent`
+    says so before a layer, or a piece of the head: what was recorded until then does not count.
     """
+
+    def check() -> None:
+        if urgent():
+            raise GaveWay
+
     context = PagedContext(
         model.kernel.prepare(batch.layout),
         storage.layers,
@@ -51,12 +67,12 @@ def run_batch(
     with torch.no_grad():
         model.lora.activate(batch.segments)
         try:
-            with _recording(model, recorder):
+            with _recording(model, recorder), _watching(model, None if urgent is never else check):
                 hidden = model.hidden(batch.tokens, batch.positions, context)
         finally:
             model.lora.activate(())
         drawn = _draw_all(model, hidden, batch)
-        totals = sum_scores(model.head, hidden, batch, recorder)
+        totals = sum_scores(model.head, hidden, batch, recorder, check)
         outcomes = [
             _outcome(model, hidden, batch, place, drawn[place], totals.get(place))
             for place in range(len(batch.spans))
@@ -95,6 +111,14 @@ def _recording(model: LoadedModel, recorder: Recorder | None) -> AbstractContext
     assert model.stack is not None
     graphs = recorder.graphs
     return model.stack.recording(recorder.take, graphs.layer if graphs is not None else None)
+
+
+def _watching(
+    model: LoadedModel, before_layer: Callable[[], None] | None
+) -> AbstractContextManager[None]:
+    if before_layer is None or model.stack is None:
+        return nullcontext()
+    return model.stack.watching(before_layer)
 
 
 def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[DrawResult | None]]:

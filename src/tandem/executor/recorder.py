@@ -25,6 +25,7 @@ class Recorder:
         inner: InnerKeeper | None = None,
     ) -> None:
         self.graphs, self.inner = graphs, inner
+        self._recordings = recordings
         self._spans: dict[int, tuple[Span, int, Recording]] = {}
         self._targets: list[tuple[int, int, Tensor]] = []
         for place, (span, first) in enumerate(zip(batch.spans, batch.first_rows, strict=True)):
@@ -60,6 +61,12 @@ class Recorder:
         first = recording.starts[span.record.sequence] + span.start
         where = torch.tensor([first + offset for offset in offsets], device=slopes.device)
         recording.slopes[where] = slopes
+
+    def abandon(self) -> None:
+        """The pass was given up: nothing of it counts."""
+        for _, _, recording in self._spans.values():
+            if not any(recording.done):
+                self._recordings.drop_graphs(recording)
 
     def finish(self) -> None:
         """The pass has run: these rows are there now."""

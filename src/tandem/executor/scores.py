@@ -6,6 +6,8 @@ Rows of all spans that want a sum share the head's products, a piece at a time, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,9 +23,13 @@ def wants_sum(span: Span) -> bool:
 
 
 def sum_scores(
-    head: Head, hidden: Tensor, batch: Batch, recorder: Recorder | None
+    head: Head,
+    hidden: Tensor,
+    batch: Batch,
+    recorder: Recorder | None,
+    before_piece: Callable[[], None] = lambda: None,
 ) -> dict[int, float]:
-    """Sums by place in the batch."""
+    """Sums by place in the batch. `before_piece` may raise; then nothing was recorded."""
     totals: dict[int, float] = {}
     for recorded in (False, True):
         places = [
@@ -31,7 +37,8 @@ def sum_scores(
             for place, span in enumerate(batch.spans)
             if wants_sum(span) and (span.record is not None) == recorded
         ]
-        _sum_some(head, hidden, batch, places, recorder if recorded else None, totals)
+        taking = recorder if recorded else None
+        totals |= _sum_some(head, hidden, batch, places, taking, before_piece)
     return totals
 
 
@@ -41,8 +48,8 @@ def _sum_some(
     batch: Batch,
     places: list[int],
     recorder: Recorder | None,
-    totals: dict[int, float],
-) -> None:
+    before_piece: Callable[[], None],
+) -> dict[int, float]:
     offsets = {
         place: [row for row, target in enumerate(batch.spans[place].score_targets) if target >= 0]
         for place in places
@@ -53,6 +60,7 @@ def _sum_some(
     logprobs: list[Tensor] = []
     slopes: list[Tensor] = []
     for start in range(0, len(rows), piece):
+        before_piece()
         picked = torch.tensor(rows[start : start + piece], device=hidden.device)
         wanted = torch.tensor(targets[start : start + piece], device=hidden.device)
         found, slope = head.score(
@@ -63,9 +71,9 @@ def _sum_some(
             slopes.append(slope)
     counts = [len(offsets[place]) for place in places]
     sums = torch.cat(logprobs).double().split(counts) if logprobs else [hidden[:0]] * len(places)
-    for place, part in zip(places, sums, strict=True):
-        totals[place] = float(part.sum())
+    totals = {place: float(part.sum()) for place, part in zip(places, sums, strict=True)}
     if recorder is not None and slopes:
         for place, part in zip(places, torch.cat(slopes).split(counts), strict=True):
             if offsets[place]:
                 recorder.slopes(place, offsets[place], part)
+    return totals

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from tandem.core.plan import (
     UpdateResult,
     working_key,
 )
+from tandem.core.ports import Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.executor.batch import Batch
 from tandem.executor.graphs import GraphKeeper, graph_keeper
@@ -151,8 +153,28 @@ class TrainingState:
         found = [each for number in numbers if (each := self.recordings.get(number)) is not None]
         return tuple([self._kept(recording) for recording in found])
 
-    def run_slice(self, plan: BackwardSlice) -> SliceResult:
-        """Compute a slice; if it is the last one of its micro-batch, let the recording go."""
+    def run_slice(self, plan: BackwardSlice, urgent: Urgent = never) -> SliceResult | None:
+        """Compute a slice; if it is the last one of its micro-batch, let the recording go.
+
+        It ends between two layers if something is `urgent`; None if before the first one.
+        """
+        if urgent is never:
+            return self._run_slice(plan)
+        recording, result = self.recordings.get(plan.micro_batch), None
+        # Without its inputs, every slice computes all layers below it again.
+        dropped = recording is not None and recording.first_row is None
+        at_once = plan.hi - plan.lo if dropped else 1
+        for hi in range(plan.hi, plan.lo, -at_once):
+            if urgent():
+                break
+            part = self._run_slice(replace(plan, hi=hi, lo=hi - at_once))
+            spent_s = part.elapsed_s + (result.elapsed_s if result is not None else 0.0)
+            result = replace(part, hi=plan.hi, elapsed_s=spent_s)
+            if part.problem is not None:
+                break
+        return result
+
+    def _run_slice(self, plan: BackwardSlice) -> SliceResult:
         started = time.perf_counter()
         recording = self.recordings.get(plan.micro_batch)
         problem = slice_problem(recording, plan, self.recordings.num_layers)

@@ -120,6 +120,9 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UnsupportedModel(f"cannot load the weights of {config.model}: {error}") from error
+    if config.dtype == "auto" and device.type == "cpu" and not _computes_in(model.dtype):
+        logger.info("this CPU has no arithmetic in %s: the weights become float32", model.dtype)
+        model = model.float()
     # transformers would go on with random weights in their place.
     if missing := sorted(report["missing_keys"]):
         raise UnsupportedModel(f"the checkpoint of {config.model} lacks weights: {missing[0]}, ...")
@@ -238,6 +241,15 @@ def _choose_dtype(name: str) -> torch.dtype | str:
         known = ", ".join(_DTYPES)
         raise InvalidRequest(f"model.dtype is {name!r}; use auto or {known}", param="dtype")
     return _DTYPES[name]
+
+
+def _computes_in(dtype: torch.dtype) -> bool:
+    """Whether products of this type are not tens of times slower than float32's on this CPU."""
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return True
 
 
 def _refuse(name: str, config: PreTrainedConfig) -> None:

@@ -39,6 +39,7 @@ class _Mode(Protocol):
 @dataclass(slots=True)
 class _Shared:
     mode: _Mode | None = None
+    before_layer: Callable[[], None] | None = None
 
 
 class _Tap:
@@ -54,7 +55,9 @@ class _Tap:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, unless a mode is set."""
-        mode = self._shared.mode
+        mode, before_layer = self._shared.mode, self._shared.before_layer
+        if before_layer is not None:
+            before_layer()
         if mode is None:
             return self.inner(*args, **kwargs)
         return mode.call(self, args, kwargs)
@@ -176,6 +179,15 @@ class LayerStack:
             yield
         finally:
             self._shared.mode = None
+
+    @contextmanager
+    def watching(self, before_layer: Callable[[], None]) -> Iterator[None]:
+        """Call `before_layer` before every layer of the passes inside; what it raises ends them."""
+        self._shared.before_layer = before_layer
+        try:
+            yield
+        finally:
+            self._shared.before_layer = None
 
     def replay(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Replay:
         """The layers over `tokens` at `positions`, int64 [rows], whose attention is `context`."""

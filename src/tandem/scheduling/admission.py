@@ -95,6 +95,7 @@ class Admission:
                         slices,
                         updates,
                         wish.share,
+                        wish.gives_way and not any(span.draws for span in grant.spans),
                     )
                 )
                 discards = ()

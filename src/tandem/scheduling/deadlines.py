@@ -33,12 +33,17 @@ class Deadlines:
     the later ones, whose objective counts from then on. Who is behind has no slack; who is behind
     the objective too has lost it: the deadline moves to 0.8 TPOT from now and takes the later ones
     along, so that a late request saves up slack again.
+
+    `ease` is the share of their TTFT objective that the last requests had left when their first
+    token came, but for the few with the least: near 1 while they are served at once, 0 if late.
     """
 
     def __init__(self) -> None:
         self._from_s: dict[int, float] = {}  # of what has a token: the time to count from
         self._slacks_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None
+        self._left: deque[float] = deque(maxlen=_REMEMBERED)
+        self.ease = 1.0
 
     def wait_s(self, view: View) -> float:
         """How long a request that comes next may wait for its prompt's turn: what the last ones
@@ -82,11 +87,15 @@ class Deadlines:
         return least_s
 
     def _remember(self, view: View, seq: Sequence, ttft_s: float) -> None:
-        """Note what a request could have waited, unless its prompt takes too long by itself."""
+        """Note what a request could have waited, and what share of its objective was left when its
+        first token came, unless its prompt takes too long by itself."""
         work = PassWork()
         work.span(0, len(seq.request.prompt), draws=1)
         slack_s = ttft_s - view.latency.forward_s(work)
         if slack_s > 0.0:
+            left_s = seq.request.arrival_s + ttft_s - (seq.first_token_s or view.now)
+            self._left.append(max(0.0, left_s / ttft_s))
+            self.ease = sorted(self._left)[len(self._left) // _SPARED]
             self._slacks_s.append(slack_s)
             self._wait_s = sorted(self._slacks_s)[len(self._slacks_s) // _SPARED]
 

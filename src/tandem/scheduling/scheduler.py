@@ -201,7 +201,8 @@ class Scheduler:
         results = tuple(results)
         self._in_flight, self._last_plan, self._last_results = None, plan, results
         events: list[TokenEvent] = []
-        spans = [span for lane in plan.lanes for span in lane.spans]
+        stopped = {result.lane for result in results if result.stopped}
+        spans = [span for lane in plan.lanes if lane.lane not in stopped for span in lane.spans]
         failed = {seq_id: reason for result in results for seq_id, reason in result.failed}
         scores = {score.seq_id: score for result in results for score in result.scores}
         draws = {draw.seq_id: draw for result in results for draw in result.draws}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import AdapterError
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (
+    BackwardSlice,
     DrawResult,
     KeptLayers,
     LanePlan,
@@ -26,7 +27,7 @@ from tandem.core.plan import (
     StepResult,
     UpdateResult,
 )
-from tandem.core.ports import TrainerSnapshot
+from tandem.core.ports import TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 from tandem.estimators.calibrate import kind_of
@@ -80,15 +81,21 @@ class SimExecutor:
         """The profile's."""
         return self._profile.info
 
-    def submit(self, plan: LanePlan) -> int:
-        """Let the time of `plan` pass."""
+    def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
+        """Let the time of `plan` pass; if it gives way, a layer's at a time."""
+        stop = urgent if plan.gives_way else never
         for discard in plan.discards:
             for number in discard.micro_batches:
                 self._forget(number)
         for opened in plan.opens:
             self._open[opened.micro_batch] = opened
             self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
-        forward_s = self.seconds_of(PassWork.of(plan))
+        began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan))
+        pieces = self.info.num_layers + 1  # the head is one
+        stopped = self._pass(seconds, pieces, stop) < pieces
+        if stopped:
+            plan = replace(plan, spans=(), slices=(), updates=())
+        forward_s = self._clock.now() - began_s if stopped else seconds
         vocabulary = self.info.vocab_size
         draws = tuple(
             [
@@ -99,15 +106,14 @@ class SimExecutor:
         )
         scores = tuple([self._score(span) for span in plan.spans if span.score_targets])
         kept = self._keep(plan.spans)
-        slices = tuple([self._slice(each.micro_batch, each.hi, each.lo) for each in plan.slices])
-        updates = tuple([self._update(each.trainer) for each in plan.updates])
-        elapsed_s = forward_s + sum([each.elapsed_s for each in slices])
-        elapsed_s += sum([each.elapsed_s for each in updates])
-        self._clock.advance(elapsed_s)
+        slices = self._slices(plan.slices, stop)
+        updates = () if stop() else tuple([self._update(each.trainer) for each in plan.updates])
         self._ended_s = self._clock.now()
+        elapsed_s = self._ended_s - began_s
         result = StepResult(
-            plan.step, plan.lane, elapsed_s, draws, scores, (), forward_s, slices, updates, kept
-        )
+            plan.step, plan.lane, elapsed_s, draws, scores, (), forward_s, slices, updates, kept,
+            stopped,
+        )  # fmt: skip
         if self._on_plan is not None:
             self._on_plan(plan, result)
         self._results.append(result)
@@ -200,17 +206,38 @@ class SimExecutor:
             self._backward[kept.micro_batch] = self._backward[kept.micro_batch].with_kept(kept)
         return found
 
-    def _slice(self, number: int, hi: int, lo: int) -> SliceResult:
-        seconds = self._noisy(self._latency.slice_s(self._backward[number], hi - lo), "slice")
-        self._backward[number] = self._backward[number].after_slice()
-        if lo == 0:
-            self._forget(number)
-        return SliceResult(number, hi, lo, seconds)
+    def _pass(self, seconds: float, pieces: int, urgent: Urgent) -> int:
+        """Let the time of so many equal pieces pass; how many there was time for."""
+        if urgent is never:
+            self._clock.advance(seconds)
+            return pieces
+        for done in range(pieces):
+            if seconds and urgent():
+                return done
+            self._clock.advance(seconds / pieces)
+        return pieces
+
+    def _slices(self, plans: tuple[BackwardSlice, ...], urgent: Urgent) -> tuple[SliceResult, ...]:
+        found: list[SliceResult] = []
+        for plan in plans:
+            work, began_s = self._backward[plan.micro_batch], self._clock.now()
+            layers = plan.hi - plan.lo
+            seconds = self._noisy(self._latency.slice_s(work, layers), "slice")
+            done = self._pass(seconds, layers, urgent)
+            if done:
+                lo = plan.hi - done
+                elapsed_s = seconds if lo == plan.lo else self._clock.now() - began_s
+                self._backward[plan.micro_batch] = work.after_slice()
+                if lo == 0:
+                    self._forget(plan.micro_batch)
+                found.append(SliceResult(plan.micro_batch, plan.hi, lo, elapsed_s))
+        return tuple(found)
 
     def _update(self, name: str) -> UpdateResult:
-        trainer = self._trainers[name]
+        trainer, seconds = self._trainers[name], self._latency.update_s()
         trainer.revision += 1
-        return UpdateResult(name, trainer.revision, True, 1.0, 1e-4, self._latency.update_s())
+        self._clock.advance(seconds)
+        return UpdateResult(name, trainer.revision, True, 1.0, 1e-4, seconds)
 
     def _forget(self, number: int) -> None:
         self._open.pop(number, None)

@@ -16,6 +16,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.events import TokenEvent
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
+from tandem.core.slo import WorkClass
 from tandem.core.training import StepOutcome, TrainerSpec, TrainingStep
 from tandem.engine.loop import EngineLoop
 from tandem.scheduling.leap import Leaper
@@ -132,7 +133,7 @@ class Simulation:
                 continue
             events = self._leap(until_s)
             if not events:
-                events = self._loop.step()
+                events = self._loop.step(self._urgent)
                 report.iterations += 1
             self._take(events)
             if now >= self._sample_due_s:
@@ -163,6 +164,16 @@ class Simulation:
 
     def _now(self) -> float:
         return self._clock.now() - self._origin_s
+
+    def _urgent(self) -> bool:
+        """Whether an online request has come that was not admitted yet."""
+        if self._next == len(self._arrivals):
+            return False
+        arrival = self._arrivals[self._next]
+        if arrival.at_s > self._now():
+            return False
+        work = arrival.work
+        return isinstance(work, Request) and work.work_class is WorkClass.ONLINE
 
     def _admit(self, now: float) -> None:
         arrivals = self._arrivals

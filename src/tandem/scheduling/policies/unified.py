@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
+from tandem.core.plan import StepPlan
 from tandem.core.sequence import Sequence
-from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.queues import is_lone_score, slices_within
 from tandem.scheduling.room import LearningItem, Room
+from tandem.scheduling.serving import Serving, foresee
 from tandem.scheduling.turns import Turns
 from tandem.scheduling.view import Policy, View
 
@@ -23,6 +24,17 @@ from tandem.scheduling.view import Policy, View
 _FULL_SHARE = 0.9
 # Of the time that a request which comes next may wait, an iteration takes at most so much.
 _WAIT_SHARE = 0.25
+# Of the slack of running answers, learning that gives way takes at most so much at once: this while
+# requests get their first token at once, the other where those are late. What is kept lets answers
+# end early, and fewer run when the next ones come.
+_MOST_SHARE = 0.5
+_LEAST_SHARE = 0.05
+# A pass that gives way is lost when a request comes. After one that was, the next are at most half
+# as long; after each that ended, longer again: so one in five is.
+_AFTER_STOP = 0.5
+_AFTER_END = 1.2
+# Such a pass is preferred to one beside requests that could take less than half as long.
+_MUCH_LONGER = 2.0
 # Where a whole ceiling is free and yet nothing seems to fit, the smallest piece of it is tried
 # once in so many seconds: a prediction that is far too long is never corrected otherwise.
 _PROBE_S = 0.5
@@ -74,48 +86,45 @@ def create(options: Options = Options()) -> Policy:
     return Unified(options)
 
 
-@dataclass(slots=True)
-class _Serving:
-    """The requests of an iteration: how many rows they will take, and when the first is due."""
-
-    running: list[Sequence]
-    queue: list[Sequence]
-    running_rows: int
-    work: PassWork
-    predicted_s: float
-    due_s: float
-
-    @property
-    def rows(self) -> int:
-        """Rows of the pass, running requests' included."""
-        return self.work.tokens
-
-
 @dataclass(frozen=True, slots=True)
 class _Budget:
     """Seconds of an iteration: the most that it may take; for learning beside the requests, and how
-    long a pass of which only a part of a forward fits must be; for learning instead of them, while
-    nobody waits and every next token can."""
+    long a pass of which only a part of a forward fits must be; for slices and for a pass alone,
+    while nobody waits and every next token can. With `owed`, learning uses what it has earned, and
+    gives way to nobody."""
 
     ceiling_s: float
     beside_s: float
     full_s: float
     alone_s: float
+    pass_s: float
+    owed: bool
 
 
 @dataclass(slots=True)
 class _Learning:
-    """Forwards before and after the waiting requests, slices, and who does not give way."""
+    """Forwards before and after the waiting requests, slices, and who is not preempted; what of it
+    was earned, and how long the pass was predicted to be."""
 
     first: list[Candidate] = field(default_factory=list)
     last: list[Candidate] = field(default_factory=list)
     slices: list[SliceCandidate] = field(default_factory=list)
     protected: set[int] = field(default_factory=set)
+    spent_s: float = 0.0
+    pass_s: float = 0.0
 
     @property
     def empty(self) -> bool:
         """Whether nothing was found to fit."""
         return not (self.first or self.last or self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What was decided last, if it gives way, and the plan before."""
+
+    after: StepPlan | None
+    learning: _Learning
 
 
 class Unified:
@@ -131,6 +140,8 @@ class Unified:
         self._earned_s = 0.0
         self._decided_s: float | None = None
         self._probed_s = float("-inf")
+        self._pass_s = options.idle_s  # the longest pass that gives way
+        self._given: _Given | None = None
         self._served = False
         self._served_s = float("-inf")  # when the last pass with requests ended, at the latest
 
@@ -139,6 +150,7 @@ class Unified:
         served, self._served = self._served, True
         if served:
             self._served_s = view.now
+        self._judge(view)
         running = view.running_in_order
         if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
             return self._serve_only(view, running)
@@ -147,47 +159,73 @@ class Unified:
         items = self._items(view, running[len(serving) :], queue)
         if not items:
             return self._serve_only(view, running)
-        requests = self._requests(view, serving, queue)
+        requests = foresee(view, self._deadlines, serving, queue)
         self._earn(view, items[0], requests)
         budget = self._budget(view, items[0], requests)
         if self._options.temporal_only and requests.rows:
             alone, beside = _Learning(), _Learning()
             if served:  # else it is the requests' turn
-                alone = self._instead(view, items, budget.beside_s, budget)
+                alone = self._instead(view, items, budget.beside_s, needed=False)
+            if served and alone.empty and self._probes(view, budget):
+                alone = self._instead(view, items, budget.beside_s, needed=True)
         else:
             alone, beside = self._alone_or_beside(view, items, requests, budget)
         if alone.empty:
             return _decision(running, _all(serving), _all(queue), beside)
         self._served = False
-        return _decision(running, [], [], alone)
+        if not budget.owed:
+            self._given = _Given(view.last_plan, alone)
+        return _decision(running, [], [], alone, gives_way=not budget.owed)
+
+    def _judge(self, view: View) -> None:
+        """Whether requests leave time for a pass as long as the last one that gave way to them."""
+        given, self._given = self._given, None
+        if given is None or given.after is view.last_plan:  # none, or nothing of it was admitted
+            return
+        if any(result.stopped for result in view.last_results):
+            self._pass_s = _AFTER_STOP * given.learning.pass_s
+            self._earned_s += given.learning.spent_s
+        else:
+            longer_s = max(self._pass_s, _AFTER_END * given.learning.pass_s)
+            self._pass_s = min(longer_s, self._options.idle_s)
 
     def _alone_or_beside(
-        self, view: View, items: list[LearningItem], requests: _Serving, budget: _Budget
+        self, view: View, items: list[LearningItem], requests: Serving, budget: _Budget
     ) -> tuple[_Learning, _Learning]:
         """What learning does in a pass without the requests, if anything, or else beside them."""
         alone, beside = self._slices(view, items, budget.alone_s), _Learning()
+        if not alone.empty:
+            return alone, beside
+        idle = not requests.rows
+        first = not budget.owed and (idle or budget.pass_s > _MUCH_LONGER * budget.beside_s)
+        if first:
+            alone = self._instead(view, items, budget.pass_s, needed=idle)
         if alone.empty:
-            beside = self._learn(
-                view, items, requests, budget.beside_s, budget.full_s, needed=not requests.rows
-            )
-        if alone.empty and beside.empty and budget.alone_s >= budget.ceiling_s:
+            beside = self._learn(view, items, requests, budget.beside_s, budget.full_s, needed=idle)
+        if alone.empty and beside.empty:
             # What is too long beside requests goes before them.
-            alone = self._instead(view, items, budget.alone_s, budget)
+            needed = self._probes(view, budget)
+            if needed or not first:
+                alone = self._instead(view, items, budget.pass_s, needed=needed)
         return alone, beside
 
     def _instead(
-        self, view: View, items: list[LearningItem], seconds: float, budget: _Budget
+        self, view: View, items: list[LearningItem], seconds: float, *, needed: bool
     ) -> _Learning:
         """What of `items` fits into a pass without the requests."""
-        nobody = _Serving([], [], 0, PassWork(), 0.0, seconds)
-        found = self._learn(view, items, nobody, seconds, needed=False)
-        free = budget.alone_s >= budget.ceiling_s and self._served_s == view.now
-        if found.empty and free and view.now - self._probed_s >= _PROBE_S:
-            self._probed_s = view.now
-            return self._learn(view, items, nobody, seconds, needed=True)
-        return found
+        if seconds <= 0.0 and not needed:
+            return _Learning()
+        return self._learn(view, items, Serving(due_s=seconds), seconds, needed=needed)
 
-    def _budget(self, view: View, first: LearningItem, requests: _Serving) -> _Budget:
+    def _probes(self, view: View, budget: _Budget) -> bool:
+        """Whether it is time to try the smallest piece although it seems not to fit."""
+        free = budget.alone_s >= budget.ceiling_s and self._served_s == view.now
+        if not free or view.now - self._probed_s < _PROBE_S:
+            return False
+        self._probed_s = view.now
+        return True
+
+    def _budget(self, view: View, first: LearningItem, requests: Serving) -> _Budget:
         """See `_Budget`."""
         ceiling_s = self._ceiling_s(view, beside=requests.rows > 0)
         full_s = _FULL_SHARE * ceiling_s if requests.rows else 0.0
@@ -199,12 +237,21 @@ class Unified:
         beside_s = min(due_s, ceiling_s) - requests.predicted_s
         # While prompts wait, what is earned does too, until nothing more can be.
         least_s = first.least_s(view.latency)
-        if self._earned_s >= (self._most_earned_s(view, least_s) if requests.queue else least_s):
+        owed_s = self._most_earned_s(view, least_s) if requests.queue else least_s
+        owed = self._earned_s >= owed_s
+        if owed:
             beside_s, full_s = max(beside_s, self._earned_s), 0.0
         alone_s = 0.0
-        if requests.rows and not requests.queue:
-            alone_s = min(due_s - requests.predicted_s, ceiling_s)
-        return _Budget(ceiling_s, beside_s, full_s, alone_s)
+        if not requests.rows:
+            alone_s = self._options.idle_s
+        elif not requests.queue:
+            pause_s = self._options.ceiling_s - (view.now - self._served_s)
+            share = max(_LEAST_SHARE, _MOST_SHARE * self._deadlines.ease)
+            alone_s = min(share * (due_s - requests.predicted_s), pause_s)
+        pass_s = min(alone_s, max(self._pass_s, least_s))
+        if pass_s < least_s:
+            pass_s = 0.0
+        return _Budget(ceiling_s, beside_s, full_s, alone_s, pass_s, owed)
 
     def _ceiling_s(self, view: View, *, beside: bool) -> float:
         """The longest iteration: a request that arrives waits for its end."""
@@ -247,7 +294,7 @@ class Unified:
             item.overdue = item.priority > prompt
         return items
 
-    def _earn(self, view: View, first: LearningItem, requests: _Serving) -> None:
+    def _earn(self, view: View, first: LearningItem, requests: Serving) -> None:
         """Credit learning with its share of the time since the last decision."""
         if self._decided_s is not None:
             passed = min(view.now - self._decided_s, 1.0)
@@ -264,7 +311,7 @@ class Unified:
         self,
         view: View,
         items: list[LearningItem],
-        requests: _Serving,
+        requests: Serving,
         seconds: float,
         full_s: float = 0.0,
         *,
@@ -305,9 +352,14 @@ class Unified:
                 room.pass_s -= left_s - after_s
                 left_s = after_s
                 found.slices += slices
-        used_s = seconds - room.left_s()
-        self._earned_s = max(0.0, self._earned_s - max(0.0, used_s))
+        self._spend(found, seconds - room.left_s())
+        found.pass_s = view.latency.forward_s(room.work) if found.first or found.last else 0.0
         return found
+
+    def _spend(self, found: _Learning, seconds: float) -> None:
+        """Take what was found off what is earned."""
+        found.spent_s = min(self._earned_s, max(0.0, seconds))
+        self._earned_s -= found.spent_s
 
     def _slices(self, view: View, items: list[LearningItem], seconds: float) -> _Learning:
         """Slices alone, if any fit: a request that arrives waits for these, not for a pass too."""
@@ -315,43 +367,8 @@ class Unified:
         if seconds > 0.0:
             steps = [item.step for item in items if item.step is not None]
             found.slices, left_s = slices_within(steps, view.latency, seconds, at_least_one=False)
-            self._earned_s = max(0.0, self._earned_s - (seconds - left_s))
+            self._spend(found, seconds - left_s)
         return found
-
-    def _requests(self, view: View, serving: list[Sequence], queue: list[Sequence]) -> _Serving:
-        """Rows and time of the requests as admission will grant them, nearly; and the time budget.
-
-        Slack that was saved up is spent in passes of up to the ceiling: few long ones cost less
-        than many short ones.
-        """
-        self._deadlines.forget_ended(view)
-        most, work = view.budgets.max_batch_tokens, PassWork()
-        served, left = _add_requests(serving, most, work)
-        queued, _ = _add_requests(queue, left, work)
-        due_s = self._deadlines.slack_s(view, serving[:served] + queue[:queued])
-        predicted_s = view.latency.forward_s(work)
-        return _Serving(serving, queue, most - left, work, predicted_s, max(due_s, predicted_s))
-
-
-def _add_requests(sequences: list[Sequence], left: int, work: PassWork) -> tuple[int, int]:
-    """Add the rows of requests to `work`, `left` at most; how many take part, and what is left."""
-    contexts: list[int] = []
-    served = 0
-    for seq in sequences:
-        if left <= 0:
-            break
-        served += 1
-        length, computed = len(seq.tokens), seq.computed
-        taken = length - computed
-        if taken > left:
-            taken = left
-        left -= taken
-        if taken == 1 and computed:
-            contexts.append(length)
-        else:
-            work.span(computed, taken, draws=int(taken == length - computed))
-    work.decode_all(contexts)
-    return served, left
 
 
 def _all(sequences: list[Sequence]) -> list[Candidate]:
@@ -363,6 +380,8 @@ def _decision(
     serving: list[Candidate],
     queue: list[Candidate],
     learning: _Learning,
+    *,
+    gives_way: bool = False,
 ) -> Decision:
     """Running requests, overdue learning, waiting requests, other learning.
 
@@ -373,4 +392,5 @@ def _decision(
         (*serving, *learning.first, *queue, *learning.last),
         slices=tuple(learning.slices),
         victims=tuple([seq.seq_id for seq in reversed(running) if seq.seq_id not in protected]),
+        gives_way=gives_way,
     )
