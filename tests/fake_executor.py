@@ -227,11 +227,11 @@ class FakeExecutor:
 
     def _pass(self, seconds: float, urgent: Urgent) -> tuple[float, bool]:
         """Spend the time of a pass, a layer's at a time; how much, and whether it gave way."""
-        spent_s = 0.0
-        for _ in range(LAYERS if urgent is not never else 1):
-            if urgent():
+        spent_s, pieces = 0.0, 1 if urgent is never else LAYERS + 1  # the head is one
+        for _ in range(pieces):
+            if seconds and urgent():
                 return spent_s, True
-            spent_s += self._spend(seconds / (LAYERS if urgent is not never else 1))
+            spent_s += self._spend(seconds / pieces)
         return seconds, False
 
     def _place(self, span: Span, position: int) -> tuple[int, int]:
@@ -315,18 +315,19 @@ class FakeExecutor:
         """A slice, layer by layer if something may be urgent; None if before the first one."""
         if urgent is never:
             return self._slice(piece)
-        done = None
+        done, shares = None, piece.hi - piece.lo
         for hi in range(piece.hi, piece.lo, -1):
             if urgent():
                 break
-            one = self._slice(replace(piece, hi=hi, lo=hi - 1))
+            one = self._slice(replace(piece, hi=hi, lo=hi - 1), shares)
             spent_s = one.elapsed_s + (done.elapsed_s if done else 0.0)
             done = replace(one, hi=piece.hi, elapsed_s=spent_s)
             if one.problem is not None:
                 break
         return done
 
-    def _slice(self, piece: BackwardSlice) -> SliceResult:
+    def _slice(self, piece: BackwardSlice, shares: int = 1) -> SliceResult:
+        """Of the cost of a slice at all, only one of so many `shares` is spent."""
         recording = self.recordings[piece.micro_batch]
         trainer = self.trainers[recording.opened.trainer]
         assert tuple(recording.rows) == recording.opened.lengths, "not all of it is forwarded"
@@ -336,7 +337,8 @@ class FakeExecutor:
         recording.coefficients, recording.layers_left = piece.coefficients, piece.lo
         layers = piece.hi - piece.lo
         elapsed_s = self._spend(
-            self._costs.slice_s + self._costs.layer_token_s * layers * sum(recording.opened.lengths)
+            self._costs.slice_s / shares
+            + self._costs.layer_token_s * layers * sum(recording.opened.lengths)
         )
         if piece.micro_batch in self.failing_slices:
             trainer.broken = True

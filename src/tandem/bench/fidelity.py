@@ -99,7 +99,7 @@ class Account:
 
     def __call__(self, plan: LanePlan, result: StepResult) -> None:
         """Take one plan."""
-        latency, work = self._latency, PassWork.of(plan)
+        latency, work = self._latency, PassWork() if result.stopped else PassWork.of(plan)
         for number in [number for discard in plan.discards for number in discard.micro_batches]:
             self._backward.pop(number, None)
         for opened in plan.opens:

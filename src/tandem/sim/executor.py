@@ -92,22 +92,22 @@ class SimExecutor:
             self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
         began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan))
         pieces = self.info.num_layers + 1  # the head is one
-        stopped = self._pass(seconds, pieces, stop) < pieces
+        stopped, done = self._pass(seconds, pieces, stop) < pieces, plan
         if stopped:
-            plan = replace(plan, spans=(), slices=(), updates=())
+            done = replace(plan, spans=(), slices=(), updates=())
         forward_s = self._clock.now() - began_s if stopped else seconds
         vocabulary = self.info.vocab_size
         draws = tuple(
             [
                 DrawResult(draw.seq_id, (draw.seq_id * _STRIDE + draw.position) % vocabulary)
-                for span in plan.spans
+                for span in done.spans
                 for draw in span.draws
             ]
         )
-        scores = tuple([self._score(span) for span in plan.spans if span.score_targets])
-        kept = self._keep(plan.spans)
-        slices = self._slices(plan.slices, stop)
-        updates = () if stop() else tuple([self._update(each.trainer) for each in plan.updates])
+        scores = tuple([self._score(span) for span in done.spans if span.score_targets])
+        kept = self._keep(done.spans)
+        slices = self._slices(done.slices, stop)
+        updates = () if stop() else tuple([self._update(each.trainer) for each in done.updates])
         self._ended_s = self._clock.now()
         elapsed_s = self._ended_s - began_s
         result = StepResult(

@@ -37,8 +37,8 @@ class Timeline:
 
     def __call__(self, plan: LanePlan, result: StepResult) -> None:
         """Take one plan."""
-        work = PassWork.of(plan)
-        layers = sum(piece.hi - piece.lo for piece in plan.slices)
+        work = PassWork() if result.stopped else PassWork.of(plan)
+        layers = sum(piece.hi - piece.lo for piece in result.slices)
         self.moments.append(
             Moment(
                 self._now(),
@@ -47,7 +47,7 @@ class Timeline:
                 work.rows - work.recorded,
                 work.recorded,
                 layers,
-                len(plan.updates),
+                len(result.updates),
             )
         )
         shape = [(span.seq_id, span.start, len(span.tokens)) for span in plan.spans]
