@@ -1,7 +1,7 @@
 """Serve everything online first, then learn in what is left of the iteration's rows and time.
 
 Training forwards fill the pass that decodes need anyway (fused), backward slices the time until the
-most urgent answer is due. MACE's priority (section 4.1) orders the steps, and lets one that has
+most urgent answer is due; learning alone ends between two layers when a request comes. MACE's priority (section 4.1) orders the steps, and lets one that has
 waited long go before prompts; a share of the time is learning's however many requests there are.
 """
 
@@ -54,12 +54,12 @@ _PROMPT_AGEING = 0.25
 class Options:
     """Dials of the policy.
 
-    `ceiling_s` bounds an iteration's predicted time beside requests, `idle_s` when there is none (a
-    request that arrives waits for its end), and so does a quarter of what requests of late could
-    have waited without missing their TTFT objective. `min_share` of the time is learning's under
-    any load, and more until it is known what learning costs. `patience_s` is after how long a step
-    of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs urgency.
-    `temporal_only` keeps learning out of passes with requests (for comparison). `late_share` of the
+    `ceiling_s` bounds an iteration's predicted time beside requests (one that arrives waits for its
+    end), and so does a quarter of what requests of late could have waited without missing their
+    TTFT objective; `idle_s` that of learning alone, which gives way. `min_share` of the time is
+    learning's under any load, and more until it is known what learning costs. `patience_s` is after
+    how long a step of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs
+    urgency. `temporal_only` keeps learning out of passes with requests (for comparison). `late_share` of the
     starts are of requests that are too late for their TTFT objective, while others are not (1:
     first come, first served).
     """
