@@ -1,8 +1,9 @@
 """Serve everything online first, then learn in what is left of the iteration's rows and time.
 
 Training forwards fill the pass that decodes need anyway (fused), backward slices the time until the
-most urgent answer is due; learning alone ends between two layers when a request comes. MACE's priority (section 4.1) orders the steps, and lets one that has
-waited long go before prompts; a share of the time is learning's however many requests there are.
+most urgent answer is due; learning alone ends between two layers when a request comes. MACE's
+priority (section 4.1) orders the steps, and lets one that has waited long go before prompts; a
+share of the time is learning's however many requests there are.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Options:
     TTFT objective; `idle_s` that of learning alone, which gives way. `min_share` of the time is
     learning's under any load, and more until it is known what learning costs. `patience_s` is after
     how long a step of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs
-    urgency. `temporal_only` keeps learning out of passes with requests (for comparison). `late_share` of the
-    starts are of requests that are too late for their TTFT objective, while others are not (1:
-    first come, first served).
+    urgency. `temporal_only` keeps learning out of passes with requests (for comparison).
+    `late_share` of the starts are of requests that are too late for their TTFT objective, while
+    others are not (1: first come, first served).
     """
 
     ceiling_s: float = 0.25
