@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import tiny_models
 from tandem.config import ModelConfig
@@ -42,6 +43,22 @@ def test_dtype_follows_the_setting(folder, name, dtype):
     loaded = load_model(ModelConfig(model=str(folder), dtype=name))
     assert loaded.dtype == dtype
     assert loaded.weight_bytes == loaded.num_parameters * dtype.itemsize
+
+
+@pytest.mark.parametrize(("supported", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_float32_where_a_cpu_has_no_16_bit_arithmetic(
+    folder, monkeypatch, supported, expected
+):
+    halved = AutoModelForCausalLM.from_pretrained(folder).bfloat16()
+    halved.save_pretrained(folder)
+    monkeypatch.setattr(
+        "tandem.model.load.computes_in", lambda dtype: supported or dtype is torch.float32
+    )
+    model = load_model(ModelConfig(str(folder), device="cpu"))
+    assert model.dtype is getattr(torch, expected)
+    assert load_model(ModelConfig(str(folder), device="cpu", dtype="bfloat16")).dtype is (
+        torch.bfloat16
+    )
 
 
 def test_kernels_off_leaves_the_modules_as_they_are(folder):

@@ -120,7 +120,7 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UnsupportedModel(f"cannot load the weights of {config.model}: {error}") from error
-    if config.dtype == "auto" and device.type == "cpu" and not _computes_in(model.dtype):
+    if config.dtype == "auto" and device.type == "cpu" and not computes_in(model.dtype):
         logger.info("this CPU has no arithmetic in %s: the weights become float32", model.dtype)
         model = model.float()
     # transformers would go on with random weights in their place.
@@ -243,7 +243,7 @@ def _choose_dtype(name: str) -> torch.dtype | str:
     return _DTYPES[name]
 
 
-def _computes_in(dtype: torch.dtype) -> bool:
+def computes_in(dtype: torch.dtype) -> bool:
     """Whether products of this type are not tens of times slower than float32's on this CPU."""
     if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
