@@ -315,19 +315,18 @@ class FakeExecutor:
         """A slice, layer by layer if something may be urgent; None if before the first one."""
         if urgent is never:
             return self._slice(piece)
-        done, shares = None, piece.hi - piece.lo
+        done = None
         for hi in range(piece.hi, piece.lo, -1):
             if urgent():
                 break
-            one = self._slice(replace(piece, hi=hi, lo=hi - 1), shares)
+            one = self._slice(replace(piece, hi=hi, lo=hi - 1), begun=done is not None)
             spent_s = one.elapsed_s + (done.elapsed_s if done else 0.0)
             done = replace(one, hi=piece.hi, elapsed_s=spent_s)
             if one.problem is not None:
                 break
         return done
 
-    def _slice(self, piece: BackwardSlice, shares: int = 1) -> SliceResult:
-        """Of the cost of a slice at all, only one of so many `shares` is spent."""
+    def _slice(self, piece: BackwardSlice, begun: bool = False) -> SliceResult:
         recording = self.recordings[piece.micro_batch]
         trainer = self.trainers[recording.opened.trainer]
         assert tuple(recording.rows) == recording.opened.lengths, "not all of it is forwarded"
@@ -337,7 +336,7 @@ class FakeExecutor:
         recording.coefficients, recording.layers_left = piece.coefficients, piece.lo
         layers = piece.hi - piece.lo
         elapsed_s = self._spend(
-            self._costs.slice_s / shares
+            (0.0 if begun else self._costs.slice_s)
             + self._costs.layer_token_s * layers * sum(recording.opened.lengths)
         )
         if piece.micro_batch in self.failing_slices:

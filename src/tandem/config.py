@@ -40,7 +40,7 @@ class ModelConfig:
     """Which model is served and how it is computed.
 
     `device` is auto, cpu or cuda; `dtype` auto (the checkpoint's,
-    but float32 on a CPU without 16-bit arithmetic), float32, bfloat16 or float16.
+    but float32 on a CPU that is slow with 16 bits), float32, bfloat16 or float16.
     `served_name` is the id clients use (default: the last part of the path). `max_model_len` in
     tokens, 0 for the model's own. `threads` for CPU compute, 0 for all cores.
     """

@@ -10,7 +10,7 @@ from tandem.build import join_loop
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
 from tandem.core.events import TokenEvent
-from tandem.core.request import Request
+from tandem.core.plan import StepResult
 from tandem.core.slo import WorkClass
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.engine.channel import QueueChannel
@@ -31,8 +31,16 @@ from tandem.sim.run import Arrival, Simulation
 SLOW = Costs(iteration_s=0.05, token_s=0.005, slice_s=0.01, layer_token_s=0.002)
 
 
+def results_of(loop) -> list[StepResult]:
+    """What is done from now on."""
+    found: list[StepResult] = []
+    loop.on_plan = lambda plan, result: found.append(result)
+    return found
+
+
 def test_a_pass_that_gives_way_counts_for_nothing_and_is_done_again():
     undisturbed, disturbed = Bench(), Bench()
+    results = results_of(disturbed.loop)
     for bench in (undisturbed, disturbed):
         bench.open("t")
         bench.loop.add_step(sft_step("s", "t", [20, 12]))
@@ -46,8 +54,12 @@ def test_a_pass_that_gives_way_counts_for_nothing_and_is_done_again():
     for _ in range(6):
         disturbed.clock.advance(1e-6)
         disturbed.loop.step(urgent)
-    stopped = [plan for plan in disturbed.plans if plan.gives_way and plan.spans]
-    assert len(stopped) > 1, "nothing was stopped"
+    assert sum(result.stopped for result in results) > 1
+    assert disturbed.loop.stats().iteration_tokens_sum == sum(
+        plan.num_tokens
+        for plan, result in zip(disturbed.plans, results, strict=True)
+        if not result.stopped
+    )
     for bench in (undisturbed, disturbed):
         bench.collect()
         bench.run()
@@ -76,10 +88,43 @@ def test_plans_with_requests_never_give_way():
     bench.loop.add(request("r", (1, 2, 3), 40))
     while "r" not in bench.ended:
         bench.step()
-    assert any(plan.gives_way for plan in bench.plans)
-    for plan in bench.plans:
-        drawn = any(span.draws for span in plan.spans)
-        assert not (plan.gives_way and drawn)
+    giving = [plan for plan in bench.plans if plan.gives_way]
+    assert giving and all(span.score_targets for plan in giving for span in plan.spans)
+
+
+@pytest.mark.parametrize("ends", ["served", "aborted"])
+def test_a_lost_pass_that_holds_every_slot_holds_nobody_up(ends):
+    """Six sequences of an old step for four slots; what comes needs one of them, or is gone."""
+    bench = Bench(max_sequences=4, num_blocks=64)
+    bench.open("t")
+    bench.loop.add_step(sft_step("s", "t", [9] * 6))
+    bench.clock.advance(100.0)
+    results = results_of(bench.loop)
+    bench.loop.step(lambda: True)
+    assert results[-1].stopped and len(bench.plans[-1].spans) > 1
+    bench.loop.add(request("r", (1, 2, 3), 3))
+    if ends == "aborted":
+        bench.loop.abort("r")
+    bench.run(limit=400)
+    assert bench.outcomes["s"].applied and ("r" in bench.ended) == (ends == "served")
+
+
+def test_a_lost_pass_as_long_as_the_cache_is_done_again():
+    bench = Bench(num_blocks=15, max_batch_tokens=64)
+    bench.open("t")
+    bench.loop.add_step(sft_step("s", "t", [58]))
+    bench.loop.step(lambda: True)
+    bench.run(limit=100)
+    assert bench.outcomes["s"].applied
+
+
+def test_learning_gives_way_in_an_idle_engine_however_much_it_has_earned():
+    bench = Bench(options={"min_share": "1.0"}, max_batch_tokens=64, costs=SLOW)
+    bench.open("t")
+    for number in range(4):
+        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 20]))
+    bench.run()
+    assert len(bench.outcomes) == 4 and all(plan.gives_way for plan in bench.plans)
 
 
 @pytest.mark.parametrize("policy", ["adainf", "ekya", "mace", "static", "fcfs", "priority"])
@@ -106,8 +151,8 @@ class Interrupted(FakeExecutor):
         return super()._spend(seconds)
 
 
-def served(commands: list[Command]) -> tuple[list[str], Interrupted]:
-    """What a host answers, in order, when `commands` come while it learns."""
+def served(commands: list[Command]) -> tuple[list[str], list[StepResult]]:
+    """What a host answers, in order, when `commands` come while it learns; and what was done."""
     said: list[str] = []
 
     def deliver(message: Message) -> None:
@@ -125,24 +170,51 @@ def served(commands: list[Command]) -> tuple[list[str], Interrupted]:
     loop = join_loop(resolve({"scheduling": {"policy": "unified"}}), executor, clock=clock)
     channel.put(OpenTrainer(1, TrainerSpec("t")))
     channel.put(Train(2, sft_step("s", "t", [30, 20])))
+    results = results_of(loop)
     Host(loop, channel, 0).run()
-    return said, executor
+    assert executor.trainers["t"].revision == 1
+    return said, results
 
 
 def test_a_request_that_comes_while_the_host_learns_is_answered_first():
-    said, _ = served([AddRequest(request("r", (1, 2, 3), 2)), Abort("nobody")])
+    said, results = served([AddRequest(request("r", (1, 2, 3), 2)), Abort("nobody")])
     assert said == ["r", "r", "s"]
+    assert [result.stopped for result in results].count(True) == 1
+
+
+def test_commands_that_were_read_ahead_keep_their_order():
+    said, _ = served([AddRequest(request("r", (1, 2, 3), 2)), Abort("r")])
+    assert said == ["s"]
+
+
+def test_a_channel_that_fails_ends_the_host_and_no_step():
+    class Failing(QueueChannel):
+        def receive(self, timeout_s: float) -> list[Command]:
+            if executor.recordings:
+                raise OSError("the pipe is gone")
+            return super().receive(timeout_s)
+
+    clock, said = VirtualClock(), []
+    executor = FakeExecutor(64, clock=clock, costs=SLOW)
+    channel = Failing(said.append)
+    loop = join_loop(resolve({"scheduling": {"policy": "unified"}}), executor, clock=clock)
+    channel.put(OpenTrainer(1, TrainerSpec("t")))
+    channel.put(Train(2, sft_step("s", "t", [30, 20])))
+    with pytest.raises(OSError, match="the pipe is gone"):
+        Host(loop, channel, 0).run()
+    assert not any(isinstance(each, Answer) and each.outcome is not None for each in said)
 
 
 def test_offline_requests_and_other_commands_wait_for_the_iteration():
     offline = request("r", (1, 2, 3), 2, work_class=WorkClass.OFFLINE)
-    said, executor = served([Abort("nobody"), AddRequest(offline)])
+    said, results = served([Abort("nobody"), AddRequest(offline)])
     assert sorted(said) == ["r", "r", "s"]
-    assert executor.trainers["t"].revision == 1
+    assert not any(result.stopped for result in results)
 
 
-def simulated(gap_s: float, seconds: float = 30.0):
-    """Requests of one token every `gap_s`, with a step to make."""
+def simulated(gap_s: float, seconds: float = 30.0, steps_at_s: float = 0.0):
+    """Requests of one token every `gap_s`, with three steps to make; and how many passes were
+    lost."""
     clock = VirtualClock()
     executor = FakeExecutor(64, clock=clock, costs=SLOW, recording_tokens=64)
     settings = resolve({"scheduling": {"policy": "unified", "ttft_slo": 1.0}})
@@ -151,13 +223,14 @@ def simulated(gap_s: float, seconds: float = 30.0):
         Arrival(place * gap_s, request(f"r{place}", (place % 40, 1), 1))
         for place in range(int(seconds / gap_s))
     ]
-    steps = [Arrival(0.0, sft_step(f"s{place}", "t", [30, 20])) for place in range(3)]
+    steps = [Arrival(steps_at_s, sft_step(f"s{place}", "t", [30, 20])) for place in range(3)]
+    results = results_of(loop)
     simulation = Simulation(loop, clock, [*arrivals, *steps], [TrainerSpec("t")])
-    return simulation.run()
+    return simulation.run(), sum(result.stopped for result in results)
 
 
 def test_a_request_waits_for_a_layer_and_not_for_a_pass():
-    report = simulated(gap_s=0.73)
+    report, _ = simulated(gap_s=0.73)
     layer_s = (
         max(SLOW.iteration_s + 50 * SLOW.token_s, SLOW.slice_s + 100 * LAYERS * 0.002) / LAYERS
     )
@@ -168,14 +241,29 @@ def test_a_request_waits_for_a_layer_and_not_for_a_pass():
 
 def test_learning_ends_although_a_request_comes_before_any_pass_could():
     """A pass of the smallest piece takes longer than the time between two requests."""
-    report = simulated(gap_s=0.12)
+    report, lost = simulated(gap_s=0.12)
+    assert lost > 0
     assert len(report.steps) == 3 and all(step.applied for step in report.steps)
     assert all(each.error is None for each in report.outcomes.values())
 
 
-def test_what_is_urgent_is_an_online_request(monkeypatch):
-    """Control: with nothing urgent, requests wait for whole passes."""
+def test_control_without_anything_urgent_requests_wait_for_whole_passes(monkeypatch):
     monkeypatch.setattr(Simulation, "_urgent", lambda self: False)
-    report = simulated(gap_s=0.73)
-    assert max(each.ttft_s for each in report.outcomes.values()) > 0.2
-    assert isinstance(Arrival(0.0, request("r", (1,))).work, Request)
+    report, lost = simulated(gap_s=0.73)
+    assert lost == 0 and max(each.ttft_s for each in report.outcomes.values()) > 0.2
+
+
+def test_a_step_that_comes_before_a_request_does_not_hide_it():
+    """Both come while a pass runs."""
+    clock = VirtualClock()
+    executor = FakeExecutor(64, clock=clock, costs=SLOW, recording_tokens=64)
+    loop = join_loop(resolve({"scheduling": {"policy": "unified"}}), executor, clock=clock)
+    results = results_of(loop)
+    arrivals = [
+        Arrival(0.0, sft_step("first", "t", [30, 20])),
+        Arrival(0.01, sft_step("second", "t", [30, 20])),
+        Arrival(0.02, request("r", (1, 2), 1)),
+    ]
+    report = Simulation(loop, clock, arrivals, [TrainerSpec("t")]).run()
+    assert results[0].stopped and len(report.steps) == 2
+    assert report.outcomes["r"].ttft_s < 0.2

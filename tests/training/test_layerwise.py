@@ -64,6 +64,7 @@ def compare(executor, base, kind, rng, pressure=0.0, haste=0.0):
     micro_batches = [random_sequences(rng, count, ROLES[kind]) for count in sizes]
     driver = Busy(executor, rng, pressure=pressure, haste=haste)
     loss = driver.step("t", 0, LossSpec(kind), micro_batches)
+    assert driver.stops > 0 or haste < 0.4
     adapted = peft_model(base, executor)
     expected = peft_step(adapted, LossSpec(kind), micro_batches)
     assert loss == pytest.approx(expected, rel=1e-4, abs=1e-5)

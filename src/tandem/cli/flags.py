@@ -47,7 +47,7 @@ HELP = {
     "model.served_name": "Model id for clients; empty: the last part of the model's name",
     "model.device": "Where to compute: auto, cpu or cuda",
     "model.dtype": (
-        "Number type: auto (the checkpoint's, but float32 on a CPU without 16-bit arithmetic), "
+        "Number type: auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits), "
         "float32, bfloat16 or float16"
     ),
     "model.max_model_len": "Longest prompt + output of one choice in tokens; 0: the model's own",

@@ -68,6 +68,7 @@ class Host:
         self._incarnation = incarnation
         self._stopped = False
         self._ahead: list[Command] = []  # read while an iteration ran
+        self._broken: Exception | None = None
         self._stager = Stager()
         self._steps: dict[str, int] = {}
         self._scores: dict[str, int] = {}
@@ -92,13 +93,19 @@ class Host:
 
     def _commands(self) -> list[Command]:
         """All that have come, in order; waits for the first while there is nothing to do."""
+        if self._broken is not None:
+            raise self._broken
         ahead, self._ahead = self._ahead, []
         return ahead + self._channel.receive(0.0 if ahead else self._wait_s())
 
     def _urgent(self) -> bool:
-        """Whether an online request has come since the iteration began."""
-        self._ahead += self._channel.receive(0.0)
-        return any(
+        """Whether an online request has come since the iteration began. A channel that fails is the
+        host's problem, not the iteration's."""
+        try:
+            self._ahead += self._channel.receive(0.0)
+        except Exception as error:
+            self._broken = error
+        return self._broken is not None or any(
             isinstance(command, AddRequest) and command.request.work_class is WorkClass.ONLINE
             for command in self._ahead
         )

@@ -276,7 +276,12 @@ class EngineLoop:
             finished = self._clock.now()
             events = self._scheduler.apply(results, finished)
             applied = self._clock.now()
-            self._count(plan, submitted - started + applied - finished, finished - submitted)
+            tokens = sum(
+                lane.num_tokens
+                for lane, result in zip(plan.lanes, results, strict=True)
+                if not result.stopped
+            )
+            self._count(tokens, submitted - started + applied - finished, finished - submitted)
             if self.on_plan is not None:
                 for lane, result in zip(plan.lanes, results, strict=True):
                     self.on_plan(lane, result)
@@ -311,8 +316,8 @@ class EngineLoop:
             if request_id in self._pins and not self._scheduler.is_active(request_id):
                 self._registry.unpin(self._pins.pop(request_id))
 
-    def _count(self, plan: StepPlan, schedule_s: float, execute_s: float) -> None:
-        counters, tokens = self._counters, plan.num_tokens
+    def _count(self, tokens: int, schedule_s: float, execute_s: float) -> None:
+        counters = self._counters
         bucket = _TOKEN_BUCKETS[bisect_left(_TOKEN_BUCKETS, tokens)]
         counters.iterations += 1
         counters.iteration_tokens_sum += tokens

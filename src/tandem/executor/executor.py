@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 
@@ -138,7 +139,8 @@ class DeviceExecutor:
         forwarded = time.perf_counter()
         kept = self._training.kept(plan.spans) if self._training is not None else ()
         slices = [result for each in plan.slices if (result := self._run_slice(each, stop))]
-        updates = () if stop() else tuple(self._run_update(each) for each in plan.updates)
+        due = takewhile(lambda _: not stop(), plan.updates)
+        updates = tuple(self._run_update(each) for each in due)
         self._finished.append(
             StepResult(
                 plan.step,

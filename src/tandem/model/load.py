@@ -245,6 +245,8 @@ def _choose_dtype(name: str) -> torch.dtype | str:
 
 def computes_in(dtype: torch.dtype) -> bool:
     """Whether products of this type are not tens of times slower than float32's on this CPU."""
+    if dtype.itemsize < 4 and not torch.backends.mkldnn.is_available():
+        return False
     if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if dtype is torch.float16:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate
-from tandem.core.sequence import Sequence
+from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
 from tandem.scheduling.training import StepWork
@@ -77,7 +77,8 @@ class Room:
         for seq in item.sequences:
             start = seq.computed
             left = len(seq.tokens) - start
-            if start == 0 and not self._can_start(item, seq):
+            waits = seq.status is SequenceStatus.WAITING
+            if waits and not self._can_start(item, seq):
                 break
             # What joins a pass that records already costs no more than its rows.
             least = min(left, self.block_size if self.work.recorded else _PIECE_TOKENS)

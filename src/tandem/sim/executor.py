@@ -8,8 +8,9 @@ same plans in the same order give the same times.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from random import Random
 
 from tandem.core.clock import VirtualClock
@@ -91,8 +92,8 @@ class SimExecutor:
             self._open[opened.micro_batch] = opened
             self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
         began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan))
-        pieces = self.info.num_layers + 1  # the head is one
-        stopped, done = self._pass(seconds, pieces, stop) < pieces, plan
+        pieces = self.info.num_layers + 1 if stop is not never else 1  # the head is one
+        stopped, done = self._pass([seconds / pieces] * pieces, stop) < pieces, plan
         if stopped:
             done = replace(plan, spans=(), slices=(), updates=())
         forward_s = self._clock.now() - began_s if stopped else seconds
@@ -107,7 +108,8 @@ class SimExecutor:
         scores = tuple([self._score(span) for span in done.spans if span.score_targets])
         kept = self._keep(done.spans)
         slices = self._slices(done.slices, stop)
-        updates = () if stop() else tuple([self._update(each.trainer) for each in done.updates])
+        due = takewhile(lambda _: not stop(), done.updates)
+        updates = tuple([self._update(each.trainer) for each in due])
         self._ended_s = self._clock.now()
         elapsed_s = self._ended_s - began_s
         result = StepResult(
@@ -206,31 +208,36 @@ class SimExecutor:
             self._backward[kept.micro_batch] = self._backward[kept.micro_batch].with_kept(kept)
         return found
 
-    def _pass(self, seconds: float, pieces: int, urgent: Urgent) -> int:
-        """Let the time of so many equal pieces pass; how many there was time for."""
+    def _pass(self, pieces_s: Sequence[float], urgent: Urgent) -> int:
+        """Let the time of one piece after the other pass; how many there was time for."""
         if urgent is never:
-            self._clock.advance(seconds)
-            return pieces
-        for done in range(pieces):
+            self._clock.advance(sum(pieces_s))
+            return len(pieces_s)
+        for done, seconds in enumerate(pieces_s):
             if seconds and urgent():
                 return done
-            self._clock.advance(seconds / pieces)
-        return pieces
+            self._clock.advance(seconds)
+        return len(pieces_s)
 
     def _slices(self, plans: tuple[BackwardSlice, ...], urgent: Urgent) -> tuple[SliceResult, ...]:
         found: list[SliceResult] = []
         for plan in plans:
             work, began_s = self._backward[plan.micro_batch], self._clock.now()
-            layers = plan.hi - plan.lo
-            seconds = self._noisy(self._latency.slice_s(work, layers), "slice")
-            done = self._pass(seconds, layers, urgent)
-            if done:
-                lo = plan.hi - done
-                elapsed_s = seconds if lo == plan.lo else self._clock.now() - began_s
-                self._backward[plan.micro_batch] = work.after_slice()
-                if lo == 0:
-                    self._forget(plan.micro_batch)
-                found.append(SliceResult(plan.micro_batch, plan.hi, lo, elapsed_s))
+            upto_s = [self._latency.slice_s(work, n) for n in range(plan.hi - plan.lo + 1)]
+            seconds = self._noisy(upto_s[-1], "slice")
+            pieces_s = [seconds]
+            if urgent is not never:  # the first layer has what a slice costs at all
+                part = seconds / upto_s[-1]
+                pieces_s = [part * (after - before) for before, after in pairwise(upto_s)]
+            done = self._pass(pieces_s, urgent)
+            if not done:
+                continue
+            lo = plan.hi - done if done < len(pieces_s) else plan.lo
+            elapsed_s = seconds if lo == plan.lo else self._clock.now() - began_s
+            self._backward[plan.micro_batch] = work.after_slice()
+            if lo == 0:
+                self._forget(plan.micro_batch)
+            found.append(SliceResult(plan.micro_batch, plan.hi, lo, elapsed_s))
         return tuple(found)
 
     def _update(self, name: str) -> UpdateResult:

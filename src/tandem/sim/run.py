@@ -167,13 +167,14 @@ class Simulation:
 
     def _urgent(self) -> bool:
         """Whether an online request has come that was not admitted yet."""
-        if self._next == len(self._arrivals):
-            return False
-        arrival = self._arrivals[self._next]
-        if arrival.at_s > self._now():
-            return False
-        work = arrival.work
-        return isinstance(work, Request) and work.work_class is WorkClass.ONLINE
+        now, arrivals = self._now(), self._arrivals
+        for place in range(self._next, len(arrivals)):
+            if arrivals[place].at_s > now:
+                return False
+            work = arrivals[place].work
+            if isinstance(work, Request) and work.work_class is WorkClass.ONLINE:
+                return True
+        return False
 
     def _admit(self, now: float) -> None:
         arrivals = self._arrivals

@@ -1,7 +1,7 @@
 """What an executor did, plan by plan: for plots, and to tell whether two runs were the same.
 
-A listener for `SimExecutor.on_plan`. Invariant: `digest` depends on every plan's shape and order
-and on nothing else.
+A listener for `SimExecutor.on_plan`. Invariant: `digest` depends on every plan's shape, on how
+much of it was done, on their order and on nothing else.
 """
 
 from __future__ import annotations
@@ -51,5 +51,6 @@ class Timeline:
             )
         )
         shape = [(span.seq_id, span.start, len(span.tokens)) for span in plan.spans]
-        backward = [(piece.micro_batch, piece.hi, piece.lo) for piece in plan.slices]
-        self.digest = zlib.crc32(repr((shape, backward)).encode(), self.digest)
+        backward = [(piece.micro_batch, piece.hi, piece.lo) for piece in result.slices]
+        told = repr((shape, backward, result.stopped))
+        self.digest = zlib.crc32(told.encode(), self.digest)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
-from tandem.core.plan import StepPlan
 from tandem.core.sequence import Sequence
 from tandem.scheduling.deadlines import Deadlines
+from tandem.scheduling.giving_way import GivingWay
 from tandem.scheduling.queues import is_lone_score, slices_within
 from tandem.scheduling.room import LearningItem, Room
 from tandem.scheduling.serving import Serving, foresee
@@ -30,11 +30,7 @@ _WAIT_SHARE = 0.25
 # end early, and fewer run when the next ones come.
 _MOST_SHARE = 0.5
 _LEAST_SHARE = 0.05
-# A pass that gives way is lost when a request comes. After one that was, the next are at most half
-# as long; after each that ended, longer again: so one in five is.
-_AFTER_STOP = 0.5
-_AFTER_END = 1.2
-# Such a pass is preferred to one beside requests that could take less than half as long.
+# A pass that gives way is preferred to one beside requests that could take less than half as long.
 _MUCH_LONGER = 2.0
 # Where a whole ceiling is free and yet nothing seems to fit, the smallest piece of it is tried
 # once in so many seconds: a prediction that is far too long is never corrected otherwise.
@@ -91,14 +87,15 @@ def create(options: Options = Options()) -> Policy:
 class _Budget:
     """Seconds of an iteration: the most that it may take; for learning beside the requests, and how
     long a pass of which only a part of a forward fits must be; for slices and for a pass alone,
-    while nobody waits and every next token can. With `owed`, learning uses what it has earned, and
-    gives way to nobody."""
+    while nobody waits and every next token can, and whether that pass is worth more than one beside
+    them. With `owed`, learning uses what it has earned."""
 
     ceiling_s: float
     beside_s: float
     full_s: float
     alone_s: float
     pass_s: float
+    longer: bool
     owed: bool
 
 
@@ -120,14 +117,6 @@ class _Learning:
         return not (self.first or self.last or self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What was decided last, if it gives way, and the plan before."""
-
-    after: StepPlan | None
-    learning: _Learning
-
-
 class Unified:
     """See the module. Remembers how much time learning has earned but not used, which deadlines
     have moved, and whose turn it is."""
@@ -141,8 +130,7 @@ class Unified:
         self._earned_s = 0.0
         self._decided_s: float | None = None
         self._probed_s = float("-inf")
-        self._pass_s = options.idle_s  # the longest pass that gives way
-        self._given: _Given | None = None
+        self._giving_way = GivingWay(options.idle_s)
         self._served = False
         self._served_s = float("-inf")  # when the last pass with requests ended, at the latest
 
@@ -151,7 +139,7 @@ class Unified:
         served, self._served = self._served, True
         if served:
             self._served_s = view.now
-        self._judge(view)
+        self._earned_s += self._giving_way.judge(view)
         running = view.running_in_order
         if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
             return self._serve_only(view, running)
@@ -173,22 +161,10 @@ class Unified:
             alone, beside = self._alone_or_beside(view, items, requests, budget)
         if alone.empty:
             return _decision(running, _all(serving), _all(queue), beside)
-        self._served = False
-        if not budget.owed:
-            self._given = _Given(view.last_plan, alone)
-        return _decision(running, [], [], alone, gives_way=not budget.owed)
-
-    def _judge(self, view: View) -> None:
-        """Whether requests leave time for a pass as long as the last one that gave way to them."""
-        given, self._given = self._given, None
-        if given is None or given.after is view.last_plan:  # none, or nothing of it was admitted
-            return
-        if any(result.stopped for result in view.last_results):
-            self._pass_s = _AFTER_STOP * given.learning.pass_s
-            self._earned_s += given.learning.spent_s
-        else:
-            longer_s = max(self._pass_s, _AFTER_END * given.learning.pass_s)
-            self._pass_s = min(longer_s, self._options.idle_s)
+        self._served, gives_way = False, not (budget.owed and self._options.temporal_only)
+        if gives_way:
+            self._giving_way.give(view, alone.pass_s, alone.spent_s)
+        return _decision(running, [], [], alone, gives_way=gives_way)
 
     def _alone_or_beside(
         self, view: View, items: list[LearningItem], requests: Serving, budget: _Budget
@@ -197,8 +173,10 @@ class Unified:
         alone, beside = self._slices(view, items, budget.alone_s), _Learning()
         if not alone.empty:
             return alone, beside
+        # What it has earned, learning gets beside the requests; without any, after a lost pass.
         idle = not requests.rows
-        first = not budget.owed and (idle or budget.pass_s > _MUCH_LONGER * budget.beside_s)
+        owed = budget.owed and (not idle or self._giving_way.lost)
+        first = not owed and (idle or budget.longer)
         if first:
             alone = self._instead(view, items, budget.pass_s, needed=idle)
         if alone.empty:
@@ -249,10 +227,11 @@ class Unified:
             pause_s = self._options.ceiling_s - (view.now - self._served_s)
             share = max(_LEAST_SHARE, _MOST_SHARE * self._deadlines.ease)
             alone_s = min(share * (due_s - requests.predicted_s), pause_s)
-        pass_s = min(alone_s, max(self._pass_s, least_s))
+        pass_s = min(alone_s, max(self._giving_way.pass_s, least_s))
         if pass_s < least_s:
             pass_s = 0.0
-        return _Budget(ceiling_s, beside_s, full_s, alone_s, pass_s, owed)
+        longer = self._giving_way.pass_s >= least_s and pass_s > _MUCH_LONGER * beside_s
+        return _Budget(ceiling_s, beside_s, full_s, alone_s, pass_s, longer, owed)
 
     def _ceiling_s(self, view: View, *, beside: bool) -> float:
         """The longest iteration: a request that arrives waits for its end."""
@@ -337,13 +316,15 @@ class Unified:
             if before and not item.overdue:  # the waiting requests come between
                 room.tokens -= requests.rows - requests.running_rows
                 before = False
-            if item.overdue:
-                found.protected |= {seq.seq_id for seq in item.sequences}
+            if item.overdue:  # what has computed nothing yet loses nothing
+                found.protected |= {seq.seq_id for seq in item.sequences if seq.computed}
             first = needed and found.empty
             if left_s <= 0.0 and not first:
                 continue
             forwards = room.forwards(item, first)
             if forwards:
+                if item.overdue:
+                    found.protected |= {each.seq_id for each in forwards}
                 (found.first if item.overdue else found.last).extend(forwards)
                 left_s = room.left_s()
             if item.step is not None:
