@@ -21,13 +21,13 @@ from typing import Annotated
 
 import typer
 
+from attainment.figures import BASELINE
 from attainment.workload import Workload
+from tandem.bench.simulation import Training, arrivals_of, outcomes_of
 from tandem.bench.traces import read_trace
 from tandem.build import join_loop
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
-from tandem.core.request import Request
-from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo
 from tandem.core.training import (
     LossKind,
@@ -40,9 +40,8 @@ from tandem.core.training import (
 from tandem.estimators.profile import read_profile
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
-from tandem.sim.run import Arrival, Simulation
+from tandem.sim.run import Simulation
 
-BASELINE = "no_retrain"
 LOADS = (0.3, 0.6, 0.9)
 TRACE = Path("traces") / "azure_llm_2023_conv.csv.gz"
 PROFILE = Path(__file__).parent / "attainment" / "llama-60m-amx.profile.json"
@@ -76,39 +75,28 @@ def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
     profile, clock, numbers = read_profile(plan.profile), VirtualClock(), count()
     workload = Workload(read_trace(plan.data / TRACE), CONTEXT, profile.info.vocab_size)
     job = workload.open_loop(load * plan.capacity, plan.seconds, stretch, plan.stretches + 1)
-    arrivals = [
-        Arrival(
-            each.at_s,
-            Request(
-                f"request-{place}",
-                tuple(each.prompt),
-                SamplingParams(max_tokens=each.output_tokens, ignore_eos=True, temperature=0.0),
-                slo=plan.slo,
-            ),
-        )
-        for place, each in enumerate(job.requests())
-    ]
+    arrivals, _ = arrivals_of(job.requests(), Training(), profile.info.vocab_size, stretch)
     name, _, options = policy.partition(":")
     given = dict(option.split("=", 1) for option in options.split(",") if option)
     executor = SimExecutor(profile, clock, curve=Saturating(), seed=stretch)
-    loop = join_loop(
-        resolve({"scheduling": {"policy": name, "policy_options": given}}),
-        executor,
-        clock=clock,
-        rates=None if plan.guessed else profile.rates,
-    )
+    scheduling = {
+        "policy": name,
+        "policy_options": given,
+        "ttft_slo": plan.slo.ttft_s,
+        "tpot_slo": plan.slo.tpot_s,
+    }
+    rates = None if plan.guessed else profile.rates
+    loop = join_loop(resolve({"scheduling": scheduling}), executor, clock=clock, rates=rates)
     supply = None if name == BASELINE else lambda: _step(next(numbers))
     trainers = [TrainerSpec("learner")]
     report = Simulation(loop, clock, arrivals, trainers, leaps=executor, supply=supply).run()
-    met = [
-        each.ttft_s <= plan.slo.ttft_s and (each.tpot_s or 0.0) <= plan.slo.tpot_s
-        for each in report.outcomes.values()
-    ]
+    met = [each.meets(plan.slo) for each in outcomes_of(report)]
     rows = len(report.steps) * 2 * (STEP_TOKENS - 1)
     return Found(100.0 * sum(met) / len(met), rows / clock.now())
 
 
 def _step(number: int) -> TrainingStep:
+    """As those of `attainment.engine`."""
     group = tuple(TrainingSequence(tuple(range(STEP_TOKENS)), 1, Role.TARGET) for _ in range(2))
     return TrainingStep(f"step-{number}", "learner", LossSpec(LossKind.SFT), (group,))
 

@@ -16,10 +16,9 @@ from tandem.scheduling.view import View
 
 @dataclass(slots=True)
 class Serving:
-    """Running and waiting requests, the rows of the running ones, the pass of all of them, and
-    seconds until the first token is due."""
+    """Waiting requests, the rows of the running ones, the pass of all of them, and seconds until
+    the first token is due."""
 
-    running: list[Sequence] = field(default_factory=list)
     queue: list[Sequence] = field(default_factory=list)
     running_rows: int = 0
     work: PassWork = field(default_factory=PassWork)
@@ -46,7 +45,7 @@ def foresee(
     queued, _ = _add_requests(queue, left, work)
     due_s = deadlines.slack_s(view, running[:served] + queue[:queued])
     predicted_s = view.latency.forward_s(work)
-    return Serving(running, queue, most - left, work, predicted_s, max(due_s, predicted_s))
+    return Serving(queue, most - left, work, predicted_s, max(due_s, predicted_s))
 
 
 def _add_requests(sequences: list[Sequence], left: int, work: PassWork) -> tuple[int, int]:

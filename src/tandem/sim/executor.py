@@ -93,7 +93,7 @@ class SimExecutor:
             self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
         began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan))
         pieces = self.info.num_layers + 1 if stop is not never else 1  # the head is one
-        stopped, done = self._pass([seconds / pieces] * pieces, stop) < pieces, plan
+        stopped, done = self._spend([seconds / pieces] * pieces, stop) < pieces, plan
         if stopped:
             done = replace(plan, spans=(), slices=(), updates=())
         forward_s = self._clock.now() - began_s if stopped else seconds
@@ -208,7 +208,7 @@ class SimExecutor:
             self._backward[kept.micro_batch] = self._backward[kept.micro_batch].with_kept(kept)
         return found
 
-    def _pass(self, pieces_s: Sequence[float], urgent: Urgent) -> int:
+    def _spend(self, pieces_s: Sequence[float], urgent: Urgent) -> int:
         """Let the time of one piece after the other pass; how many there was time for."""
         if urgent is never:
             self._clock.advance(sum(pieces_s))
@@ -223,13 +223,15 @@ class SimExecutor:
         found: list[SliceResult] = []
         for plan in plans:
             work, began_s = self._backward[plan.micro_batch], self._clock.now()
-            upto_s = [self._latency.slice_s(work, n) for n in range(plan.hi - plan.lo + 1)]
-            seconds = self._noisy(upto_s[-1], "slice")
+            layers = plan.hi - plan.lo
+            predicted_s = self._latency.slice_s(work, layers)
+            seconds = self._noisy(predicted_s, "slice")
             pieces_s = [seconds]
             if urgent is not never:  # the first layer has what a slice costs at all
-                part = seconds / upto_s[-1]
+                upto_s = [self._latency.slice_s(work, n) for n in range(layers + 1)]
+                part = seconds / predicted_s
                 pieces_s = [part * (after - before) for before, after in pairwise(upto_s)]
-            done = self._pass(pieces_s, urgent)
+            done = self._spend(pieces_s, urgent)
             if not done:
                 continue
             lo = plan.hi - done if done < len(pieces_s) else plan.lo

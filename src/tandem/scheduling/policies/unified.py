@@ -194,7 +194,7 @@ class Unified:
         """What of `items` fits into a pass without the requests."""
         if seconds <= 0.0 and not needed:
             return _Learning()
-        return self._learn(view, items, Serving(due_s=seconds), seconds, needed=needed)
+        return self._learn(view, items, Serving(), seconds, needed=needed)
 
     def _probes(self, view: View, budget: _Budget) -> bool:
         """Whether it is time to try the smallest piece although it seems not to fit."""
