@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from attainment.figures import (
@@ -29,6 +30,7 @@ from peers.machine import busy_cpu_s, describe, slug
 from peers.models import configs, ensure_model
 from tandem.bench.traces import read_trace
 from tandem.core.slo import Slo
+from tandem.model.load import computes_in
 
 # Name -> options. Ekya's interval is that of `tandem bench mace`.
 POLICIES: dict[str, dict[str, str]] = {
@@ -56,6 +58,7 @@ class Plan:
     """What to measure."""
 
     model: str
+    dtype: str
     policies: dict[str, dict[str, str]]
     loads: list[float]
     rounds: int
@@ -92,8 +95,9 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
     """Load all engines, find the capacity, then run every window."""
     folder = ensure_model(plan.model, plan.cache)
     threads = len(os.sched_getaffinity(0))
+    common = {"dtype": plan.dtype, "threads": threads}
     specs = [
-        WorkerSpec(name, ENGINE, options={"policy": name, "options": options, "threads": threads})
+        WorkerSpec(name, ENGINE, options={"policy": name, "options": options, **common})
         for name, options in plan.policies.items()
     ]
     with Workers(specs, folder, plan.cache / "logs") as workers:
@@ -106,6 +110,7 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
             describe("cpu", threads),
             workers.by_name[BASELINE].ready["versions"],
             plan.model,
+            plan.dtype,
             slo,
             alone,
             most,
@@ -175,6 +180,9 @@ def choose(only: list[str] | None) -> dict[str, dict[str, str]]:
 
 def main(
     model: Annotated[str, typer.Option(help="llama-60m or qwen2.5-0.5b.")] = "llama-60m",
+    dtype: Annotated[
+        str, typer.Option(help="auto (bfloat16 where this CPU computes in it), or a number type.")
+    ] = "auto",
     policy: Annotated[
         list[str] | None, typer.Option(help="Repeatable; no_retrain always runs; default: all.")
     ] = None,
@@ -210,6 +218,7 @@ def main(
     )
     plan = Plan(
         model,
+        dtype if dtype != "auto" else "bfloat16" if computes_in(torch.bfloat16) else "float32",
         policies,
         loads,
         rounds,

@@ -60,6 +60,7 @@ class Plan:
     stretches: int
     slo: Slo
     guessed: bool
+    length_scale: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Found:
 def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
     """One run; `policy` is NAME or NAME:OPTION=VALUE,..."""
     profile, clock, numbers = read_profile(plan.profile), VirtualClock(), count()
-    workload = Workload(read_trace(plan.data / TRACE), CONTEXT, profile.info.vocab_size)
+    records = read_trace(plan.data / TRACE)
+    workload = Workload(records, CONTEXT, profile.info.vocab_size, length_scale=plan.length_scale)
     job = workload.open_loop(load * plan.capacity, plan.seconds, stretch, plan.stretches + 1)
     arrivals, _ = arrivals_of(job.requests(), Training(), profile.info.vocab_size, stretch)
     name, _, options = policy.partition(":")
@@ -132,6 +134,7 @@ def main(
     ttft_slo: Annotated[float, typer.Option(help="Seconds.")] = 0.099,
     tpot_slo: Annotated[float, typer.Option(help="Seconds.")] = 0.038,
     guessed: Annotated[bool, typer.Option(help="The scheduler is not told the profile.")] = False,
+    length_scale: Annotated[float, typer.Option(help="Of the trace's lengths.")] = 0.25,
     profile: Annotated[Path, typer.Option(help="A file of `tandem profile`.")] = PROFILE,
     data: Annotated[Path, typer.Option(help="The shared data's folder.")] = Path("../shared/data"),
 ) -> None:
@@ -139,7 +142,7 @@ def main(
     if not (data / TRACE).is_file():
         raise SystemExit(f"skipped: no shared data at {data}")
     slo = Slo(ttft_slo, tpot_slo)
-    plan = Plan(profile, data, capacity, seconds, stretches, slo, guessed)
+    plan = Plan(profile, data, capacity, seconds, stretches, slo, guessed, length_scale)
     for row in table(plan, policy):
         typer.echo(row)
 

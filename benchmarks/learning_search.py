@@ -52,18 +52,21 @@ class Candidate:
     text: str
     learning_rate: float
     beta: float
+    reference: bool
     repeats: PriorityOptions | None
     passes: float
 
     @staticmethod
     def parse(text: str) -> Candidate:
         """See the module."""
-        kind, *given = text.split()
+        kind, *given = text.removesuffix(" free").split()
         rate, beta, *rest = map(float, given)
+        reference = not text.endswith(" free")
         if kind == "once":
-            return Candidate(text, rate, beta, None, 1.0)
+            return Candidate(text, rate, beta, reference, None, 1.0)
         threshold, uses, passes = rest
-        return Candidate(text, rate, beta, PriorityOptions(8, threshold, int(uses)), passes)
+        repeats = PriorityOptions(8, threshold, int(uses))
+        return Candidate(text, rate, beta, reference, repeats, passes)
 
     def rule(self, batch: int) -> Rule:
         """Which pairs are trained on next."""
@@ -123,7 +126,9 @@ class Search:
         self, candidate: Candidate, chosen: tuple[int, ...], number: int
     ) -> dict[int, float]:
         loss = LossSpec(LossKind.DPO, beta=candidate.beta)
-        batch = tuple(sequence for pair in chosen for sequence in self._sequences(pair))
+        batch = tuple(
+            sequence for pair in chosen for sequence in self._sequences(pair, candidate.reference)
+        )
         outcome = await self._client.train(
             TrainingStep(f"{candidate.text} {number}", "search", loss, (batch,))
         )
@@ -132,8 +137,9 @@ class Search:
         found = micro_batch_loss(loss, batch, outcome.logprobs[0], len(chosen))
         return dict(zip(chosen, found.item_losses, strict=True))
 
-    def _sequences(self, number: int) -> tuple[TrainingSequence, TrainingSequence]:
-        pair, (chosen, rejected) = self._pairs[number], self._reference[number]
+    def _sequences(self, number: int, reference: bool) -> tuple[TrainingSequence, TrainingSequence]:
+        pair = self._pairs[number]
+        chosen, rejected = self._reference[number] if reference else (0.0, 0.0)
         prompt = len(pair.prompt)
         return (
             TrainingSequence(pair.prompt + pair.chosen, prompt, Role.CHOSEN, chosen),

@@ -1,8 +1,8 @@
 """The demo model's network: a Llama from transformers, and a leaner forward pass to train it.
 
 The lean pass reads the same parameters, so saving needs no conversion. It takes whole batches of
-one length, padded on the right (a causal mask hides the padding), and multiplies in bfloat16
-while parameters, residual stream and normalisation stay in float32.
+one length, padded on the right (a causal mask hides the padding), and multiplies in bfloat16 where
+the CPU computes in it, while parameters, residual stream and normalisation stay in float32.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.tokenizer import CONTEXT_TOKENS, VOCABULARY_SIZE
+from tandem.model.load import computes_in
 
 NORM_EPSILON = 1e-6
+PRODUCTS = torch.bfloat16 if computes_in(torch.bfloat16) else torch.float32
 
 
 def build(pad_id: int, end_id: int) -> LlamaForCausalLM:
@@ -50,7 +52,7 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x.bfloat16(), weight.bfloat16())
+    return F.linear(x.to(PRODUCTS), weight.to(PRODUCTS))
 
 
 def _layer(
@@ -60,20 +62,20 @@ def _layer(
     wq, wk, wv, wo, gate, up, down, first_norm, second_norm = weights
     (heads, kv_heads), (batch, length, size) = shape, x.shape
     shared, head_size = heads // kv_heads, size // heads
-    mask = torch.full((length, length), float("-inf"), dtype=torch.bfloat16).triu(1)
+    mask = torch.full((length, length), float("-inf"), dtype=PRODUCTS).triu(1)
     mask = mask.repeat(shared, 1)[None]
-    normed = F.rms_norm(x, (size,), first_norm, NORM_EPSILON).bfloat16()
+    normed = F.rms_norm(x, (size,), first_norm, NORM_EPSILON).to(PRODUCTS)
     q = _linear(normed, wq).view(batch, length, heads, -1).transpose(1, 2)
     k = _linear(normed, wk).view(batch, length, kv_heads, -1).transpose(1, 2)
     v = _linear(normed, wv).view(batch, length, kv_heads, -1).transpose(1, 2)
     q = _rotate(q, cos, sin).reshape(batch * kv_heads, shared * length, head_size)
     k = _rotate(k, cos, sin).reshape(batch * kv_heads, length, head_size)
     v = v.reshape(batch * kv_heads, length, head_size)
-    q = q.bfloat16() * head_size**-0.5
-    scores = torch.baddbmm(mask, q, k.bfloat16().transpose(1, 2))
+    q = q.to(PRODUCTS) * head_size**-0.5
+    scores = torch.baddbmm(mask, q, k.to(PRODUCTS).transpose(1, 2))
     mixed = torch.bmm(scores.softmax(-1), v).view(batch, heads, length, head_size)
     x = x + _linear(mixed.transpose(1, 2).reshape(batch, length, size), wo)
-    normed = F.rms_norm(x, (size,), second_norm, NORM_EPSILON).bfloat16()
+    normed = F.rms_norm(x, (size,), second_norm, NORM_EPSILON).to(PRODUCTS)
     return x + _linear(F.silu(_linear(normed, gate)) * _linear(normed, up), down)
 
 

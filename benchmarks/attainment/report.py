@@ -43,6 +43,7 @@ class Setup:
     machine: dict[str, object]
     versions: dict[str, str]
     model: str
+    dtype: str
     slo: Slo
     unloaded: Unloaded
     capacity: float
@@ -111,7 +112,7 @@ def as_markdown(data: dict[str, Any]) -> str:
         "",
         machine,
         "",
-        f"{data['model']}, bfloat16; {_versions(data['versions'])}. Capacity"
+        f"{data['model']}, {data['dtype']}; {_versions(data['versions'])}. Capacity"
         f" {data['capacity']:.2f} requests/s of {data['mean_prompt_tokens']:.0f} prompt and"
         f" {data['mean_output_tokens']:.0f} output tokens on average. A request alone: TTFT"
         f" {1e3 * alone['ttft_s']:.0f} ms, TPOT {1e3 * alone['tpot_s']:.1f} ms (medians)."

@@ -231,6 +231,7 @@ def test_report_of_two_loads() -> None:
         {"device": "cpu"},
         {"tandem": "0"},
         "tiny",
+        "float32",
         SLO,
         Unloaded(0.2, 0.02),
         5.0,
