@@ -71,21 +71,23 @@ def test_backward_weights_come_on_demand_and_nothing_is_saved() -> None:
     assert input_alive() is None
 
 
-@pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 here"
-)
-def test_onednn_packing_and_its_transpose() -> None:
-    layer = nn.Linear(64, 48).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_onednn_packing_and_its_transpose(dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no bf16 here")
+    layer = nn.Linear(64, 48).to(dtype)
     weights = OneDnnWeight(layer.weight.detach(), layer.bias.detach())
-    x = torch.randn(5, 64).bfloat16()
+    x = torch.randn(5, 64).to(dtype)
     assert close(weights.multiply(x), reference(x, layer))
-    gradient = torch.randn(5, 48).bfloat16()
+    gradient = torch.randn(5, 48).to(dtype)
     back = weights.transposed().multiply(gradient)
     assert close(back, gradient.float() @ layer.weight.detach().float())
 
 
-def test_float32_keeps_the_plain_matrix() -> None:
-    assert isinstance(packing.pack(torch.randn(8, 8), None), PlainWeight)
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+def test_float32_is_packed_and_float64_stays_a_plain_matrix() -> None:
+    assert isinstance(packing.pack(torch.randn(8, 8), None), OneDnnWeight)
+    assert isinstance(packing.pack(torch.randn(8, 8).double(), None), PlainWeight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,5 +1,6 @@
 """What a device reaches at most: one large matrix product, and reading memory.
 
+The product is torch's or that of the weights as they are served, whichever is faster.
 Speeds are quoted as shares of these two. Medians of a few repetitions; nothing else should run.
 """
 
@@ -12,6 +13,7 @@ from statistics import median
 import torch
 
 from tandem.estimators.profile import Ceilings
+from tandem.model.linear import pack
 
 _LEAST_SIDE, _SIDE = 256, 2048
 _ENOUGH_S = 0.1
@@ -33,7 +35,8 @@ def measure_ceilings(device: str, dtype: str) -> Ceilings:
 
 def _product_s(side: int, device: torch.device, kind: torch.dtype) -> float:
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
-    return _time(lambda: left @ right, device)
+    packed = pack(right, None)
+    return min(_time(lambda: left @ right, device), _time(lambda: packed.multiply(left), device))
 
 
 def _time(call: Callable[[], object], device: torch.device) -> float:

@@ -2,7 +2,7 @@
 //
 // A work item is a tile of query rows (token, head) that share one KV head of one span, against one
 // partition of its keys; partitions are merged afterwards. All sums are in float32. Here are the
-// plain path for every dtype and processor, the division of work, and the operators.
+// division of work and the operators.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "plain_attention.h"
 #include "turned_values.h"
 
 namespace tandem {
@@ -20,60 +21,6 @@ namespace {
 
 constexpr int MIN_PARTITION = 512;   // keys worth a work item of their own
 constexpr int ITEMS_PER_THREAD = 4;  // enough to balance uneven spans
-
-template <typename T>
-void attend_plain(const Problem<T>& p, const Item& it, Partial o, std::vector<float>& buffer) {
-  const int64_t dim = p.dim, rows = it.rows;
-  buffer.resize(rows * dim + dim + rows * KEY_BLOCK);
-  float *q = buffer.data(), *row = q + rows * dim, *score = row + dim;
-  int64_t position[MAX_TILES * TILE_ROWS];
-  p.each_row(it, [&](int64_t r, int64_t token, int64_t head) {
-    const T* from = p.q + token * p.q_token + head * p.q_head;
-    for (int64_t d = 0; d < dim; ++d) q[r * dim + d] = static_cast<float>(from[d]);
-    position[r] = p.position(it, token);
-    std::fill_n(o.sums + r * dim, dim, 0.0f);
-    o.maximum[r] = NEVER;
-    o.total[r] = 0.0f;
-  });
-  for (int64_t k0 = it.key_begin; k0 < it.key_end; k0 += KEY_BLOCK) {
-    const int64_t keys = std::min<int64_t>(KEY_BLOCK, it.key_end - k0);
-    for (int64_t j = 0; j < keys; ++j) {
-      const T* from = p.k + p.offset(it, k0 + j);
-      for (int64_t d = 0; d < dim; ++d) row[d] = static_cast<float>(from[d]);
-      for (int64_t r = 0; r < rows; ++r) {
-        const float* a = q + r * dim;
-        float dot = 0.0f;
-#pragma omp simd reduction(+ : dot)
-        for (int64_t d = 0; d < dim; ++d) dot += a[d] * row[d];
-        dot *= p.scale;
-        if (p.softcap > 0) dot = p.softcap * std::tanh(dot / p.softcap);
-        const int64_t behind = position[r] - (k0 + j);
-        const bool seen = behind >= 0 && (p.window == 0 || behind < p.window);
-        score[r * KEY_BLOCK + j] = seen ? dot * LOG2_E : -std::numeric_limits<float>::infinity();
-      }
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      float* s = score + r * KEY_BLOCK;
-      const float maximum = std::max(o.maximum[r], *std::max_element(s, s + keys));
-      const float shrink = std::exp2(o.maximum[r] - maximum);
-      float total = o.total[r] * shrink;
-      for (int64_t j = 0; j < keys; ++j) total += s[j] = std::exp2(s[j] - maximum);
-      o.maximum[r] = maximum;
-      o.total[r] = total;
-      for (int64_t d = 0; d < dim; ++d) o.sums[r * dim + d] *= shrink;
-    }
-    for (int64_t j = 0; j < keys; ++j) {
-      const T* from = p.v + p.offset(it, k0 + j);
-      for (int64_t d = 0; d < dim; ++d) row[d] = static_cast<float>(from[d]);
-      for (int64_t r = 0; r < rows; ++r) {
-        const float weight = score[r * KEY_BLOCK + j];
-        float* sums = o.sums + r * dim;
-#pragma omp simd
-        for (int64_t d = 0; d < dim; ++d) sums[d] += weight * row[d];
-      }
-    }
-  }
-}
 
 // Writes sums / total of one item's rows.
 template <typename T>
@@ -160,7 +107,6 @@ void attend(const Problem<T>& p, int64_t spans) {
   const int64_t grain = std::clamp<int64_t>(count / (16 * at::get_num_threads()), 1, 8);
   for_each_item(count, grain, [&](const auto& take) {
     LineFloats own(size);
-    std::vector<float> buffer;
     const auto run = [&](const auto& one) {
       for (int64_t i, end; take(i, end);) {
         for (; i < end; ++i) {
@@ -185,7 +131,10 @@ void attend(const Problem<T>& p, int64_t spans) {
       }
     }
 #endif
-    run([&](const Item& it, const Item*, const Partial& o) { attend_plain(p, it, o, buffer); });
+    PlainWorkspace workspace(p.dim);
+    run([&](const Item& it, const Item*, const Partial& o) {
+      attend_plain(p, it, o, workspace);
+    });
   });
   if (slots == 0) return;
   at::parallel_for(0, items.size(), 1, [&](int64_t begin, int64_t end) {
