@@ -11,7 +11,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.plan import KeptLayers
 from tandem.estimators.calibrate import Samples, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
-from tandem.estimators.latency import LatencyModel, Rates
+from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
 from tandem.estimators.memory import DemandWindow
 from tandem.estimators.profile import FitError, Profile, read_profile, write_profile
 from tandem.estimators.work import BackwardWork, PassWork
@@ -89,6 +89,26 @@ def test_a_fit_predicts_passes_that_it_has_not_seen(rho: float):
     device, model = LatencyModel(true_rates(rho)), LatencyModel(found.rates)
     for work, _ in samples_of(true_rates(rho), 60, 0.0, seed=1).passes:
         assert model.forward_s(work) == pytest.approx(device.forward_s(work), rel=0.08)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_a_fit_is_not_held_by_a_guess_that_is_far_off(factor: float):
+    place = FORWARD_TERMS.index("pairs")
+    forward = list(true_rates(1.0).forward)
+    guess = replace(true_rates(1.0), forward=tuple(forward))
+    forward[place] = 0.3  # seconds a million pairs: long prefixes take most of a pass
+    device = LatencyModel(replace(guess, forward=tuple(forward)))
+    samples, rng = samples_of(true_rates(1.0), 120, 0.0), random.Random(3)
+    samples.passes = []
+    for _ in range(120):
+        work = PassWork()
+        work.span(rng.choice((0, 0, 30, 1000, 3000)), rng.choice((4, 30, 200, 900)), draws=1)
+        samples.passes.append((work, device.forward_s(work)))
+    off = list(forward)
+    off[place] *= factor
+    found = fit(samples, replace(guess, forward=tuple(off)))
+    assert found.rates.forward[place] == pytest.approx(0.3, rel=0.05)
+    assert found.errors["pass"].mape < 0.03
 
 
 def test_noise_is_what_the_fit_could_not_explain():

@@ -160,7 +160,7 @@ def _least_squares(
     gram = [[sum([x[i] * x[j] for x in scaled]) for j in range(size)] for i in range(size)]
     target = [sum([x[i] for x in scaled]) for i in range(size)]
     for place in range(size):  # a little pull towards the guess decides what samples do not
-        pull = ridge * len(scaled)
+        pull = ridge * max(gram[place][place], _LEAST * len(scaled))
         gram[place][place] += pull
         target[place] += pull
     theta = [1.0] * size

@@ -43,7 +43,7 @@ _TOKEN_S = 5e-5  # at least
 # what the part takes that kernels do not keep.
 _BACKWARD_FACTOR = 2.0
 _REST_FACTOR = 0.4
-# Terms that hardly count on most devices, as a share of a row's time.
+# Terms that hardly count on most devices, as a share of others like them.
 _SMALL = 0.05
 
 # Of iterations that decode as many sequences as the one before, so many in a row teach nothing.
@@ -83,16 +83,20 @@ class Rates:
         again_s = token_s / max(1, num_layers)
         layer_s = _BACKWARD_FACTOR * again_s
         stream_s = weight_bytes / _BYTES_PER_S / max(1, num_layers)
-        small_s = _SMALL * token_s
+        # A layer has about 12 width^2 parameters; keys and values are as wide as half the model.
+        width = math.sqrt(max(1.0, num_parameters / (12.0 * max(1, num_layers))))
+        pairs_s = token_s * 1e6 / (6.0 * width)
+        kv_bytes = width * num_layers * weight_bytes / max(1, num_parameters)
+        context_s = max(1e3 * kv_bytes / _BYTES_PER_S, 1e-9)
         return Rates(
             forward=(
                 _OVERHEAD_S + weight_bytes / _BYTES_PER_S,
                 token_s,
-                token_s / 4,
-                small_s,
-                small_s,
+                context_s,
+                _SMALL * context_s,
+                _SMALL * context_s,
                 token_s,
-                token_s,
+                pairs_s,
                 token_s / 4,
                 token_s / 4,
                 _OVERHEAD_S,

@@ -48,8 +48,10 @@ void merge(const Partial& o, const Partial& other, int64_t rows, int64_t dim) {
   }
 }
 
+// With `by_keys`, the heads of a span read the same part of its keys one after the other, and few
+// rows a part that stays in the caches until all have: keys of all heads lie side by side.
 template <typename T>
-std::vector<Item> divide(const Problem<T>& p, int64_t spans) {
+std::vector<Item> divide(const Problem<T>& p, int64_t spans, bool by_keys) {
   constexpr int32_t most = MAX_TILES * TILE_ROWS;
   const int32_t group = static_cast<int32_t>(p.group);
   int64_t whole = 0;
@@ -68,17 +70,19 @@ std::vector<Item> divide(const Problem<T>& p, int64_t spans) {
       const int32_t end = p.context_len[s] - tokens + (row0 + n - 1) / group + 1;
       const int32_t begin =
           p.window == 0 ? 0 : std::max<int32_t>(0, first + 1 - p.window) / 16 * 16;
+      const int64_t most_parts = std::max<int64_t>(1, (end - begin) / MIN_PARTITION);
       const int32_t parts = static_cast<int32_t>(
-          std::min<int64_t>(split, std::max<int64_t>(1, (end - begin) / MIN_PARTITION)));
+          by_keys && n <= TILE_ROWS ? most_parts : std::min(split, most_parts));
       const int32_t size = ((end - begin + parts - 1) / parts + 15) / 16 * 16;
-      for (int32_t h = 0; h < p.kv_heads; ++h) {
-        for (int32_t i = 0; i < parts; ++i) {
-          items.push_back({static_cast<int32_t>(s), h, row0, n, begin + i * size,
-                           std::min(end, begin + (i + 1) * size), i, parts,
-                           parts > 1 ? slots : -1});
-        }
-        slots += parts > 1 ? parts : 0;
+      const int32_t heads = static_cast<int32_t>(p.kv_heads);
+      for (int32_t place = 0; place < heads * parts; ++place) {
+        const int32_t h = by_keys ? place % heads : place / parts;
+        const int32_t i = by_keys ? place / heads : place % parts;
+        items.push_back({static_cast<int32_t>(s), h, row0, n, begin + i * size,
+                         std::min(end, begin + (i + 1) * size), i, parts,
+                         parts > 1 ? slots + h * parts : -1});
       }
+      slots += parts > 1 ? heads * parts : 0;
     }
   }
   return items;
@@ -86,8 +90,17 @@ std::vector<Item> divide(const Problem<T>& p, int64_t spans) {
 
 template <typename T>
 void attend(const Problem<T>& p, int64_t spans) {
-  const std::vector<Item> items = divide(p, spans);
   const int64_t rows = MAX_TILES * TILE_ROWS, size = rows * (p.dim + 2);
+  bool tiled = false;
+#ifdef TANDEM_AMX
+  tiled = std::is_same_v<T, at::BFloat16> && amx_usable() && p.dim % 32 == 0 &&
+          p.block_size % 16 == 0;
+  std::optional<TurnedValues> turned;
+  if constexpr (std::is_same_v<T, at::BFloat16>) {
+    if (tiled) turned.emplace(p, spans);
+  }
+#endif
+  const std::vector<Item> items = divide(p, spans, !tiled);
   int64_t slots = 0;
   for (const Item& it : items) slots += it.slot >= 0;
   LineFloats partials(slots * size);
@@ -95,14 +108,6 @@ void attend(const Problem<T>& p, int64_t spans) {
     return Partial{at, at + rows * p.dim, at + rows * (p.dim + 1)};
   };
   const auto part = [&](int64_t slot) { return view(partials.data() + slot * size); };
-#ifdef TANDEM_AMX
-  const bool tiled = std::is_same_v<T, at::BFloat16> && amx_usable() && p.dim % 32 == 0 &&
-                     p.block_size % 16 == 0;
-  std::optional<TurnedValues> turned;
-  if constexpr (std::is_same_v<T, at::BFloat16>) {
-    if (tiled) turned.emplace(p, spans);
-  }
-#endif
   const int64_t count = static_cast<int64_t>(items.size());
   const int64_t grain = std::clamp<int64_t>(count / (16 * at::get_num_threads()), 1, 8);
   for_each_item(count, grain, [&](const auto& take) {
