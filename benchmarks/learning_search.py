@@ -3,7 +3,8 @@
     python -m benchmarks.learning_search --try "once 1e-2 0.05" --try "repeat 1e-2 0.05 0.5 4 2"
 
 A candidate is `once RATE BETA` (each pair is trained on once) or `repeat RATE BETA THRESHOLD USES
-PASSES` (MACE's rule, `PASSES` pairs trained on for each that arrives). The held-back quarter of the
+PASSES` (MACE's rule, `PASSES` pairs trained on for each that arrives); with ` free` behind it, DPO
+has no reference: the log-probabilities alone make the margin. The held-back quarter of the
 conversations arrives in order, 16 pairs at a time: they are scored, then trained on, without any
 other load. Prints one row of a Markdown table for each candidate; see docs/benchmarks.md.
 """
@@ -47,7 +48,8 @@ Scores = dict[int, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One set of options; `passes` pairs are trained on for each that arrives."""
+    """One set of options; `passes` pairs are trained on for each that arrives, `reference` says
+    whether DPO has one."""
 
     text: str
     learning_rate: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -69,6 +70,25 @@ def test_a_few_passes_put_guesses_right(factor: float):
     assert found.forward[-2:] == pytest.approx([ratio * each for each in guess.forward[-2:]])
     assert not (found.measured or found.slices_measured)
     assert rough(Samples(), guess) == guess
+
+
+def test_a_few_noisy_passes_leave_what_they_do_not_show_near_the_guess():
+    found = []
+    for seed in range(12):
+        rng = random.Random(seed)
+        device = LatencyModel(replace(GUESS, forward=tuple(2.0 * x for x in GUESS.forward)))
+        samples = Samples()
+        for decodes, rows in ((1, 0), (8, 0), (0, 64), (32, 0), (0, 128), (8, 256), (0, 512)):
+            work = PassWork()
+            work.decode_all([256] * decodes)
+            if rows:
+                work.span(0, rows, draws=1)
+            samples.passes.append((work, device.forward_s(work) * rng.uniform(0.8, 1.2)))
+        long = PassWork()
+        long.span(3000, 800, draws=1)
+        told = LatencyModel(rough(samples, GUESS))
+        found.append(abs(math.log(told.forward_s(long) / device.forward_s(long))))
+    assert sum(found) / len(found) < 0.25
 
 
 def test_a_profile_without_slices_does_not_claim_to_know_them():

@@ -104,7 +104,7 @@ def rough(samples: Samples, guess: Rates) -> Rates:
     rows = [features(work, guess.forward, 1.0) for work, _ in known]
     factor = median([s / _dot(guess.forward, x) for x, s in zip(rows, times, strict=True)])
     near = tuple([factor * value for value in guess.forward])
-    forward = list(_least_squares(rows, times, near, _ROUGH_RIDGE))
+    forward = list(_least_squares(rows, times, near, few=True))
     row = FORWARD_TERMS.index("row")
     factor = forward[row] / guess.forward[row]
     for place in range(FORWARD_TERMS.index("scored"), len(forward)):
@@ -149,9 +149,14 @@ def _least_squares(
     rows: Sequence[Sequence[float]],
     times: Sequence[float],
     guess: Sequence[float],
-    ridge: float = _RIDGE,
+    *,
+    few: bool = False,
 ) -> tuple[float, ...]:
-    """Minimise the squared relative errors by coordinate descent, in units of the guess."""
+    """Minimise the squared relative errors by coordinate descent, in units of the guess.
+
+    A little pull towards the guess decides what samples do not. It is relative to what they say of
+    a coefficient, so that a guess may be far off; where they are few they say too little for that.
+    """
     size = len(guess)
     scaled = [
         [scale * x / seconds for scale, x in zip(guess, row, strict=True)]
@@ -159,8 +164,9 @@ def _least_squares(
     ]
     gram = [[sum([x[i] * x[j] for x in scaled]) for j in range(size)] for i in range(size)]
     target = [sum([x[i] for x in scaled]) for i in range(size)]
-    for place in range(size):  # a little pull towards the guess decides what samples do not
-        pull = ridge * max(gram[place][place], _LEAST * len(scaled))
+    for place in range(size):
+        known = max(gram[place][place], _LEAST * len(scaled))
+        pull = _ROUGH_RIDGE * len(scaled) if few else _RIDGE * known
         gram[place][place] += pull
         target[place] += pull
     theta = [1.0] * size

@@ -118,15 +118,14 @@ def pack(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     """The fastest packing of `weight` [out, in] for its device and dtype."""
     weight = weight.detach()
     bias = bias.detach() if bias is not None else None
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    onednn = torch.backends.mkldnn.is_available()
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return PlainWeight(weight, bias)
     if weight.dtype == torch.float32:
-        return OneDnnWeight(weight, bias)
-    if weight.dtype != torch.bfloat16:
-        return PlainWeight(weight, bias)
+        return OneDnnWeight(weight, bias) if onednn else PlainWeight(weight, bias)
     if weight.shape[1] % _STEP == 0 and kernels.amx_linear():
         return AmxWeight(weight, bias)
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return OneDnnWeight(weight, bias)
     return PlainWeight(weight, bias)
 

@@ -1,9 +1,7 @@
-"""How long a pass that gives way may be, and when to try one that seems too long.
+"""How long a pass that gives way may be: as long as the requests that come leave time for.
 
 A pass that was cut off is lost. After one that was, the next are at most half as long; after each
-that ended, longer again: so about one in five is, whatever the load. What seems not to fit is tried
-now and then: a prediction that is far too long is never corrected otherwise. Knows plans, results
-and times only.
+that ended, longer again: so about one in five is, whatever the load. Knows plans and results only.
 """
 
 from __future__ import annotations
@@ -15,11 +13,6 @@ from tandem.scheduling.view import View
 
 _AFTER_LOSS = 0.5
 _AFTER_END = 1.2
-# Seconds from one try to the next, at first; by how much longer after one that has shown nothing:
-# that did not take less than this share of what was predicted.
-_TRY_S = 0.5
-_SELDOMER = 4.0
-_SHOWN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +53,6 @@ class GivingWay:
         else:
             self.pass_s = min(max(self.pass_s, _AFTER_END * given.pass_s), self._longest_s)
         return 0.0 if _all_done(plan, results) else given.spent_s
-
-
-class Tries:
-    """Tries come every half second; ever more seldom while they take as long as predicted."""
-
-    def __init__(self) -> None:
-        self._every_s = _TRY_S
-        self._tried_s = float("-inf")
-        self._least_s, self._most_s = 0.0, _TRY_S
-        self._open = False
-
-    def due(self, now: float, least_s: float, most_s: float) -> bool:
-        """Whether to try now what is predicted to take `least_s`; `most_s` is the longest time
-        between two tries."""
-        self._most_s = max(most_s, _TRY_S)
-        if now - self._tried_s < min(self._every_s, self._most_s):
-            return False
-        self._tried_s, self._least_s, self._open = now, least_s, True
-        return True
-
-    def judge(self, now: float, lost: bool) -> None:
-        """The last decision was carried out by now, or its pass was lost."""
-        if self._open:
-            shown = not lost and now - self._tried_s < _SHOWN * self._least_s
-            self._every_s = _TRY_S if shown else min(_SELDOMER * self._every_s, self._most_s)
-            self._open = False
 
 
 def _all_done(plan: StepPlan, results: tuple[StepResult, ...]) -> bool:

@@ -72,7 +72,7 @@ class Learning:
         self._state = state
         self._cache = cache
         self._seq_ids = seq_ids
-        self.limits = limits
+        self._limits = limits
         self._numbers = count()
         self._books = _Books()
         self.scores = Scores(state, cache)
@@ -95,7 +95,7 @@ class Learning:
     @property
     def recording_room(self) -> int:
         """Rows that can be recorded beside what is open."""
-        return self.limits.recording_tokens - self._recorded_rows
+        return self._limits.recording_tokens - self._recorded_rows
 
     # ------------------------------------------------------------------ commands
 
@@ -120,7 +120,7 @@ class Learning:
         trainer = self._require_trainer(step.trainer)
         if step.step_id in self._books.steps:
             raise InvalidRequest(f"step id {step.step_id!r} is in use", param="step_id")
-        items = self.limits.check_step(step)
+        items = self._limits.check_step(step)
         work = StepWork(step, now, items)
         self._books.steps[step.step_id] = work
         trainer.steps.append(work)
@@ -134,7 +134,7 @@ class Learning:
         """Queue a score; `version` is the adapter's, pinned. Raises `InvalidRequest`."""
         if request.trainer is not None:
             self._require_trainer(request.trainer)
-        self.limits.check_length(len(request.tokens))
+        self._limits.check_length(len(request.tokens))
         self.scores.add(next(self._seq_ids), request, version, now)
 
     def take_ended(self) -> list[Learned]:
@@ -303,7 +303,7 @@ class Learning:
         work.begun, work.last_loss = True, trainer.last_loss
         insort(self._books.heads, work, key=lambda head: (head.arrival_s, head.step_id))
         for place, sequences in enumerate(work.step.micro_batches):
-            batch = MicroBatchWork.of(next(self._numbers), sequences, self.limits.num_layers)
+            batch = MicroBatchWork.of(next(self._numbers), sequences, self._limits.num_layers)
             work.micro_batches.append(batch)
             for index, source in enumerate(sequences):
                 record = None

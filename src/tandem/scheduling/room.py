@@ -13,7 +13,7 @@ from tandem.core.decision import Candidate
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
-from tandem.scheduling.training import MicroBatchWork, StepWork
+from tandem.scheduling.training import StepWork
 
 # A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
 _PIECE_TOKENS = 64
@@ -29,14 +29,9 @@ class LearningItem:
     step: StepWork | None = None
     overdue: bool = False
 
-    @property
-    def _owed(self) -> MicroBatchWork | None:
-        """The micro-batch whose backward is next."""
-        return next(iter(self.step.owed()), None) if self.step is not None else None
-
     def least_s(self, latency: LatencyModel) -> float:
         """Time of the smallest piece of work that it can be given."""
-        owed = self._owed
+        owed = next(iter(self.step.owed()), None) if self.step is not None else None
         if owed is not None:
             return latency.slice_s(owed.backward, 1)
         seq = next(iter(self.sequences), None)
@@ -45,11 +40,6 @@ class LearningItem:
         alone, rows = PassWork(), min(_PIECE_TOKENS, seq.remaining)
         alone.span(seq.computed, rows, scored=rows, recorded=rows)
         return latency.forward_s(alone)
-
-    def layer_s(self, latency: LatencyModel, num_layers: int) -> float:
-        """Time of the part of that piece after which it may give way: a layer, or an update."""
-        forward = self._owed is None and len(self.sequences) > 0
-        return self.least_s(latency) / (max(1, num_layers) if forward else 1)
 
 
 @dataclass(slots=True)

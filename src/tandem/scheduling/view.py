@@ -111,11 +111,6 @@ class View:
         """Rows that can be recorded beside the open micro-batches."""
         return self._learning.recording_room
 
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model: what gives way does so between two of them; 0 if unknown."""
-        return self._learning.limits.num_layers
-
     def slo(self, seq: Sequence) -> Slo:
         """The objective of a sequence: its request's, else the server's."""
         return seq.request.slo or self.default_slo

@@ -50,7 +50,8 @@ inline void multiply_panel(const float* a, int64_t a_row, const float* panel, in
 
 // 2^x for x <= 0, within two units in the last place; 0 below the normal numbers. Vectorizes.
 inline float exp2_of(float x) {
-  const float near = std::max(x, -126.0f), shifted = near + 12582912.0f;  // its last bit counts ones
+  const float near = std::max(x, -126.0f);
+  const float shifted = near + 12582912.0f;  // its last bit counts ones
   const float f = near - (shifted - 12582912.0f);
   float p = 1.5252734e-5f;
   p = p * f + 1.5403530e-4f;
@@ -74,7 +75,7 @@ struct PlainWorkspace {
     keys = sums + ROWS * columns;
     values = keys + columns * KEY_BLOCK;
     scores = values + columns * KEY_BLOCK;
-    std::fill(lines.begin(), lines.end(), 0.0f);  // what pads dims stays so
+    if (columns != dim) std::fill_n(values, columns * KEY_BLOCK, 0.0f);  // what pads dims stays so
   }
   static constexpr int64_t ROWS = MAX_TILES * TILE_ROWS;
   static_assert(ROWS % ROWS_AT_ONCE == 0 && KEY_BLOCK % PANEL == 0);

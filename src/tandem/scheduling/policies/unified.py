@@ -8,12 +8,12 @@ share of the time is learning's however many requests there are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.scheduling.deadlines import Deadlines
-from tandem.scheduling.giving_way import GivingWay, Tries
+from tandem.scheduling.giving_way import GivingWay
 from tandem.scheduling.queues import is_lone_score, slices_within
 from tandem.scheduling.room import LearningItem, Room
 from tandem.scheduling.serving import Serving, foresee
@@ -30,9 +30,11 @@ _WAIT_SHARE = 0.25
 # end early, and fewer run when the next ones come.
 _MOST_SHARE = 0.5
 _LEAST_SHARE = 0.05
-_LOOK_S = 1.0  # how often to look again while learning keeps away
 # A pass that gives way is preferred to one beside requests that could take less than half as long.
 _MUCH_LONGER = 2.0
+# Where a whole ceiling is free and yet nothing seems to fit, the smallest piece of it is tried
+# once in so many seconds: a prediction that is far too long is never corrected otherwise.
+_PROBE_S = 0.5
 # Of the time, learning has at least this much until what it costs is known.
 _TRIAL_SHARE = 0.05
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
@@ -53,9 +55,8 @@ class Options:
     end), and so does a quarter of what requests of late could have waited without missing their
     TTFT objective; `idle_s` that of learning alone, which gives way. `min_share` of the time is
     learning's under any load, and more until it is known what learning costs. `patience_s` is after
-    how long a step of no urgency goes before prompts (one over MACE's delta_ft), and for how long
-    nobody must have come before learning alone begins if one layer of it takes longer than requests
-    can wait; `gamma` weighs urgency. `temporal_only` keeps learning out of passes with requests.
+    how long a step of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs
+    urgency. `temporal_only` keeps learning out of passes with requests (for comparison).
     `late_share` of the starts are of requests that are too late for their TTFT objective, while
     others are not (1: first come, first served).
     """
@@ -128,10 +129,9 @@ class Unified:
         self._turns = Turns(options.late_share)
         self._earned_s = 0.0
         self._decided_s: float | None = None
+        self._probed_s = float("-inf")
         self._giving_way = GivingWay(options.idle_s)
-        self._tries = Tries()
         self._served = False
-        self._asked_s = float("-inf")  # when requests were there
         self._served_s = float("-inf")  # when the last pass with requests ended, at the latest
 
     def decide(self, view: View) -> Decision:
@@ -139,10 +139,7 @@ class Unified:
         served, self._served = self._served, True
         if served:
             self._served_s = view.now
-        if view.serving or view.waiting:
-            self._asked_s = view.now
         self._earned_s += self._giving_way.judge(view)
-        self._tries.judge(view.now, self._giving_way.lost)
         running = view.running_in_order
         if not (view.learning or view.steps or (running and running[-1].scoring is not None)):
             return self._serve_only(view, running)
@@ -154,15 +151,11 @@ class Unified:
         requests = foresee(view, self._deadlines, serving, queue)
         self._earn(view, items[0], requests)
         budget = self._budget(view, items[0], requests)
-        if not requests.rows and self._keeps_away(view, items[0]):
-            if not budget.owed:
-                return _decision(running, [], [], _Learning(), wake_at=view.now + _LOOK_S)
-            budget = replace(budget, alone_s=0.0, pass_s=0.0, longer=False)
         if self._options.temporal_only and requests.rows:
             alone, beside = _Learning(), _Learning()
             if served:  # else it is the requests' turn
                 alone = self._instead(view, items, budget.beside_s, needed=False)
-            if served and alone.empty and self._probes(view, items[0], budget):
+            if served and alone.empty and self._probes(view, budget):
                 alone = self._instead(view, items, budget.beside_s, needed=True)
         else:
             alone, beside = self._alone_or_beside(view, items, requests, budget)
@@ -190,16 +183,10 @@ class Unified:
             beside = self._learn(view, items, requests, budget.beside_s, budget.full_s, needed=idle)
         if alone.empty and beside.empty:
             # What is too long beside requests goes before them.
-            needed = self._probes(view, items[0], budget)
+            needed = self._probes(view, budget)
             if needed or not first:
                 alone = self._instead(view, items, budget.pass_s, needed=needed)
         return alone, beside
-
-    def _keeps_away(self, view: View, first: LearningItem) -> bool:
-        """Whether a request that came now could not wait for one layer, and some may come."""
-        layer_s = first.layer_s(view.latency, view.num_layers)
-        lately = view.now - self._asked_s < self._options.patience_s
-        return lately and layer_s > self._deadlines.wait_s(view)
 
     def _instead(
         self, view: View, items: list[LearningItem], seconds: float, *, needed: bool
@@ -209,13 +196,13 @@ class Unified:
             return _Learning()
         return self._learn(view, items, Serving(), seconds, needed=needed)
 
-    def _probes(self, view: View, first: LearningItem, budget: _Budget) -> bool:
-        """Whether it is time to try the smallest piece although it seems not to fit: where a whole
-        ceiling is free; seldom if requests that come could not wait for it."""
-        if budget.alone_s < budget.ceiling_s or self._served_s != view.now:
+    def _probes(self, view: View, budget: _Budget) -> bool:
+        """Whether it is time to try the smallest piece although it seems not to fit."""
+        free = budget.alone_s >= budget.ceiling_s and self._served_s == view.now
+        if not free or view.now - self._probed_s < _PROBE_S:
             return False
-        most_s = self._options.patience_s if self._keeps_away(view, first) else 0.0
-        return self._tries.due(view.now, first.least_s(view.latency), most_s)
+        self._probed_s = view.now
+        return True
 
     def _budget(self, view: View, first: LearningItem, requests: Serving) -> _Budget:
         """See `_Budget`."""
@@ -377,7 +364,6 @@ def _decision(
     learning: _Learning,
     *,
     gives_way: bool = False,
-    wake_at: float | None = None,
 ) -> Decision:
     """Running requests, overdue learning, waiting requests, other learning.
 
@@ -389,5 +375,4 @@ def _decision(
         slices=tuple(learning.slices),
         victims=tuple([seq.seq_id for seq in reversed(running) if seq.seq_id not in protected]),
         gives_way=gives_way,
-        wake_at=wake_at,
     )
