@@ -37,6 +37,7 @@ _DECODE_TERMS = 5  # the first of FORWARD_TERMS
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 5e11
 _OVERHEAD_S = 2e-3
+_MOST_ROWS = 1e9
 _UPDATE_S = 2e-2
 _TOKEN_S = 5e-5  # at least
 # What a layer's backward takes, in forwards: products with the weights and of the adapters; and
@@ -204,6 +205,11 @@ class LatencyModel:
         if seconds <= fixed:
             return 0
         return int(min((seconds - fixed) / max(each, 1e-9), 1e6) + 1e-9)
+
+    def recording_rows_within(self, seconds: float) -> int:
+        """Rows of a recording of which one layer takes about so many seconds; 0 if none does."""
+        one, two = (self.slice_s(BackwardWork(rows, begun=True), 1) for rows in (1, 2))
+        return int(min(max(0.0, 1.0 + (seconds - one) / max(two - one, 1e-12)), _MOST_ROWS))
 
     def update_s(self) -> float:
         """An optimiser step."""

@@ -203,8 +203,7 @@ class Admission:
             seq.cached_tokens = seq.computed
         self._state.run(seq)
         if seq.scoring is not None:
-            opened = self._learning.started(seq, now)
-            grant.opens += [opened] if opened is not None else []
+            grant.opens += self._learning.started(seq, now)
         return True
 
     def _extend(self, seq: Sequence, wanted: int, candidate: Candidate, grant: _Grant) -> int:

@@ -18,8 +18,10 @@ from tandem.scheduling.view import View
 # while an answer is on its way slow it down.
 _AIM = 0.8
 # Tokens that an answer may lie behind: with none, whoever got its first token last leaves nobody
-# any slack for a while, however far ahead the others are.
+# any slack for a while, however far ahead the others are. Answers that cannot make it good again
+# may not: those of up to so many tokens.
 _BEHIND = 1
+_SHORT_TOKENS = 4
 # Requests that say what those to come can wait; of 24 the one with the least slack does not count.
 _REMEMBERED = 64
 _SPARED = 24
@@ -68,10 +70,13 @@ class Deadlines:
                 if since is None:
                     self._remember(view, seq, slo.ttft_s)
                     since = counted[seq.seq_id] = now - (tokens - 1) * tpot_s
-                slack_s = since + (tokens + _BEHIND) * tpot_s - now
+                due = tokens
+                if request.sampling.max_tokens > _SHORT_TOKENS:
+                    due += _BEHIND
+                slack_s = since + due * tpot_s - now
                 if slack_s < 0.0:
-                    if since + (tokens + _BEHIND) * slo.tpot_s < now:
-                        counted[seq.seq_id] = now - (tokens + _BEHIND - 1) * tpot_s
+                    if since + due * slo.tpot_s < now:
+                        counted[seq.seq_id] = now - (due - 1) * tpot_s
                         slack_s = tpot_s
                     else:
                         slack_s = 0.0

@@ -20,7 +20,6 @@ from tandem.core.plan import (
     Discard,
     KeptLayers,
     OpenMicroBatch,
-    RecordTarget,
     ScoreResult,
     SliceResult,
     Span,
@@ -30,6 +29,7 @@ from tandem.core.plan import (
 from tandem.core.sequence import Sequence
 from tandem.core.training import Score, ScoreRequest, StepOutcome, TrainerState, TrainingStep
 from tandem.core.version import AdapterVersion
+from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import BackwardWork
 from tandem.kv.cache import KVCache
 from tandem.scheduling.scores import ScoreFailed, Scores
@@ -39,8 +39,10 @@ from tandem.scheduling.training import (
     LearningCounters,
     LearningLimits,
     MicroBatchWork,
+    RecordingWork,
     StepWork,
     TrainerWork,
+    recording_rows,
 )
 from tandem.training.losses import micro_batch_loss
 
@@ -54,7 +56,7 @@ class _Books:
     trainers: dict[str, TrainerWork] = field(default_factory=dict)
     steps: dict[str, StepWork] = field(default_factory=dict)
     heads: list[StepWork] = field(default_factory=list)
-    open: dict[int, tuple[StepWork, MicroBatchWork]] = field(default_factory=dict)
+    open: dict[int, tuple[StepWork, RecordingWork]] = field(default_factory=dict)
     discards: list[Discard] = field(default_factory=list)
     ended: list[Learned] = field(default_factory=list)
 
@@ -68,11 +70,13 @@ class Learning:
         cache: KVCache,
         seq_ids: Iterator[int],
         limits: LearningLimits,
+        latency: LatencyModel,
     ) -> None:
         self._state = state
         self._cache = cache
         self._seq_ids = seq_ids
         self._limits = limits
+        self._latency = latency
         self._numbers = count()
         self._books = _Books()
         self.scores = Scores(state, cache)
@@ -177,25 +181,28 @@ class Learning:
         trainer = self._books.trainers[scoring.trainer]
         return not (trainer.steps and trainer.steps[0].updatable)
 
-    def started(self, seq: Sequence, now: float) -> OpenMicroBatch | None:
-        """A sequence got its blocks; the recording to open for it, if it is the first."""
+    def started(self, seq: Sequence, now: float) -> list[OpenMicroBatch]:
+        """A sequence got its blocks; what to open for it, if it is the first of its micro-batch."""
         scoring = seq.scoring
         assert scoring is not None
         if scoring.step_id is None:
-            return None
+            return []
         work = self._books.steps[scoring.step_id]
         if work.started_s is None:
             work.started_s = now
         if scoring.record is None:
-            return None
+            return []
         _, batch, _ = self._places[seq.seq_id]
         if batch.opened:
-            return None
+            return []
         batch.opened = True
-        self._books.open[batch.number] = (work, batch)
+        self._books.open |= {each.number: (work, each) for each in batch.recordings}
         self._recorded_rows += batch.rows
         work.revision = self._books.trainers[work.trainer].revision
-        return OpenMicroBatch(batch.number, work.trainer, work.revision, batch.lengths)
+        return [
+            OpenMicroBatch(each.number, work.trainer, work.revision, each.lengths)
+            for each in batch.recordings
+        ]
 
     def preempted(self, seq: Sequence) -> None:
         """Its KV is gone. Rows that were recorded stay so and are only forwarded again; a score
@@ -204,21 +211,9 @@ class Learning:
             self.scores.preempted(seq)
 
     def slices(self, step_id: str, max_layers: int | None) -> list[BackwardSlice]:
-        """Up to `max_layers` layers of a step, over its scored micro-batches in order."""
+        """See `StepWork.slices`; none of a step that has ended."""
         work = self._books.steps.get(step_id)
-        if work is None:
-            return []
-        left = work.layers_left if max_layers is None else max_layers
-        granted = []
-        for batch in work.owed():
-            if left <= 0:
-                break
-            layers = min(left, batch.layers_left)
-            left -= layers
-            assert batch.coefficients is not None
-            hi = batch.layers_left
-            granted.append(BackwardSlice(batch.number, hi, hi - layers, batch.coefficients))
-        return granted
+        return work.slices(max_layers) if work is not None else []
 
     def update(self, step_id: str, ending: set[int]) -> Update | None:
         """The update of a step, if nothing else is left of it.
@@ -263,20 +258,20 @@ class Learning:
     def take_kept(self, kept: KeptLayers) -> None:
         """A pass has recorded rows of a micro-batch."""
         if kept.micro_batch in self._books.open:
-            batch = self._books.open[kept.micro_batch][1]
-            batch.backward = batch.backward.with_kept(kept)
+            recording = self._books.open[kept.micro_batch][1]
+            recording.backward = recording.backward.with_kept(kept)
 
     def take_slice(self, result: SliceResult, now: float) -> None:
-        """Layers of a micro-batch were computed."""
+        """Layers of a recording were computed."""
         if result.micro_batch not in self._books.open:
             return  # its step has failed in this very iteration
-        work, batch = self._books.open[result.micro_batch]
+        work, recording = self._books.open[result.micro_batch]
         if result.problem is not None:
             self._fail_step(work, result.problem, now)
             return
-        batch.layers_left, batch.backward = result.lo, batch.backward.after_slice()
-        if batch.layers_left == 0:
-            self._close(batch)
+        recording.layers_left, recording.backward = result.lo, recording.backward.after_slice()
+        if recording.layers_left == 0:
+            self._close(recording)
 
     def take_update(self, result: UpdateResult, now: float) -> None:
         """A trainer was updated, or its update was left out: the step has ended."""
@@ -300,21 +295,18 @@ class Learning:
         if not trainer.steps or trainer.steps[0].begun:
             return
         work = trainer.steps[0]
-        work.begun, work.last_loss = True, trainer.last_loss
+        rows = recording_rows(self._latency, self._state.ttft_slo_s)
+        work.begin(trainer.last_loss, self._numbers, self._limits.num_layers, rows)
         insort(self._books.heads, work, key=lambda head: (head.arrival_s, head.step_id))
-        for place, sequences in enumerate(work.step.micro_batches):
-            batch = MicroBatchWork.of(next(self._numbers), sequences, self._limits.num_layers)
-            work.micro_batches.append(batch)
-            for index, source in enumerate(sequences):
-                record = None
-                if index in batch.gradients:
-                    record = RecordTarget(batch.number, batch.gradients.index(index))
+        for place, batch in enumerate(work.micro_batches):
+            records = batch.targets()
+            for index, source in enumerate(batch.sequences):
                 seq = training_sequence(
                     next(self._seq_ids),
                     (work.step_id, trainer.name),
                     source,
                     (place, index),
-                    record,
+                    records.get(index),
                     work.arrival_s,
                 )
                 work.sequences[seq.seq_id] = seq
@@ -339,8 +331,7 @@ class Learning:
         if not all(math.isfinite(value) for value in (share.loss, *share.coefficients)):
             self._fail_step(work, "the loss is not a finite number", now)
             return
-        batch.loss = share.loss
-        batch.coefficients = tuple(share.coefficients[place] for place in batch.gradients)
+        batch.take_coefficients(share.loss, share.coefficients)
 
     def _fail_sequence(self, seq: Sequence, problem: str, now: float) -> None:
         if seq.request.request_id in self.scores:
@@ -373,7 +364,9 @@ class Learning:
     def _discard(self, work: StepWork) -> None:
         """Have the executor forget what a step has recorded and accumulated, if it has."""
         if any(batch.opened for batch in work.micro_batches):
-            numbers = tuple(b.number for b in work.micro_batches if b.number in self._books.open)
+            numbers = tuple(
+                each.number for each in work.recordings if each.number in self._books.open
+            )
             self._books.discards.append(Discard(work.trainer, numbers))
 
     def _forget(self, work: StepWork) -> None:
@@ -381,17 +374,17 @@ class Learning:
             del self._places[seq.seq_id]
             leave(seq, self._state, self._cache)
         work.sequences.clear()
-        for batch in work.micro_batches:
-            self._close(batch)
+        for recording in work.recordings:
+            self._close(recording)
         del self._books.steps[work.step_id]
         if work.begun:
             self._books.heads.remove(work)
         self._books.trainers[work.trainer].steps.remove(work)
 
-    def _close(self, batch: MicroBatchWork) -> None:
-        """The executor has let its recording go, or is going to before it opens another."""
-        if self._books.open.pop(batch.number, None) is not None:
-            self._recorded_rows -= batch.rows
+    def _close(self, recording: RecordingWork) -> None:
+        """The executor has let it go, or is going to before it opens another."""
+        if self._books.open.pop(recording.number, None) is not None:
+            self._recorded_rows -= recording.rows
 
     def _require_trainer(self, name: str) -> TrainerWork:
         trainer = self._books.trainers.get(name)

@@ -117,12 +117,12 @@ class Room:
             return False
         record = seq.scoring.record if seq.scoring is not None else None
         if item.step is not None and record is not None and record.micro_batch not in self.opened:
-            batch = next(b for b in item.step.micro_batches if b.number == record.micro_batch)
+            batch = item.step.micro_batch_of(record)
             if not batch.opened:
                 if batch.rows > self.recording_rows:
                     return False
                 self.recording_rows -= batch.rows
-            self.opened.add(record.micro_batch)
+            self.opened |= {each.number for each in batch.recordings}
         self.blocks -= blocks
         self.slots -= 1
         return True

@@ -81,6 +81,7 @@ class Scheduler:
                 model.max_model_len,
                 cache.num_blocks * cache.block_size,
             ),
+            self.latency,
         )
         self._admission = Admission(self.state, cache, self.learning, budgets, lanes)
         self._steps = count()

@@ -13,6 +13,9 @@ from tandem.core.slo import DEFAULT_SLO, Slo, WorkClass
 from tandem.scheduling.ordered import OrderedSequences
 from tandem.scheduling.starts import BEGUN, StartTimes
 
+# With each request that has a longer one, the strictest objective counts so much more.
+_FORGET = 1.1
+
 
 @dataclass(slots=True)
 class SchedulerState:
@@ -23,7 +26,7 @@ class SchedulerState:
     prompt they will share once it is computed. `waiting_tokens` counts what waits in tokens.
     Sequences that are scored (training, evaluation) wait apart in `learning`, uncounted.
     `starts` has the online ones of `waiting` by when they must start; `default_slo` is the
-    objective of requests that bring none.
+    objective of requests that bring none; `ttft_slo_s` the strictest of the last online ones.
     """
 
     default_slo: Slo = DEFAULT_SLO
@@ -34,6 +37,10 @@ class SchedulerState:
     forks: dict[int, list[Sequence]] = field(default_factory=dict)
     waiting_tokens: int = 0
     starts: StartTimes = field(default_factory=StartTimes)
+    ttft_slo_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.ttft_slo_s = self.default_slo.ttft_s
 
     @property
     def num_waiting(self) -> int:
@@ -48,6 +55,10 @@ class SchedulerState:
     def add(self, seq: Sequence) -> None:
         """A new sequence starts waiting."""
         self.all[seq.seq_id] = seq
+        request = seq.request
+        if request.work_class is WorkClass.ONLINE:
+            own_s = (request.slo or self.default_slo).ttft_s
+            self.ttft_slo_s = min(own_s, _FORGET * self.ttft_slo_s)
         self._wait(seq)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:

@@ -1,23 +1,35 @@
 """A training step as work left: sequences to forward, layers to go back, one update.
 
 State and its transitions only; `learning` decides when they happen, policies read it through the
-view. Invariant: a micro-batch is open from its first forward to its last layer, and owes layers
-only once all its sequences are scored.
+view. Invariant: the recordings of a micro-batch are open from its first forward, each to its last
+layer, and owe layers only once all sequences of the micro-batch are scored.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.plan import UpdateResult
+from tandem.core.plan import BackwardSlice, RecordTarget, UpdateResult
 from tandem.core.sequence import Sequence
 from tandem.core.training import Role, StepOutcome, TrainingSequence, TrainingStep
+from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import BackwardWork
 from tandem.training.losses import step_items
+
+# A request that comes waits for a layer of one recording: that takes at most such a share of the
+# TTFT objective, unless it has this few rows or one sequence only.
+_GRAIN_SHARE = 0.1
+_LEAST_ROWS = 128
+
+
+def recording_rows(latency: LatencyModel, ttft_slo_s: float) -> int:
+    """Rows that a recording may have beside requests of this objective."""
+    return max(_LEAST_ROWS, latency.recording_rows_within(_GRAIN_SHARE * ttft_slo_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,7 @@ class LearningLimits:
         if items == 0:
             raise InvalidRequest("the step holds nothing to learn from", param="micro_batches")
         for place, sequences in enumerate(step.micro_batches):
-            rows = MicroBatchWork.of(0, sequences, self.num_layers).rows
+            rows = sum(len(sequences[each].tokens) - 1 for each in recorded_places(sequences))
             if rows > self.recording_tokens:
                 raise InvalidRequest(
                     f"micro-batch {place} has {rows} rows, but the engine can record "
@@ -72,52 +84,81 @@ class Stage(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class MicroBatchWork:
-    """One micro-batch of a step.
+class RecordingWork:
+    """Sequences of a micro-batch that are recorded and differentiated together.
 
-    `gradients` are the places of the sequences that are recorded: KTO's mismatched ones are scored
-    only. `lengths` are the rows to record, a number for each recorded sequence.
-    `layers_left` counts from the top and is the number of layers until backward begins; `backward`
-    is what it works on.
+    `places` are theirs in the micro-batch, `lengths` the rows to record of each. `layers_left`
+    counts from the top and is the number of layers until backward begins; `backward` is what it
+    works on, `coefficients` are known once the whole micro-batch is scored.
     """
 
     number: int
-    sequences: tuple[TrainingSequence, ...]
-    layers_left: int
-    gradients: tuple[int, ...]
+    places: tuple[int, ...]
     lengths: tuple[int, ...]
-    logprobs: list[float | None]
+    layers_left: int
     backward: BackwardWork
-    opened: bool = False
     coefficients: tuple[float, ...] | None = None
-    loss: float = 0.0
-
-    @staticmethod
-    def of(number: int, sequences: tuple[TrainingSequence, ...], layers: int) -> MicroBatchWork:
-        """A micro-batch of which nothing is done yet."""
-        gradients = tuple(
-            place for place, seq in enumerate(sequences) if seq.role is not Role.MISMATCHED
-        )
-        lengths = tuple(len(sequences[place].tokens) - 1 for place in gradients)
-        return MicroBatchWork(
-            number,
-            sequences,
-            layers if gradients else 0,
-            gradients,
-            lengths,
-            [None] * len(sequences),
-            BackwardWork(sum(lengths)),
-        )
 
     @property
     def rows(self) -> int:
         """All rows to record."""
         return self.backward.rows
 
+
+@dataclass(slots=True, eq=False)
+class MicroBatchWork:
+    """One micro-batch of a step: its sequences, the sum of what each was scored, the loss.
+
+    Its `recordings` hold the sequences that have a gradient: KTO's mismatched ones are scored only.
+    """
+
+    sequences: tuple[TrainingSequence, ...]
+    recordings: tuple[RecordingWork, ...]
+    logprobs: list[float | None]
+    opened: bool = False
+    scored: bool = False
+    loss: float = 0.0
+
+    @staticmethod
+    def of(
+        numbers: Iterator[int], sequences: tuple[TrainingSequence, ...], layers: int, most_rows: int
+    ) -> MicroBatchWork:
+        """A micro-batch of which nothing is done yet, in recordings of `most_rows` rows where its
+        sequences are not longer."""
+        groups: list[list[int]] = []
+        rows = 0
+        for place in recorded_places(sequences):
+            length = len(sequences[place].tokens) - 1
+            if not groups or rows + length > most_rows:
+                groups.append([])
+                rows = 0
+            groups[-1].append(place)
+            rows += length
+        recordings = []
+        for group in groups:
+            lengths = tuple([len(sequences[place].tokens) - 1 for place in group])
+            work = BackwardWork(sum(lengths))
+            recordings.append(RecordingWork(next(numbers), tuple(group), lengths, layers, work))
+        return MicroBatchWork(sequences, tuple(recordings), [None] * len(sequences))
+
     @property
-    def scored(self) -> bool:
-        """Whether backward may begin."""
-        return self.coefficients is not None
+    def rows(self) -> int:
+        """All rows to record."""
+        return sum([each.rows for each in self.recordings])
+
+    def targets(self) -> dict[int, RecordTarget]:
+        """Where each sequence that has a gradient is recorded, by its place."""
+        return {
+            place: RecordTarget(each.number, at)
+            for each in self.recordings
+            for at, place in enumerate(each.places)
+        }
+
+    def take_coefficients(self, loss: float, coefficients: tuple[float, ...]) -> None:
+        """All sequences are scored: backward may begin."""
+        self.scored, self.loss = True, loss
+        for each in self.recordings:
+            each.coefficients = tuple([coefficients[place] for place in each.places])
 
 
 @dataclass(slots=True, eq=False)
@@ -170,16 +211,60 @@ class StepWork:
     @property
     def layers_left(self) -> int:
         """Layers that its scored micro-batches owe."""
-        return sum(batch.layers_left for batch in self.micro_batches if batch.scored)
+        return sum([each.layers_left for each in self.owed()])
 
     @property
     def updatable(self) -> bool:
         """Whether nothing but the update is left."""
         return self.begun and not self.sequences and not self.layers_left
 
-    def owed(self) -> list[MicroBatchWork]:
-        """Micro-batches whose layers may be computed now, in order."""
-        return [batch for batch in self.micro_batches if batch.layers_left and batch.scored]
+    @property
+    def recordings(self) -> list[RecordingWork]:
+        """Of all its micro-batches, in order."""
+        return [each for batch in self.micro_batches for each in batch.recordings]
+
+    def begin(
+        self, last_loss: float | None, numbers: Iterator[int], layers: int, most_rows: int
+    ) -> None:
+        """Its forwards may run; `numbers` are for its recordings, of `most_rows` (see
+        `MicroBatchWork.of`)."""
+        self.begun, self.last_loss = True, last_loss
+        self.micro_batches = [
+            MicroBatchWork.of(numbers, sequences, layers, most_rows)
+            for sequences in self.step.micro_batches
+        ]
+
+    def micro_batch_of(self, record: RecordTarget) -> MicroBatchWork:
+        """The micro-batch that has this recording."""
+        return next(
+            batch
+            for batch in self.micro_batches
+            if any(each.number == record.micro_batch for each in batch.recordings)
+        )
+
+    def owed(self) -> list[RecordingWork]:
+        """Recordings whose layers may be computed now, in order."""
+        return [
+            each
+            for batch in self.micro_batches
+            if batch.scored
+            for each in batch.recordings
+            if each.layers_left
+        ]
+
+    def slices(self, max_layers: int | None) -> list[BackwardSlice]:
+        """Up to `max_layers` layers, over its scored recordings in order."""
+        left = self.layers_left if max_layers is None else max_layers
+        granted: list[BackwardSlice] = []
+        for each in self.owed():
+            if left <= 0:
+                break
+            layers = min(left, each.layers_left)
+            left -= layers
+            assert each.coefficients is not None
+            lo = each.layers_left - layers
+            granted.append(BackwardSlice(each.number, each.layers_left, lo, each.coefficients))
+        return granted
 
     def outcome(self, update: UpdateResult, loss: float, now: float) -> StepOutcome:
         """How the step ended; log-probabilities that were never known are nan."""
@@ -219,3 +304,8 @@ class LearningCounters:
 
     steps: int = 0
     tokens: int = 0
+
+
+def recorded_places(sequences: tuple[TrainingSequence, ...]) -> list[int]:
+    """Which sequences of a micro-batch have a gradient."""
+    return [place for place, seq in enumerate(sequences) if seq.role is not Role.MISMATCHED]
