@@ -101,7 +101,9 @@ def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
         raise InvalidRequest(f"options of policy {name!r}: {error}") from error
     policy = factory(*given)
     if not isinstance(policy, Policy):
-        raise InvalidRequest(f"{name!r} is no policy: it lacks `decide` or `decodes_alike`")
+        raise InvalidRequest(
+            f"{name!r} is no policy: it lacks `decide`, `decodes_alike` or `records_in_parts`"
+        )
     return policy
 
 

@@ -168,6 +168,7 @@ def play(script, bench: Bench) -> dict[str, tuple]:
     max_batch_tokens=st.integers(6, 60),
     recording_tokens=st.integers(20, 100),
     prefix_caching=st.booleans(),
+    together=st.sampled_from([1, 12, 1000]),
 )
 # A step without a sequence slot once held up the half-done score that had the only one.
 @example(
@@ -178,8 +179,32 @@ def play(script, bench: Bench) -> dict[str, tuple]:
     max_batch_tokens=6,
     recording_tokens=20,
     prefix_caching=False,
+    together=1000,
 )
-def test_any_mix_ends_and_breaks_no_rule(script, policy, **sizes):
+# An update that a half-done score holds up was once planned again and again, alone.
+@example(
+    script=[("add", (0,), 1)] * 5
+    + [("abort", 0)]
+    + [("add", (0,), 1)] * 3
+    + [("add", (1,), 1), ("add", (1, 0, 0), 19), ("kto", "A", [16]), ("score", "A", (0,) * 9)]
+    + [("abort", 0), ("add", (0,), 1)] * 2
+    + [("add", (0,), 4)],
+    policy="unified",
+    num_blocks=13,
+    max_sequences=5,
+    max_batch_tokens=6,
+    recording_tokens=20,
+    prefix_caching=False,
+    together=1000,
+)
+def test_any_mix_ends_and_breaks_no_rule(script, policy, together, **sizes):
+    """`together` rows of a micro-batch are recorded together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tandem.scheduling.learning.recording_rows", lambda *_: together)
+        check_mix(script, policy, sizes)
+
+
+def check_mix(script, policy, sizes) -> None:
     bench = bench_of(policy, **sizes)
     asked = play(script, bench)
     for name, (what,) in asked.items():

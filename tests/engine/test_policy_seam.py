@@ -24,6 +24,7 @@ class SharedPrefixFirst:
     """Echo in outline: online first, then the longest cached prefix; unread blocks go first."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def __init__(self) -> None:
         self.evicted: list[int] = []
@@ -51,6 +52,7 @@ class ByPredictedLength:
     """RT-LM in outline: batches of similar predicted length; the long ones go to a second lane."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def __init__(self, batch: int = 2, offload_above: int = 12) -> None:
         self._batch, self._above = batch, offload_above
@@ -81,6 +83,7 @@ class SharesByLoad:
     """Harli in outline: the fewer sequences, the smaller their share of the device."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def decide(self, view: View) -> Decision:
         order = sorted((*view.running, *view.waiting), key=class_then_arrival)
@@ -148,6 +151,7 @@ def test_a_share_of_the_device_reaches_the_plan(monkeypatch):
 def test_what_one_lane_runs_another_does_not(monkeypatch):
     class Greedy:
         decodes_alike = False
+        records_in_parts = False
 
         def decide(self, view: View) -> Decision:
             everybody = tuple(Candidate(seq.seq_id) for seq in (*view.running, *view.waiting))
@@ -168,6 +172,7 @@ from tandem.core.decision import Candidate, Decision
 
 class LastComeFirstServed:
     decodes_alike = False
+    records_in_parts = False
 
     def decide(self, view):
         order = sorted((*view.running, *view.waiting), key=lambda seq: -seq.seq_id)

@@ -7,11 +7,14 @@ with and without training beside them wherever the reference decides clearly (te
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from learning_bench import sft_step
+from safetensors.torch import load_file
 
 from tandem.adapters.files import inspect_adapter
 from tandem.build import join_loop
@@ -59,19 +62,23 @@ def model() -> LoadedModel:
 class Engine:
     """A loop and everything it said."""
 
-    def __init__(self, policy: str = "unified", blocks: int = 64, **options: str) -> None:
+    def __init__(
+        self, policy: str = "unified", blocks: int = 64, ttft_slo: float = 1.0, **options: str
+    ) -> None:
         cache_config = CacheConfig(16, blocks * block_bytes(model(), 16))
-        scheduling = SchedulingConfig(policy, 8, 48, policy_options=options)
+        scheduling = SchedulingConfig(policy, 8, 48, policy_options=options, ttft_slo=ttft_slo)
         learning = LearningConfig(recording_tokens=160)
         executor = DeviceExecutor(model(), cache_config, scheduling, AdapterConfig(), learning)
         settings = Settings(cache=cache_config, scheduling=scheduling)
         self.executor = executor
         self.working_rows = 0
+        self.opened: list[tuple[int, ...]] = []
         submit = executor.submit
 
         def counted(plan: LanePlan, urgent: Urgent = never) -> int:
             rows = [len(span.tokens) for span in plan.spans if span.adapter == working_key("t")]
             self.working_rows += sum(rows)
+            self.opened += [each.lengths for each in plan.opens]
             return submit(plan, urgent)
 
         executor.submit = counted  # type: ignore[method-assign]
@@ -162,6 +169,55 @@ def test_greedy_answers_are_the_same_beside_training(policy):
             if best[0] - best[1] <= CLEAR_GAP:
                 break  # from here on both may differ
             assert alone[place] == token
+
+
+def test_a_micro_batch_in_parts_teaches_the_same(tmp_path: Path, monkeypatch):
+    """Cut anywhere, pairs and KTO's mismatched sequences included: same losses and parameters."""
+    rng = random.Random(11)
+    mismatched, *others = (replace(each, role=Role.MISMATCHED) for each in pairs(rng, 1))
+    desirable = [replace(each, role=Role.DESIRABLE) for each in pairs(rng, 3)]
+    kto = (mismatched, *desirable, *others)
+    steps = [
+        sft_step("sft", "t", [40, 41, 20]),
+        dpo("dpo", "t", rng),
+        TrainingStep("kto", "t", LossSpec(LossKind.KTO), (kto,)),
+    ]
+    trained, losses, opened = [], [], []
+    for rows in (160, 20, 1):
+        monkeypatch.setattr("tandem.scheduling.learning.recording_rows", lambda *_, r=rows: r)
+        engine = Engine()
+        engine.open("t")
+        engine.loop.snapshot_trainer("t").write(str(tmp_path / f"{rows}-start"))
+        opened.append([])
+        for step in steps:
+            engine.loop.add_step(step)
+            engine.run()
+            opened[-1].append(len(engine.opened))
+        path = tmp_path / str(rows)
+        engine.loop.snapshot_trainer("t").write(str(path))
+        trained.append(load_file(path / "adapter_model.safetensors"))
+        losses.append([engine.outcomes[step.step_id].loss for step in steps])
+    assert opened[0] == [1, 3, 4] and opened[2] == [3, 11, 17]
+    assert all(a < b for a, b in pairwise([0, *opened[1]]))
+    assert opened[0][1] < opened[1][1] < opened[2][1]
+    start = load_file(tmp_path / "1-start" / "adapter_model.safetensors")
+    for other, found in zip(trained[1:], losses[1:], strict=True):
+        assert found == pytest.approx(losses[0], rel=1e-5)
+        for name, whole in trained[0].items():
+            travelled = (whole - start[name]).norm()
+            assert (other[name] - whole).norm() <= 1e-3 * travelled, name
+
+
+def test_a_slow_device_records_in_parts():
+    """An objective that no layer keeps leaves 128 rows together, or what one sequence has."""
+    found = []
+    for ttft_slo in (1.0, 1e-9):
+        engine = Engine(ttft_slo=ttft_slo)
+        engine.open("t")
+        engine.loop.add_step(sft_step("sft", "t", [40, 41, 42, 20]))
+        engine.run()
+        found.append(engine.opened)
+    assert found == [[(39, 40, 41, 19)], [(39, 40, 41), (19,)]]
 
 
 def test_losses_fall_for_two_trainers_of_different_losses():

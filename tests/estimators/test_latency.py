@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tandem.core.plan import BackwardSlice, LanePlan, SliceResult, Span, StepResult, UpdateResult
@@ -216,6 +216,7 @@ def test_costs_of_learning_are_guesses_until_they_were_observed_or_measured():
 @given(
     st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 1000), st.floats(1e-6, 1000)), max_size=60)
 )
+@example([(1.0, 1.0, 1.0), (1.0, 0.0, 1.0), (7.0, 1.0, 1.0), (1.0, 5e-324, 1.0)])
 def test_more_work_is_never_predicted_to_be_cheaper(samples):
     model = LinearModel((0.01, 0.001, 0.0001))
     for first, second, seconds in samples:

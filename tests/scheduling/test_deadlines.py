@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
 from tandem.estimators.work import PassWork
@@ -58,6 +59,25 @@ def test_later_tokens_count_from_when_the_first_one_came():
     assert deadlines.slack_s(FakeView(0.22), [seq]) == pytest.approx(0.22)
     seq.tokens += [1] * 8
     assert deadlines.slack_s(FakeView(0.9), [seq]) == pytest.approx(0.18)
+
+
+@pytest.mark.parametrize(("max_tokens", "slack_s"), [(2, 0.08), (4, 0.08), (5, 0.16)])
+def test_an_answer_too_short_to_make_it_good_may_not_be_behind(max_tokens, slack_s):
+    seq = sequence(0, output=1, sampling=SamplingParams(max_tokens=max_tokens))
+    assert Deadlines().slack_s(FakeView(0.2), [seq]) == pytest.approx(slack_s)
+
+
+def test_a_short_answer_is_lost_only_when_its_objective_is():
+    """Of four tokens, one out: the others have 0.3 s, of which the next one may take 0.2."""
+    seq = sequence(0, output=1, sampling=SamplingParams(max_tokens=4))
+    deadlines = Deadlines()
+    assert deadlines.slack_s(FakeView(5.0), [seq]) == pytest.approx(0.08)
+    assert deadlines.slack_s(FakeView(5.19), [seq]) == 0.0
+    assert deadlines.slack_s(FakeView(5.21), [seq]) == pytest.approx(0.08)
+    last = sequence(1, output=3, sampling=SamplingParams(max_tokens=4))
+    assert deadlines.slack_s(FakeView(6.0), [last]) == pytest.approx(0.08)
+    assert deadlines.slack_s(FakeView(6.13), [last]) == 0.0
+    assert deadlines.slack_s(FakeView(6.15), [last]) == pytest.approx(0.08)
 
 
 def test_a_long_prompt_has_its_share_of_the_slack_in_each_iteration():

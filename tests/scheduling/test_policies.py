@@ -24,6 +24,7 @@ class Recording:
     """Wraps a policy and remembers its last decision."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def __init__(self, inner: Policy) -> None:
         self.inner = inner
@@ -98,6 +99,7 @@ class Whim:
     """A policy that names anything: unknown, doubled and absurd candidates included."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def __init__(self, decisions: list[Decision]) -> None:
         self.decisions = decisions
@@ -153,6 +155,7 @@ class Fixed:
     """Wants nothing."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def decide(self, view: View) -> Decision:
         return Decision()

@@ -24,6 +24,7 @@ from tandem.core.training import (
     LossKind,
     LossSpec,
     Role,
+    StepOutcome,
     TrainerSpec,
     TrainingSequence,
     TrainingStep,
@@ -88,3 +89,29 @@ def test_a_pass_is_alone_if_all_its_micro_batches_are_whole():
     assert kept((1, 2), (1, 0, 10), (2, 0, 10)) == (KeptLayers(1, *ALONE), KeptLayers(2, *ALONE))
     assert kept((3, 4), (3, 0, 10), (4, 0, 6)) == (KeptLayers(3, *BESIDE), KeptLayers(4, *BESIDE))
     assert kept((), (4, 6, 4)) == (KeptLayers(4, *BESIDE),)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (20, 7, 30, 31)])
+def test_pairs_that_are_recorded_apart_have_the_same_losses(monkeypatch, lengths):
+    found = []
+    for rows in (1000, 27, 1):
+        monkeypatch.setattr("tandem.scheduling.learning.recording_rows", lambda *_, r=rows: r)
+        clock = VirtualClock()
+        executor = SimExecutor(PROFILE, clock, curve=Saturating())
+        loop = join_loop(resolve({}), executor, clock=clock, rates=PROFILE.rates)
+        loop.open_trainer(TrainerSpec("learner"))
+        roles = (Role.CHOSEN, Role.REJECTED) * (len(lengths) // 2)
+        group = tuple(
+            TrainingSequence((1,) * length, 1, role)
+            for length, role in zip(lengths, roles, strict=True)
+        )
+        for number in range(40):
+            step = TrainingStep(f"s{number}", "learner", LossSpec(LossKind.DPO), (group, group))
+            loop.add_step(step)
+        losses: list[float] = []
+        while loop.has_work:
+            loop.step()
+            losses += [each.loss for each in loop.take_learned() if isinstance(each, StepOutcome)]
+        assert len(losses) == 40 and losses[-1] < losses[0]
+        found.append(losses)
+    assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])

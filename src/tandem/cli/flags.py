@@ -84,7 +84,7 @@ HELP = {
     "learning.learning_rate": "Learning rate of AdamW",
     "learning.beta": "Beta of DPO and KTO: how strongly learning is held to the reference",
     "learning.batch_samples": "Samples of a training step",
-    "learning.micro_batch_samples": "Samples that are recorded at once",
+    "learning.micro_batch_samples": "Samples of a micro-batch",
     "learning.steps_per_version": "Steps' worth of new samples in a version",
     "learning.epochs": "Most times that a version trains on a new sample; fewer if its loss is low",
     "learning.replay": "Share of a step that was used by earlier versions, 0 to 1",

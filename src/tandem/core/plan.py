@@ -100,7 +100,8 @@ class Discard:
 class OpenMicroBatch:
     """Room for a recording: `lengths[s]` rows of sequence s, at this revision of `trainer`.
 
-    `micro_batch` is a number that the engine never uses twice.
+    `micro_batch` is a number that the engine never uses twice. To an executor a part of a
+    micro-batch that is recorded and differentiated by itself is a micro-batch.
     """
 
     micro_batch: int

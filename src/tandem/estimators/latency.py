@@ -207,7 +207,8 @@ class LatencyModel:
         return int(min((seconds - fixed) / max(each, 1e-9), 1e6) + 1e-9)
 
     def recording_rows_within(self, seconds: float) -> int:
-        """Rows of a recording of which one layer takes about so many seconds; 0 if none does."""
+        """Most rows of a recording of which a layer, not its first, takes at most `seconds`; may be
+        0."""
         one, two = (self.slice_s(BackwardWork(rows, begun=True), 1) for rows in (1, 2))
         return int(min(max(0.0, 1.0 + (seconds - one) / max(two - one, 1e-12)), _MOST_ROWS))
 

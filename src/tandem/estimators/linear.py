@@ -23,6 +23,7 @@ _PATIENCE_SAMPLES = 4
 UNKNOWN = 100.0
 MEASURED = 0.04
 _LEAST = 1e-4  # of the first value: no work is free
+_NOTHING_S = 1e-12
 _FLOOR = 1e-3  # what is fitted anew counts as at least this
 _MAX_VARIANCE = 1e6
 
@@ -123,9 +124,10 @@ class LinearModel:
         others_s = sum([part for part, here in zip(parts, blamed, strict=True) if not here])
         if not any(blamed) or others_s >= seconds:
             blamed, others_s = list(kind), 0.0
-        ratio = (seconds - others_s) / sum(
-            [part for part, here in zip(parts, blamed, strict=True) if here]
-        )
+        blamed_s = sum([part for part, here in zip(parts, blamed, strict=True) if here])
+        if blamed_s < _NOTHING_S:  # so little of anything explains no time
+            return
+        ratio = (seconds - others_s) / blamed_s
         self._theta = [
             max(_LEAST, new * ratio) if here else old
             for new, old, here in zip(theta, self._theta, blamed, strict=True)

@@ -29,7 +29,8 @@ _SPARED = 24
 
 class Deadlines:
     """The first token is due at arrival + TTFT, token i at (i + 1) * 0.8 TPOT after the first one
-    came, which is within the objective for answers of five tokens and more.
+    came, which is within the objective for answers of five tokens and more; shorter ones, by their
+    `max_tokens`, at i * 0.8 TPOT.
 
     Echo (5.1) counts from when the first token was due; but what it came too early is no slack for
     the later ones, whose objective counts from then on. Who is behind has no slack; who is behind
@@ -70,12 +71,11 @@ class Deadlines:
                 if since is None:
                     self._remember(view, seq, slo.ttft_s)
                     since = counted[seq.seq_id] = now - (tokens - 1) * tpot_s
-                due = tokens
-                if request.sampling.max_tokens > _SHORT_TOKENS:
-                    due += _BEHIND
+                most = request.sampling.max_tokens
+                due = tokens + _BEHIND if most > _SHORT_TOKENS else tokens
                 slack_s = since + due * tpot_s - now
                 if slack_s < 0.0:
-                    if since + due * slo.tpot_s < now:
+                    if since + min(tokens + _BEHIND, most - 1) * slo.tpot_s < now:
                         counted[seq.seq_id] = now - (due - 1) * tpot_s
                         slack_s = tpot_s
                     else:

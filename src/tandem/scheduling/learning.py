@@ -70,8 +70,9 @@ class Learning:
         cache: KVCache,
         seq_ids: Iterator[int],
         limits: LearningLimits,
-        latency: LatencyModel,
+        latency: LatencyModel | None,
     ) -> None:
+        """With a `latency`, what is recorded together is so small that requests can wait for it."""
         self._state = state
         self._cache = cache
         self._seq_ids = seq_ids
@@ -295,7 +296,9 @@ class Learning:
         if not trainer.steps or trainer.steps[0].begun:
             return
         work = trainer.steps[0]
-        rows = recording_rows(self._latency, self._state.ttft_slo_s)
+        rows = self._limits.recording_tokens
+        if self._latency is not None:
+            rows = recording_rows(self._latency, self._state.ttft_slo_s)
         work.begin(trainer.last_loss, self._numbers, self._limits.num_layers, rows)
         insort(self._books.heads, work, key=lambda head: (head.arrival_s, head.step_id))
         for place, batch in enumerate(work.micro_batches):

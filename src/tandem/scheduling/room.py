@@ -21,13 +21,24 @@ _PIECE_TOKENS = 64
 
 @dataclass(slots=True)
 class LearningItem:
-    """A training step, or a score that was asked for alone."""
+    """A training step, or a score that was asked for alone.
+
+    A step is `held` up while a score that has begun reads the parameters that it updates.
+    """
 
     priority: float
     arrival_s: float
     sequences: Collection[Sequence]
     step: StepWork | None = None
     overdue: bool = False
+    held: bool = False
+
+    @property
+    def sliced(self) -> list[StepWork]:
+        """The step, if layers of it or its update may run now; otherwise nothing."""
+        if self.step is None or (self.held and self.step.updatable):
+            return []
+        return [self.step]
 
     def least_s(self, latency: LatencyModel) -> float:
         """Time of the smallest piece of work that it can be given."""

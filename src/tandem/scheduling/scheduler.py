@@ -81,7 +81,7 @@ class Scheduler:
                 model.max_model_len,
                 cache.num_blocks * cache.block_size,
             ),
-            self.latency,
+            self.latency if policy.records_in_parts else None,
         )
         self._admission = Admission(self.state, cache, self.learning, budgets, lanes)
         self._steps = count()

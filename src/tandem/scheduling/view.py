@@ -156,9 +156,12 @@ class Policy(Protocol):
     must not block, and may keep state of its own between calls. Candidates that are unknown,
     listed twice or finished are ignored by admission. `decodes_alike` promises that with nothing
     but decodes it runs them all, whatever the time, so that simulations may leap (`leap.Leaper`).
+    With `records_in_parts`, of use where decisions give way, what is recorded and differentiated
+    together is so small that requests can wait for a layer of it.
     """
 
     decodes_alike: bool
+    records_in_parts: bool
 
     def decide(self, view: View) -> Decision:
         """What should run, in which order, and who may be preempted for it."""

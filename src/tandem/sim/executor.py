@@ -73,6 +73,7 @@ class SimExecutor:
         self._rng = Random(seed)
         self._ended_s = clock.now() - 1.0  # it has slept
         self._open: dict[int, OpenMicroBatch] = {}
+        self._first: dict[int, int] = {}  # place of a recording's first sequence
         self._backward: dict[int, BackwardWork] = {}
         self._trainers: dict[str, _Trainer] = {}
         self._results: list[StepResult] = []
@@ -88,8 +89,11 @@ class SimExecutor:
         for discard in plan.discards:
             for number in discard.micro_batches:
                 self._forget(number)
+        before: Counter[str] = Counter()  # all parts of a micro-batch are opened in one plan
         for opened in plan.opens:
             self._open[opened.micro_batch] = opened
+            self._first[opened.micro_batch] = before[opened.trainer]
+            before[opened.trainer] += len(opened.lengths)
             self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
         began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan))
         pieces = self.info.num_layers + 1 if stop is not never else 1  # the head is one
@@ -188,7 +192,8 @@ class SimExecutor:
             opened, place = self._open[span.record.micro_batch], span.record.sequence
             margin = self._curve.margin(self._trainers[opened.trainer].revision)
             half = margin / self._beta / 2.0
-            total = half if place % 2 == 0 else -half
+            whole_place = self._first[opened.micro_batch] + place
+            total = half if whole_place % 2 == 0 else -half
             if span.end < opened.lengths[place]:  # the last piece carries the sum
                 total = 0.0
         return ScoreResult(span.seq_id, span.start, (), total)
@@ -249,5 +254,5 @@ class SimExecutor:
         return UpdateResult(name, trainer.revision, True, 1.0, 1e-4, seconds)
 
     def _forget(self, number: int) -> None:
-        self._open.pop(number, None)
-        self._backward.pop(number, None)
+        for numbered in (self._open, self._first, self._backward):
+            numbered.pop(number, None)

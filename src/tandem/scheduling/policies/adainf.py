@@ -24,6 +24,7 @@ class RetrainingFirst:
     """The oldest step alone, then the next; requests run between, and scores with them."""
 
     decodes_alike = True
+    records_in_parts = False
 
     def decide(self, view: View) -> Decision:
         """See the module."""

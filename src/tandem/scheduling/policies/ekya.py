@@ -34,6 +34,7 @@ class PeriodicRetraining:
     """Remembers the steps of the open window and when the next may open."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s

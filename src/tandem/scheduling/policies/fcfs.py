@@ -25,6 +25,7 @@ class FirstComeFirstServed:
     """Order of arrival; a running sequence may displace later arrivals, a waiting one nobody."""
 
     decodes_alike = True
+    records_in_parts = False
 
     def decide(self, view: View) -> Decision:
         """See the module."""

@@ -108,6 +108,7 @@ class Mace:
     """See the module; keeps no state."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def __init__(self, options: Options) -> None:
         self._options = options

@@ -20,6 +20,7 @@ class NoRetraining:
     """Order of arrival without training."""
 
     decodes_alike = True
+    records_in_parts = False
 
     def decide(self, view: View) -> Decision:
         """See the module."""

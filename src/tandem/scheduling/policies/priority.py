@@ -31,6 +31,7 @@ class MostUrgentFirst:
     """
 
     decodes_alike = False
+    records_in_parts = False
 
     def decide(self, view: View) -> Decision:
         """See the module."""

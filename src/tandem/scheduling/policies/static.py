@@ -39,6 +39,7 @@ class FixedShare:
     """Remembers what each side has had lately."""
 
     decodes_alike = False
+    records_in_parts = False
 
     def __init__(self, options: Options) -> None:
         self._options = options

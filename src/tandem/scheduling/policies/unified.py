@@ -122,6 +122,7 @@ class Unified:
     have moved, and whose turn it is."""
 
     decodes_alike = True
+    records_in_parts = True
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -254,12 +255,14 @@ class Unified:
         def priority(arrival_s: float, urgency: float) -> float:
             return (view.now - arrival_s) * ageing + gamma * urgency
 
+        read = {seq.scoring.trainer for seq in scored if seq.scoring and is_lone_score(seq)}
         items = [
             LearningItem(
                 priority(step.arrival_s, step.urgency),
                 step.arrival_s,
                 step.sequences.values(),
                 step,
+                held=step.trainer in read,
             )
             for step in view.steps
         ]
@@ -329,7 +332,7 @@ class Unified:
                 left_s = room.left_s()
             if item.step is not None:
                 slices, after_s = slices_within(
-                    [item.step], view.latency, left_s, needed and found.empty
+                    item.sliced, view.latency, left_s, needed and found.empty
                 )
                 room.pass_s -= left_s - after_s
                 left_s = after_s
@@ -347,7 +350,7 @@ class Unified:
         """Slices alone, if any fit: a request that arrives waits for these, not for a pass too."""
         found = _Learning()
         if seconds > 0.0:
-            steps = [item.step for item in items if item.step is not None]
+            steps = [step for item in items for step in item.sliced]
             found.slices, left_s = slices_within(steps, view.latency, seconds, at_least_one=False)
             self._spend(found, seconds - left_s)
         return found
