@@ -71,11 +71,13 @@ class Deadlines:
                 if since is None:
                     self._remember(view, seq, slo.ttft_s)
                     since = counted[seq.seq_id] = now - (tokens - 1) * tpot_s
-                most = request.sampling.max_tokens
-                due = tokens + _BEHIND if most > _SHORT_TOKENS else tokens
+                due = tokens + _BEHIND
+                if tokens < _SHORT_TOKENS and request.sampling.max_tokens <= _SHORT_TOKENS:
+                    due = tokens
                 slack_s = since + due * tpot_s - now
                 if slack_s < 0.0:
-                    if since + min(tokens + _BEHIND, most - 1) * slo.tpot_s < now:
+                    last = request.sampling.max_tokens - 1
+                    if since + min(tokens + _BEHIND, last) * slo.tpot_s < now:
                         counted[seq.seq_id] = now - (due - 1) * tpot_s
                         slack_s = tpot_s
                     else:
