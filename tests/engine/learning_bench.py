@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fake_executor import Costs, FakeExecutor
+from fake_executor import Costs, FakeExecutor, expected_tokens
 from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.events import TokenEvent
-from tandem.core.plan import DEVICE_LANE, LanePlan, StepPlan
+from tandem.core.plan import DEVICE_LANE, Draw, LanePlan, StepPlan
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo
@@ -30,6 +30,9 @@ from tandem.scheduling.scores import ScoreFailed
 from tandem.scheduling.view import Budgets
 
 SMALL = Costs(iteration_s=0.02, token_s=0.001, slice_s=0.002, layer_token_s=0.0005, update_s=0.01)
+
+
+POLICIES = ["fcfs", "priority", "adainf", "ekya", "unified", "temporal"]
 
 
 class Bench:
@@ -166,3 +169,17 @@ def kto_step(name: str, trainer: str, lengths: list[int]) -> TrainingStep:
         for role in (labels[place % 2], Role.MISMATCHED)
     )
     return TrainingStep(name, trainer, LossSpec(LossKind.KTO), (sequences,))
+
+
+def bench_of(policy: str, **more) -> Bench:
+    if policy == "temporal":
+        return Bench("unified", {"temporal_only": "true"}, **more)
+    if policy == "ekya":
+        return Bench("ekya", {"interval_s": "0.5"}, **more)
+    return Bench(policy, **more)
+
+
+def check_answer(bench: Bench, asked) -> None:
+    draw = Draw(0, 0, 0, asked.sampling)
+    wanted = expected_tokens(asked.prompt, draw, None, asked.sampling.max_tokens, frozenset())
+    assert bench.tokens[asked.request_id] == wanted

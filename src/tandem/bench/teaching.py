@@ -194,7 +194,7 @@ class Teacher:
         for at, logprobs in enumerate(outcome.logprobs):
             group = pairs[at * self._options.micro_batch :][: self._options.micro_batch]
             batch = tuple(seq for pair in group for seq in self._sequences(pair))
-            self.lessons.training_tokens += sum(len(seq.tokens) - 1 for seq in batch)
+            self.lessons.training_tokens += sum(seq.rows for seq in batch)
             items = step_items(self._loss, (batch,))
             found += micro_batch_loss(self._loss, batch, logprobs, items).item_losses
         return dict(zip(pairs, found, strict=True))

@@ -123,6 +123,11 @@ class TrainingSequence:
     weight: float = 1.0
 
     @property
+    def rows(self) -> int:
+        """Rows of its forward: the last token is scored only."""
+        return len(self.tokens) - 1
+
+    @property
     def completion_tokens(self) -> int:
         """Number of tokens that are scored."""
         return len(self.tokens) - self.prompt_tokens
@@ -147,7 +152,7 @@ class TrainingStep:
     @property
     def num_tokens(self) -> int:
         """Rows that are forwarded: the last token of a sequence predicts nothing."""
-        return sum(len(sequence.tokens) - 1 for batch in self.micro_batches for sequence in batch)
+        return sum(sequence.rows for batch in self.micro_batches for sequence in batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class LearningLimits:
         if items == 0:
             raise InvalidRequest("the step holds nothing to learn from", param="micro_batches")
         for place, sequences in enumerate(step.micro_batches):
-            rows = sum(len(sequences[each].tokens) - 1 for each in recorded_places(sequences))
+            rows = sum(sequences[each].rows for each in recorded_places(sequences))
             if rows > self.recording_tokens:
                 raise InvalidRequest(
                     f"micro-batch {place} has {rows} rows, but the engine can record "
@@ -128,15 +128,14 @@ class MicroBatchWork:
         groups: list[list[int]] = []
         rows = 0
         for place in recorded_places(sequences):
-            length = len(sequences[place].tokens) - 1
-            if not groups or rows + length > most_rows:
+            if not groups or rows + sequences[place].rows > most_rows:
                 groups.append([])
                 rows = 0
             groups[-1].append(place)
-            rows += length
+            rows += sequences[place].rows
         recordings = []
         for group in groups:
-            lengths = tuple([len(sequences[place].tokens) - 1 for place in group])
+            lengths = tuple([sequences[place].rows for place in group])
             work = BackwardWork(sum(lengths))
             recordings.append(RecordingWork(next(numbers), tuple(group), lengths, layers, work))
         return MicroBatchWork(sequences, tuple(recordings), [None] * len(sequences))
