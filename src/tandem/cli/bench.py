@@ -261,14 +261,21 @@ def run_experiment(sources: Sources, options: ExperimentOptions) -> LearningRepo
 
 
 def write_learning(
-    folder: Path, options: ExperimentOptions, found: LearningReport, figures: bool
+    folder: Path,
+    options: ExperimentOptions,
+    found: LearningReport,
+    figures: bool,
+    *,
+    stem: str = "learning",
+    heading: str = "",
 ) -> None:
-    """`learning.json`, `learning.md` and, if asked, the figures, into `folder`."""
+    """`STEM.json`, `STEM.md` and, if asked, the figures, into `folder`; the page begins with
+    `heading`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "learning.json").write_bytes(learning_json(msgspec.to_builtins(options), found))
-    (folder / "learning.md").write_text(as_markdown(found))
+    (folder / f"{stem}.json").write_bytes(learning_json(msgspec.to_builtins(options), found))
+    (folder / f"{stem}.md").write_text(heading + as_markdown(found))
     if figures:
-        draw(found, folder, "learning")
+        draw(found, folder, stem)
 
 
 def print_soak(report: SoakReport) -> None:
