@@ -177,6 +177,7 @@ def join_loop(
         executor,
         clock or MonotonicClock(),
         max_loaded_adapters=settings.adapters.max_loaded,
+        switch=settings.adapters.switch,
         check_every_step=check_every_step,
     )
 

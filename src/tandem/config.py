@@ -89,13 +89,15 @@ class SchedulingConfig:
 class AdapterConfig:
     """Adapters loaded at start (name -> PEFT directory) and where others may be loaded from.
 
-    `roots` is the whitelist of directories for loads over HTTP; empty forbids them.
+    `roots` is the whitelist of directories for loads over HTTP; empty forbids them. Requests in
+    flight end with the version that they began with, or with `switch` go on with each new one.
     """
 
     preload: dict[str, str] = field(default_factory=dict)
     roots: tuple[str, ...] = ()
     max_loaded: CountOrZero = 32
     max_rank: CountOrZero = 256
+    switch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Which adapter versions exist, which one a name means now, and who still uses the old ones.
 
-A request pins the version that was current when it came; publishing or loading in place never
-changes a running answer. Invariant: a version is dropped exactly when it is neither current
-under any name nor pinned.
+A request pins the version that was current when it came, and others that it is switched to;
+publishing or loading in place alone never changes a running answer. Invariant: a version is dropped
+exactly when it is neither current under any name nor pinned.
 """
 
 from __future__ import annotations
@@ -96,8 +96,12 @@ class AdapterRegistry:
         version = self._current.get(name)
         if version is None:
             raise NotFound(f"there is no adapter {name!r}", param="model", code="model_not_found")
-        self._loaded[version.content_hash].pins += 1
+        self.pin_again(version)
         return version
+
+    def pin_again(self, version: AdapterVersion) -> None:
+        """One more `pin` of a version that is loaded."""
+        self._loaded[version.content_hash].pins += 1
 
     def unpin(self, version: AdapterVersion | None) -> None:
         """End one `pin`."""

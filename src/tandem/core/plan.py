@@ -7,6 +7,7 @@ Positions and block numbers are absolute.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tandem.core.sampling import SamplingParams
@@ -279,3 +280,22 @@ class StepResult:
     updates: tuple[UpdateResult, ...] = ()
     kept: tuple[KeptLayers, ...] = ()
     stopped: bool = False
+
+
+def lost(lane: LanePlan, reason: str) -> StepResult:
+    """What is reported of a lane that could not be computed: all of it has failed."""
+    everyone = {
+        seq_id: reason
+        for span in lane.spans
+        for seq_id in (span.seq_id, *(draw.seq_id for draw in span.draws))
+    }
+    slices = tuple(
+        SliceResult(piece.micro_batch, piece.hi, piece.lo, 0.0, reason) for piece in lane.slices
+    )
+    updates = tuple(
+        UpdateResult(update.trainer, update.revision, False, math.nan, math.nan, 0.0, reason)
+        for update in lane.updates
+    )
+    return StepResult(
+        lane.step, lane.lane, 0.0, failed=tuple(everyone.items()), slices=slices, updates=updates
+    )

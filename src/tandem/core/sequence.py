@@ -65,7 +65,8 @@ class Sequence:
 
     With `scoring`, `tokens` are those to forward: all but the last of what is scored; of the
     whole, the first `scored` need no log-probability any more. `order` sorts online before offline
-    before learning and each by arrival; it never changes.
+    before learning and each by arrival; it never changes. `mixed` says that its KV is of several
+    adapter versions, so that nobody else may read what it adds.
     """
 
     seq_id: int
@@ -83,6 +84,7 @@ class Sequence:
     first_token_s: float | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     scoring: Scoring | None = None
+    mixed: bool = False
     order: tuple[int, float, int] = field(init=False)
 
     def __post_init__(self) -> None:

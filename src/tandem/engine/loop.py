@@ -52,7 +52,8 @@ class _Counters:
 class EngineLoop:
     """One engine. All methods are called from one thread.
 
-    `on_plan`, for measurements, sees every lane's plan with its result.
+    `on_plan`, for measurements, sees every lane's plan with its result. With `switch`, requests in
+    flight go on with each new version of their adapter (MACE); scores never do.
     """
 
     def __init__(
@@ -62,13 +63,15 @@ class EngineLoop:
         clock: Clock,
         *,
         max_loaded_adapters: int = 32,
+        switch: bool = False,
         check_every_step: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._check_every_step = check_every_step
-        self._pins: dict[str, AdapterVersion | None] = {}
+        self._switch = switch
+        self._pins: dict[str, list[AdapterVersion]] = {}
         self._counters = _Counters()
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         cache = scheduler.cache
@@ -119,7 +122,7 @@ class EngineLoop:
         except BaseException:
             self._registry.unpin(version)
             raise
-        self._pins[request.request_id] = version
+        self._pins[request.request_id] = [version] if version is not None else []
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End one choice or all, or a score; idempotent."""
@@ -137,7 +140,7 @@ class EngineLoop:
         if restore is not None and files.content_hash != restore.content_hash:
             raise AdapterError(f"the files of {restore.label} at {path} have changed; load it anew")
         number = restore.number if restore is not None else 0
-        return self._registry.publish(name, str(files.path), files.content_hash, number)
+        return self._publish(name, str(files.path), files.content_hash, number)
 
     def _read_adapter(self, version: AdapterVersion) -> None:
         """Load the files of `version`, which was hashed before; both must be the same content."""
@@ -157,9 +160,30 @@ class EngineLoop:
 
         Raises `AdapterError`.
         """
-        return self._registry.publish(
-            version.name, version.path, version.content_hash, version.number
-        )
+        return self._publish(version.name, version.path, version.content_hash, version.number)
+
+    def _publish(
+        self,
+        name: str,
+        path: str,
+        content_hash: str,
+        number: int = 0,
+        load: Callable[[AdapterVersion], None] | None = None,
+    ) -> AdapterVersion:
+        """`AdapterRegistry.publish`; with `switch`, requests of the version before go on with it.
+
+        All versions that a request had stay pinned until its end: the prefix tree holds blocks
+        of theirs.
+        """
+        before = self._registry.current.get(name)
+        version = self._registry.publish(name, path, content_hash, number, load=load)
+        if self._switch and before is not None:
+            for request_id, pinned in self._pins.items():
+                old = pinned[-1:] == [before]
+                if old and self._scheduler.switch_adapter(request_id, version):
+                    self._registry.pin_again(version)
+                    pinned.append(version)
+        return version
 
     # ------------------------------------------------------------------ learning
 
@@ -199,7 +223,7 @@ class EngineLoop:
         except BaseException:
             self._registry.unpin(version)
             raise
-        self._pins[request.request_id] = version
+        self._pins[request.request_id] = [version] if version is not None else []
         self._scheduler.wake()
 
     def take_learned(self) -> list[Learned]:
@@ -220,7 +244,7 @@ class EngineLoop:
 
         Nothing is read. Raises `AdapterError`.
         """
-        return self._registry.publish(
+        return self._publish(
             name,
             path,
             content_hash,
@@ -314,7 +338,8 @@ class EngineLoop:
     def _unpin_ended(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             if request_id in self._pins and not self._scheduler.is_active(request_id):
-                self._registry.unpin(self._pins.pop(request_id))
+                for version in self._pins.pop(request_id):
+                    self._registry.unpin(version)
 
     def _count(self, tokens: int, schedule_s: float, execute_s: float) -> None:
         counters = self._counters

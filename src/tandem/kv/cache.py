@@ -132,7 +132,7 @@ class KVCache:
 
         The last token is never taken from the cache: its logits are needed.
         """
-        assert seq.seq_id not in self._tables and seq.computed == 0
+        assert seq.seq_id not in self._tables and seq.computed == 0 and not seq.mixed
         self.remove_reader(seq)
         found = self._match(seq)
         # A private table never leaves the root, so any will do that stays.
@@ -185,7 +185,7 @@ class KVCache:
         table, size = self._tables[seq.seq_id], self.block_size
         if (len(table.nodes) + 1) * size > seq.computed:  # the usual decode
             return
-        if not self._prefix_caching or _private(seq):
+        if not self._prefix_caching or _private(seq) or seq.mixed:
             return
         while (len(table.nodes) + 1) * size <= seq.computed:
             index, parent = len(table.nodes), table.last_node

@@ -232,7 +232,7 @@ class Admission:
 
     def _preempt(self, seq: Sequence) -> None:
         self._cache.release(seq)
-        seq.computed = 0
+        seq.computed, seq.mixed = 0, False
         seq.preemptions += 1
         if seq.scoring is not None:
             self._learning.preempted(seq)

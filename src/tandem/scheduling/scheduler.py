@@ -16,13 +16,11 @@ from tandem.core.events import ModelInfo, RequestTimes, TokenEvent
 from tandem.core.plan import (
     DEVICE_LANE,
     DrawResult,
-    LanePlan,
     ScoreResult,
-    SliceResult,
     Span,
     StepPlan,
     StepResult,
-    UpdateResult,
+    lost,
 )
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason, Sequence, SequenceStatus
@@ -161,6 +159,18 @@ class Scheduler:
         for seq in chosen:
             self._finish(seq, FinishReason.ABORT)
 
+    def switch_adapter(self, request_id: str, version: AdapterVersion) -> bool:
+        """Let a request's choices go on under another version, between two iterations, with the
+        tokens and the KV that they have; False if there is no such request."""
+        assert self._in_flight is None
+        choices = self._requests.get(request_id, ())
+        for seq in choices:
+            self.cache.remove_reader(seq)
+            seq.adapter, seq.mixed = version, seq.computed > 0
+            if seq.seq_id in self.state.waiting:
+                self.cache.add_reader(seq)
+        return bool(choices)
+
     def wake(self) -> None:
         """Something was changed in `learning`: ask the policy again."""
         assert self._in_flight is None
@@ -231,13 +241,7 @@ class Scheduler:
         """The plan in flight could not be computed: end its sequences with an error."""
         plan = self._in_flight
         assert plan is not None
-        everyone = tuple(
-            (seq_id, reason)
-            for lane in plan.lanes
-            for span in lane.spans
-            for seq_id in {span.seq_id, *(draw.seq_id for draw in span.draws)}
-        )
-        return self.apply([_lost(plan.step, lane, everyone, reason) for lane in plan.lanes], now)
+        return self.apply([lost(lane, reason) for lane in plan.lanes], now)
 
     # ------------------------------------------------------------------ inside
 
@@ -286,7 +290,7 @@ class Scheduler:
             child.cached_tokens = seq.cached_tokens
             child.scored = seq.scored
             if len(self.state.running) < self.budgets.max_sequences:
-                child.computed = seq.computed
+                child.computed, child.mixed = seq.computed, seq.mixed
                 self.cache.fork(seq, child)
                 self.state.run_fork(child)
             else:
@@ -372,20 +376,6 @@ class Scheduler:
         self.cache.add_reader(heir)
         for sibling in others:
             self.state.add_fork(heir, sibling)
-
-
-def _lost(
-    step: int, lane: LanePlan, everyone: tuple[tuple[int, str], ...], reason: str
-) -> StepResult:
-    """What is reported of a lane that could not be computed."""
-    slices = tuple(
-        SliceResult(piece.micro_batch, piece.hi, piece.lo, 0.0, reason) for piece in lane.slices
-    )
-    updates = tuple(
-        UpdateResult(update.trainer, update.revision, False, math.nan, math.nan, 0.0, reason)
-        for update in lane.updates
-    )
-    return StepResult(step, lane.lane, 0.0, failed=everyone, slices=slices, updates=updates)
 
 
 def _times(seq: Sequence, now: float) -> RequestTimes:
