@@ -1,9 +1,13 @@
-"""Learning that is always on offer costs requests next to none of their objectives."""
+"""Learning and batches that are always on offer cost requests next to none of their objectives."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from itertools import count
 from random import Random
+
+import pytest
 
 from tandem.build import join_loop
 from tandem.config import resolve
@@ -11,7 +15,7 @@ from tandem.core.clock import VirtualClock
 from tandem.core.events import ModelInfo
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
-from tandem.core.slo import Slo
+from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import (
     LossKind,
     LossSpec,
@@ -59,23 +63,56 @@ def arrivals(rate: float, seed: int) -> list[Arrival]:
     return found
 
 
-def attained(policy: str, rate: float, seed: int) -> tuple[float, int]:
-    """Share of the requests that met both objectives, and how many steps were trained."""
+def offline(number: int) -> list[Arrival]:
+    """There from the start: prompts of 200 to 1,200 tokens, outputs of 20 to 150."""
+    random, found = Random(number), []
+    for place in range(number):
+        prompt = tuple(random.randrange(1000) for _ in range(random.randint(200, 1200)))
+        params = SamplingParams(max_tokens=random.randint(20, 150), ignore_eos=True)
+        request = Request(f"offline-{place}", prompt, params, work_class=WorkClass.OFFLINE)
+        found.append(Arrival(0.0, request))
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """Share of the online requests that met both objectives, steps trained, and tokens of offline
+    requests that have begun to be answered."""
+
+    attained: float
+    steps: int
+    offline_tokens: int
+
+
+def found(
+    policy: str, rate: float, seed: int, *, batch: int = 0, trains: bool = True, **options: str
+) -> Found:
+    """A run until its end, or with `batch` offline requests for half of the arrivals' time."""
+    until_s = SECONDS / 2 if batch else math.inf
     clock = VirtualClock()
     executor = SimExecutor(PROFILE, clock, curve=Saturating(), seed=seed)
-    config = resolve({"scheduling": {"policy": policy}})
+    config = resolve({"scheduling": {"policy": policy, "policy_options": options}})
     loop = join_loop(config, executor, clock=clock, rates=RATES)
     numbers = count()
+    supply = (lambda: step(next(numbers))) if trains else None
     simulation = Simulation(
-        loop, clock, arrivals(rate, seed), [TrainerSpec("learner")],
-        leaps=executor, supply=lambda: step(next(numbers)),
+        loop, clock, [*arrivals(rate, seed), *offline(batch)], [TrainerSpec("learner")],
+        leaps=executor, supply=supply,
     )  # fmt: skip
-    report = simulation.run()
+    report = simulation.run(until_s)
+    online, others = [], []
+    for name, each in report.outcomes.items():
+        if name.startswith("offline"):
+            others.append(each)
+        elif each.arrival_s < until_s - 3.0:  # the last ones have not ended
+            online.append(each)
     met = [
         each.ttft_s <= SLO.ttft_s and (each.tpot_s or 0.0) <= SLO.tpot_s
-        for each in report.outcomes.values()
+        for each in online
+        if each.output_tokens
     ]
-    return sum(met) / len(met), len(report.steps)
+    tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.output_tokens)
+    return Found(sum(met) / len(online), len(report.steps), tokens)
 
 
 def step(number: int) -> TrainingStep:
@@ -85,8 +122,26 @@ def step(number: int) -> TrainingStep:
 
 def test_near_the_capacity_learning_leaves_requests_their_objectives():
     """At nine tenths of it, whatever learning takes delays all that come after."""
-    with_training, trained = attained("unified", 30.0, 0)
-    without, _ = attained("no_retrain", 30.0, 0)
-    assert without > 0.2
-    assert with_training > without - 0.05
-    assert trained > 0
+    learning, without = found("unified", 30.0, 0), found("no_retrain", 30.0, 0)
+    assert without.attained > 0.2
+    assert learning.attained > without.attained - 0.05
+    assert learning.steps > 0
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_batch_that_waits_leaves_online_requests_their_objectives(trains):
+    alone = found("unified", 10.0, 0, trains=trains)
+    beside = found("unified", 10.0, 0, batch=300, trains=trains)
+    assert alone.attained > 0.9
+    assert beside.attained > alone.attained - 0.03
+    assert beside.offline_tokens > 20_000
+    # In order of class alone, prompts of the batch fill every pass.
+    assert found("no_retrain", 10.0, 0, batch=300, trains=trains).attained < 0.5
+
+
+def test_a_batch_and_learning_share_what_is_left():
+    few, many = (
+        found("unified", 10.0, 0, batch=300, offline_share=part) for part in ("0.2", "0.8")
+    )
+    assert few.steps > 2 * many.steps > 0
+    assert many.offline_tokens > 2 * few.offline_tokens > 0

@@ -1,4 +1,4 @@
-"""What an iteration has left for learning, and which training forwards and scores fit into it.
+"""What an iteration has left for learning and offline requests, and what of them fits into it.
 
 Counts rows, time, blocks and room for recordings down as they are given away; decides no order.
 Invariant: room only shrinks, so what has not fitted once does not fit later.
@@ -6,8 +6,10 @@ Invariant: room only shrinks, so what has not fitted once does not fit later.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 from tandem.core.decision import Candidate
 from tandem.core.sequence import Sequence, SequenceStatus
@@ -16,7 +18,7 @@ from tandem.estimators.work import PassWork
 from tandem.scheduling.training import StepWork
 
 # A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
-_PIECE_TOKENS = 64
+PIECE_TOKENS = 64
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class LearningItem:
         seq = next(iter(self.sequences), None)
         if seq is None:
             return latency.update_s()
-        alone, rows = PassWork(), min(_PIECE_TOKENS, seq.remaining)
+        alone, rows = PassWork(), min(PIECE_TOKENS, seq.remaining)
         alone.span(seq.computed, rows, scored=rows, recorded=rows)
         return latency.forward_s(alone)
 
@@ -92,7 +94,7 @@ class Room:
             if waits and not self._can_start(item, seq):
                 break
             # What joins a pass that records already costs no more than its rows.
-            least = min(left, self.block_size if self.work.recorded else _PIECE_TOKENS)
+            least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
             if needed and not candidates:
                 affordable = max(least, self._affordable(start, rest))
             elif min(least, self.tokens) >= self.too_many:
@@ -110,6 +112,71 @@ class Room:
             recorded = taken if item.step is not None else 0
             self.work.span(start, taken, scored=taken, recorded=recorded)
         return candidates
+
+    def serve(
+        self,
+        running: list[Sequence],
+        waiting: Iterable[tuple[Sequence, int]],
+        *,
+        every_decode: bool,
+        needed: bool,
+    ) -> list[Candidate]:
+        """What fits of offline requests: decodes, prompts that have begun, then those of `waiting`,
+        each with how many of its tokens are cached.
+
+        With `every_decode` decodes run whatever the time; with `needed` at least one piece does.
+        """
+        decodes = [seq for seq in running if seq.decoding]
+        fitting = min(max(0, self.tokens), len(decodes))
+        if not every_decode:
+            within = _most(fitting, partial(self._has_time_for, decodes))
+            fitting = max(within, min(fitting, int(needed)))
+        self.work.decode_all([len(seq.tokens) for seq in decodes[:fitting]])
+        self.tokens -= fitting
+        found = [Candidate(seq.seq_id, None, True) for seq in decodes[:fitting]]
+        if fitting == len(decodes):
+            begun = [(seq, seq.computed) for seq in running if not seq.decoding]
+            for seq, start in chain(begun, waiting if self.slots > 0 else ()):
+                rows = self._prompt(seq, start, needed=needed and not found)
+                if rows > 0:
+                    found.append(Candidate(seq.seq_id, rows, seq.status is SequenceStatus.RUNNING))
+                if rows < len(seq.tokens) - start:
+                    break
+        return found
+
+    def leave(self, queue: list[Sequence]) -> None:
+        """Take off the slots and blocks of requests that start before what comes now."""
+        self.slots -= len(queue)
+        self.blocks -= sum([-(-len(seq.tokens) // self.block_size) for seq in queue])
+
+    def _has_time_for(self, decodes: list[Sequence], count: int) -> bool:
+        work = self.work.copy()
+        work.decode_all([len(seq.tokens) for seq in decodes[:count]])
+        return self.latency.forward_s(work) <= self.pass_s
+
+    def _prompt(self, seq: Sequence, start: int, *, needed: bool) -> int:
+        """How many rows of a prompt fit from position `start` on; counts them as taken."""
+        waits = seq.status is SequenceStatus.WAITING
+        blocks = -(-len(seq.tokens) // self.block_size) if waits else 0
+        if waits and (self.slots <= 0 or (blocks > self.blocks and not self.empty)):
+            return 0
+        left = len(seq.tokens) - start
+
+        def fits(rows: int) -> bool:
+            work = self.work.copy()
+            work.span(start, rows, draws=int(rows == left))
+            return self.latency.forward_s(work) <= self.pass_s
+
+        least = min(left, PIECE_TOKENS, self.tokens)
+        rows = _most(min(left, self.tokens), fits)
+        if rows < least:
+            rows = least if needed else 0
+        if rows > 0:
+            self.work.span(start, rows, draws=int(rows == left))
+            self.tokens -= rows
+            self.blocks -= blocks
+            self.slots -= waits
+        return rows
 
     def _affordable(self, start: int, rest: int) -> int:
         """How many of `rest` rows from position `start` on there is time for."""
@@ -137,3 +204,15 @@ class Room:
         self.blocks -= blocks
         self.slots -= 1
         return True
+
+
+def _most(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, if what is smaller than one that fits does; 0 if
+    none does."""
+    if most <= 0 or fits(most):
+        return max(0, most)
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

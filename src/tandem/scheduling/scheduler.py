@@ -106,10 +106,13 @@ class Scheduler:
 
     @property
     def steady(self) -> bool:
-        """Whether requests decode, nothing else is there, and the policy says `decodes_alike`."""
+        """Whether requests of one class decode, nothing else is there, and the policy says
+        `decodes_alike`."""
         state = self.state
+        order = state.running.in_order
         return (
             self._policy.decodes_alike
+            and (not order or order[0].request.work_class is order[-1].request.work_class)
             and len(state.all) == len(state.running)
             and not self.learning.has_work
             and state.num_running == len(state.running)
