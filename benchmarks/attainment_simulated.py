@@ -5,10 +5,12 @@
 The loads of `benchmarks/attainment.py`, with its trace, lengths, objectives and training that is
 always on offer, over the real scheduler and a profile (by default a 60M model's on two cores with
 AMX). Several stretches of the trace each; prints a Markdown table, attainment less `no_retrain`'s.
+With `--offline`, so many offline requests are there from the start of each run and end with it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, product
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import Annotated
 
@@ -28,7 +31,9 @@ from tandem.bench.traces import read_trace
 from tandem.build import join_loop
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
-from tandem.core.slo import Slo
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import (
     LossKind,
     LossSpec,
@@ -40,12 +45,13 @@ from tandem.core.training import (
 from tandem.estimators.profile import read_profile
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
-from tandem.sim.run import Simulation
+from tandem.sim.run import Arrival, Simulation
 
 LOADS = (0.3, 0.6, 0.9)
 TRACE = Path("traces") / "azure_llm_2023_conv.csv.gz"
 PROFILE = Path(__file__).parent / "attainment" / "llama-60m-amx.profile.json"
 CONTEXT = 2048
+OFFLINE = "offline"
 STEP_TOKENS = 512
 
 
@@ -61,14 +67,17 @@ class Plan:
     slo: Slo
     guessed: bool
     length_scale: float
+    offline: int
 
 
 @dataclass(frozen=True)
 class Found:
-    """Of one run: percent of the requests, and rows whose update was made, a second."""
+    """Of one run: percent of the online requests; rows whose update was made, and tokens of offline
+    requests that have begun to be answered, a second."""
 
     attained: float
     training_tokens_s: float
+    offline_tokens_s: float
 
 
 def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
@@ -90,11 +99,29 @@ def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
     rates = None if plan.guessed else profile.rates
     loop = join_loop(resolve({"scheduling": scheduling}), executor, clock=clock, rates=rates)
     supply = None if name == BASELINE else lambda: _step(next(numbers))
-    trainers = [TrainerSpec("learner")]
-    report = Simulation(loop, clock, arrivals, trainers, leaps=executor, supply=supply).run()
-    met = [each.meets(plan.slo) for each in outcomes_of(report)]
+    arrivals += _offline(plan.offline if name != BASELINE else 0, profile.info.vocab_size, stretch)
+    trainers, until_s = [TrainerSpec("learner")], plan.seconds if plan.offline else math.inf
+    simulation = Simulation(loop, clock, arrivals, trainers, leaps=executor, supply=supply)
+    report = simulation.run(until_s)
+    batch = [key for key in report.outcomes if key.startswith(OFFLINE)]
+    others = [report.outcomes.pop(key) for key in batch]
+    online = outcomes_of(report)
+    # Those of the last moments have no time to be answered in a run that is broken off.
+    met = [each.meets(plan.slo) for each in online if each.intended_s < until_s - 5.0]
     rows = len(report.steps) * 2 * (STEP_TOKENS - 1)
-    return Found(100.0 * sum(met) / len(met), rows / clock.now())
+    tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.output_tokens)
+    return Found(100.0 * sum(met) / len(met), rows / clock.now(), tokens / clock.now())
+
+
+def _offline(number: int, vocabulary: int, seed: int) -> list[Arrival]:
+    """Prompts of 200 to 1,200 tokens, answers of 20 to 150."""
+    random, found = Random(seed), []
+    for place in range(number):
+        prompt = tuple(random.choices(range(vocabulary), k=random.randint(200, 1200)))
+        sampling = SamplingParams(max_tokens=random.randint(20, 150), ignore_eos=True)
+        request = Request(f"{OFFLINE}-{place}", prompt, sampling, work_class=WorkClass.OFFLINE)
+        found.append(Arrival(0.0, request))
+    return found
 
 
 def _step(number: int) -> TrainingStep:
@@ -121,8 +148,11 @@ def table(plan: Plan, policies: list[str]) -> Iterator[str]:
                 cells.append(f"{fmean(each.attained for each in own):.1f}")
                 continue
             less = [a.attained - b.attained for a, b in zip(own, base, strict=True)]
-            trained = fmean(each.training_tokens_s for each in own)
-            cells.append(f"{fmean(less):+.1f} ({min(less):+.1f}), {trained:.0f}")
+            cell = f"{fmean(less):+.1f} ({min(less):+.1f})"
+            cell += f", {fmean(each.training_tokens_s for each in own):.0f}"
+            if plan.offline:
+                cell += f", {fmean(each.offline_tokens_s for each in own):.0f}"
+            cells.append(cell)
         yield f"| {policy} | {' | '.join(cells)} |"
 
 
@@ -135,14 +165,16 @@ def main(
     tpot_slo: Annotated[float, typer.Option(help="Seconds.")] = 0.038,
     guessed: Annotated[bool, typer.Option(help="The scheduler is not told the profile.")] = False,
     length_scale: Annotated[float, typer.Option(help="Of the trace's lengths.")] = 0.25,
+    offline: Annotated[int, typer.Option(help="Offline requests, there from the start.")] = 0,
     profile: Annotated[Path, typer.Option(help="A file of `tandem profile`.")] = PROFILE,
     data: Annotated[Path, typer.Option(help="The shared data's folder.")] = Path("../shared/data"),
 ) -> None:
-    """Simulate every policy; mean over the stretches, in brackets the worst; training tokens/s."""
+    """Simulate every policy: mean over the stretches, in brackets the worst; training tokens/s;
+    with `--offline` also tokens/s of offline requests."""
     if not (data / TRACE).is_file():
         raise SystemExit(f"skipped: no shared data at {data}")
     slo = Slo(ttft_slo, tpot_slo)
-    plan = Plan(profile, data, capacity, seconds, stretches, slo, guessed, length_scale)
+    plan = Plan(profile, data, capacity, seconds, stretches, slo, guessed, length_scale, offline)
     for row in table(plan, policy):
         typer.echo(row)
 

@@ -144,4 +144,4 @@ def test_a_batch_and_learning_share_what_is_left():
         found("unified", 10.0, 0, batch=300, offline_share=part) for part in ("0.2", "0.8")
     )
     assert few.steps > 2 * many.steps > 0
-    assert many.offline_tokens > 2 * few.offline_tokens > 0
+    assert many.offline_tokens > 1.5 * few.offline_tokens > 0
