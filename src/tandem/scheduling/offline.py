@@ -23,7 +23,7 @@ _MOST_BEGIN = 8
 
 @dataclass(slots=True)
 class OfflineRequests:
-    """Those that run, and the first of those that wait."""
+    """Those that run, and the first of those that wait while one could start."""
 
     running: list[Sequence] = field(default_factory=list)
     waiting: list[Sequence] = field(default_factory=list)
@@ -49,10 +49,11 @@ def set_apart(
     first = bisect_left(serving, _OFFLINE, key=class_then_arrival)
     while queue and _is_offline(queue[-1]):
         queue = queue[:-1]
-    waits = view.waiting_in_order
-    begin = bisect_left(waits, _OFFLINE, key=class_then_arrival)
-    taken = {seq.seq_id for seq in queue if _is_offline(seq)}
-    waiting = [seq for seq in waits[begin : begin + _MOST_BEGIN] if seq.seq_id not in taken]
+    waiting: list[Sequence] = []
+    if view.budgets.max_sequences > len(view.running) + len(queue):  # else none could start
+        waits, taken = view.waiting_in_order, set(queue)
+        begin = bisect_left(waits, _OFFLINE, key=class_then_arrival)
+        waiting = [seq for seq in waits[begin : begin + _MOST_BEGIN] if seq not in taken]
     return serving[:first], queue, OfflineRequests(serving[first:], waiting)
 
 
