@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,9 @@ samples_cap = 4
 [[keys]]
 key = "sk-other"
 train = ["*"]
+[[keys]]
+key = "sk-guest"
+train = ["formal*"]
 """
 OFF = LearningConfig(held_out=0.0, batch_samples=1000)
 
@@ -117,6 +121,38 @@ def test_feedback_by_receipt_knows_what_was_said(http: httpx.Client) -> None:
     assert (feedback["user"], feedback["version"]) == ("ann", "base")
 
 
+@pytest.mark.parametrize("how", ["never learned", "rolled back"])
+def test_a_receipt_names_the_adapter_for_which_the_base_answered(
+    http: httpx.Client, tmp_path: Path, how: str
+) -> None:
+    http.post("/adapters/formal", json={"settings": {}}).raise_for_status()
+    if how == "rolled back":
+        archive = tmp_path / "formal.zip"
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("adapter_config.json", "{}")
+            packed.writestr("adapter_model.safetensors", b"weights")
+        sent = http.post(
+            "/files", files={"file": archive.read_bytes()}, data={"purpose": "fine-tune"}
+        ).json()
+        http.post("/adapters/formal/import", json={"file_id": sent["id"]}).raise_for_status()
+        before = complete(http, model="demo:formal")
+        assert send(http, completion_id=before["id"], rating=True)["version"] == "formal@1"
+        http.post("/adapters/formal/rollback", json={}).raise_for_status()
+    chat = complete(http, model="demo:formal")
+    said = send(http, completion_id=chat["id"], rating=True)
+    assert (said["model"], said["version"], said["messages"]) == ("demo:formal", "base", TURNS)
+    plain = http.post("/completions", json={"model": "demo:formal", "prompt": "One"}).json()
+    said = send(http, completion_id=plain["id"], rating=False)
+    assert (said["model"], said["version"], said["prompt"]) == ("demo:formal", "base", "One")
+    other = send(http, completion_id=chat["id"], rating=True, adapter="casual")
+    assert other["model"] == "demo:casual"  # who is named still learns instead
+    base = complete(http)
+    assert (
+        "say which adapter"
+        in send(http, 400, completion_id=base["id"], rating=True)["error"]["message"]
+    )
+
+
 def test_choices_are_compared_by_index(http: httpx.Client) -> None:
     answer = complete(http, n=2)
     pair = {"chosen": 0, "rejected": 1}
@@ -142,6 +178,31 @@ def test_streams_and_plain_completions_have_receipts_too(http: httpx.Client) -> 
     assert (feedback["prompt"], feedback["chosen"]) == ("Two", "What?")
     pair = {"chosen": 0, "rejected": 3}
     send(http, 400, completion_id=done.id, preference=pair, adapter="formal")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"preference": {"chosen": "Very well.", "rejected": "What?"}},
+        {"demonstration": "Very well."},
+        {"rating": True},
+        {"signal": {"type": "skip"}},
+    ],
+)
+def test_of_several_prompts_one_must_be_meant(http: httpx.Client, said: dict[str, Any]) -> None:
+    body = {"model": "demo", "prompt": ["One", "Two"]}
+    about = {"completion_id": http.post("/completions", json=body).json()["id"], "adapter": "a"}
+    refused = send(http, 400, **about, **said)["error"]
+    assert refused["param"] == "choice" and "has 2 choices; say which one" in refused["message"]
+    assert send(http, **about, choice=1, **said)["prompt"] == "Two"
+    assert send(http, **about, choice=0, **said)["prompt"] == "One"
+
+
+def test_one_prompt_with_several_answers_may_be_shown_a_better_one(http: httpx.Client) -> None:
+    body = {"model": "demo", "prompt": "One", "n": 2}
+    answer = http.post("/completions", json=body).json()
+    shown = send(http, completion_id=answer["id"], demonstration="Very well.", adapter="a")
+    assert (shown["prompt"], kinds(shown)) == ("One", [("sft", 1.0)])
 
 
 def test_store_false_keeps_no_receipt(http: httpx.Client) -> None:
@@ -312,6 +373,15 @@ def test_what_shall_be_erased_is_said_exactly(http: httpx.Client, query: str, pa
     assert http.get(f"/feedback?{query.replace('limit=', 'most=')}").status_code == 400
 
 
+def test_receipts_of_a_user_are_erased_by_the_adapter_that_was_asked(http: httpx.Client) -> None:
+    http.post("/adapters/formal", json={"settings": {}}).raise_for_status()
+    asked = complete(http, model="demo:formal", user="ann")
+    complete(http, user="ann")
+    erased = http.delete("/feedback", params={"user": "ann", "adapter": "formal"}).json()
+    assert erased["receipts"] == 1
+    send(http, 404, completion_id=asked["id"], rating=True)
+
+
 def test_erased_text_is_in_no_file(tmp_path: Path) -> None:
     store = StoreConfig(directory=str(tmp_path))
     with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
@@ -333,7 +403,12 @@ def test_a_key_does_what_it_may(tmp_path: Path) -> None:
         def client(key: str) -> httpx.Client:
             return httpx.Client(base_url=f"{url}/v1", headers={"authorization": f"Bearer {key}"})
 
-        with client("sk-app") as app_http, client("sk-boss") as boss, client("sk-other") as other:
+        with (
+            client("sk-app") as app_http,
+            client("sk-boss") as boss,
+            client("sk-other") as other,
+            client("sk-guest") as guest,
+        ):
             answer = complete(app_http)
             refused = send(app_http, 403, completion_id=answer["id"], rating=True, adapter="x")
             assert refused["error"]["type"] == "permission_error"
@@ -355,6 +430,13 @@ def test_a_key_does_what_it_may(tmp_path: Path) -> None:
             talk = {"model": "demo:formal", "messages": TURNS}
             assert app_http.post("/chat/completions", json=talk).status_code == 403
             assert other.post("/chat/completions", json=talk).status_code == 200
+            for name in ("formal", "secret"):
+                boss.post(f"/adapters/{name}", json={"settings": {}}).raise_for_status()
+            may = complete(guest, model="demo:formal")
+            send(guest, completion_id=may["id"], rating=True)
+            may_not = complete(guest, model="demo:secret")  # asked of, and not trained
+            refused = send(guest, 403, completion_id=may_not["id"], rating=True)
+            assert "may not train the adapter 'secret'" in refused["error"]["message"]
 
 
 def test_what_is_switched_off_says_so() -> None:

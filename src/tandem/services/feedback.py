@@ -169,7 +169,7 @@ class FeedbackService:
                 _log.warning("what was erased stays in the database's log until the next erasure")
 
     def _adapter_of(self, said: Said, receipt: Receipt | None) -> str:
-        """Which adapter learns: the named one, else the one that answered."""
+        """Which adapter learns: the named one, else the one that was asked."""
         named = {name for name in (said.adapter, self._adapter_in(said.model)) if name}
         if len(named) > 1:
             raise InvalidRequest("'model' and 'adapter' name two adapters", param="adapter")

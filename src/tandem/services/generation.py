@@ -149,7 +149,7 @@ class Generation:
             completion_id=f"{prefix}-{self._rng.getrandbits(96):024x}",
             created_s=self._tools.receipts.now(),
             tenant=options.tenant,
-            adapter=model.adapter.name if model.adapter else None,
+            adapter=model.name,
             version="",
             messages=messages,
             prompt="",

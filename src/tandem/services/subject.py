@@ -104,7 +104,9 @@ def _of_receipt(ask: Ask, receipt: Receipt) -> Subject:
     index = _first_index(ask)
     choice = _choice(receipt, index)
     several = len(receipt.choices) > 1
-    if several and index is None and (ask.rating is not None or ask.signal is not None):
+    rates = ask.rating is not None or ask.signal is not None
+    shows = ask.preferred is not None or ask.demonstration is not None
+    if several and index is None and (rates or (shows and _has_prompts(receipt))):
         raise InvalidRequest(
             f"the completion has {len(receipt.choices)} choices; say which one: 'choice'",
             param="choice",
@@ -114,6 +116,11 @@ def _of_receipt(ask: Ask, receipt: Receipt) -> Subject:
         if isinstance(other, int) and _choice(receipt, other).prompt != choice.prompt:
             raise InvalidRequest("these choices answer different prompts", param="preference")
     return Subject(receipt.messages, choice.prompt or receipt.prompt, answer, receipt)
+
+
+def _has_prompts(receipt: Receipt) -> bool:
+    """Whether its choices answer different prompts."""
+    return len({choice.prompt for choice in receipt.choices}) > 1
 
 
 def _first_index(ask: Ask) -> int | None:
