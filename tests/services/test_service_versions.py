@@ -12,12 +12,12 @@ from prometheus_client import generate_latest
 
 from learning_world import World, until, world
 from tandem.core.errors import Conflict, NotFound
-from tandem.core.learning import VersionRecord, VersionState
+from tandem.core.learning import SampleState, VersionRecord, VersionState
 from tandem.services.adapters import Adapters
 from tandem.services.learning.recovery import recover
 from tandem.services.models import Models
 from tandem.services.versions import Versions
-from tandem.store import adapters
+from tandem.store import adapters, samples
 
 
 @asynccontextmanager
@@ -102,6 +102,25 @@ async def test_one_version_is_deleted(tmp_path: Path) -> None:
         assert await versions.roll_back("formal", None) == 0  # what version 1 was made from
         await versions.publish("formal", 2)
         await learned(made, 3)
+
+
+async def test_what_was_refused_and_is_published_by_request_is_replayed(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1, "manual")
+        await versions.refuse("formal", 1)
+        await made.give([made.sample()], {"gate": "manual"})
+        await learned(made, 2, "manual")
+        await versions.refuse("formal", 2)
+
+        async def consumed() -> list[int | None]:
+            found = await made.store.read(samples.heads, "formal", SampleState.CONSUMED)
+            return [head.version for head in found]
+
+        assert await consumed() == []
+        await versions.publish("formal", 1)
+        assert await consumed() == [1] * 4  # and nothing of version 2
+        await versions.publish("formal", 1)  # pins it; nothing else changes
+        assert await consumed() == [1] * 4
 
 
 async def test_a_reference_and_a_candidate_are_not_deleted(tmp_path: Path) -> None:

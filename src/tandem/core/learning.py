@@ -96,7 +96,8 @@ class SampleKind(StrEnum):
 class SampleState(StrEnum):
     """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`; unusable ones go to `INVALID` at once.
 
-    `CONSUMED` names the version that used it first; `REFUSED` the candidate that the gate refused.
+    `CONSUMED` names the version that used it first; `REFUSED` the candidate that the gate refused
+    (`CONSUMED` after all if that is published by request).
     An assignment that was interrupted goes back to `ACCEPTED`.
     """
 

@@ -107,10 +107,17 @@ def release(connection: Connection, adapter: str | None = None) -> int:
 def finish(
     connection: Connection, sample_ids: Sequence[str], state: SampleState, version: int
 ) -> int:
-    """`ASSIGNED -> CONSUMED` or `REFUSED` with a version's number; how many were assigned."""
+    """`ASSIGNED -> CONSUMED` or `REFUSED` with a version's number; how many were assigned.
+
+    `REFUSED -> CONSUMED` if that version had been refused and is published all the same.
+    """
     assert state in (SampleState.CONSUMED, SampleState.REFUSED)
     values = {"state": state.value, "version": version}
-    return len(_move(connection, sample_ids, SampleState.ASSIGNED, values))
+    finished = _move(connection, sample_ids, SampleState.ASSIGNED, values)
+    if state is SampleState.CONSUMED:
+        refused = SAMPLES.c.version == version
+        _move(connection, sample_ids, SampleState.REFUSED, values, refused)
+    return len(finished)
 
 
 def invalidate(connection: Connection, problems: Mapping[str, str]) -> int:

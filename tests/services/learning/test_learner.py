@@ -266,6 +266,50 @@ async def test_one_key_contributes_no_more_than_its_share(tmp_path: Path, share:
         assert record is not None and record.metrics["key_share"] == 0.5
 
 
+@pytest.mark.parametrize("found", ["by training", "by encoding"])
+@pytest.mark.parametrize("good_others", [0, 1])
+async def test_unusable_samples_of_one_key_do_not_condemn_those_of_another(
+    tmp_path: Path, found: str, good_others: int
+) -> None:
+    poison: set[tuple[int, ...]] = set()
+
+    def judge(step: TrainingStep) -> str | None:
+        tokens = {s.tokens for batch in step.micro_batches for s in batch}
+        return "the loss is not finite" if tokens & poison else None
+
+    settings = LearningSettings(
+        batch_samples=4, steps_per_version=1, replay=0.0, key_share=0.5, epochs=1
+    )
+    async with world(tmp_path, engine=FakeEngine(judge=judge), settings=settings) as made:
+        honest = [made.sample(key_id="honest") for _ in range(2)]
+        text = "poison" if found == "by training" else " "
+        bad = [made.sample(key_id="other", chosen=text) for _ in range(2 - good_others)]
+        if found == "by training":
+            encoder = made.tools.encoder(made.tools.defaults)
+            encoded = [encoder.encode(sample) for sample in bad]
+            poison.update(each.prompt + each.chosen for each in encoded)
+        good = [made.sample(key_id="other") for _ in range(good_others)]
+        await made.give([*honest, *bad, *good])
+        made.learner.notify("formal")
+        async with asyncio.timeout(10):
+            while {await state_of(made, sample) for sample in bad} != {SampleState.INVALID}:
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        states = [await state_of(made, sample) for sample in honest]
+        assert states.count(SampleState.CONSUMED) == good_others  # as many as of the other key
+        assert states.count(SampleState.ACCEPTED) == 2 - good_others
+        # What had to wait learns as soon as others have said as much.
+        more = [made.sample(key_id="other") for _ in range(2 - good_others)]
+        await made.give(more)
+        made.learner.notify("formal")
+        await settled(made)
+        states = [await state_of(made, sample) for sample in [*honest, *good, *more]]
+        assert set(states) == {SampleState.CONSUMED}
+        for version in await made.store.read(adapters.versions, "formal"):
+            assert version.state is VersionState.PUBLISHED
+            assert version.metrics["key_share"] == 0.5
+
+
 async def test_deleting_an_adapter_while_it_learns(tmp_path: Path) -> None:
     async with world(tmp_path, engine=FakeEngine(step_s=5.0)) as made:
         await made.give([made.sample() for _ in range(4)])

@@ -15,6 +15,7 @@ from tandem.services.learning.selection import (
     plan_steps,
     priority,
     to_go_on,
+    within_shares,
 )
 from tandem.services.learning.settings import LearningSettings
 from tandem.store.samples import SampleHead
@@ -65,6 +66,9 @@ def test_no_key_exceeds_its_share(keys: list[str], most: int, share: float) -> N
     if share == 1.0:
         assert len(chosen) == min(most, len(heads))
     assert chosen == choose(list(reversed(heads)), most, share, NOW_S)
+    assert within_shares([h.key_id for h in chosen], share)
+    fits = within_shares(keys, share)
+    assert fits == (len(choose(heads, len(heads), share, NOW_S)) == len(heads))
 
 
 def test_steps_have_one_kind_and_a_share_of_replay() -> None:

@@ -12,14 +12,11 @@ import shutil
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tandem.core.errors import AdapterError, EngineDead, TrainingCancelled
 from tandem.core.learning import (
-    AdapterRecord,
     EventRecord,
-    Sample,
     SampleKind,
     SampleState,
     VersionRecord,
@@ -27,10 +24,11 @@ from tandem.core.learning import (
 )
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.core.version import AdapterVersion
+from tandem.services.learning.block import Block
 from tandem.services.learning.gate import Outcome, Verdict
 from tandem.services.learning.publish import Conclusion, candidate_name
 from tandem.services.learning.references import Model, References
-from tandem.services.learning.selection import choose, plan_steps, to_go_on
+from tandem.services.learning.selection import choose, plan_steps
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.learning.steps import (
     Failed,
@@ -57,33 +55,6 @@ class Progress(StrEnum):
     LEARNED = "learned"
     SOON = "soon"
     IDLE = "idle"
-
-
-@dataclass(slots=True)
-class _Block:
-    """What is trained between two versions: `chosen` are the heads of usable new samples, `seen`
-    those of replayed ones, `latest` the last loss of each sample that was trained on, `misjudged`
-    the pairs that the model, when last asked, would have answered the wrong way."""
-
-    record: AdapterRecord
-    settings: LearningSettings
-    claimed: list[Sample]
-    chosen: list[SampleHead]
-    seen: list[SampleHead]
-    latest: dict[str, float] = field(default_factory=dict)
-    misjudged: set[str] = field(default_factory=set)
-    losses: list[float] = field(default_factory=list)
-    steps: int = 0
-
-    @property
-    def used(self) -> list[Sample]:
-        """Claimed samples that were trained on."""
-        return [sample for sample in self.claimed if sample.sample_id in self.latest]
-
-    def unlearned(self) -> list[SampleHead]:
-        """The new samples to go over next; none once most of them are learned."""
-        heads = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]
-        return to_go_on(heads, self.misjudged)
 
 
 class Course:
@@ -165,16 +136,16 @@ class Course:
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])
         claimed_ids = {sample.sample_id for sample in claimed}
         chosen = [head for head in chosen if head.sample_id in claimed_ids]
-        block = _Block(record, settings, claimed, chosen, seen)
+        block = Block(record, settings, claimed, chosen, seen)
         try:
             maker = await self._prepare(block)
             for epoch in range(settings.epochs):
                 if heads := block.unlearned():
                     await self._train(block, maker, heads, epoch)
-            if block.latest:
+            if block.latest and block.fair:
                 await self._conclude(block)
             else:
-                await self._store.write(samples.release, self.name)
+                await self._give_up(block)
         except (EngineDead, TrainingCancelled):
             self._open_from = None
             await self._store.write(samples.release, self.name)
@@ -185,6 +156,14 @@ class Course:
             raise
         return Progress.LEARNED
 
+    async def _give_up(self, block: Block) -> None:
+        """No version comes of what is left; it is accepted again, and chosen among anew."""
+        if block.latest:
+            message = "samples cannot be trained on, and without them one API key has too many"
+            await self._tell("info", f"{message}: begun again", {"samples": len(block.latest)})
+            await self.rest()
+        await self._store.write(samples.release, self.name)
+
     async def _candidate_waits(self) -> bool:
         """Whether somebody has to decide about a candidate first (gate `manual`)."""
         known = await self._store.read(adapters.versions, self.name)
@@ -192,7 +171,7 @@ class Course:
 
     # ------------------------------------------------------------------ training
 
-    async def _prepare(self, block: _Block) -> StepMaker:
+    async def _prepare(self, block: Block) -> StepMaker:
         """Encode what may be trained on and open the trainer; unusable samples become invalid."""
         replayed = await self._store.read(samples.get, [head.sample_id for head in block.seen])
         reference = await self._reference(block.settings)
@@ -206,6 +185,7 @@ class Course:
         problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
         await self._invalidate(block, problems)
         block.seen = [head for head in block.seen if head.sample_id not in problems]
+        block.share_out(self._tools.now())
         if block.chosen:
             await self._open(block)
         return maker
@@ -220,7 +200,7 @@ class Course:
         loaded = await self._tools.publisher.load_reference(version)
         return References.version(loaded.name, loaded)
 
-    async def _open(self, block: _Block) -> None:
+    async def _open(self, block: Block) -> None:
         """Open the trainer at the current version, unless it is open there."""
         current = block.record.current
         if self._open_from == current:
@@ -239,7 +219,7 @@ class Course:
         self._open_from = current
 
     async def _train(
-        self, block: _Block, maker: StepMaker, heads: Sequence[SampleHead], epoch: int
+        self, block: Block, maker: StepMaker, heads: Sequence[SampleHead], epoch: int
     ) -> None:
         """Once over `heads`."""
         plans = plan_steps(heads, block.seen, block.settings, epoch)
@@ -257,7 +237,7 @@ class Course:
         if failed:
             await self._isolate(block, maker, failed)
 
-    async def _applied(self, block: _Block, prepared: PreparedStep, outcome: StepOutcome) -> None:
+    async def _applied(self, block: Block, prepared: PreparedStep, outcome: StepOutcome) -> None:
         losses = prepared.losses(outcome)
         await self._store.write(samples.record_losses, losses)
         block.latest.update(losses)
@@ -269,7 +249,7 @@ class Course:
         metrics.steps.labels(self.name, "applied").inc()
         metrics.step_time.observe(max(0.0, outcome.finished_s - outcome.started_s))
 
-    async def _isolate(self, block: _Block, maker: StepMaker, failed: Sequence[Failed]) -> None:
+    async def _isolate(self, block: Block, maker: StepMaker, failed: Sequence[Failed]) -> None:
         """Train the samples of failed steps one by one: those that fail alone are invalid.
 
         Each is tried once, so that nothing loops.
@@ -290,7 +270,7 @@ class Course:
                     await self._applied(block, *result)
         await self._invalidate(block, problems)
 
-    async def _invalidate(self, block: _Block, problems: dict[str, str]) -> None:
+    async def _invalidate(self, block: Block, problems: dict[str, str]) -> None:
         if not problems:
             return
         block.chosen = [head for head in block.chosen if head.sample_id not in problems]
@@ -303,7 +283,7 @@ class Course:
 
     # ------------------------------------------------------------------ publishing
 
-    async def _conclude(self, block: _Block) -> None:
+    async def _conclude(self, block: Block) -> None:
         publisher = self._tools.publisher
         number = await self._store.write(adapters.allocate, self.name)
         path = await publisher.staging_path(self.name, number)
@@ -344,7 +324,7 @@ class Course:
         finally:
             self._concluding = False
 
-    async def _settle(self, block: _Block, record: VersionRecord, verdict: Verdict) -> None:
+    async def _settle(self, block: Block, record: VersionRecord, verdict: Verdict) -> None:
         conclusion = Conclusion(
             record,
             consumed=[sample.sample_id for sample in block.used],

@@ -79,6 +79,11 @@ def choose(
     return chosen
 
 
+def within_shares(key_ids: Sequence[str], key_share: float) -> bool:
+    """Whether no API key has more than its share of samples, of which each one's key is given."""
+    return max(Counter(key_ids).values(), default=0) <= _cap(key_share, len(key_ids))
+
+
 def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[SampleHead]:
     """The samples of a version that must be seen again; none once most of it is learned.
 

@@ -1,0 +1,50 @@
+"""What one course has in hand between two versions: claimed samples and what came of them.
+
+Knows neither engine nor store. Invariant: `chosen` holds only samples that can be trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tandem.core.learning import AdapterRecord, Sample
+from tandem.services.learning.selection import choose, to_go_on, within_shares
+from tandem.services.learning.settings import LearningSettings
+from tandem.store.samples import SampleHead
+
+
+@dataclass(slots=True)
+class Block:
+    """What is trained between two versions: `chosen` are the heads of usable new samples, `seen`
+    those of replayed ones, `latest` the last loss of each sample that was trained on, `misjudged`
+    the pairs that the model, when last asked, would have answered the wrong way."""
+
+    record: AdapterRecord
+    settings: LearningSettings
+    claimed: list[Sample]
+    chosen: list[SampleHead]
+    seen: list[SampleHead]
+    latest: dict[str, float] = field(default_factory=dict)
+    misjudged: set[str] = field(default_factory=set)
+    losses: list[float] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def used(self) -> list[Sample]:
+        """Claimed samples that were trained on."""
+        return [sample for sample in self.claimed if sample.sample_id in self.latest]
+
+    @property
+    def fair(self) -> bool:
+        """Whether no API key has more than its share of what was trained on: samples of others may
+        have turned out to be unusable meanwhile."""
+        return within_shares([sample.key_id for sample in self.used], self.settings.key_share)
+
+    def share_out(self, now_s: float) -> None:
+        """Choose again among what is usable; what is now beyond a key's share waits for others."""
+        self.chosen = choose(self.chosen, len(self.chosen), self.settings.key_share, now_s)
+
+    def unlearned(self) -> list[SampleHead]:
+        """The new samples to go over next; none once most of them are learned."""
+        heads = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]
+        return to_go_on(heads, self.misjudged)
