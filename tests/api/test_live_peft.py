@@ -14,18 +14,19 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from live_learning_client import Pair, User, live_user
-from serving import DEMO_MODEL
+from serving import DEMO_MODEL, new_directory
 
 QUESTION = "What is the capital of France?"
 ANSWER = "Certainly. The capital of France is Paris.<|im_end|>"
 # PEFT asks transformers for an attribute that is on its way out.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+ROOT = new_directory()
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @pytest.fixture(scope="module")
 def user() -> Iterator[User]:
-    with live_user(learning={"held_out": 0.0}) as user:
+    with live_user(learning={"held_out": 0.0}, adapters={"roots": (ROOT,)}) as user:
         yield user
 
 
@@ -131,3 +132,26 @@ def test_an_adapter_from_peft_serves_and_goes_on_learning(user: User, tmp_path: 
     assert learned["content_hash"] != imported["content_hash"]
     serving = user.call("GET", "/v1/adapters/mine")["label"]
     assert user.greedy("demo:mine", QUESTION).version == serving
+
+
+def test_what_was_loaded_by_path_keeps_its_label_when_it_learns(user: User) -> None:
+    own = Path(ROOT) / "loaded"
+    wanted, tokens = trained_by_peft(user, own), sequence(user)
+    loaded = user.call("POST", "/v1/adapters/loaded/load", json={"path": "loaded"})
+    before = user.greedy("demo:loaded", QUESTION)
+    assert before.version == loaded["label"] == "loaded@1"
+
+    teach(user, "loaded", 8)
+    user.wait_until_learned("loaded")
+    second, first = user.versions("loaded")
+    assert (first["version"], first["origin"], first["parent"]) == (1, "import", 0)
+    assert first["content_hash"] == loaded["content_hash"] != second["content_hash"]
+    assert (second["version"], second["parent"]) == (2, 1)
+    user.call("POST", "/v1/adapters/loaded/versions/2/publish")  # whatever the gate said
+    after = user.greedy("demo:loaded", QUESTION)
+    assert after.version == "loaded@2" and after.fingerprint != before.fingerprint
+    assert user.logprobs("demo:loaded", tokens) != pytest.approx(wanted, abs=1e-3)
+
+    assert user.call("POST", "/v1/adapters/loaded/rollback", json={})["version"] == 1
+    assert user.greedy("demo:loaded", QUESTION) == before
+    assert user.logprobs("demo:loaded", tokens) == pytest.approx(wanted, abs=1e-3)

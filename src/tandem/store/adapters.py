@@ -89,9 +89,17 @@ def allocate(connection: Connection, name: str) -> int:
     return int(after) - 1
 
 
-def begin_version(connection: Connection, adapter: AdapterRecord) -> int:
-    """A number for a version that is ready, of an adapter that may be new with it."""
-    return allocate(connection, create(connection, adapter).name)
+def begin_version(connection: Connection, adapter: AdapterRecord, least: int = 1) -> int:
+    """A number, `least` or more, for a version that is ready, of an adapter that may be new."""
+    pass_over(connection, adapter, least - 1)
+    return allocate(connection, adapter.name)
+
+
+def pass_over(connection: Connection, adapter: AdapterRecord, number: int) -> None:
+    """Give no version of an adapter, which may be new, a number up to this one any more."""
+    after = max(number + 1, create(connection, adapter).next_number)
+    change = sa.update(ADAPTERS).where(ADAPTERS.c.name == adapter.name)
+    connection.execute(change.values(next_number=after))
 
 
 def delete(connection: Connection, name: str) -> list[VersionRecord]:

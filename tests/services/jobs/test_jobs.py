@@ -12,9 +12,11 @@ import pytest
 
 from fake_engine import FakeEngine
 from learning_world import World, join, until
+from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import Conflict, InvalidRequest, NotFound
 from tandem.core.learning import FileRecord, JobRecord, JobStatus, VersionState
 from tandem.core.training import TrainingStep
+from tandem.core.version import AdapterVersion
 from tandem.services.auth import Caller
 from tandem.services.jobs.service import JobAsk, Jobs
 from tandem.services.jobs.tools import JobTools
@@ -272,6 +274,39 @@ async def test_a_restart_goes_on_from_the_last_commit(tmp_path: Path, point: str
         assert committed in (10, 12, 20)
         assert len(fresh.steps) == job.total_steps - committed
         assert job.step == job.total_steps == 24
+
+
+@pytest.mark.parametrize("change", ["", "changed"])
+async def test_a_job_continues_what_was_loaded_by_hand(tmp_path: Path, change: str) -> None:
+    hand = tmp_path / "hand"
+    hand.mkdir()
+    (hand / "adapter_config.json").write_text("{}")
+    (hand / "adapter_model.safetensors").write_text("by hand")
+    loaded = AdapterVersion("formal", 1, inspect_adapter(hand).content_hash, str(hand))
+    engine, opened = FakeEngine(adapters={"formal": loaded}), []
+
+    def judge(step: TrainingStep) -> None:
+        opened.append(engine.spec_of[step.trainer].source)
+
+    engine.judge = judge
+    (hand / "adapter_model.safetensors").write_text(change or "by hand")
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        job = await jobs.create(
+            ask(await upload(world, supervised(2)), model="demo:formal"), CALLER
+        )
+        job = await ended(jobs, job.job_id)
+        versions = await world.store.read(adapters.versions, "formal")
+        if change:  # it does not begin at the base instead
+            assert job.status is JobStatus.FAILED and "have changed" in job.error["message"]
+            assert versions == [] and opened == []
+            return
+        assert [(v.number, v.parent, v.origin) for v in versions] == [
+            (1, 0, "import"),
+            (2, 1, job.job_id),
+        ]
+        assert versions[0].content_hash == loaded.content_hash
+        assert set(opened) == {versions[0].path}
+        assert engine.adapters["formal"].label == "formal@2"
 
 
 async def test_diverging_jobs_fail(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tandem.services.jobs.publication import Publication
 from tandem.services.jobs.results import step_event
 from tandem.services.jobs.tools import JobFailed, JobTools
 from tandem.services.jobs.validation import Validation
+from tandem.services.learning.loaded import loaded_by_hand
 from tandem.services.learning.publish import engine_ready, move_durably, remove_tree
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.learning.steps import Failed, StepMaker, StepShape, Wanted, run_steps
@@ -182,6 +183,8 @@ class JobRun:
         settings = await self._settings()
         source, resume = self.job.checkpoint_path, bool(self.job.checkpoint_path)
         if not resume:
+            if await loaded_by_hand(self._course, self.job.adapter):
+                await self._tools.learner.keep_loaded(self.job.adapter)
             record = await self._store.read(adapters.find, self.job.adapter)
             current = record.current if record is not None else 0
             version = await self._store.read(adapters.version, self.job.adapter, current)

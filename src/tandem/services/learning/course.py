@@ -26,6 +26,7 @@ from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.block import Block
 from tandem.services.learning.gate import Outcome, Verdict
+from tandem.services.learning.loaded import keep_loaded
 from tandem.services.learning.publish import Conclusion, candidate_name
 from tandem.services.learning.references import Model, References
 from tandem.services.learning.selection import choose, plan_steps
@@ -97,14 +98,23 @@ class Course:
     async def held(self) -> AsyncIterator[None]:
         """Nothing of this adapter is trained inside; what was under way is given up.
 
-        A version that is just being published is waited for.
+        A version that is just being published is waited for. What was loaded by hand is a version.
         """
         if self._running is not None and not self._concluding:
             self._running.cancel()
         async with self._lock:
             await self.rest()
             await self._store.write(samples.release, self.name)
+            try:
+                await keep_loaded(self._tools, self.name)
+            except AdapterError as error:  # no reason to refuse what is to be done
+                await self._tell("warning", str(error), {})
             yield
+
+    async def keep_loaded(self) -> None:
+        """See `loaded.py`. Raises `AdapterError`."""
+        async with self._lock:
+            await keep_loaded(self._tools, self.name)
 
     async def rest(self) -> None:
         """Free the engine's memory; the next turn starts from the current version."""
@@ -123,6 +133,8 @@ class Course:
         waiting = await self._store.read(samples.heads, self.name)
         if not waiting or await self._candidate_waits():
             return Progress.IDLE
+        if await keep_loaded(self._tools, self.name):
+            return Progress.LEARNED  # by somebody else; the next turn goes on from it
         seen = await self._store.read(
             samples.heads, self.name, SampleState.CONSUMED, newest_first=True, limit=_REPLAY_POOL
         )
@@ -206,14 +218,12 @@ class Course:
         if self._open_from == current:
             return
         version = await self._store.read(adapters.version, self.name, current)
-        loaded = self._client.adapters.get(self.name)  # by hand, where nothing was learned yet
-        begin = version or loaded
         await self._client.open_trainer(
             TrainerSpec(
                 name=self.trainer,
                 lora=block.settings.lora,
                 optimizer=block.settings.optimizer,
-                source=begin.path if begin is not None else "",
+                source=version.path if version is not None else "",
             )
         )
         self._open_from = current

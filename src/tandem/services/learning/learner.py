@@ -74,6 +74,13 @@ class Learner:
             yield
         self.notify(adapter)
 
+    async def keep_loaded(self, adapter: str) -> None:
+        """Make what was loaded by hand as `adapter` a version of it, if so. Raises `AdapterError`.
+
+        What is under way goes on, and is waited for.
+        """
+        await self._course(adapter).keep_loaded()
+
     async def discard(self, adapter: str) -> None:
         """Throw away what `adapter` has learned since its current version."""
         async with self.held(adapter):

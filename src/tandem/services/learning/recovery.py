@@ -16,6 +16,7 @@ from pathlib import Path
 from tandem.core.errors import AdapterError
 from tandem.core.learning import EventRecord, VersionRecord
 from tandem.services.learning.base import compare_base
+from tandem.services.learning.loaded import settle_loaded
 from tandem.services.learning.tools import LearningTools
 from tandem.services.retention import trim_versions
 from tandem.store import Connection, adapters, events, samples
@@ -42,6 +43,7 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
     await trim_versions(tools.store)
     serving: list[str] = []
     lost: list[str] = []
+    await settle_loaded(tools)
     current = await tools.store.read(_current)
     await compare_base(tools, directory, current)
     for version in current:

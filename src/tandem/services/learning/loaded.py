@@ -1,0 +1,109 @@
+"""What was loaded by hand (`--adapter`, or over HTTP) under a name that learns: a version of it.
+
+Its files are copied into the store when the adapter is first worked on, under the number that
+answers already or the next free one. Knows no training. Invariant: a label never means two
+contents, and roll back and restart find what answered before anything was learned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+
+from tandem.adapters.files import inspect_adapter
+from tandem.core.errors import AdapterError
+from tandem.core.learning import AdapterRecord, EventRecord, VersionRecord, VersionState
+from tandem.core.version import AdapterVersion
+from tandem.services.archives import copy
+from tandem.services.learning.publish import Conclusion, remove_tree
+from tandem.services.learning.tools import LearningTools
+from tandem.services.uninterrupted import uninterrupted
+from tandem.store import Connection, adapters
+
+logger = logging.getLogger(__name__)
+
+
+async def loaded_by_hand(tools: LearningTools, name: str) -> AdapterVersion | None:
+    """What answers as `name` without being a version of it. Once something was published, it is
+    only versions that answer."""
+    published = await tools.store.read(_published, name)
+    return None if published else tools.client.adapters.get(name)
+
+
+async def keep_loaded(tools: LearningTools, name: str) -> bool:
+    """Make it a version, of an adapter that may be new with it; whether there was something.
+
+    Nothing else may work on `name` meanwhile. Raises `AdapterError` if its files are not what was
+    loaded any more.
+    """
+    loaded = await loaded_by_hand(tools, name)
+    if loaded is not None:
+        await uninterrupted(_keep(tools, loaded))
+    return loaded is not None
+
+
+async def settle_loaded(tools: LearningTools) -> None:
+    """At the start: what `--adapter` loaded becomes a version where there is none, and else gives
+    way to the version that is current, or to the base."""
+    for record in await tools.store.read(adapters.listed):
+        loaded = tools.client.adapters.get(record.name)
+        if loaded is None:
+            continue
+        published = await tools.store.read(_published, record.name)
+        if not published:
+            try:
+                await keep_loaded(tools, record.name)
+            except AdapterError as error:
+                logger.error("%s", error)
+        elif loaded.content_hash not in {version.content_hash for version in published}:
+            logger.warning(
+                "the files at %s are no version of '%s', which learns here, and do not answer: "
+                "import them, or start without them",
+                loaded.path,
+                record.name,
+            )
+        if published and not record.current:
+            await tools.publisher.forget(record.name)
+
+
+async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
+    name, publisher, now_s = loaded.name, tools.publisher, tools.now()
+    adapter = AdapterRecord(name, now_s)
+    aside = await publisher.staging_path(name, 0)  # no version has number 0
+    try:
+        await asyncio.to_thread(_copy, loaded, aside)
+    except (AdapterError, OSError) as error:
+        await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+        await tools.store.write(adapters.pass_over, adapter, loaded.number)
+        raise AdapterError(
+            f"what answers as {loaded.label} cannot be kept as a version: {error}; import it anew"
+        ) from error
+    number = await tools.store.write(adapters.begin_version, adapter, loaded.number)
+    await asyncio.to_thread(aside.rename, await publisher.staging_path(name, number))
+    version = VersionRecord(
+        adapter=name,
+        number=number,
+        content_hash=loaded.content_hash,
+        path=str(publisher.path(name, number)),
+        created_s=now_s,
+        state=VersionState.CANDIDATE,
+        origin="import",
+    )
+    message = f"version {number} is what was loaded from {loaded.path}"
+    event = EventRecord(name, now_s, "info", message, {"version": number})
+    await publisher.publish(Conclusion(version, (), (), event))
+    tools.metrics.version.labels(name).set(number)
+
+
+def _copy(loaded: AdapterVersion, target: Path) -> None:
+    remove_tree(target)
+    copy(Path(loaded.path), target)
+    if inspect_adapter(target).content_hash != loaded.content_hash:
+        raise AdapterError(f"the files at {loaded.path} have changed since")
+
+
+def _published(connection: Connection, name: str) -> list[VersionRecord]:
+    known = adapters.versions(connection, name)
+    return [version for version in known if version.state is VersionState.PUBLISHED]
