@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from training_harness import (
     random_sequences,
 )
 
+DOCS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 ROLES = {
     LossKind.SFT: (Role.TARGET,),
     LossKind.DPO: (Role.CHOSEN, Role.REJECTED),
@@ -209,6 +212,8 @@ def test_the_account_names_every_purpose(executor):
     assert account["recordings"] > 0 and account["trainers"] > 0 and account["adapters"] == 0
     executor.close_trainer("t")
     assert executor.memory_bytes()["trainers"] == 0
+    documented = re.findall(r"^\| `([a-z_]+)` \| (?!gauge|counter|histogram)", DOCS, re.MULTILINE)
+    assert set(documented) == set(account)
 
 
 def test_more_than_fits_drops_recorded_inputs_and_gives_the_same_gradient():

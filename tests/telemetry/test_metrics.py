@@ -27,6 +27,7 @@ STATS = EngineStats(
     iterations=6,
     iteration_tokens_hist={1: 2, 64: 3, 100_000: 1},
     iteration_tokens_sum=100_194,
+    memory_bytes={"weights": 4096, "trainers": 0},
 )
 
 
@@ -52,6 +53,11 @@ def test_engine_counters_are_shown_as_they_are() -> None:
     assert found["tandem_iteration_tokens_bucket{le=8192.0}"] == 5
     assert found["tandem_iteration_tokens_count"] == 6
     assert found["tandem_iteration_tokens_sum"] == 100_194
+    memory = {name: value for name, value in found.items() if name.startswith("tandem_memory")}
+    assert memory == {
+        "tandem_memory_bytes{purpose=weights}": 4096,
+        "tandem_memory_bytes{purpose=trainers}": 0,
+    }
 
 
 def test_a_dead_engine_shows_no_numbers_of_its_own() -> None:

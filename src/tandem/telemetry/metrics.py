@@ -183,6 +183,12 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     )
     for name, text, value in values:
         yield GaugeMetricFamily(f"tandem_{name}", text, value=float(value))
+    memory = GaugeMetricFamily(
+        "tandem_memory_bytes", "Memory that the engine accounts for, by purpose", labels=["purpose"]
+    )
+    for purpose, num_bytes in stats.memory_bytes.items():
+        memory.add_metric([purpose], float(num_bytes))
+    yield memory
     for statistic, text in _PREDICTION.items():
         family = GaugeMetricFamily(f"tandem_prediction_{statistic}", text, labels=["kind"])
         for kind, error in stats.prediction_errors.items():
