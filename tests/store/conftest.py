@@ -25,8 +25,13 @@ def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "sqlite":
         yield ""
         return
-    server = request.getfixturevalue("postgres")
-    with postgres_schema(server, f"test_{uuid.uuid4().hex}") as url:
+    yield request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture
+def postgres_url(postgres: str) -> Iterator[str]:
+    """A database in PostgreSQL."""
+    with postgres_schema(postgres, f"test_{uuid.uuid4().hex}") as url:
         yield url
 
 

@@ -22,6 +22,7 @@ from tandem.core.learning import (
     VersionState,
 )
 from tandem.store import events, samples
+from tandem.store.paths import from_kept, to_kept
 from tandem.store.session import Connection
 from tandem.store.tables import (
     ADAPTERS,
@@ -121,7 +122,7 @@ def version(connection: Connection, adapter: str, number: int) -> VersionRecord 
     """One version."""
     query = sa.select(VERSIONS).where(VERSIONS.c.adapter == adapter, VERSIONS.c.number == number)
     row = connection.execute(query).mappings().first()
-    return None if row is None else from_row(VersionRecord, row)
+    return None if row is None else from_kept(connection, VersionRecord, row)
 
 
 def versions(connection: Connection, adapter: str | None = None) -> list[VersionRecord]:
@@ -129,7 +130,9 @@ def versions(connection: Connection, adapter: str | None = None) -> list[Version
     query = sa.select(VERSIONS).order_by(VERSIONS.c.adapter, VERSIONS.c.number)
     if adapter is not None:
         query = query.where(VERSIONS.c.adapter == adapter)
-    return [from_row(VersionRecord, row) for row in connection.execute(query).mappings()]
+    return [
+        from_kept(connection, VersionRecord, row) for row in connection.execute(query).mappings()
+    ]
 
 
 def save_version(
@@ -150,7 +153,7 @@ def save_version(
         or (before is not None and before.tainted)
     )
     record = replace(record, tainted=tainted)
-    upsert(connection, VERSIONS, [to_row(record)])
+    upsert(connection, VERSIONS, [to_kept(connection, record)])
     uses = [
         {"adapter": record.adapter, "version": record.number, "sample_id": sample_id}
         for sample_id in sorted(known - _used_by(connection, record))

@@ -5,19 +5,20 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tandem.core.learning import FileRecord
+from tandem.store.paths import from_kept, to_kept, whole
 from tandem.store.session import Connection
-from tandem.store.tables import FILES, from_row, to_row
+from tandem.store.tables import FILES
 
 
 def add(connection: Connection, file: FileRecord) -> None:
     """Make a file known; its bytes are on disk already."""
-    connection.execute(sa.insert(FILES), to_row(file))
+    connection.execute(sa.insert(FILES), to_kept(connection, file))
 
 
 def find(connection: Connection, file_id: str) -> FileRecord | None:
     """One file."""
     row = connection.execute(sa.select(FILES).where(FILES.c.file_id == file_id)).mappings().first()
-    return None if row is None else from_row(FileRecord, row)
+    return None if row is None else from_kept(connection, FileRecord, row)
 
 
 def listed(
@@ -38,12 +39,13 @@ def listed(
         query = query.where(FILES.c.row > last if ascending else FILES.c.row < last)
     order = FILES.c.row.asc() if ascending else FILES.c.row.desc()
     rows = connection.execute(query.order_by(order).limit(limit)).mappings()
-    return [from_row(FileRecord, row) for row in rows]
+    return [from_kept(connection, FileRecord, row) for row in rows]
 
 
 def paths(connection: Connection) -> set[str]:
     """Where the bytes of all files lie."""
-    return set(connection.execute(sa.select(FILES.c.path)).scalars())
+    kept = connection.execute(sa.select(FILES.c.path)).scalars()
+    return {whole(connection, path) for path in kept}
 
 
 def delete(connection: Connection, file_id: str) -> bool:

@@ -7,25 +7,26 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from tandem.core.learning import CheckpointRecord, JobRecord, JobStatus
+from tandem.store.paths import from_kept, to_kept
 from tandem.store.session import Connection
-from tandem.store.tables import CHECKPOINTS, JOBS, from_row, to_row
+from tandem.store.tables import CHECKPOINTS, JOBS
 
 
 def add(connection: Connection, job: JobRecord) -> None:
     """Keep a new job."""
-    connection.execute(sa.insert(JOBS), to_row(job))
+    connection.execute(sa.insert(JOBS), to_kept(connection, job))
 
 
 def update(connection: Connection, job: JobRecord) -> bool:
     """Replace what is kept of a job; False if there is none of this id."""
-    changed = sa.update(JOBS).where(JOBS.c.job_id == job.job_id).values(to_row(job))
+    changed = sa.update(JOBS).where(JOBS.c.job_id == job.job_id).values(to_kept(connection, job))
     return connection.execute(changed).rowcount > 0
 
 
 def find(connection: Connection, job_id: str) -> JobRecord | None:
     """One job."""
     row = connection.execute(sa.select(JOBS).where(JOBS.c.job_id == job_id)).mappings().first()
-    return None if row is None else from_row(JobRecord, row)
+    return None if row is None else from_kept(connection, JobRecord, row)
 
 
 def listed(
@@ -37,19 +38,19 @@ def listed(
         last = sa.select(JOBS.c.row).where(JOBS.c.job_id == after).scalar_subquery()
         query = query.where(JOBS.c.row < last)
     rows = connection.execute(query.order_by(JOBS.c.row.desc()).limit(limit)).mappings()
-    return [from_row(JobRecord, row) for row in rows]
+    return [from_kept(connection, JobRecord, row) for row in rows]
 
 
 def in_status(connection: Connection, statuses: Sequence[JobStatus]) -> list[JobRecord]:
     """Jobs of all tenants in one of `statuses`, oldest first."""
     query = sa.select(JOBS).where(JOBS.c.status.in_([status.value for status in statuses]))
     rows = connection.execute(query.order_by(JOBS.c.row)).mappings()
-    return [from_row(JobRecord, row) for row in rows]
+    return [from_kept(connection, JobRecord, row) for row in rows]
 
 
 def add_checkpoint(connection: Connection, checkpoint: CheckpointRecord) -> None:
     """Keep a checkpoint; its files are on disk already."""
-    connection.execute(sa.insert(CHECKPOINTS), to_row(checkpoint))
+    connection.execute(sa.insert(CHECKPOINTS), to_kept(connection, checkpoint))
 
 
 def checkpoints(
@@ -65,4 +66,4 @@ def checkpoints(
         )
         query = query.where(CHECKPOINTS.c.row < last)
     rows = connection.execute(query.order_by(CHECKPOINTS.c.row.desc()).limit(limit)).mappings()
-    return [from_row(CheckpointRecord, row) for row in rows]
+    return [from_kept(connection, CheckpointRecord, row) for row in rows]

@@ -20,8 +20,11 @@ _FOLDER = Path(__file__).parent / "migrations"
 _ONE_AT_A_TIME = 7_426_361  # any number: two servers that start at once wait for each other
 
 
-def migrate(connection: Connection) -> None:
-    """Apply what is missing. Raises `StoreError` if the database is from a newer Tandem."""
+def migrate(connection: Connection) -> bool:
+    """Apply what is missing; whether the database was new.
+
+    Raises `StoreError` if it is from a newer Tandem.
+    """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ONE_AT_A_TIME})")
     scripts = ScriptDirectory(str(_FOLDER))
@@ -39,3 +42,4 @@ def migrate(connection: Connection) -> None:
             revision.module.upgrade()
     if missing:
         context.stamp(scripts, "head")
+    return current is None

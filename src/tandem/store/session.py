@@ -27,14 +27,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from tandem.core.errors import StoreError
+from tandem.store import identity
 from tandem.store.migrate import migrate
+from tandem.store.paths import DIRECTORY
 
 __all__ = ["Connection", "Store"]
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
-_DATABASE = "tandem.db"
 _LOCK = "lock"
 _BUSY_MS = 10_000
 _READERS = 4
@@ -60,8 +61,8 @@ class Store:
     def __init__(self, url: sa.URL, directory: Path, lock: IO[str]) -> None:
         self.directory = directory
         self._lock = lock
-        self._writing = _engine(url, writes=True)
-        self._reading = _engine(url, writes=False)
+        self._writing = _engine(url, directory, writes=True)
+        self._reading = _engine(url, directory, writes=False)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="store-read")
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._run, name="store-write", daemon=True)
@@ -73,14 +74,19 @@ class Store:
         """Open (or make) the state in `directory`, its tables brought up to date.
 
         The database is `<directory>/tandem.db`, or the one at `url`. Blocks. Raises `StoreError`:
-        also when another server uses the directory.
+        also when another server uses the directory, or when it belongs to another database.
         """
         folder = Path(directory).resolve()
         address = _parse(url, folder)
         store = cls(address, folder, _lock(folder))
         try:
             with _translated("open the database"), store._writing.begin() as connection:
-                migrate(connection)
+                new = migrate(connection)
+                database_id, _ = identity.confirm(connection, folder, new=new)
+            identity.settle(folder, database_id)
+        except OSError as error:
+            store._release()
+            raise StoreError(f"cannot use the directory {folder}: {error}") from error
         except BaseException:
             store._release()
             raise
@@ -226,7 +232,7 @@ def _translated(what: str) -> Iterator[None]:
 
 def _parse(url: str, directory: Path) -> sa.URL:
     if not url:
-        return sa.URL.create("sqlite+pysqlite", database=str(directory / _DATABASE))
+        return sa.URL.create("sqlite+pysqlite", database=str(directory / identity.DATABASE))
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
@@ -260,8 +266,9 @@ def _lock(directory: Path) -> IO[str]:
     return lock
 
 
-def _engine(url: sa.URL, *, writes: bool) -> sa.Engine:
+def _engine(url: sa.URL, directory: Path, *, writes: bool) -> sa.Engine:
     options: dict[str, Any] = {
+        "execution_options": {DIRECTORY: directory},
         "pool_size": 1 if writes else _READERS,
         "max_overflow": 0,
         "json_serializer": _dump_json,

@@ -7,7 +7,7 @@ which a model may well generate. A test compares this file with what the migrati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -246,6 +246,12 @@ REFERENCES = _table(
     _double("logprob"),
 )
 
+IDENTITY = _table(
+    "identity",
+    _text("database_id", primary_key=True),
+    _text("opened_by"),
+)
+
 KEY_USAGE = _table(
     "key_usage",
     _text("key_id", primary_key=True),
@@ -261,7 +267,7 @@ def to_row(record: object) -> dict[str, Any]:
     return row
 
 
-def from_row(kind: type[Record], row: sa.RowMapping) -> Record:
+def from_row(kind: type[Record], row: Mapping[Any, Any]) -> Record:
     """The record of a row; columns that are not its fields are left out."""
     return msgspec.convert({str(name): value for name, value in row.items()}, kind)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from fake_engine import INFO, FakeEngine
 from learning_child import learn_and_die
 from learning_world import World, world
 from tandem.core.learning import SampleState, Split, VersionState
+from tandem.services.files import Files
 from tandem.services.learning.publish import POINTS
 from tandem.services.learning.recovery import recover
-from tandem.store import adapters, events, samples
+from tandem.store import adapters, events, files, samples
 
 # Children begin with everything imported, and without this process's threads.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -98,6 +101,33 @@ async def test_a_version_whose_files_are_gone_is_told_and_stops_nothing(tmp_path
         assert found.lost == ("formal@1",)
         [event, *_] = await made.store.read(events.listed, "formal")
         assert event.level == "error" and "cannot be loaded" in event.message
+
+
+async def test_a_directory_that_was_moved_serves_its_versions_and_files(tmp_path: Path) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"bytes"
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    async with world(old) as made:
+        await made.give([made.sample() for _ in range(10)])
+        made.learner.notify("formal")
+        await all_used(made)
+        numbers = {version.number for version in await made.store.read(adapters.versions)}
+        await answers_as(made.engine, max(numbers))
+        uploaded = Files(made.store, old / "files", 1000, time.time)
+        file = await uploaded.create("name", "batch", "", parts())
+    old.rename(new)
+    engine = FakeEngine()
+    async with world(new, engine=engine) as made:
+        assert await Files(made.store, new / "files", 1000, time.time).start() == 0
+        await answers_as(engine, max(numbers))
+        assert engine.adapters["formal"].path == str(new / "adapters/formal" / str(max(numbers)))
+        on_disk = {int(path.name) for path in (new / "adapters/formal").iterdir()}
+        assert on_disk == numbers
+        kept = await made.store.read(files.find, file.file_id)
+        assert kept is not None and Path(kept.path).read_bytes() == b"bytes"
+        assert kept.path.startswith(str(new))
 
 
 async def test_another_base_model_is_told_once_and_has_scores_of_its_own(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Paths in rows: below the store's directory, which may be moved, restored or mounted elsewhere.
+
+Records hold whole paths, rows the part below the directory. Looks at no file. Invariant: what
+lies outside of the directory is kept as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from tandem.store.tables import from_row, to_row
+
+DIRECTORY = "store_directory"
+"""The option of a connection that names the store's directory."""
+
+Record = TypeVar("Record")
+
+_FIELDS = ("path", "checkpoint_path")
+
+
+def to_kept(connection: Connection, record: object) -> dict[str, Any]:
+    """The columns of a record whose path lies in the store's directory."""
+    row, directory = to_row(record), _directory(connection)
+    for name in _FIELDS:
+        if name in row and Path(row[name]).is_relative_to(directory):
+            row[name] = str(Path(row[name]).relative_to(directory))
+    return row
+
+
+def from_kept(connection: Connection, kind: type[Record], row: sa.RowMapping) -> Record:
+    """The record of such a row."""
+    columns = {str(name): value for name, value in row.items()}
+    for name in _FIELDS:
+        if columns.get(name):
+            columns[name] = whole(connection, columns[name])
+    return from_row(kind, columns)
+
+
+def whole(connection: Connection, path: str) -> str:
+    """The path that a row means."""
+    return str(_directory(connection) / path)
+
+
+def _directory(connection: Connection) -> Path:
+    directory = connection.get_execution_options()[DIRECTORY]
+    assert isinstance(directory, Path)
+    return directory
