@@ -1,7 +1,7 @@
 """Brings the tables up to date with the Alembic revisions in `migrations/versions`.
 
-Runs at every start, inside the caller's transaction. Invariant: either all missing revisions are
-applied or none.
+Runs at every start, inside the caller's transaction, on the connection that holds the lock on the
+database. Invariant: either all missing revisions are applied or none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from sqlalchemy.engine import Connection
 from tandem.core.errors import StoreError
 
 _FOLDER = Path(__file__).parent / "migrations"
-_ONE_AT_A_TIME = 7_426_361  # any number: two servers that start at once wait for each other
 
 
 def migrate(connection: Connection) -> bool:
@@ -25,8 +24,6 @@ def migrate(connection: Connection) -> bool:
 
     Raises `StoreError` if it is from a newer Tandem.
     """
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ONE_AT_A_TIME})")
     scripts = ScriptDirectory(str(_FOLDER))
     context = MigrationContext.configure(connection)
     current = context.get_current_revision()

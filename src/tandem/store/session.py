@@ -10,7 +10,6 @@ lost while it committed, which nobody can know).
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import queue
 import sqlite3
@@ -28,6 +27,7 @@ from sqlalchemy.engine import Connection
 
 from tandem.core.errors import StoreError
 from tandem.store import identity
+from tandem.store.locks import DatabaseLock, lock_directory
 from tandem.store.migrate import migrate
 from tandem.store.paths import DIRECTORY
 
@@ -36,7 +36,6 @@ __all__ = ["Connection", "Store"]
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
-_LOCK = "lock"
 _BUSY_MS = 10_000
 _READERS = 4
 _MOST_IN_ONE_COMMIT = 256
@@ -63,6 +62,9 @@ class Store:
         self._lock = lock
         self._writing = _engine(url, directory, writes=True)
         self._reading = _engine(url, directory, writes=False)
+        self._database_lock = DatabaseLock()
+        if self._writing.dialect.name == "postgresql":
+            sa.event.listen(self._writing, "connect", self._database_lock.take)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="store-read")
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._run, name="store-write", daemon=True)
@@ -74,16 +76,18 @@ class Store:
         """Open (or make) the state in `directory`, its tables brought up to date.
 
         The database is `<directory>/tandem.db`, or the one at `url`. Blocks. Raises `StoreError`:
-        also when another server uses the directory, or when it belongs to another database.
+        also when another server uses the directory or the database, and when the directory belongs
+        to another database.
         """
         folder = Path(directory).resolve()
         address = _parse(url, folder)
-        store = cls(address, folder, _lock(folder))
+        store = cls(address, folder, lock_directory(folder))
         try:
             with _translated("open the database"), store._writing.begin() as connection:
                 new = migrate(connection)
-                database_id, _ = identity.confirm(connection, folder, new=new)
+                database_id, opened_by = identity.confirm(connection, folder, new=new)
             identity.settle(folder, database_id)
+            store._database_lock.opened_by = opened_by
         except OSError as error:
             store._release()
             raise StoreError(f"cannot use the directory {folder}: {error}") from error
@@ -246,24 +250,6 @@ def _parse(url: str, directory: Path) -> sa.URL:
         f"store.url: '{backend}' is not supported; use postgresql+psycopg://USER@HOST/DATABASE, "
         "or leave it empty for SQLite in the store's directory"
     )
-
-
-def _lock(directory: Path) -> IO[str]:
-    """Two servers on one directory would train the same samples twice."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / _LOCK).open("w", encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"cannot use the directory {directory}: {error}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise StoreError(
-            f"another server uses the directory {directory}; stop it or choose another "
-            "store.directory"
-        ) from None
-    return lock
 
 
 def _engine(url: sa.URL, directory: Path, *, writes: bool) -> sa.Engine:

@@ -1,0 +1,100 @@
+"""One server at a time: a lock on its directory, and one in PostgreSQL.
+
+Two servers would train the same samples twice, and each would undo at its start what the other one
+has begun. Invariant: what is committed in PostgreSQL is committed on a connection that holds the
+lock, and no other server has opened the database since this one did.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from tandem.core.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 5.0
+"""How long a database waits for a server that was killed to be noticed."""
+
+_FILE = "lock"
+_SESSION = (
+    "SET tcp_keepalives_idle = 10",  # a machine that is gone is noticed in half a minute
+    "SET tcp_keepalives_interval = 5",
+    "SET tcp_keepalives_count = 4",
+)
+# One lock for each schema of a database; the number is any.
+_TRY = (
+    "SELECT pg_try_advisory_lock((7426361::bigint << 32) | oid::bigint) "
+    "FROM pg_namespace WHERE nspname = current_schema()"
+)
+_POLL_S = 0.05
+
+
+def lock_directory(directory: Path) -> IO[str]:
+    """Make and lock it; closing the file unlocks it. Raises `StoreError`."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / _FILE).open("w", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot use the directory {directory}: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StoreError(
+            f"another server uses the directory {directory}; stop it or choose another "
+            "store.directory"
+        ) from None
+    return lock
+
+
+class DatabaseLock:
+    """Held in PostgreSQL by the one connection that writes, and taken again with each new one.
+
+    `opened_by` is what the database keeps of this opening; "" until it does.
+    """
+
+    def __init__(self) -> None:
+        self.opened_by = ""
+
+    def take(self, raw: Any, _: object) -> None:
+        """Lock on a new connection of the driver. Waits. Raises `StoreError`."""
+        try:
+            with raw.cursor() as cursor:
+                for setting in _SESSION:
+                    cursor.execute(setting)
+                _lock(cursor)
+                if self.opened_by:
+                    self._check(cursor)
+            raw.commit()
+        except BaseException:
+            raw.close()
+            raise
+
+    def _check(self, cursor: Any) -> None:
+        cursor.execute("SELECT opened_by FROM identity")
+        if cursor.fetchone() != (self.opened_by,):
+            raise StoreError(
+                "the connection to the database was lost, and another server has used it "
+                "meanwhile; start this one again"
+            )
+        logger.warning("the connection to the database was lost and is there again")
+
+
+def _lock(cursor: Any) -> None:
+    """Nobody need hold a lock in a database without a schema: making the tables fails there."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        cursor.execute(_TRY)
+        if cursor.fetchone() != (False,):
+            return
+        if time.monotonic() > deadline_s:
+            raise StoreError(
+                "another server uses the database (or has just lost its connection to it); stop it "
+                "or choose another store.url"
+            )
+        time.sleep(_POLL_S)
