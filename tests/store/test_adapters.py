@@ -7,7 +7,7 @@ import pytest
 from records import fill, make_version
 
 from tandem.core.errors import Conflict, NotFound
-from tandem.core.learning import AdapterRecord, EventRecord, SampleState, VersionState
+from tandem.core.learning import IMPORTED, AdapterRecord, EventRecord, SampleState, VersionState
 from tandem.store import Connection, Store, adapters, events, samples
 
 
@@ -166,6 +166,23 @@ async def test_versions_of_erased_samples_and_tainted_parents_are_tainted(store:
     assert (await store.write(adapters.save_version, make_version(2), [*ids, "gone"])).tainted
     assert (await store.write(adapters.save_version, make_version(3), ids)).tainted
     assert (await store.write(adapters.publish, make_version(2))).tainted
+
+
+async def test_an_import_has_learned_nothing_from_what_it_took_the_place_of(store: Store) -> None:
+    ids = await store.write(fill, 2)
+    await store.write(adapters.publish, make_version(1), trained_on=ids[:1])
+    await store.write(adapters.publish, make_version(2), trained_on=ids[1:])
+    await store.write(adapters.publish, make_version(3, origin=IMPORTED))
+    await store.write(adapters.publish, make_version(4))
+    tainted, _ = await store.write(adapters.taint, ids)
+    assert tainted == (("formal", 1), ("formal", 2))
+    await store.write(adapters.delete_version, "formal", 2)
+    again = make_version(5, parent=1, origin=IMPORTED)
+    assert not (await store.write(adapters.publish, again)).tainted
+    kept = await store.read(adapters.versions, "formal")
+    found = [(record.number, record.parent, record.tainted) for record in kept]
+    assert found == [(1, 0, True), (3, 1, False), (4, 3, False), (5, 1, False)]
+    assert await store.read(adapters.trained_on, "formal", 3) == []
 
 
 async def test_deleting_an_adapter_keeps_its_samples(store: Store) -> None:

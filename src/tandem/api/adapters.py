@@ -39,7 +39,7 @@ class AdapterRequest(Body):
 
 
 class RollBackRequest(Body):
-    """Body of a roll back; without `version` to what the current one was trained from."""
+    """Body of a roll back; without `version` to the parent of the current one."""
 
     version: Annotated[int, Field(ge=0, le=MOST_NUMBER)] | None = None
 

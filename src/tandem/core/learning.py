@@ -177,11 +177,16 @@ class VersionState(StrEnum):
     REFUSED = "refused"
 
 
+IMPORTED = "import"
+"""The origin of a version that was trained elsewhere: it has learned nothing from its parent."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """One version of an adapter. `parent` is the version it was trained from (0: base).
+    """One version of an adapter. `parent` is the version that it was trained from or, of an import,
+    that it took the place of (0: base).
 
-    `origin` says what made it: `feedback`, a job id, or `import`. `path` is the PEFT directory,
+    `origin` says what made it: `feedback`, a job id, or `IMPORTED`. `path` is the PEFT directory,
     which exists for as long as the row does. `tainted` marks training on feedback that was erased.
     """
 

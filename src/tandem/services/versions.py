@@ -17,6 +17,7 @@ from typing import Any
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, Conflict, InvalidRequest, NotFound
 from tandem.core.learning import (
+    IMPORTED,
     AdapterRecord,
     EventRecord,
     GateMode,
@@ -166,7 +167,7 @@ class Versions:
             await asyncio.to_thread(remove_tree, Path(gone.path))
 
     async def roll_back(self, name: str, number: int | None) -> int:
-        """Go back to a version (0: the base; None: what the current one was trained from).
+        """Go back to a version (0: the base; None: the parent of the current one).
 
         What was being trained is given up; learning goes on from that version. The number that
         answers now. Raises `NotFound`, `Conflict`.
@@ -279,7 +280,8 @@ class Versions:
             path=staged.path,
             created_s=self._tools.now(),
             state=VersionState.CANDIDATE,
-            origin="import",
+            parent=0 if record is None else record.current,
+            origin=IMPORTED,
             metrics=verdict.metrics,
             reason="; ".join(verdict.reasons),
         )

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tandem.core.errors import Conflict, NotFound
 from tandem.core.learning import (
+    IMPORTED,
     AdapterRecord,
     EventRecord,
     SampleState,
@@ -140,7 +141,7 @@ def save_version(
 ) -> VersionRecord:
     """Keep a version, new or changed, and which samples it was trained on (replay included).
 
-    A version that was made of samples that are gone (erased meanwhile), or of a tainted parent,
+    A version that was made of samples that are gone (erased meanwhile), or from a tainted parent,
     is tainted. What was kept; call it again with the changed record to change it.
     """
     known = {sample.sample_id for sample in samples.get(connection, sample_ids)}
@@ -149,7 +150,7 @@ def save_version(
     tainted = (
         record.tainted
         or len(known) < len(set(sample_ids))
-        or (parent is not None and parent.tainted)
+        or (parent is not None and parent.tainted and record.origin != IMPORTED)
         or (before is not None and before.tainted)
     )
     record = replace(record, tainted=tainted)
@@ -174,7 +175,7 @@ def delete_version(
 ) -> VersionRecord:
     """Forget a version that is neither current nor a candidate, before its files are removed.
 
-    Those that were trained on from it become children of its parent and take over which samples
+    Its children become its parent's, and those that were trained on from it take over which samples
     they have learned from, through it; so erasure still finds them. Its number is not given again.
     What it was; raises `NotFound`, `Conflict`.
     """
@@ -193,9 +194,14 @@ def delete_version(
         )
     samples_seen = trained_on(connection, adapter, number)
     for child in versions(connection, adapter):
-        if child.parent == number:
-            child = replace(child, parent=gone.parent, tainted=child.tainted or gone.tainted)
-            save_version(connection, child, samples_seen)
+        if child.parent != number:
+            continue
+        child = replace(child, parent=gone.parent)
+        if child.origin == IMPORTED:
+            save_version(connection, child)
+        else:
+            tainted = child.tainted or gone.tainted
+            save_version(connection, replace(child, tainted=tainted), samples_seen)
     same = (VERSIONS.c.adapter == adapter) & (VERSIONS.c.number == number)
     connection.execute(sa.delete(VERSIONS).where(same))
     if event is not None:
@@ -284,7 +290,8 @@ def taint(
     for adapter in sorted({adapter for adapter, _ in users}):
         for record in versions(connection, adapter):  # parents come before their children
             key = (adapter, record.number)
-            if key in users or (adapter, record.parent) in users:
+            inherits = record.origin != IMPORTED and (adapter, record.parent) in users
+            if key in users or inherits:
                 users.add(key)
                 tainted.append(key)
     for adapter, number in tainted:
