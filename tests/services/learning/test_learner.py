@@ -15,7 +15,8 @@ from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
 from tandem.core.version import AdapterVersion
 from tandem.services.learning import learner
 from tandem.services.learning.settings import LearningSettings
-from tandem.store import adapters, events, samples
+from tandem.store import adapters, events, feedback, samples
+from tandem.store.feedback import Filter
 
 
 async def state_of(world: World, sample: Sample) -> SampleState:
@@ -137,6 +138,23 @@ async def test_samples_that_break_a_step_are_isolated(tmp_path: Path) -> None:
         assert {await state_of(made, sample) for sample in good} == {SampleState.CONSUMED}
         row = (await made.store.read(samples.get, [bad.sample_id]))[0]
         assert row.problem == "the loss is not finite"
+
+
+async def test_the_gauge_of_samples_falls_with_the_last_one(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+
+        def shown() -> float | None:
+            labels = {"adapter": "formal", "split": "train", "state": "consumed"}
+            return made.registry.get_sample_value("tandem_learning_samples", labels)
+
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        await made.learner.count()
+        assert shown() == 4
+        await made.store.write(feedback.erase, Filter(adapter="formal"))
+        await made.learner.count()
+        assert shown() == 0
 
 
 async def test_unusable_samples_are_invalid_at_once(tmp_path: Path) -> None:

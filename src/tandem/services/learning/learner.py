@@ -16,7 +16,7 @@ from tandem.core.learning import EventRecord, SampleState, Split
 from tandem.services.learning.course import Course, Progress
 from tandem.services.learning.publish import NoRoom, engine_ready
 from tandem.services.learning.tools import LearningTools
-from tandem.store import events, samples
+from tandem.store import Connection, adapters, events, samples
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Learner:
 
     async def count(self) -> None:
         """Show the samples by state as metrics, and wake whoever has some to learn from."""
-        counted = await self._tools.store.read(samples.counts)
+        counted = await self._tools.store.read(_counted)
         for adapter, splits in counted.items():
             for split in Split:
                 states = splits.get(split, {})
@@ -158,6 +158,12 @@ class Learner:
             await self._tools.store.write(events.add, event)
         except TandemError as unwritten:
             logger.error("cannot keep an event of %s (%s): %s", adapter, unwritten, message)
+
+
+def _counted(connection: Connection) -> dict[str, dict[Split, dict[SampleState, int]]]:
+    """Samples of all adapters, also of those that have none (any more)."""
+    counted = samples.counts(connection)
+    return {record.name: counted.get(record.name, {}) for record in adapters.listed(connection)}
 
 
 async def _woken(wake: asyncio.Event) -> bool:
