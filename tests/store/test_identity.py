@@ -14,7 +14,7 @@ from records import fill, make_version
 from test_jobs_and_files import make_job
 
 from tandem.core.errors import StoreError
-from tandem.core.learning import CheckpointRecord, FileRecord
+from tandem.core.learning import AdapterRecord, CheckpointRecord, FileRecord
 from tandem.store import Connection, Store, adapters, files, jobs
 from tandem.store.identity import ADOPT, FILE
 
@@ -24,6 +24,7 @@ NAME = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=
 def name_all(connection: Connection, root: Path) -> None:
     """A version, a file, a job and its checkpoint, below `root`."""
     fill(connection, 0)
+    assert adapters.allocate(connection, "formal") == 1
     adapters.publish(connection, make_version(1, path=str(root / "adapters/formal/1")))
     files.add(connection, FileRecord("file-1", 1.0, "n", "batch", 1, str(root / "files/file-1")))
     jobs.add(connection, replace(make_job("j"), checkpoint_path=str(root / "jobs/j/20")))
@@ -204,6 +205,33 @@ async def test_what_an_older_tandem_left_is_not_given_to_a_new_database(
     store = Store.open(tmp_path / "two", postgres_url)
     assert await store.read(named) == below(tmp_path / "two")
     store.close()
+
+
+async def test_an_older_copy_of_the_database_is_refused(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    for name in ("formal", "deleted"):
+        assert await store.write(adapters.begin_version, AdapterRecord(name, 1.0)) == 1
+    await store.write(adapters.delete, "deleted")
+    store.close()
+    backup = (tmp_path / "tandem.db").read_bytes()
+
+    def opened() -> Store:
+        (tmp_path / "tandem.db").write_bytes(backup)
+        return Store.open(tmp_path)
+
+    waste = ("formal/1", "formal/2.tmp", "formal/0.tmp", "deleted/1", "unknown/0.tmp")  # of crashes
+    for path in waste:
+        (tmp_path / "adapters" / path).mkdir(parents=True)
+    opened().close()
+    for path in ("formal/2", "deleted/2", "unknown/1"):
+        (tmp_path / "adapters" / path).mkdir()
+        with pytest.raises(StoreError, match="which is newer than the database"):
+            opened()
+        (tmp_path / FILE).write_text(ADOPT)
+        opened().close()
+        with pytest.raises(StoreError, match="which is newer than the database"):
+            opened()  # nobody has removed it
+        (tmp_path / "adapters" / path).rmdir()
 
 
 async def test_two_are_joined_on_purpose(database_url: str, tmp_path: Path) -> None:

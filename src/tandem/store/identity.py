@@ -17,7 +17,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from tandem.core.errors import StoreError
-from tandem.store.tables import CHECKPOINTS, FILES, IDENTITY, JOBS, VERSIONS
+from tandem.store.tables import (
+    ADAPTERS,
+    CHECKPOINTS,
+    DELETED_ADAPTERS,
+    FILES,
+    IDENTITY,
+    JOBS,
+    VERSIONS,
+)
 
 FILE = "database-id"
 DATABASE = "tandem.db"
@@ -48,6 +56,9 @@ def confirm(connection: Connection, directory: Path, *, new: bool) -> tuple[str,
         raise _refused(directory, f"it has no file {FILE} (is its disk mounted?)")
     elif found not in (None, kept, ADOPT):
         raise _refused(directory, f"its file {FILE} names another one")
+    ahead = None if found == ADOPT else _ahead(connection, directory)
+    if ahead is not None:
+        raise _refused(directory, f"it holds {ahead}, which is newer than the database")
     opened_by = uuid.uuid4().hex
     if kept is None:
         kept = uuid.uuid4().hex
@@ -84,6 +95,22 @@ def _used_together(connection: Connection, directory: Path, new: bool) -> bool:
     folders = {folder for _, folder, _ in _PATHS}
     empty = not any(path for folder in folders for path in (directory / folder).glob("*"))
     return empty and (within or not (directory / DATABASE).exists())
+
+
+def _ahead(connection: Connection, directory: Path) -> str | None:
+    """A version whose number was never given, as an older copy of the database sees it.
+
+    Numbers are committed before anything takes their name.
+    """
+    given: dict[str, int] = {}
+    for table in (ADAPTERS, DELETED_ADAPTERS):
+        for name, number in connection.execute(sa.select(table.c.name, table.c.next_number)):
+            given[name] = number
+    for path in sorted((directory / "adapters").glob("*/*")):
+        name, number = path.parent.name, path.name
+        if number.isdecimal() and int(number) >= given.get(name, 1):
+            return f"version {number} of '{name}'"
+    return None
 
 
 def _former_roots(connection: Connection) -> Iterator[tuple[sa.Column[str], str]]:
