@@ -59,5 +59,24 @@ def test_without_bins_training_and_inference_do_not_share_an_iteration():
     bench.run()
     assert len(bench.outcomes) == 3 and len(bench.ended) == 3
     for plan in bench.plans:
-        trains = any(span.record is not None for span in plan.spans) or bool(plan.slices)
-        assert not (trains and any(span.draws for span in plan.spans))
+        assert not (trains(plan) and any(span.draws for span in plan.spans))
+
+
+def test_the_hybrid_in_order_of_arrival_mixes_what_it_keeps_to_fixed_numbers():
+    """Figure 13: without bins, but not apart; two answers and a step at once, the oldest."""
+    options = {"bins": "false", "apart": "false", "fixed_inference": "2", "fixed_training": "1"}
+    bench = Bench("mace", options, num_blocks=200, max_batch_tokens=64, recording_tokens=200)
+    bench.open("t")
+    for number in range(3):
+        bench.loop.add_step(dpo_step(f"s{number}", "t", [10, 10]))
+        bench.loop.add(request(f"r{number}", (number, 1), 6))
+    bench.run()
+    assert len(bench.outcomes) == 3 and len(bench.ended) == 3
+    mixed = [plan for plan in bench.plans if trains(plan) and any(s.draws for s in plan.spans)]
+    assert mixed
+    assert max(sum(1 for span in plan.spans if span.draws) for plan in bench.plans) == 2
+    assert max(len(plan.opens) for plan in bench.plans) == 1
+
+
+def trains(plan) -> bool:
+    return any(span.record is not None for span in plan.spans) or bool(plan.slices)

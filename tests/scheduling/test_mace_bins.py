@@ -70,6 +70,15 @@ def test_what_would_not_start_takes_no_room_from_what_runs():
     assert [each.order for each in policy._fixed(FakeView(10), tasks)] == [0, 1, 2, 3, 4]
 
 
+def test_fixed_batches_are_of_one_kind_or_of_both_in_order_of_arrival():
+    """Two of each kind: steps 0, 3, 4; requests 1, 2, 5. The oldest is a step."""
+    steps = (0, 3, 4)
+    tasks = [task(each, 1, step=object() if each in steps else None) for each in range(6)]
+    for apart, expected in ((True, [0, 3]), (False, [0, 1, 2, 3])):
+        policy = Mace(Options(bins=False, apart=apart, fixed_inference=2, fixed_training=2))
+        assert [each.order for each in policy._fixed(FakeView(10), tasks)] == expected
+
+
 def test_a_step_without_recording_room_keeps_nobody_waiting():
     tasks = [task(0, 1, recorded=20), task(1, 1, recorded=10), task(2, 1)]
     found = Mace(Options())._first_bin(FakeView(10, recording_room=10), tasks)

@@ -27,7 +27,8 @@ class Options:
     a step's samples. `lambda_memory` and `lambda_latency` weigh the two terms of the fit, each
     normalised: by the capacity, and by `budget_s`. An iteration stops taking tasks once its first
     bin is `tau_memory` full or `tau_tasks` were looked at. `bins=false` is MACE/Bin: first in,
-    first out, inference and training apart, in batches of `fixed_inference` and `fixed_training`.
+    first out, inference and training apart, in batches of `fixed_inference` and `fixed_training`;
+    with `apart=false` both share iterations: the hybrid in order of arrival of figure 13.
     `prefix=false` is MACE/Prefix: prompts are not ordered by what they share (run it without
     prefix caching).
     """
@@ -45,6 +46,7 @@ class Options:
     tau_tasks: int = 256
     budget_s: float = 0.25
     bins: bool = True
+    apart: bool = True
     fixed_inference: int = 50
     fixed_training: int = 2
     prefix: bool = True
@@ -203,15 +205,21 @@ class Mace:
         return self._options.lambda_memory * memory + self._options.lambda_latency * latency
 
     def _fixed(self, view: View, tasks: Iterable[Task]) -> list[Task]:
-        """MACE/Bin: the kind of the oldest task, in order of arrival, up to its fixed number."""
+        """Of each kind its fixed number, in order of arrival; MACE/Bin: of the oldest's kind."""
         by_arrival = sorted(tasks, key=lambda task: (task.arrival_s, task.order))
         oldest_first = list(_startable(view, by_arrival))
         if not oldest_first:
             return []
-        trains = oldest_first[0].step is not None
-        most = self._options.fixed_training if trains else self._options.fixed_inference
-        same = (task for task in oldest_first if (task.step is not None) == trains)
-        return list(islice(same, most))
+        room = {True: self._options.fixed_training, False: self._options.fixed_inference}
+        if self._options.apart:
+            room[oldest_first[0].step is None] = 0
+        chosen: list[Task] = []
+        for task in oldest_first:
+            trains = task.step is not None
+            if room[trains] > 0:
+                room[trains] -= 1
+                chosen.append(task)
+        return chosen
 
     # ------------------------------------------------------------------ decision
 
