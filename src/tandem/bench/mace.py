@@ -13,7 +13,7 @@ from random import Random
 from statistics import fmean
 
 from tandem.bench.measure import percentile
-from tandem.core.clock import VirtualClock
+from tandem.core.clock import WaitingClock
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -43,6 +43,7 @@ class Variant:
     policy: str
     options: Mapping[str, str] = field(default_factory=dict)
     prefix_caching: bool = True
+    max_sequences: int = 256
 
 
 VARIANTS = (
@@ -52,6 +53,14 @@ VARIANTS = (
     Variant("mace/bin", "mace", {"bins": "false"}),
     Variant("mace/prefix", "mace", {"prefix": "false"}, prefix_caching=False),
     Variant("unified", "unified"),
+)
+# Figure 13: first in, first out for all, at most 50 answers and two jobs, of a pair each, at once.
+FIFO_SEQUENCES = 54
+FIFO_VARIANTS = (
+    Variant("ekya", "ekya", {"interval_s": "10"}, max_sequences=FIFO_SEQUENCES),
+    Variant("adainf", "adainf", max_sequences=FIFO_SEQUENCES),
+    Variant("mace/bin", "mace", {"bins": "false"}, max_sequences=FIFO_SEQUENCES),
+    Variant("mace/fifo", "mace", {"bins": "false", "apart": "false"}, max_sequences=FIFO_SEQUENCES),
 )
 
 
@@ -88,7 +97,7 @@ class Figures:
     """Of one run. Latencies in seconds, means unless said; throughput in output tokens a second of
     the time until the last request ended; attainment as shares of requests whose first token came
     within five forward latencies. `fine_tune_s` is from a job's arrival to its update (nan: none
-    ended); utilisation is the share of the matrix ceiling."""
+    ended); utilisation is the share of the matrix ceiling; the last request ended at `last_s`."""
 
     variant: str
     retrain_rate: float
@@ -105,28 +114,47 @@ class Figures:
     jobs: int
     jobs_done: int
     unfinished: int
+    last_s: float
 
 
-MakeLoop = Callable[[Variant, Profile, VirtualClock, Timeline], EngineLoop]
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What meets the load: a loop, the clock that it lives by, and what it has executed."""
+
+    loop: EngineLoop
+    clock: WaitingClock
+    timeline: Timeline
 
 
-def run_variant(
-    variant: Variant,
-    scale: Scale,
-    profile: Profile,
-    retrain_rate: float,
-    make_loop: MakeLoop,
-    seed: int = 0,
-) -> Figures:
-    """Simulate one variant under one load; it may take three times the load's duration."""
-    clock = VirtualClock()
-    timeline = Timeline(clock.now)
-    loop = make_loop(variant, profile, clock, timeline)
-    arrivals, jobs = load_of(scale, profile, retrain_rate, seed)
-    trainers = [TrainerSpec(f"adapter-{number}") for number in range(scale.trainers)]
-    simulation = Simulation(loop, clock, arrivals, trainers)
-    report = simulation.run(until_s=3.0 * scale.duration_s)
-    return _figures(variant, scale, profile, retrain_rate, report, timeline.moments, jobs)
+MakeEngine = Callable[[Variant, Profile], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every variant meets: a scale with its profile, and the share of retraining jobs."""
+
+    scale: Scale
+    profile: Profile
+    retrain_rate: float
+    seed: int = 0
+
+    def meet(
+        self, engine: Engine, on_progress: Callable[[float], None] = lambda now: None
+    ) -> tuple[SimReport, int]:
+        """Let it come to `engine`; it may take three times the load's duration. The report, and how
+        many jobs came."""
+        scale = self.scale
+        arrivals, jobs = load_of(scale, self.profile, self.retrain_rate, self.seed)
+        trainers = [TrainerSpec(f"adapter-{number}") for number in range(scale.trainers)]
+        simulation = Simulation(engine.loop, engine.clock, arrivals, trainers)
+        return simulation.run(3.0 * scale.duration_s, on_progress), jobs
+
+
+def run_variant(variant: Variant, load: Load, make_engine: MakeEngine) -> Figures:
+    """Figures of one variant under one load."""
+    engine = make_engine(variant, load.profile)
+    report, jobs = load.meet(engine)
+    return _figures(variant, load, report, engine.timeline.moments, jobs)
 
 
 def load_of(
@@ -168,14 +196,9 @@ def _job(number: int, scale: Scale, vocabulary: int) -> TrainingStep:
 
 
 def _figures(
-    variant: Variant,
-    scale: Scale,
-    profile: Profile,
-    retrain_rate: float,
-    report: SimReport,
-    moments: Sequence[Moment],
-    jobs: int,
+    variant: Variant, load: Load, report: SimReport, moments: Sequence[Moment], jobs: int
 ) -> Figures:
+    profile = load.profile
     outcomes = list(report.outcomes.values())
     ended = [each for each in outcomes if each.output_tokens]
     latency = LatencyModel(profile.rates)
@@ -186,8 +209,8 @@ def _figures(
     serving = [moment for moment in moments if moment.end_s <= last_s]
     return Figures(
         variant=variant.name,
-        retrain_rate=retrain_rate,
-        request_rate=scale.rate,
+        retrain_rate=load.retrain_rate,
+        request_rate=load.scale.rate,
         throughput=sum(each.output_tokens for each in ended) / max(last_s, 1e-9),
         ttft_s=_mean(waits),
         ttft_p95_s=percentile(waits, 0.95) if waits else float("nan"),
@@ -200,6 +223,7 @@ def _figures(
         jobs=jobs,
         jobs_done=len(done),
         unfinished=len(outcomes) - len(ended),
+        last_s=last_s,
     )
 
 
@@ -221,95 +245,6 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else float("nan")
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Something that the paper says, and what came out here; `holds` compares the two."""
-
-    text: str
-    paper: str
-    found: str
-    holds: bool
-
-
-def claims(rows: Sequence[Figures]) -> list[Claim]:
-    """MACE's claims for the server (6.2, 6.3), judged on `rows` of one scale."""
-    by = {(row.variant, row.retrain_rate): row for row in rows}
-    rates = sorted({row.retrain_rate for row in rows} - {0.0})
-    found: list[Claim] = []
-    cuts = {rate: 1.0 - by["mace", rate].ttft_s / by["adainf", rate].ttft_s for rate in rates}
-    best = max(cuts, key=lambda rate: cuts[rate])
-    found.append(
-        Claim(
-            "prefill latency below adainf's",
-            "63%",
-            f"{cuts[best]:.0%} at a retrain rate of {best:.0%}",
-            cuts[best] >= 0.63,
-        )
-    )
-    if 0.1 in rates:
-        ratio = by["mace", 0.1].throughput / by["adainf", 0.1].throughput
-        found.append(
-            Claim("throughput over adainf's at 10%", "1.46", f"{ratio:.2f}", ratio >= 1.46)
-        )
-    worst = {
-        rate: min(("mace", "mace/bin", "mace/prefix"), key=lambda name: by[name, rate].attainment)
-        for rate in rates
-    }
-    share = sum(name == "mace/bin" for name in worst.values())
-    found.append(
-        Claim(
-            "without bins attainment is worst",
-            "at every load",
-            f"at {share} of {len(worst)} retrain rates",
-            share == len(worst),
-        )
-    )
-    for name, better in (("ttft_s", -1), ("throughput", 1), ("attainment", 1)):
-        wins = sum(
-            better * getattr(by["unified", rate], name)
-            >= better * getattr(by["mace", rate], name) * (1.0 - 0.005 * better)
-            for rate in rates
-        )
-        found.append(
-            Claim(
-                f"unified at least as good as mace: {name}",
-                "-",
-                f"at {wins} of {len(rates)} retrain rates",
-                wins == len(rates),
-            )
-        )
-    return found
-
-
 def at_rate(scale: Scale, rate: float) -> Scale:
     """The same under another load."""
     return replace(scale, rate=rate)
-
-
-def as_markdown(scale: Scale, profile: Profile, rows: Sequence[Figures]) -> str:
-    """The table of one scale, and what became of the paper's claims."""
-    lines = [
-        f"## {scale.name}: {scale.profile}",
-        "",
-        f"{scale.rate:g} requests/s for {scale.duration_s:g} s; prompts of {scale.prompt_tokens} "
-        f"tokens on average, {scale.shared_tokens} of them one of {scale.templates} beginnings; "
-        f"answers of {scale.output_tokens}; a job is a pair of two sequences of "
-        f"{scale.pair_tokens} tokens. Profile: {profile.source}.",
-        "",
-        "| retrain rate | policy | output tokens/s | TTFT mean / p95, ms | TBT, ms | "
-        "fine-tuning, s | attainment | iterations | ms each | utilisation | jobs done |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row.retrain_rate:.0%} | `{row.variant}` | {row.throughput:.0f} | "
-            f"{1e3 * row.ttft_s:.0f} / {1e3 * row.ttft_p95_s:.0f} | {1e3 * row.tbt_s:.1f} | "
-            f"{row.fine_tune_s:.1f} | {row.attainment:.1%} | {row.iterations} | "
-            f"{1e3 * row.iteration_s:.1f} | {row.utilisation:.1%} | "
-            f"{row.jobs_done} of {row.jobs} |"
-        )
-    lines += ["", "| claim | paper | here | holds |", "|---|---|---|---|"]
-    for claim in claims(rows):
-        holds = "yes" if claim.holds else "**no**"
-        lines.append(f"| {claim.text} | {claim.paper} | {claim.found} | {holds} |")
-    return "\n".join([*lines, ""])

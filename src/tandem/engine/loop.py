@@ -52,8 +52,10 @@ class _Counters:
 class EngineLoop:
     """One engine. All methods are called from one thread.
 
-    `on_plan`, for measurements, sees every lane's plan with its result. With `switch`, requests in
-    flight go on with each new version of their adapter (MACE); scores never do.
+    `on_plan`, for measurements, sees every lane's plan with its result. `timer` tells the seconds
+    that `stats` accounts for: the clock's, unless that one stands still while the scheduler thinks.
+    With `switch`, requests in flight go on with each new version of their adapter (MACE); scores
+    never do.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class EngineLoop:
         self._pins: dict[str, list[AdapterVersion]] = {}
         self._counters = _Counters()
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
+        self.timer: Callable[[], float] = clock.now
         cache = scheduler.cache
         self._registry = AdapterRegistry(
             self._read_adapter,
@@ -286,26 +289,26 @@ class EngineLoop:
 
         Learning that gives way ends early once `urgent` says that a request has come.
         """
-        started = self._clock.now()
-        plan = self._scheduler.schedule(started)
+        began = self.timer()
+        plan = self._scheduler.schedule(self._clock.now())
         if plan is None:
             return []
-        submitted = self._clock.now()
+        submitted = self.timer()
         try:
             results = self._execute(plan, urgent)
         except Exception as error:
             logger.exception("step %d failed", plan.step)
             events = self._scheduler.fail_step(f"the iteration failed: {error}", self._clock.now())
         else:
-            finished = self._clock.now()
-            events = self._scheduler.apply(results, finished)
-            applied = self._clock.now()
+            finished = self.timer()
+            events = self._scheduler.apply(results, self._clock.now())
+            applied = self.timer()
             tokens = sum(
                 lane.num_tokens
                 for lane, result in zip(plan.lanes, results, strict=True)
                 if not result.stopped
             )
-            self._count(tokens, submitted - started + applied - finished, finished - submitted)
+            self._count(tokens, submitted - began + applied - finished, finished - submitted)
             if self.on_plan is not None:
                 for lane, result in zip(plan.lanes, results, strict=True):
                     self.on_plan(lane, result)
