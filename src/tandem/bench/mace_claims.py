@@ -208,7 +208,7 @@ def _fifo(results: Results) -> Claim:
     )
     return Claim(
         "in order of arrival, hybrid iterations against the fewest of the others",
-        "fewer, each about as long",
+        'fewer; times "close" (not judged)',
         "; ".join(found),
         fewer,
         reason,
