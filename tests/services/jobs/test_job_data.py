@@ -45,6 +45,58 @@ def test_preferences_are_openais() -> None:
     assert (sample.chosen, sample.rejected, sample.messages) == ("good", "bad", (USER,))
 
 
+# From OpenAI's guides to supervised fine-tuning and to direct preference optimisation.
+OPENAI_SUPERVISED = """{
+  "messages": [
+    {"role": "system", "content": "Marv is a factual chatbot that is also sarcastic."},
+    {"role": "user", "content": "What's the capital of France?"},
+    {"role": "assistant", "content": "Paris", "weight": 0},
+    {"role": "user", "content": "Can you be more sarcastic?"},
+    {"role": "assistant", "content": "Paris, as if everyone doesn't know that.", "weight": 1}
+  ]%s
+}"""
+OPENAI_PREFERENCE = """{
+  "input": {
+    "messages": [{"role": "user", "content": "Hello, can you tell me how cold San Francisco is?"}],
+    "tools": %s,
+    "parallel_tool_calls": true
+  },
+  "preferred_output": [
+    {"role": "assistant", "content": "Today in San Francisco, it is not quite cold as expected."}
+  ],
+  "non_preferred_output": [
+    {"role": "assistant", "content": "It is not particularly cold in San Francisco today."}
+  ]
+}"""
+TOOLS = '[{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]'
+
+
+def one_line(text: str) -> bytes:
+    return text.replace("\n", " ").encode()
+
+
+@pytest.mark.parametrize("tools", ["[]", "null"])
+@pytest.mark.parametrize("parallel", ["true", "false", "null"])
+def test_openais_own_examples_are_taken(tools: str, parallel: str) -> None:
+    preference = (OPENAI_PREFERENCE % tools).replace("true", parallel)
+    [pair] = parse_examples(one_line(preference), SampleKind.DPO, "formal")
+    assert pair.chosen.startswith("Today in") and pair.rejected.startswith("It is not")
+    for more in ("", f', "tools": {tools}, "parallel_tool_calls": {parallel}'):
+        raw = one_line(OPENAI_SUPERVISED % more)
+        [sample] = parse_examples(raw, SampleKind.SFT, "formal")
+        assert sample.chosen.endswith("know that.") and len(sample.messages) == 4
+
+
+def test_tools_are_refused_by_name() -> None:
+    lines_with = {
+        SampleKind.DPO: OPENAI_PREFERENCE % TOOLS,
+        SampleKind.SFT: OPENAI_SUPERVISED % f', "tools": {TOOLS}',
+    }
+    for kind, text in lines_with.items():
+        with pytest.raises(BadLine, match="line 1: 'tools' are not supported"):
+            parse_examples(one_line(text), kind, "formal")
+
+
 def test_labels() -> None:
     raw = lines(
         {"messages": [USER], "completion": [answer("yes")], "label": True},
@@ -61,7 +113,9 @@ def test_labels() -> None:
         (SampleKind.SFT, "{", "line 2"),
         (SampleKind.SFT, '{"messages": []}', "no assistant message"),
         (SampleKind.SFT, '{"messages": [{"role": "tool", "content": "x"}]}', "no assistant|role"),
-        (SampleKind.SFT, '{"messages": [], "tools": []}', "unknown field `tools`"),
+        (SampleKind.SFT, '{"messages": [], "tools": [{}]}', "'tools' are not supported"),
+        (SampleKind.SFT, '{"messages": [], "functions": []}', "unknown field `functions`"),
+        (SampleKind.SFT, '{"messages": [], "parallel_tool_calls": 1}', "bool"),
         (SampleKind.DPO, '{"messages": []}', "unknown field `messages`"),
         (SampleKind.DPO, '{"input": {"messages": []}}', "preferred_output"),
         (SampleKind.KTO, '{"completion": "x", "label": true}', "either 'messages' or 'prompt'"),

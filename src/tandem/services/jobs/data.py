@@ -42,16 +42,22 @@ class _Turn(msgspec.Struct, forbid_unknown_fields=True):
         return {"role": role, "content": _text(self.content)}
 
 
-class _Supervised(msgspec.Struct, forbid_unknown_fields=True):
-    messages: list[_Turn]
+class _Chat(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's examples have `tools` and `parallel_tool_calls` also where there are no tools."""
 
-
-class _Input(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[_Turn]
+    tools: list[Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    def turns(self) -> list[_Turn]:
+        """Its messages. Raises `InvalidRequest` if it has tools."""
+        if self.tools:
+            raise InvalidRequest("'tools' are not supported; leave them out or empty")
+        return self.messages
 
 
 class _Preference(msgspec.Struct, forbid_unknown_fields=True):
-    input: _Input
+    input: _Chat
     preferred_output: list[_Turn]
     non_preferred_output: list[_Turn]
 
@@ -101,7 +107,7 @@ _Example = tuple[tuple[dict[str, str], ...], str, str, str, bool]
 
 
 def _supervised(line: bytes) -> Iterator[_Example]:
-    turns = msgspec.json.decode(line, type=_Supervised).messages
+    turns = msgspec.json.decode(line, type=_Chat).turns()
     rendered = [turn.rendered() for turn in turns]
     trained = [
         place
@@ -116,10 +122,11 @@ def _supervised(line: bytes) -> Iterator[_Example]:
 
 def _preference(line: bytes) -> Iterator[_Example]:
     example = msgspec.json.decode(line, type=_Preference)
-    if not example.input.messages:
+    turns = example.input.turns()
+    if not turns:
         raise InvalidRequest("'input.messages' is empty")
     yield (
-        tuple(turn.rendered() for turn in example.input.messages),
+        tuple(turn.rendered() for turn in turns),
         "",
         _only_answer(example.preferred_output, "preferred_output"),
         _only_answer(example.non_preferred_output, "non_preferred_output"),
