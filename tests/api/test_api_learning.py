@@ -115,7 +115,8 @@ def test_unknown_adapters_and_versions_are_404(tmp_path: Path) -> None:
             ("DELETE", "/adapters/nobody"),
         ):
             assert http.request(method, path).status_code == 404, path
-        assert http.post("/adapters/formal/rollback").status_code == 409
+        refused = http.post("/adapters/formal/rollback")
+        assert refused.status_code == 409 and refused.headers["x-should-retry"] == "false"
 
 
 def damaged() -> dict[str, bytes]:
@@ -302,8 +303,24 @@ def test_a_fine_tuning_job_with_the_openai_client(tmp_path: Path) -> None:
         text = client.files.content(job.result_files[0]).text
         assert len(text.splitlines()) == 7
         assert [listed.id for listed in client.fine_tuning.jobs.list()] == [job.id]
-        with pytest.raises(openai.ConflictError):
-            client.fine_tuning.jobs.cancel(job.id)
+        asked: list[str] = []
+        counting = httpx.Client(event_hooks={"request": [lambda r: asked.append(r.url.path)]})
+        with openai.OpenAI(
+            base_url=str(http.base_url), api_key="none", http_client=counting
+        ) as hasty:
+            steering = hasty.fine_tuning.jobs
+            for steer in (steering.cancel, steering.pause, steering.resume):
+                with pytest.raises(openai.BadRequestError, match="succeeded") as refused:
+                    steer(job.id)
+                assert refused.value.type == "invalid_request_error"
+                assert refused.value.param == "status"
+                assert "x-should-retry" not in refused.value.response.headers
+            assert len(asked) == 3  # the client has not tried again
+            back = f"/adapters/{job.fine_tuned_model.removeprefix('demo:')}/rollback"
+            hasty.post(back, cast_to=object)
+            with pytest.raises(openai.ConflictError, match="no version to roll back"):
+                hasty.post(back, cast_to=object)
+            assert len(asked) == 5
 
 
 def test_wrong_jobs_are_refused_by_name(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tandem.core.errors import (
     StoreError,
     TandemError,
     Unauthorized,
+    WrongStatus,
 )
 
 _log = logging.getLogger(__name__)
@@ -64,8 +65,12 @@ def failure(error: Exception) -> Failure:
         case BodyTooLarge():
             closing = {"connection": "close"}  # the rest of the body is not worth reading
             return _failure(413, error, error.param, "body_too_large", headers=closing)
+        case WrongStatus():
+            return _failure(400, error, error.param, error.code or "conflict")
         case Conflict():
-            return _failure(409, error, error.param, error.code or "conflict")
+            # Without this, the `openai` client tries every 409 again; none goes away by itself.
+            final = {"x-should-retry": "false"}
+            return _failure(409, error, error.param, error.code or "conflict", headers=final)
         case NotFound():
             return _failure(404, error, error.param, error.code or "not_found")
         case InvalidRequest():

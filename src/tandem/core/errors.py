@@ -70,6 +70,10 @@ class Conflict(InvalidRequest):
     """The named thing is in a state that does not allow this now."""
 
 
+class WrongStatus(Conflict):
+    """A job's status does not allow this, and will not: what OpenAI answers with 400."""
+
+
 class StoreError(TandemError):
     """The durable state cannot be opened, read or written; nothing was changed."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from tandem.core.errors import Conflict, InvalidRequest, NotFound
+from tandem.core.errors import InvalidRequest, NotFound, WrongStatus
 from tandem.core.learning import (
     CheckpointRecord,
     EventRecord,
@@ -172,7 +172,7 @@ class Jobs:
         return await self._store.read(jobs.checkpoints, job_id, after=after, limit=limit)
 
     async def cancel(self, job_id: str, tenant: str) -> JobRecord:
-        """Give a job up; what it committed stays. Raises `NotFound`, `Conflict`."""
+        """Give a job up; what it committed stays. Raises `NotFound`, `WrongStatus`."""
         known = (*_OPEN, JobStatus.PAUSED)
         await self.find(job_id, tenant)
         async with self._steered(job_id):
@@ -188,7 +188,7 @@ class Jobs:
 
     async def pause(self, job_id: str, tenant: str) -> JobRecord:
         """Stop after the current step, which is committed; a step that takes longer than a moment
-        is given up. Raises `NotFound`, `Conflict`."""
+        is given up. Raises `NotFound`, `WrongStatus`."""
         await self.find(job_id, tenant)
         async with self._steered(job_id):
             job = _require(await self.find(job_id, tenant), _OPEN, "paused")
@@ -205,7 +205,7 @@ class Jobs:
             return await self._store.write(_move, _OPEN, "paused", told, JobStatus.PAUSED)
 
     async def resume(self, job_id: str, tenant: str) -> JobRecord:
-        """Go on with a paused job. Raises `NotFound`, `Conflict`."""
+        """Go on with a paused job. Raises `NotFound`, `WrongStatus`."""
         await self.find(job_id, tenant)
         if not self._tools.trains:
             raise InvalidRequest(_NO_TRAINING)
@@ -317,7 +317,7 @@ def _count(path: Path, kind: SampleKind) -> int:
 
 def _require(job: JobRecord, known: Sequence[JobStatus], wanted: str) -> JobRecord:
     if job.status not in known:
-        raise Conflict(f"the job is {job.status.value} and cannot be {wanted}", param="status")
+        raise WrongStatus(f"the job is {job.status.value} and cannot be {wanted}", param="status")
     return job
 
 
