@@ -103,6 +103,11 @@ def parse_examples(raw: bytes, kind: SampleKind, adapter: str) -> list[Sample]:
     return samples
 
 
+def line_of(sample_id: str) -> int:
+    """The line that a sample of `parse_examples` is from."""
+    return int(sample_id.split("-")[1])
+
+
 _Example = tuple[tuple[dict[str, str], ...], str, str, str, bool]
 
 

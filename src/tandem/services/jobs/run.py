@@ -21,14 +21,15 @@ from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobSt
 from tandem.core.training import OptimizerSpec, TrainerSpec
 from tandem.core.version import INTERNAL
 from tandem.services.durable import make_directory
-from tandem.services.jobs.data import BadLine, parse_examples
+from tandem.services.jobs.data import BadLine, line_of, parse_examples
 from tandem.services.jobs.method import Method, read_method
 from tandem.services.jobs.publication import Publication
 from tandem.services.jobs.results import step_event
 from tandem.services.jobs.tools import JobFailed, JobTools
-from tandem.services.jobs.validation import Validation
+from tandem.services.jobs.validation import OF_VALIDATION, Validation
 from tandem.services.learning.loaded import loaded_by_hand
 from tandem.services.learning.publish import engine_ready, move_durably, remove_tree
+from tandem.services.learning.references import NotFinite
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.learning.steps import Failed, StepMaker, StepShape, Wanted, run_steps
 from tandem.store import Connection, adapters, events, files, jobs
@@ -126,7 +127,7 @@ class JobRun:
         held: list[Sample] = []
         if self.job.validation_file:
             held = await self._read(self.job.validation_file, "validation_file", method)
-            held = [replace(sample, sample_id=f"valid-{sample.sample_id}") for sample in held]
+            held = [replace(s, sample_id=f"{OF_VALIDATION}{s.sample_id}") for s in held]
         method = method.decided(len(training))
         steps = len(method.steps([s.sample_id for s in training], self.job.seed))
         await self._update(total_steps=steps)
@@ -166,9 +167,9 @@ class JobRun:
         maker = StepMaker(self._course.encoder(settings), self._course.references, shape)
         problems = await asyncio.to_thread(maker.admit, [*examples, *held])
         for sample_id, problem in problems.items():
-            param = "validation_file" if sample_id.startswith("valid-") else "training_file"
-            line = sample_id.removeprefix("valid-").split("-")[1]
-            raise JobFailed(str(BadLine(int(line), problem)), "invalid_training_file", param)
+            param = "validation_file" if sample_id.startswith(OF_VALIDATION) else "training_file"
+            line = line_of(sample_id.removeprefix(OF_VALIDATION))
+            raise JobFailed(str(BadLine(line, problem)), "invalid_training_file", param)
         await self._open(method)
         plans = method.steps([sample.sample_id for sample in examples], self.job.seed)
         validation = Validation(self._client, maker, held, method.loss)
@@ -231,7 +232,7 @@ class JobRun:
                         "train_accuracy": prepared.accuracy(outcome),
                     }
                     if epoch_ends and done == len(plans) and validation.samples:
-                        numbers |= await validation.measure()
+                        numbers |= await self._measured(validation)
                     await self._report(numbers)
         except TrainingCancelled:
             if not self._pausing:
@@ -241,6 +242,14 @@ class JobRun:
             await self._commit(first + done, tokens, numbers if epoch_ends else None)
         if self._pausing and self.job.step < self.job.total_steps:
             raise _Paused
+
+    async def _measured(self, validation: Validation) -> dict[str, float]:
+        """Nothing where the loss is not a number: that is said, and training goes on."""
+        try:
+            return await validation.measure()
+        except NotFinite as error:
+            await self._tell("warning", f"The validation loss is not known: {error}")
+            return {}
 
     async def _report(self, numbers: dict[str, Any]) -> None:
         now_s = self._course.now()
