@@ -56,7 +56,7 @@ class Publication:
         self._finish = finish
 
     async def run(self) -> None:
-        """Make the version, unless it was made before the server ended, and end the job.
+        """Make the version, unless it was made before an interruption, and end the job.
 
         Raises `JobFailed` if the gate refused it.
         """
@@ -65,7 +65,7 @@ class Publication:
             known = await self._store.read(adapters.versions, name)
             made = [version for version in known if version.origin == self._job.job_id]
             if made:
-                await uninterrupted(self._end(made[0]))
+                await uninterrupted(self._go_on(made[0]))
                 return
             aside = await self._course.publisher.staging_path(name, 0)  # no version has number 0
             await asyncio.to_thread(remove_tree, aside)
@@ -85,7 +85,8 @@ class Publication:
         record = await self._store.read(adapters.find, name)
         own = {} if record is None else record.settings
         settings = resolve_settings(self._course.defaults, own)
-        if record is None and not self._continues:
+        unused = record is None or not record.current
+        if unused and not self._continues:
             settings = replace(settings, gate=GateMode.ALWAYS)
         # All samples are of one key: its share of them says nothing.
         verdict = await self._course.examiner.examine(
@@ -131,6 +132,14 @@ class Publication:
         else:
             version = await publisher.hold(conclusion)
         metrics.versions.labels(name, _COUNTED[verdict.outcome]).inc()
+        await self._end(version)
+
+    async def _go_on(self, version: VersionRecord) -> None:
+        """From a version that is in the store, and perhaps in the engine."""
+        record = await self._store.read(adapters.find, version.adapter)
+        if record is not None and record.current == version.number:
+            await self._course.publisher.adopt(version)
+            self._course.metrics.version.labels(version.adapter).set(version.number)
         await self._end(version)
 
     async def _end(self, version: VersionRecord) -> None:

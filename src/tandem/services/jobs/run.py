@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class _Paused(Exception):
 
 
 class JobRun:
-    """The work of one job; `run` once. `pause` may be called meanwhile."""
+    """The work of one job; `validate` or `run` once. `pausing` may be set meanwhile."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class JobRun:
         self._course = tools.course
         self._store = tools.course.store
         self._client = tools.course.client
-        self._pausing = False
+        self.pausing = False
+        """Whether it shall commit after the current step and stop."""
         self._failures = 0
 
     @property
@@ -73,10 +74,6 @@ class JobRun:
         """Where its checkpoints are."""
         return self._tools.directory / "jobs" / self.job.job_id
 
-    def pause(self) -> None:
-        """Commit after the current step and stop."""
-        self._pausing = True
-
     async def give_up_steps(self) -> None:
         """After `pause`: stop steps that the engine has, as they may never come to their turn."""
         try:
@@ -84,39 +81,64 @@ class JobRun:
         except EngineDead:
             logger.debug("the engine is gone, and the steps with it")
 
-    async def run(self) -> None:
-        """Work until the job succeeded, failed or is paused. Raises `StoreError` only."""
-        try:
+    async def validate(self) -> None:
+        """Read the files; the job is then queued, or has failed. Raises `StoreError`, `OSError`."""
+        async with self._judged():
             self._course.publisher.require_room(self.job.adapter)
+            await self._tell("info", f"Validating training file: {self.job.training_file}")
+            if self.job.validation_file:
+                await self._tell("info", f"Validating validation file: {self.job.validation_file}")
             method, examples, held = await self._examples()
-            await self._update(status=JobStatus.RUNNING)
-            while True:
-                try:
-                    await self._train(method, examples, held)
-                    await Publication(self.job, self.trainer, self._tools, self._finish).run()
-                    break
-                except (EngineDead, TrainingCancelled) as error:
-                    if self._pausing:
-                        raise _Paused from error
-                    await self._tell(
-                        "warning", f"Interrupted: {error}; going on from the last commit"
-                    )
-                    await engine_ready(self._client)
+            await engine_ready(self._client)
+            await self._maker(await self._settings(), [*examples, *held])
+            steps = len(method.steps([sample.sample_id for sample in examples], self.job.seed))
+            told = "Files validated, moving job to queued state"
+            await self._move(told, status=JobStatus.QUEUED, total_steps=steps)
+
+    async def run(self) -> None:
+        """Work until the job succeeded, failed or is paused. Raises `StoreError`, `OSError`."""
+        try:
+            async with self._judged():
+                await self._begin()
+                method, examples, held = await self._examples()
+                while True:
+                    try:
+                        await self._train(method, examples, held)
+                        await Publication(self.job, self.trainer, self._tools, self._finish).run()
+                        break
+                    except (EngineDead, TrainingCancelled) as error:
+                        if self.pausing:
+                            raise _Paused from error
+                        await self._tell(
+                            "warning", f"Interrupted: {error}; going on from the last commit"
+                        )
+                        await engine_ready(self._client)
         except _Paused:
-            await self._update(status=JobStatus.PAUSED)
-            await self._tell("info", "Job paused")
+            await self._move("Job paused", status=JobStatus.PAUSED)
+        finally:
+            await self._close()
+
+    @asynccontextmanager
+    async def _judged(self) -> AsyncIterator[None]:
+        """What is the job's own fault ends it."""
+        try:
+            yield
         except JobFailed as error:
             await self.fail(str(error), error.code, error.param)
         except InvalidRequest as error:
             await self.fail(str(error), error.code or "training_failed", error.param)
-        finally:
-            await self._close()
+
+    async def _begin(self) -> None:
+        if not self.job.checkpoint_path:
+            self._course.publisher.require_room(self.job.adapter)
+        if self.job.status is not JobStatus.RUNNING:
+            await self._move("Fine-tuning job started", status=JobStatus.RUNNING)
 
     async def fail(self, message: str, code: str, param: str | None) -> None:
         """End the job with an error."""
         error = {"code": code, "message": message, "param": param}
-        await self._update(status=JobStatus.FAILED, error=error, finished_s=self._course.now())
-        await self._tell("error", message)
+        now_s = self._course.now()
+        await self._move(message, "error", status=JobStatus.FAILED, error=error, finished_s=now_s)
 
     # ------------------------------------------------------------------ examples
 
@@ -128,10 +150,7 @@ class JobRun:
         if self.job.validation_file:
             held = await self._read(self.job.validation_file, "validation_file", method)
             held = [replace(s, sample_id=f"{OF_VALIDATION}{s.sample_id}") for s in held]
-        method = method.decided(len(training))
-        steps = len(method.steps([s.sample_id for s in training], self.job.seed))
-        await self._update(total_steps=steps)
-        return method, training, held
+        return method.decided(len(training)), training, held
 
     async def _settings(self) -> LearningSettings:
         record = await self._store.read(adapters.find, self.job.adapter)
@@ -156,20 +175,7 @@ class JobRun:
         self, method: Method, examples: Sequence[Sample], held: Sequence[Sample]
     ) -> None:
         """From the last commit to the last step."""
-        settings = await self._settings()
-        info = self._client.info
-        shape = StepShape(
-            self.trainer,
-            self._course.references.base,
-            settings.micro_batch_samples,
-            info.recording_tokens,
-        )
-        maker = StepMaker(self._course.encoder(settings), self._course.references, shape)
-        problems = await asyncio.to_thread(maker.admit, [*examples, *held])
-        for sample_id, problem in problems.items():
-            param = "validation_file" if sample_id.startswith(OF_VALIDATION) else "training_file"
-            line = line_of(sample_id.removeprefix(OF_VALIDATION))
-            raise JobFailed(str(BadLine(line, problem)), "invalid_training_file", param)
+        maker = await self._maker(await self._settings(), [*examples, *held])
         await self._open(method)
         plans = method.steps([sample.sample_id for sample in examples], self.job.seed)
         validation = Validation(self._client, maker, held, method.loss)
@@ -178,6 +184,22 @@ class JobRun:
             start = self.job.step
             ends = min(start + COMMIT_STEPS, (start // epoch + 1) * epoch, len(plans))
             await self._segment(plans[start:ends], maker, method, validation, ends % epoch == 0)
+
+    async def _maker(self, settings: LearningSettings, samples: Sequence[Sample]) -> StepMaker:
+        """Makes steps of these samples. Raises `JobFailed` if one of them cannot be used."""
+        shape = StepShape(
+            self.trainer,
+            self._course.references.base,
+            settings.micro_batch_samples,
+            self._client.info.recording_tokens,
+        )
+        maker = StepMaker(self._course.encoder(settings), self._course.references, shape)
+        problems = await asyncio.to_thread(maker.admit, samples)
+        for sample_id, problem in problems.items():
+            param = "validation_file" if sample_id.startswith(OF_VALIDATION) else "training_file"
+            line = line_of(sample_id.removeprefix(OF_VALIDATION))
+            raise JobFailed(str(BadLine(line, problem)), "invalid_training_file", param)
+        return maker
 
     async def _open(self, method: Method) -> None:
         """Open the trainer at the last commit, or where the job begins."""
@@ -215,7 +237,7 @@ class JobRun:
         wanted: list[Wanted] = [
             (f"step-{uuid.uuid4().hex}", ids, method.loss, 0.0) for ids in plans
         ]
-        results = run_steps(self._client, maker, wanted, more=lambda: not self._pausing)
+        results = run_steps(self._client, maker, wanted, more=lambda: not self.pausing)
         try:
             async with aclosing(results):
                 async for result in results:
@@ -235,12 +257,12 @@ class JobRun:
                         numbers |= await self._measured(validation)
                     await self._report(numbers)
         except TrainingCancelled:
-            if not self._pausing:
+            if not self.pausing:
                 raise
         epoch_ends = epoch_ends and done == len(plans)
         if done:
             await self._commit(first + done, tokens, numbers if epoch_ends else None)
-        if self._pausing and self.job.step < self.job.total_steps:
+        if self.pausing and self.job.step < self.job.total_steps:
             raise _Paused
 
     async def _measured(self, validation: Validation) -> dict[str, float]:
@@ -310,9 +332,12 @@ class JobRun:
         except EngineDead:
             logger.debug("the engine is gone, and the trainer with it")
 
-    async def _update(self, **changes: Any) -> None:
-        self.job = replace(self.job, **changes)
-        await self._store.write(jobs.update, self.job)
+    async def _move(self, told: str, level: str = "info", **changes: Any) -> None:
+        """Change the job and say so."""
+        job = replace(self.job, **changes)
+        event = EventRecord(job.job_id, self._course.now(), level, told)
+        await self._store.write(_move, job, event)
+        self.job = job
 
     async def _tell(self, level: str, message: str, data: dict[str, Any] | None = None) -> None:
         event = EventRecord(self.job.job_id, self._course.now(), level, message, data or {})
@@ -323,6 +348,11 @@ def _commit(connection: Connection, job: JobRecord, checkpoint: CheckpointRecord
     jobs.update(connection, job)
     if checkpoint is not None:
         jobs.add_checkpoint(connection, checkpoint)
+
+
+def _move(connection: Connection, job: JobRecord, told: EventRecord) -> None:
+    jobs.update(connection, job)
+    events.add(connection, told)
 
 
 def _make_room(path: Path, aside: Path) -> None:

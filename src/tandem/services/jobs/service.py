@@ -1,13 +1,12 @@
 """Fine-tuning jobs as clients see them: create, list, look up, cancel, pause, resume.
 
-Runs a bounded number of jobs at once, oldest first, and goes on with them after a restart. Knows no
-HTTP. Invariant: a job's status only moves as OpenAI's does, and only its owner sees it.
+Goes on with them after a restart; `workers.py` does the work. Knows no HTTP. Invariant: a job's
+status only moves as OpenAI's does, and only its owner sees it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import shutil
@@ -32,21 +31,17 @@ from tandem.services.durable import flush_directory, make_directory
 from tandem.services.jobs.data import parse_examples
 from tandem.services.jobs.method import read_method
 from tandem.services.jobs.results import as_csv
-from tandem.services.jobs.run import JobRun
 from tandem.services.jobs.tools import JobTools
+from tandem.services.jobs.workers import OPEN, Workers
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.models import Models
 from tandem.services.quota import spend_samples
 from tandem.services.retention import trim_jobs
 from tandem.store import Connection, adapters, events, files, jobs
 
-logger = logging.getLogger(__name__)
-
 PURPOSE = "fine-tune"
 _RESULTS = "fine-tune-results"
-_AT_ONCE = 2
 _EVERY_EVENT = 1_000_000
-_OPEN = (JobStatus.VALIDATING, JobStatus.QUEUED, JobStatus.RUNNING)
 _PAUSE_S = 2.0
 """How long a pause waits for the current step before it gives it up."""
 _NO_TRAINING = "this server's scheduling policy never trains; start it with another --policy"
@@ -73,18 +68,17 @@ class Jobs:
         self._tools = tools
         self._store = tools.course.store
         self._models = models
-        self._runs: dict[str, JobRun] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._workers = Workers(tools, self._finish)
         self._steering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
         """Go on with what was under way when the server ended."""
         await trim_jobs(self._store)
-        for job in await self._store.read(jobs.in_status, _OPEN):
+        under_way = await self._store.read(jobs.in_status, OPEN)
+        for job in sorted(under_way, key=_begun, reverse=True):  # feedback waits for these
             await asyncio.to_thread(self._tidy, job, await self._kept(job))
             if self._tools.trains:
-                self._launch(job)
+                self._workers.launch(job)
             else:
                 await self._tell(job, "warning", f"Job waits: {_NO_TRAINING}")
 
@@ -93,9 +87,7 @@ class Jobs:
 
         A version that is just being published is finished first.
         """
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._workers.stop()
 
     async def create(self, ask: JobAsk, caller: Caller) -> JobRecord:
         """Keep a job and put it into the queue.
@@ -133,7 +125,7 @@ class Jobs:
         told = EventRecord(job_id, job.created_s, "info", f"Created fine-tuning job: {job_id}")
         count = await asyncio.to_thread(_count, Path(training.path), meaning.kind)
         await self._store.write(_add, job, caller, count, told)
-        self._launch(job)
+        self._workers.launch(job)
         return job
 
     async def find(self, job_id: str, tenant: str, param: str = "job_id") -> JobRecord:
@@ -173,11 +165,11 @@ class Jobs:
 
     async def cancel(self, job_id: str, tenant: str) -> JobRecord:
         """Give a job up; what it committed stays. Raises `NotFound`, `WrongStatus`."""
-        known = (*_OPEN, JobStatus.PAUSED)
+        known = (*OPEN, JobStatus.PAUSED)
         await self.find(job_id, tenant)
         async with self._steered(job_id):
             _require(await self.find(job_id, tenant), known, "cancelled")
-            await self._end(job_id)
+            await self._workers.end(job_id)
             now_s = self._tools.course.now()
             told = EventRecord(job_id, now_s, "info", "Job cancelled")
             job = await self._store.write(
@@ -191,18 +183,12 @@ class Jobs:
         is given up. Raises `NotFound`, `WrongStatus`."""
         await self.find(job_id, tenant)
         async with self._steered(job_id):
-            job = _require(await self.find(job_id, tenant), _OPEN, "paused")
-            if job.status is JobStatus.RUNNING and job_id in self._runs:
-                run, task = self._runs[job_id], self._tasks[job_id]
-                run.pause()
-                await asyncio.wait((task,), timeout=_PAUSE_S)
-                if not task.done():
-                    await run.give_up_steps()
-                    await asyncio.wait((task,))
+            job = _require(await self.find(job_id, tenant), OPEN, "paused")
+            if job.status is JobStatus.RUNNING and await self._workers.pause(job_id, _PAUSE_S):
                 return _require(await self.find(job_id, tenant), (JobStatus.PAUSED,), "paused")
-            await self._end(job_id)
+            await self._workers.end(job_id)
             told = EventRecord(job_id, self._tools.course.now(), "info", "Job paused")
-            return await self._store.write(_move, _OPEN, "paused", told, JobStatus.PAUSED)
+            return await self._store.write(_move, OPEN, "paused", told, JobStatus.PAUSED)
 
     async def resume(self, job_id: str, tenant: str) -> JobRecord:
         """Go on with a paused job. Raises `NotFound`, `WrongStatus`."""
@@ -211,12 +197,12 @@ class Jobs:
             raise InvalidRequest(_NO_TRAINING)
         async with self._steered(job_id):
             known = (JobStatus.PAUSED,)
-            _require(await self.find(job_id, tenant), known, "resumed")
-            if job_id in self._tasks:  # it has said that it is paused, and closes its trainer
-                await asyncio.wait((self._tasks[job_id],))
+            job = _require(await self.find(job_id, tenant), known, "resumed")
+            await self._workers.ended(job_id)  # it has said that it is paused, and may still close
             told = EventRecord(job_id, self._tools.course.now(), "info", "Job resumed")
-            job = await self._store.write(_move, known, "resumed", told, JobStatus.QUEUED)
-            self._launch(job)
+            status = JobStatus.QUEUED if job.total_steps else JobStatus.VALIDATING
+            job = await self._store.write(_move, known, "resumed", told, status)
+            self._workers.launch(job)
             return job
 
     # ------------------------------------------------------------------ work
@@ -224,39 +210,6 @@ class Jobs:
     def _steered(self, job_id: str) -> asyncio.Lock:
         """Held while somebody changes what a job does."""
         return self._steering.setdefault(job_id, asyncio.Lock())
-
-    def _launch(self, job: JobRecord) -> None:
-        task = asyncio.create_task(self._work(job), name=job.job_id)
-        self._tasks[job.job_id] = task
-        task.add_done_callback(lambda ended: self._ended(job.job_id, ended))
-
-    async def _work(self, job: JobRecord) -> None:
-        async with self._slots:
-            run = JobRun(job, self._tools, self._finish)
-            self._runs[job.job_id] = run
-            try:
-                await run.run()
-            except Exception as error:
-                logger.error("%s failed", job.job_id, exc_info=error)
-                await run.fail(
-                    "internal error; the server's log has the details", "server_error", None
-                )
-        await trim_jobs(self._store, job.job_id)
-
-    def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(job_id) is task:
-            del self._tasks[job_id]
-            self._runs.pop(job_id, None)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("%s ended", job_id, exc_info=task.exception())
-
-    async def _end(self, job_id: str) -> None:
-        """End the work; a version that is just being published is waited for, and its job
-        succeeds."""
-        task = self._tasks.get(job_id)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _finish(self, job: JobRecord) -> None:
         """Write the result file and let the job succeed, in one transaction."""
@@ -313,6 +266,10 @@ def _count(path: Path, kind: SampleKind) -> int:
         return len(parse_examples(path.read_bytes(), kind, ""))
     except (OSError, InvalidRequest):
         return 0
+
+
+def _begun(job: JobRecord) -> bool:
+    return job.status is JobStatus.RUNNING or bool(job.checkpoint_path)
 
 
 def _require(job: JobRecord, known: Sequence[JobStatus], wanted: str) -> JobRecord:

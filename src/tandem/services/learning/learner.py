@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from tandem.core.errors import EngineDead, TandemError, TrainingCancelled
 from tandem.core.learning import EventRecord, SampleState, Split
+from tandem.services.backoff import Backoff
 from tandem.services.learning.course import Course, Progress
 from tandem.services.learning.publish import NoRoom, engine_ready
 from tandem.services.learning.tools import LearningTools
@@ -24,8 +25,6 @@ _AT_ONCE = 2
 _POLL_S = 2.0
 _SOON_S = 0.1
 _REST_AFTER_S = 60.0
-_FIRST_RETRY_S = 1.0
-_LONGEST_RETRY_S = 60.0
 _LOOK_FOR_ROOM_S = 2.0
 
 
@@ -114,14 +113,15 @@ class Learner:
     async def _teach(self, adapter: str) -> None:
         """Turns until nothing came for a while; then the trainer's memory is freed."""
         course, wake = self._course(adapter), self._wake[adapter]
-        retry_s, told = _FIRST_RETRY_S, False
+        backoff, told = Backoff(), False
         try:
             while True:
                 wake.clear()
                 try:
                     async with self._slots:
                         progress = await course.turn()
-                    retry_s, told = _FIRST_RETRY_S, False
+                    backoff.reset()
+                    told = False
                 except NoRoom as error:
                     if not told:
                         await self._tell(adapter, "warning", f"learning waits: {error}")
@@ -135,8 +135,7 @@ class Learner:
                     continue
                 except Exception as error:
                     await self._failed(adapter, error)
-                    await asyncio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                    await backoff.wait()
                     continue
                 if progress is Progress.SOON:
                     await asyncio.sleep(_SOON_S)

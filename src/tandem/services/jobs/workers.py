@@ -1,0 +1,132 @@
+"""Works on jobs: their files at once, their training when it is their turn.
+
+A bounded number of jobs trains at the same time, and one for each adapter, in the order of their
+arrival. Knows no tenants. Invariant: a store or a disk that fails for a while delays a job and
+does not end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
+
+from tandem.core.errors import StoreError
+from tandem.core.learning import JobRecord, JobStatus
+from tandem.services.backoff import Backoff
+from tandem.services.jobs.run import JobRun
+from tandem.services.jobs.tools import JobTools
+from tandem.services.retention import trim_jobs
+from tandem.store import jobs
+
+logger = logging.getLogger(__name__)
+
+OPEN = (JobStatus.VALIDATING, JobStatus.QUEUED, JobStatus.RUNNING)
+"""Statuses of jobs that somebody works on."""
+_AT_ONCE = 2
+_INTERNAL = "internal error; the server's log has the details"
+
+
+class Workers:
+    """The tasks of one server's jobs. Whoever calls sees to it that a job is launched once."""
+
+    def __init__(self, tools: JobTools, finish: Callable[[JobRecord], Awaitable[None]]) -> None:
+        """`finish` lets a job succeed."""
+        self._tools = tools
+        self._store = tools.course.store
+        self._finish = finish
+        self._runs: dict[str, JobRun] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def launch(self, job: JobRecord) -> None:
+        """Begin, or go on where the last commit was."""
+        task = asyncio.create_task(self._work(job), name=job.job_id)
+        self._tasks[job.job_id] = task
+        task.add_done_callback(lambda ended: self._ended(job.job_id, ended))
+
+    async def stop(self) -> None:
+        """Stop working; a version that is just being published is finished first."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def end(self, job_id: str) -> None:
+        """Stop working on one job; a version that is just being published is waited for, and its
+        job succeeds."""
+        if job_id in self._tasks:
+            self._tasks[job_id].cancel()
+        await self.ended(job_id)
+
+    async def ended(self, job_id: str) -> None:
+        """Wait until nobody works on this job."""
+        if job_id in self._tasks:
+            await asyncio.wait((self._tasks[job_id],))
+
+    async def pause(self, job_id: str, patience_s: float) -> bool:
+        """Stop training after the current step, which is given up if it takes longer than
+        `patience_s`, and commit. False if the job does not train just now."""
+        if job_id not in self._runs:
+            return False
+        run, task = self._runs[job_id], self._tasks[job_id]
+        run.pausing = True
+        await asyncio.wait((task,), timeout=patience_s)
+        if not task.done():
+            await run.give_up_steps()
+            await asyncio.wait((task,))
+        return True
+
+    async def _work(self, job: JobRecord) -> None:
+        if job.status is JobStatus.VALIDATING:
+            job = await self._insist(job.job_id, JobRun.validate)
+        if job.status in OPEN:
+            async with self._turn(job.adapter), self._slots:
+                await self._insist(job.job_id, self._run)
+        await trim_jobs(self._store, job.job_id)
+
+    def _turn(self, adapter: str) -> asyncio.Lock:
+        """Held by the job that trains `adapter`: the next one begins with what it has learned."""
+        return self._turns.setdefault(adapter, asyncio.Lock())
+
+    async def _run(self, run: JobRun) -> None:
+        self._runs[run.job.job_id] = run
+        try:
+            await run.run()
+        finally:
+            del self._runs[run.job.job_id]
+
+    async def _insist(self, job_id: str, work: Callable[[JobRun], Awaitable[None]]) -> JobRecord:
+        """Do `work`, again and again while the store or the disk fails; the job after it."""
+        backoff, pausing, step = Backoff(), False, 0
+        while True:
+            try:
+                job = await self._store.read(jobs.find, job_id)
+                assert job is not None  # jobs are never deleted
+                if job.status not in OPEN:  # it was written, although that looked like a failure
+                    return job
+                if job.step > step:
+                    backoff.reset()
+                step = job.step
+                run = JobRun(job, self._tools, self._finish)
+                run.pausing = pausing
+                try:
+                    await work(run)
+                except (StoreError, OSError):
+                    pausing = run.pausing
+                    raise
+                except Exception as error:
+                    logger.error("%s failed", job_id, exc_info=error)
+                    await run.fail(_INTERNAL, "server_error", None)
+                return run.job
+            except (StoreError, OSError) as error:
+                logger.error("%s is interrupted and tried again", job_id, exc_info=error)
+                await backoff.wait()
+
+    def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(job_id) is task:
+            del self._tasks[job_id]
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s ended", job_id, exc_info=task.exception())
