@@ -245,7 +245,8 @@ class JobStatus(StrEnum):
 class JobRecord:
     """A fine-tuning job. `step` of `total_steps` updates are committed, at `checkpoint_path`.
 
-    `method` is OpenAI's object (`{"type": "dpo", "dpo": {"hyperparameters": ...}}`).
+    `start_version` is the version of its adapter that it began from (0: none yet, None: it has not
+    begun). `method` is OpenAI's object (`{"type": "dpo", "dpo": {"hyperparameters": ...}}`).
     """
 
     job_id: str
@@ -264,6 +265,7 @@ class JobRecord:
     total_steps: int = 0
     trained_tokens: int = 0
     checkpoint_path: str = ""
+    start_version: int | None = None
     finished_s: float | None = None
     error: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)

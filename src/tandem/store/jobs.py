@@ -48,6 +48,16 @@ def in_status(connection: Connection, statuses: Sequence[JobStatus]) -> list[Job
     return [from_kept(connection, JobRecord, row) for row in rows]
 
 
+def under_way(connection: Connection, adapter: str) -> list[JobRecord]:
+    """Jobs that train this adapter now, or go on with that when it is their turn."""
+    statuses = (JobStatus.QUEUED, JobStatus.RUNNING)
+    return [
+        job
+        for job in in_status(connection, statuses)
+        if job.adapter == adapter and (job.status is JobStatus.RUNNING or job.checkpoint_path)
+    ]
+
+
 def add_checkpoint(connection: Connection, checkpoint: CheckpointRecord) -> None:
     """Keep a checkpoint; its files are on disk already."""
     connection.execute(sa.insert(CHECKPOINTS), to_kept(connection, checkpoint))

@@ -206,6 +206,7 @@ JOBS = _table(
     _integer("total_steps"),
     _integer("trained_tokens"),
     _text("checkpoint_path"),
+    sa.Column("start_version", sa.BigInteger),
     sa.Column("finished_s", sa.Double),
     _json("error"),
     _json("metadata"),

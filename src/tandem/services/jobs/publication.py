@@ -21,13 +21,13 @@ from tandem.core.learning import (
     VersionState,
 )
 from tandem.core.version import AdapterVersion
-from tandem.services.jobs.tools import JobFailed, JobTools
+from tandem.services.jobs.tools import JobFailed, JobTools, departure
 from tandem.services.learning.gate import Outcome, Verdict
 from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.models import SEPARATOR
 from tandem.services.uninterrupted import uninterrupted
-from tandem.store import adapters, events
+from tandem.store import Store, adapters, events
 
 _WORDS = {
     Outcome.PUBLISH: ("info", "published"),
@@ -58,7 +58,8 @@ class Publication:
     async def run(self) -> None:
         """Make the version, unless it was made before an interruption, and end the job.
 
-        Raises `JobFailed` if the gate refused it.
+        Raises `JobFailed` if the gate refused it or the adapter is not what it was, and `NoRoom`;
+        then nothing was done.
         """
         name = self._job.adapter
         async with self._tools.learner.held(name):
@@ -67,6 +68,8 @@ class Publication:
             if made:
                 await uninterrupted(self._go_on(made[0]))
                 return
+            await require_start(self._job, self._store)
+            self._course.publisher.require_room(name)
             aside = await self._course.publisher.staging_path(name, 0)  # no version has number 0
             await asyncio.to_thread(remove_tree, aside)
             try:
@@ -102,6 +105,8 @@ class Publication:
     async def _conclude(self, aside: Path, staged: AdapterVersion, verdict: Verdict) -> None:
         name, now_s = self._job.adapter, self._course.now()
         publisher, metrics = self._course.publisher, self._course.metrics
+        if verdict.outcome is Outcome.PUBLISH:
+            publisher.require_room(name)  # others may have come since
         number = await self._store.write(adapters.begin_version, AdapterRecord(name, now_s))
         record = await self._store.read(adapters.find, name)
         path = await publisher.staging_path(name, number)
@@ -160,6 +165,13 @@ class Publication:
         )
         await self._store.write(events.add, event)
         await self._finish(self._job)
+
+
+async def require_start(job: JobRecord, store: Store) -> None:
+    """Raises `JobFailed` if the adapter answers with another version than the job began from."""
+    problem = departure(job, await store.read(adapters.find, job.adapter))
+    if problem is not None:
+        raise JobFailed(problem, "adapter_changed", "model")
 
 
 def _label(version: VersionRecord) -> str:

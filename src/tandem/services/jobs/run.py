@@ -23,12 +23,12 @@ from tandem.core.version import INTERNAL
 from tandem.services.durable import make_directory
 from tandem.services.jobs.data import BadLine, line_of, parse_examples
 from tandem.services.jobs.method import Method, read_method
-from tandem.services.jobs.publication import Publication
+from tandem.services.jobs.publication import Publication, require_start
 from tandem.services.jobs.results import step_event
 from tandem.services.jobs.tools import JobFailed, JobTools
 from tandem.services.jobs.validation import OF_VALIDATION, Validation
 from tandem.services.learning.loaded import loaded_by_hand
-from tandem.services.learning.publish import engine_ready, move_durably, remove_tree
+from tandem.services.learning.publish import NoRoom, engine_ready, move_durably, remove_tree
 from tandem.services.learning.references import NotFinite
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.learning.steps import Failed, StepMaker, StepShape, Wanted, run_steps
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 COMMIT_STEPS = 10
 _MOST_FAILURES = 5
+_LOOK_FOR_ROOM_S = 2.0
 
 
 class _Paused(Exception):
@@ -104,7 +105,7 @@ class JobRun:
                 while True:
                     try:
                         await self._train(method, examples, held)
-                        await Publication(self.job, self.trainer, self._tools, self._finish).run()
+                        await self._publish()
                         break
                     except (EngineDead, TrainingCancelled) as error:
                         if self.pausing:
@@ -129,10 +130,38 @@ class JobRun:
             await self.fail(str(error), error.code or "training_failed", error.param)
 
     async def _begin(self) -> None:
+        """From here on, feedback about the adapter waits; what it was learning is given up."""
+        name = self.job.adapter
         if not self.job.checkpoint_path:
-            self._course.publisher.require_room(self.job.adapter)
+            self._course.publisher.require_room(name)
         if self.job.status is not JobStatus.RUNNING:
             await self._move("Fine-tuning job started", status=JobStatus.RUNNING)
+        async with self._tools.learner.held(name):
+            record = await self._store.read(adapters.find, name)
+            if record is not None:
+                told = f"trained by {self.job.job_id}; feedback waits for its end"
+                event = EventRecord(name, self._course.now(), "info", told)
+                await self._store.write(events.add, event)
+            if not self.job.checkpoint_path:
+                current = 0 if record is None else record.current
+                job = replace(self.job, start_version=current)
+                await self._store.write(jobs.update, job)
+                self.job = job
+
+    async def _publish(self) -> None:
+        """Make the version; it waits for room, rather than to lose what was learned."""
+        told = False
+        while True:
+            try:
+                await Publication(self.job, self.trainer, self._tools, self._finish).run()
+                return
+            except NoRoom as error:
+                if not told:
+                    await self._tell("warning", f"The version waits: {error}")
+                told = True
+            if self.pausing:
+                raise _Paused
+            await asyncio.sleep(_LOOK_FOR_ROOM_S)
 
     async def fail(self, message: str, code: str, param: str | None) -> None:
         """End the job with an error."""
@@ -181,6 +210,7 @@ class JobRun:
         validation = Validation(self._client, maker, held, method.loss)
         epoch = -(-len(plans) // (method.n_epochs or 1))
         while self.job.step < len(plans):
+            await require_start(self.job, self._store)
             start = self.job.step
             ends = min(start + COMMIT_STEPS, (start // epoch + 1) * epoch, len(plans))
             await self._segment(plans[start:ends], maker, method, validation, ends % epoch == 0)

@@ -31,7 +31,7 @@ from tandem.services.durable import flush_directory, make_directory
 from tandem.services.jobs.data import parse_examples
 from tandem.services.jobs.method import read_method
 from tandem.services.jobs.results import as_csv
-from tandem.services.jobs.tools import JobTools
+from tandem.services.jobs.tools import JobTools, departure
 from tandem.services.jobs.workers import OPEN, Workers
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.models import Models
@@ -191,7 +191,10 @@ class Jobs:
             return await self._store.write(_move, OPEN, "paused", told, JobStatus.PAUSED)
 
     async def resume(self, job_id: str, tenant: str) -> JobRecord:
-        """Go on with a paused job. Raises `NotFound`, `WrongStatus`."""
+        """Go on with a paused job.
+
+        Raises `NotFound`, and `WrongStatus`: also if its adapter has gone on without it.
+        """
         await self.find(job_id, tenant)
         if not self._tools.trains:
             raise InvalidRequest(_NO_TRAINING)
@@ -199,11 +202,24 @@ class Jobs:
             known = (JobStatus.PAUSED,)
             job = _require(await self.find(job_id, tenant), known, "resumed")
             await self._workers.ended(job_id)  # it has said that it is paused, and may still close
-            told = EventRecord(job_id, self._tools.course.now(), "info", "Job resumed")
-            status = JobStatus.QUEUED if job.total_steps else JobStatus.VALIDATING
-            job = await self._store.write(_move, known, "resumed", told, status)
+            async with self._tools.learner.held(job.adapter):  # feedback waits from here on
+                await self._require_unchanged(job)
+                told = EventRecord(job_id, self._tools.course.now(), "info", "Job resumed")
+                status = JobStatus.QUEUED if job.total_steps else JobStatus.VALIDATING
+                job = await self._store.write(_move, known, "resumed", told, status)
             self._workers.launch(job)
             return job
+
+    async def _require_unchanged(self, job: JobRecord) -> None:
+        """Raises `WrongStatus` if another version would be lost by what this job has begun."""
+        if not job.checkpoint_path:
+            return
+        problem = departure(job, await self._store.read(adapters.find, job.adapter))
+        if problem is not None:
+            raise WrongStatus(problem, param="model")
+        others = await self._store.read(jobs.under_way, job.adapter)
+        if others:
+            raise WrongStatus(f"{others[0].job_id} trains '{job.adapter}' now", param="model")
 
     # ------------------------------------------------------------------ work
 

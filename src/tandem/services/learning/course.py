@@ -131,7 +131,7 @@ class Course:
             return Progress.IDLE
         settings = resolve_settings(self._tools.defaults, record.settings)
         waiting = await self._store.read(samples.heads, self.name)
-        if not waiting or await self._candidate_waits():
+        if not waiting or await self._tools.others_first(self.name):
             return Progress.IDLE
         if await keep_loaded(self._tools, self.name):
             return Progress.LEARNED  # by somebody else; the next turn goes on from it
@@ -175,11 +175,6 @@ class Course:
             await self._tell("info", f"{message}: begun again", {"samples": len(block.latest)})
             await self.rest()
         await self._store.write(samples.release, self.name)
-
-    async def _candidate_waits(self) -> bool:
-        """Whether somebody has to decide about a candidate first (gate `manual`)."""
-        known = await self._store.read(adapters.versions, self.name)
-        return any(version.state is VersionState.CANDIDATE for version in known)
 
     # ------------------------------------------------------------------ training
 

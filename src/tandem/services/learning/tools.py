@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tandem.core.learning import VersionState
 from tandem.core.ports import EngineClient
 from tandem.services.learning.encode import Encoder, Limits
 from tandem.services.learning.freshness import Freshness
@@ -13,7 +14,7 @@ from tandem.services.learning.publish import Publisher
 from tandem.services.learning.references import References
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.tokenizer import Tokenizer
-from tandem.store import Store, adapters
+from tandem.store import Store, adapters, jobs
 from tandem.telemetry.learning import LearningMetrics
 
 
@@ -31,6 +32,14 @@ class LearningTools:
     freshness: Freshness
     defaults: LearningSettings
     now: Callable[[], float]
+
+    async def others_first(self, adapter: str) -> bool:
+        """Whether feedback has to wait: a job trains the adapter, whose version knows nothing
+        of what is learned meanwhile, or a candidate waits for a decision (gate `manual`)."""
+        if await self.store.read(jobs.under_way, adapter):
+            return True
+        known = await self.store.read(adapters.versions, adapter)
+        return any(version.state is VersionState.CANDIDATE for version in known)
 
     async def encoder_of(self, adapter: str) -> Encoder:
         """Encodes what `adapter` learns from, by its own settings, if it has any."""

@@ -1,0 +1,235 @@
+"""A job on an adapter that also learns from feedback: nothing is lost, and lineage is true."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+import test_jobs
+from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
+
+from fake_engine import FakeEngine
+from learning_world import World, join, until
+from tandem.core.errors import WrongStatus
+from tandem.core.learning import JobRecord, JobStatus, SampleState, Split, VersionRecord
+from tandem.core.ports import EngineState
+from tandem.services.jobs import run
+from tandem.services.jobs.service import Jobs
+from tandem.store import adapters, events, samples
+
+
+async def made(world: World, jobs: Jobs) -> str:
+    """An adapter with version 1."""
+    job = await jobs.create(ask(await upload(world, supervised(2))), CALLER)
+    job = await ended(jobs, job.job_id)
+    assert job.status is JobStatus.SUCCEEDED, job.error
+    return job.adapter
+
+
+async def continued(world: World, jobs: Jobs, name: str, count: int = 24) -> JobRecord:
+    """A job on that adapter."""
+    file_id = await upload(world, supervised(count))
+    return await jobs.create(ask(file_id, model=f"demo:{name}"), CALLER)
+
+
+async def give(world: World, name: str) -> None:
+    await world.give([world.sample(adapter=name) for _ in range(6)])
+    world.learner.notify(name)
+
+
+async def lineage(world: World, name: str) -> list[tuple[int, int, str]]:
+    """Number, parent and origin of each version."""
+    known: list[VersionRecord] = await world.store.read(adapters.versions, name)
+    return [(version.number, version.parent, version.origin) for version in known]
+
+
+async def grown(world: World, name: str, count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(await lineage(world, name)) < count:
+            await asyncio.sleep(0.02)
+
+
+async def test_feedback_waits_for_a_job_and_is_learned_after_it(tmp_path: Path) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        world.engine.step_s = 0.03
+        job = await continued(world, jobs, name)
+        await until(lambda: f"job/{job.job_id}" in world.engine.trainers)
+        await give(world, name)
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+        await grown(world, name, 3)
+        first, second, third = await lineage(world, name)
+        assert second == (2, 1, job.job_id) and third == (3, 2, "feedback") and first[0] == 1
+        learner = [spec for spec in world.engine.spec_of.values() if spec.name == f"learn/{name}"]
+        assert learner[0].source.endswith("/2")
+        counted = (await world.store.read(samples.counts))[name][Split.TRAIN]
+        assert counted == {SampleState.CONSUMED: 6}
+        told = [event.message for event in await world.store.read(events.listed, name)]
+        assert f"trained by {job.job_id}; feedback waits for its end" in told
+
+
+async def test_what_feedback_was_being_learned_is_learned_after_the_job(tmp_path: Path) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        world.engine.step_s = 0.2
+        await give(world, name)
+        await until(lambda: f"learn/{name}" in world.engine.trainers)
+        job = await continued(world, jobs, name, count=4)
+        await until(lambda: f"learn/{name}" not in world.engine.trainers)
+        world.engine.step_s = 0.0
+        assert (await ended(jobs, job.job_id)).status is JobStatus.SUCCEEDED
+        await grown(world, name, 3)
+        assert (await lineage(world, name))[1:] == [(2, 1, job.job_id), (3, 2, "feedback")]
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_feedback_waits_across_a_restart(tmp_path: Path, committed: bool) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        steps = len(world.engine.steps)
+        world.engine.step_s = 0.02
+        job = await continued(world, jobs, name)
+        await until(lambda: len(world.engine.steps) >= steps + (12 if committed else 2))
+        await give(world, name)
+    job = await find(tmp_path, job)
+    assert job.status is JobStatus.RUNNING
+    assert bool(job.step) == committed and job.start_version == 1
+    engine = FakeEngine(step_s=0.03)
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+        await grown(world, name, 3)
+        assert (await lineage(world, name))[1:] == [(2, 1, job.job_id), (3, 2, "feedback")]
+
+
+async def find(directory: Path, job: JobRecord) -> JobRecord:
+    engine = FakeEngine(state=EngineState.READY, step_s=60.0)
+    async with jobs_over(directory, engine, trains=False) as (_, jobs):
+        return await jobs.find(job.job_id, TENANT)
+
+
+async def test_feedback_goes_on_while_a_job_is_paused(tmp_path: Path) -> None:
+    """The job can then go on only from the version that it began from."""
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        steps = len(world.engine.steps)
+        world.engine.step_s = 0.02
+        job = await continued(world, jobs, name)
+        await until(lambda: len(world.engine.steps) >= steps + 2)
+        await jobs.pause(job.job_id, TENANT)
+        world.engine.step_s = 0.0
+        await give(world, name)
+        await grown(world, name, 2)
+        with pytest.raises(WrongStatus, match="went from version 1 to 2") as refused:
+            await jobs.resume(job.job_id, TENANT)
+        assert f"jobs/{job.job_id}/" in str(refused.value) and refused.value.param == "model"
+        assert (await jobs.find(job.job_id, TENANT)).status is JobStatus.PAUSED
+        await world.store.write(adapters.set_current, name, 1)
+        await jobs.resume(job.job_id, TENANT)
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+        assert (await lineage(world, name))[1:] == [(2, 1, "feedback"), (3, 1, job.job_id)]
+
+
+async def test_a_job_does_not_undo_what_an_administrator_did_meanwhile(tmp_path: Path) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        world.engine.step_s = 0.02
+        job = await continued(world, jobs, name)
+        steps = len(world.engine.steps)
+        await until(lambda: len(world.engine.steps) >= steps + 2)
+        async with world.learner.held(name):
+            await world.store.write(adapters.set_current, name, 0)
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.FAILED and job.error["code"] == "adapter_changed"
+        assert "from version 1 to 0" in job.error["message"] and 0 < job.step < job.total_steps
+        assert len(await lineage(world, name)) == 1
+
+
+async def test_jobs_on_one_adapter_follow_each_other(tmp_path: Path) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        world.engine.step_s = 0.01
+        second, third = [await continued(world, jobs, name, count=6) for _ in range(2)]
+        other = await jobs.create(ask(await upload(world, supervised(2))), CALLER)
+        assert (await ended(jobs, other.job_id)).status is JobStatus.SUCCEEDED  # its slot is free
+        assert (await ended(jobs, third.job_id)).status is JobStatus.SUCCEEDED
+        assert (await lineage(world, name))[1:] == [(2, 1, second.job_id), (3, 2, third.job_id)]
+
+
+async def test_a_paused_job_does_not_go_on_beside_another_one(tmp_path: Path) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        steps = len(world.engine.steps)
+        world.engine.step_s = 0.02
+        paused = await continued(world, jobs, name)
+        await until(lambda: len(world.engine.steps) >= steps + 2)
+        await jobs.pause(paused.job_id, TENANT)
+        other = await continued(world, jobs, name)
+        await until(lambda: f"job/{other.job_id}" in world.engine.trainers)
+        with pytest.raises(WrongStatus, match=f"{other.job_id} trains"):
+            await jobs.resume(paused.job_id, TENANT)
+        await jobs.cancel(other.job_id, TENANT)
+        await jobs.resume(paused.job_id, TENANT)
+        assert (await ended(jobs, paused.job_id)).status is JobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("then", ["room", "pause", "cancel"])
+async def test_a_version_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """What was learned is not thrown away because others came meanwhile."""
+    monkeypatch.setattr(test_jobs, "join", partial(join, max_adapters=1))
+    monkeypatch.setattr(run, "_LOOK_FOR_ROOM_S", 0.02)
+    engine = FakeEngine(step_s=0.02)
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        job = await jobs.create(ask(await upload(world, supervised(6))), CALLER)
+        await until(lambda: bool(engine.steps))
+        await engine.load_adapter("loaded", str(tmp_path))
+        await until(lambda: len(engine.steps) == 6)
+        await asyncio.sleep(0.2)
+        job = await jobs.find(job.job_id, TENANT)
+        assert job.status is JobStatus.RUNNING and job.step == job.total_steps == 6
+        told = [event.message for event in await jobs.events(job.job_id, TENANT, None, 100)]
+        assert sum("The version waits: 1 adapters are loaded" in line for line in told) == 1
+        assert await world.store.read(adapters.listed) == []
+        if then == "cancel":
+            assert (await jobs.cancel(job.job_id, TENANT)).status is JobStatus.CANCELLED
+            assert await world.store.read(adapters.listed) == []
+            return
+        if then == "pause":
+            assert (await jobs.pause(job.job_id, TENANT)).status is JobStatus.PAUSED
+            await jobs.resume(job.job_id, TENANT)
+        await engine.unload_adapter("loaded")
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+        assert len(engine.steps) == 6 and engine.adapters[job.adapter].number == 1
+
+
+async def test_room_that_is_lost_while_the_gate_measures_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_jobs, "join", partial(join, max_adapters=1))
+    monkeypatch.setattr(run, "_LOOK_FOR_ROOM_S", 0.02)
+    engine = FakeEngine()
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        whole = world.tools.examiner.examine
+
+        async def examine(*given: object) -> object:
+            verdict = await whole(*given)  # type: ignore[arg-type]
+            await engine.load_adapter("loaded", str(tmp_path))
+            return verdict
+
+        world.tools.examiner.examine = examine  # type: ignore[method-assign, assignment]
+        job = await jobs.create(ask(await upload(world, supervised(2))), CALLER)
+        await until(lambda: "loaded" in engine.adapters)
+        await asyncio.sleep(0.1)
+        assert await world.store.read(adapters.listed) == []
+        world.tools.examiner.examine = whole  # type: ignore[method-assign]
+        await engine.unload_adapter("loaded")
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+        assert (await lineage(world, job.adapter)) == [(1, 0, job.job_id)]
