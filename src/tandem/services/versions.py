@@ -42,7 +42,7 @@ from tandem.services.learning.tools import LearningTools
 from tandem.services.models import Models
 from tandem.services.retention import trim_versions
 from tandem.services.uninterrupted import uninterrupted
-from tandem.store import Connection, adapters, events, files, samples
+from tandem.store import Connection, adapters, events, files, jobs, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Versions:
         """Forget one version and its files; its number is not given again.
 
         Raises `NotFound`, or `Conflict` where it is needed: it answers, waits for a decision, or
-        is the reference of the adapter's settings.
+        is the reference of the adapter's settings or of a job.
         """
         await self._version(name, number)
         async with self._learner.held(name):
@@ -158,6 +158,11 @@ class Versions:
             if settings.reference_version == number:
                 raise Conflict(
                     f"version {number} is the reference of '{name}'; change its settings first",
+                    param="version",
+                )
+            if users := await self._store.read(jobs.referring, name, number):
+                raise Conflict(
+                    f"version {number} is the reference of {users[0]}; cancel that job first",
                     param="version",
                 )
             event = self._event(name, f"version {number} deleted", number)

@@ -58,6 +58,17 @@ def under_way(connection: Connection, adapter: str) -> list[JobRecord]:
     ]
 
 
+def referring(connection: Connection, adapter: str, number: int) -> list[str]:
+    """Jobs that have not ended and are trained against this version of their adapter."""
+    statuses = (JobStatus.VALIDATING, JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED)
+    found = []
+    for job in in_status(connection, statuses):
+        given = job.method[job.method["type"]]["hyperparameters"]
+        if job.adapter == adapter and given.get("reference") == f"version:{number}":
+            found.append(job.job_id)
+    return found
+
+
 def add_checkpoint(connection: Connection, checkpoint: CheckpointRecord) -> None:
     """Keep a checkpoint; its files are on disk already."""
     connection.execute(sa.insert(CHECKPOINTS), to_kept(connection, checkpoint))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import msgspec
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import SampleKind
 from tandem.core.training import LossKind, LossSpec
-from tandem.services.learning.settings import LearningSettings, check_bounds
+from tandem.services.learning.settings import LearningSettings, check_bounds, reference_number
 
 KINDS = {"supervised": SampleKind.SFT, "dpo": SampleKind.DPO, "kto": SampleKind.KTO}
 _AUTO_EPOCHS = 3
@@ -37,6 +37,7 @@ class _Hyperparameters(msgspec.Struct, forbid_unknown_fields=True):
     label_smoothing: float | None = None
     desirable_weight: float | None = None
     undesirable_weight: float | None = None
+    reference: str | None = None
 
 
 class _Options(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,14 +53,17 @@ class _Method(msgspec.Struct, forbid_unknown_fields=True):
 
 _OWN = {
     "supervised": {"n_epochs", "batch_size", "learning_rate_multiplier", "learning_rate"},
-    "dpo": {"beta", "label_smoothing"},
-    "kto": {"beta", "desirable_weight", "undesirable_weight"},
+    "dpo": {"beta", "label_smoothing", "reference"},
+    "kto": {"beta", "desirable_weight", "undesirable_weight", "reference"},
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A job's hyperparameters; None (OpenAI's "auto") until the examples are known."""
+    """A job's hyperparameters; None (OpenAI's "auto") until the examples are known.
+
+    `reference` is empty where none was given.
+    """
 
     kind: SampleKind
     n_epochs: int | None
@@ -67,16 +71,15 @@ class Method:
     learning_rate_multiplier: float | None
     learning_rate: float
     loss: LossSpec
+    reference: str = ""
 
     def decided(self, examples: int) -> Method:
         """With "auto" replaced for so many examples."""
-        return Method(
-            self.kind,
-            self.n_epochs or _AUTO_EPOCHS,
-            self.batch_size or min(_AUTO_BATCH, examples),
-            self.learning_rate_multiplier or 1.0,
-            self.learning_rate,
-            self.loss,
+        return replace(
+            self,
+            n_epochs=self.n_epochs or _AUTO_EPOCHS,
+            batch_size=self.batch_size or min(_AUTO_BATCH, examples),
+            learning_rate_multiplier=self.learning_rate_multiplier or 1.0,
         )
 
     def steps(self, sample_ids: Sequence[str], seed: int) -> list[list[str]]:
@@ -146,6 +149,9 @@ def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings) -> 
         path = f"method.{kind}.hyperparameters.{name}"
         if name not in allowed:
             raise InvalidRequest(f"'{path}' does not go with this method", param=path)
+        if name == "reference":
+            reference_number(value, path)
+            continue
         if not math.isfinite(value) or value < 0 or (value == 0 and name != "label_smoothing"):
             raise InvalidRequest(f"'{path}' must be above 0", param=path)
     if values.get("n_epochs", 1) > _MOST_EPOCHS or values.get("batch_size", 1) > _MOST_BATCH:
@@ -169,4 +175,5 @@ def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings) -> 
         multiplier,
         rate,
         loss,
+        values.get("reference", ""),
     )

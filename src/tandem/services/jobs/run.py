@@ -17,22 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from tandem.core.errors import EngineDead, InvalidRequest, TrainingCancelled
-from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus, Sample
+from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
 from tandem.core.training import OptimizerSpec, TrainerSpec
 from tandem.core.version import INTERNAL
 from tandem.services.durable import make_directory
-from tandem.services.jobs.data import BadLine, line_of, parse_examples
-from tandem.services.jobs.method import Method, read_method
+from tandem.services.jobs.examples import Examples, admit, read_examples, settings_of
+from tandem.services.jobs.method import Method
 from tandem.services.jobs.publication import Publication, require_start
 from tandem.services.jobs.results import step_event
 from tandem.services.jobs.tools import JobFailed, JobTools
-from tandem.services.jobs.validation import OF_VALIDATION, Validation
-from tandem.services.learning.loaded import loaded_by_hand
+from tandem.services.jobs.validation import Validation
 from tandem.services.learning.publish import NoRoom, engine_ready, move_durably, remove_tree
-from tandem.services.learning.references import NotFinite
-from tandem.services.learning.settings import LearningSettings, resolve_settings
-from tandem.services.learning.steps import Failed, StepMaker, StepShape, Wanted, run_steps
-from tandem.store import Connection, adapters, events, files, jobs
+from tandem.services.learning.references import Model, NotFinite, References
+from tandem.services.learning.settings import (
+    BASE,
+    reference_number,
+)
+from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
+from tandem.store import Connection, adapters, events, jobs
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +91,11 @@ class JobRun:
             await self._tell("info", f"Validating training file: {self.job.training_file}")
             if self.job.validation_file:
                 await self._tell("info", f"Validating validation file: {self.job.validation_file}")
-            method, examples, held = await self._examples()
+            examples = await read_examples(self.job, self._course)
             await engine_ready(self._client)
-            await self._maker(await self._settings(), [*examples, *held])
-            steps = len(method.steps([sample.sample_id for sample in examples], self.job.seed))
+            base = self._course.references.base
+            await admit(self.job, self.trainer, examples, base, self._course)
+            steps = len(examples.steps(self.job.seed))
             told = "Files validated, moving job to queued state"
             await self._move(told, status=JobStatus.QUEUED, total_steps=steps)
 
@@ -101,10 +104,10 @@ class JobRun:
         try:
             async with self._judged():
                 await self._begin()
-                method, examples, held = await self._examples()
+                examples = await read_examples(self.job, self._course)
                 while True:
                     try:
-                        await self._train(method, examples, held)
+                        await self._train(examples)
                         await self._publish()
                         break
                     except (EngineDead, TrainingCancelled) as error:
@@ -169,45 +172,16 @@ class JobRun:
         now_s = self._course.now()
         await self._move(message, "error", status=JobStatus.FAILED, error=error, finished_s=now_s)
 
-    # ------------------------------------------------------------------ examples
-
-    async def _examples(self) -> tuple[Method, list[Sample], list[Sample]]:
-        settings = await self._settings()
-        _, method = read_method(self.job.method, None, settings)
-        training = await self._read(self.job.training_file, "training_file", method)
-        held: list[Sample] = []
-        if self.job.validation_file:
-            held = await self._read(self.job.validation_file, "validation_file", method)
-            held = [replace(s, sample_id=f"{OF_VALIDATION}{s.sample_id}") for s in held]
-        return method.decided(len(training)), training, held
-
-    async def _settings(self) -> LearningSettings:
-        record = await self._store.read(adapters.find, self.job.adapter)
-        own = {} if record is None else record.settings
-        return resolve_settings(self._course.defaults, own)
-
-    async def _read(self, file_id: str, param: str, method: Method) -> list[Sample]:
-        file = await self._store.read(files.find, file_id)
-        if file is None or file.tenant != self.job.tenant:
-            raise JobFailed(f"the file {file_id} does not exist", "file_not_found", param)
-        try:
-            raw = await asyncio.to_thread(Path(file.path).read_bytes)
-            return await asyncio.to_thread(parse_examples, raw, method.kind, self.job.adapter)
-        except OSError as error:
-            raise JobFailed(f"cannot read {file_id}: {error}", "file_not_found", param) from error
-        except InvalidRequest as error:
-            raise JobFailed(f"{file_id}: {error}", "invalid_training_file", param) from error
-
     # ------------------------------------------------------------------ training
 
-    async def _train(
-        self, method: Method, examples: Sequence[Sample], held: Sequence[Sample]
-    ) -> None:
+    async def _train(self, examples: Examples) -> None:
         """From the last commit to the last step."""
-        maker = await self._maker(await self._settings(), [*examples, *held])
+        method = examples.method
+        reference = await self._reference(method.reference)
+        maker = await admit(self.job, self.trainer, examples, reference, self._course)
         await self._open(method)
-        plans = method.steps([sample.sample_id for sample in examples], self.job.seed)
-        validation = Validation(self._client, maker, held, method.loss)
+        plans = examples.steps(self.job.seed)
+        validation = Validation(self._client, maker, examples.held, method.loss)
         epoch = -(-len(plans) // (method.n_epochs or 1))
         while self.job.step < len(plans):
             await require_start(self.job, self._store)
@@ -215,32 +189,28 @@ class JobRun:
             ends = min(start + COMMIT_STEPS, (start // epoch + 1) * epoch, len(plans))
             await self._segment(plans[start:ends], maker, method, validation, ends % epoch == 0)
 
-    async def _maker(self, settings: LearningSettings, samples: Sequence[Sample]) -> StepMaker:
-        """Makes steps of these samples. Raises `JobFailed` if one of them cannot be used."""
-        shape = StepShape(
-            self.trainer,
-            self._course.references.base,
-            settings.micro_batch_samples,
-            self._client.info.recording_tokens,
-        )
-        maker = StepMaker(self._course.encoder(settings), self._course.references, shape)
-        problems = await asyncio.to_thread(maker.admit, samples)
-        for sample_id, problem in problems.items():
-            param = "validation_file" if sample_id.startswith(OF_VALIDATION) else "training_file"
-            line = line_of(sample_id.removeprefix(OF_VALIDATION))
-            raise JobFailed(str(BadLine(line, problem)), "invalid_training_file", param)
-        return maker
+    async def _reference(self, reference: str) -> Model:
+        """Loaded under a name of the job's own, as learning lets go of its own references."""
+        number = reference_number(reference or BASE)
+        if not number:
+            return self._course.references.base
+        version = await self._store.read(adapters.version, self.job.adapter, number)
+        if version is None:
+            raise JobFailed(f"the reference, version {number}, is gone", "reference_gone", "method")
+        loaded = await self._course.publisher.load_reference(version, self._reference_name)
+        return References.version(loaded.name, loaded)
+
+    @property
+    def _reference_name(self) -> str:
+        return f"{INTERNAL}reference-of/{self.job.job_id}"
 
     async def _open(self, method: Method) -> None:
         """Open the trainer at the last commit, or where the job begins."""
-        settings = await self._settings()
+        settings = await settings_of(self.job, self._course)
         source, resume = self.job.checkpoint_path, bool(self.job.checkpoint_path)
         if not resume:
-            if await loaded_by_hand(self._course, self.job.adapter):
-                await self._tools.learner.keep_loaded(self.job.adapter)
-            record = await self._store.read(adapters.find, self.job.adapter)
-            current = record.current if record is not None else 0
-            version = await self._store.read(adapters.version, self.job.adapter, current)
+            start = self.job.start_version or 0
+            version = await self._store.read(adapters.version, self.job.adapter, start)
             source = version.path if version is not None else ""
         await self._client.open_trainer(
             TrainerSpec(
@@ -357,6 +327,8 @@ class JobRun:
             await asyncio.to_thread(remove_tree, Path(before))
 
     async def _close(self) -> None:
+        if self._reference_name in self._client.adapters:
+            await self._course.publisher.forget(self._reference_name)
         try:
             await self._client.close_trainer(self.trainer)
         except EngineDead:

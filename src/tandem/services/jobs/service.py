@@ -33,7 +33,7 @@ from tandem.services.jobs.method import read_method
 from tandem.services.jobs.results import as_csv
 from tandem.services.jobs.tools import JobTools, departure
 from tandem.services.jobs.workers import OPEN, Workers
-from tandem.services.learning.settings import resolve_settings
+from tandem.services.learning.settings import BASE, reference_number, resolve_settings
 from tandem.services.models import Models
 from tandem.services.quota import spend_samples
 from tandem.services.retention import trim_jobs
@@ -105,6 +105,11 @@ class Jobs:
         own = {} if record is None else record.settings
         settings = resolve_settings(self._tools.course.defaults, own)
         method, meaning = read_method(ask.method, ask.hyperparameters, settings)
+        if meaning.kind is not SampleKind.SFT:
+            # Written down: a later change of the adapter's settings is not for this job.
+            chosen = meaning.reference or (BASE if record is None else settings.reference)
+            await self._check_reference(adapter, chosen)
+            method[method["type"]]["hyperparameters"]["reference"] = chosen
         training = await self._check_file(ask.training_file, caller.tenant, "training_file")
         if ask.validation_file:
             await self._check_file(ask.validation_file, caller.tenant, "validation_file")
@@ -245,6 +250,14 @@ class Jobs:
     async def _tell(self, job: JobRecord, level: str, message: str) -> None:
         event = EventRecord(job.job_id, self._tools.course.now(), level, message)
         await self._store.write(events.add, event)
+
+    async def _check_reference(self, adapter: str, reference: str) -> None:
+        number = reference_number(reference)
+        if number and not await self._store.read(adapters.version, adapter, number):
+            raise InvalidRequest(
+                f"'{adapter}' has no version {number} to refer to; 'base' is always there",
+                param="reference",
+            )
 
     async def _check_file(self, file_id: str, tenant: str, param: str) -> FileRecord:
         file = await self._store.read(files.find, file_id)

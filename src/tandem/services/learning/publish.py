@@ -183,9 +183,12 @@ class Publisher:
             self._at("after adopt")
             return adopted
 
-    async def load_reference(self, record: VersionRecord) -> AdapterVersion:
-        """A version that others are scored against, whatever its adapter's current one is."""
-        name = reference_name(record.adapter, record.number)
+    async def load_reference(self, record: VersionRecord, name: str = "") -> AdapterVersion:
+        """A version that others are scored against, whatever its adapter's current one is.
+
+        Under `name`, or that of all who learn from feedback (`forget_references`).
+        """
+        name = name or reference_name(record.adapter, record.number)
         loaded = self._client.adapters.get(name)
         if loaded is not None:
             return loaded

@@ -55,8 +55,7 @@ class LearningSettings:
     @property
     def reference_version(self) -> int:
         """The number of the version that is the reference; 0 for the base model."""
-        match = _VERSION.fullmatch(self.reference)
-        return int(match[1]) if match else 0
+        return reference_number(self.reference)
 
     def version_samples(self, *, replaying: bool) -> int:
         """The most samples that one version uses for the first time; `replaying`: there are used
@@ -88,6 +87,18 @@ class LearningSettings:
             self.desirable_weight,
             self.undesirable_weight,
         )
+
+
+def reference_number(reference: str, param: str = "reference") -> int:
+    """The version that a reference names; 0 for the base. Raises `InvalidRequest`."""
+    if reference == BASE:
+        return 0
+    match = _VERSION.fullmatch(reference)
+    if match is None:
+        raise InvalidRequest(
+            f"{param} is 'base' or 'version:N', not '{reference[:40]}'", param=param
+        )
+    return int(match[1])
 
 
 def defaults(config: LearningConfig) -> LearningSettings:
@@ -165,7 +176,4 @@ def _check(settings: LearningSettings) -> None:
             raise InvalidRequest(f"{name} must be in [0, 1), not {values[name]}", param=name)
     if not 0.0 < settings.key_share <= 1.0:
         raise InvalidRequest("key_share must be in (0, 1]", param="key_share")
-    if settings.reference != BASE and not _VERSION.fullmatch(settings.reference):
-        raise InvalidRequest(
-            f"reference is 'base' or 'version:N', not '{settings.reference}'", param="reference"
-        )
+    reference_number(settings.reference)

@@ -1,0 +1,86 @@
+"""A job's examples: read from its files, and encoded for its steps.
+
+Knows no trainer but by name. Invariant: what is wrong with a file ends the job with a `JobFailed`
+that names the file, and the line where it is one line's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.learning import JobRecord, Sample
+from tandem.services.jobs.data import BadLine, line_of, parse_examples
+from tandem.services.jobs.method import Method, read_method
+from tandem.services.jobs.tools import JobFailed
+from tandem.services.jobs.validation import OF_VALIDATION
+from tandem.services.learning.references import Model
+from tandem.services.learning.settings import LearningSettings, resolve_settings
+from tandem.services.learning.steps import StepMaker, StepShape
+from tandem.services.learning.tools import LearningTools
+from tandem.store import adapters, files
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """What a job trains on and measures on (`held`), and how; nothing of it is "auto"."""
+
+    method: Method
+    training: Sequence[Sample]
+    held: Sequence[Sample]
+
+    def steps(self, seed: int) -> list[list[str]]:
+        """Samples of each step, all epochs."""
+        return self.method.steps([sample.sample_id for sample in self.training], seed)
+
+
+async def settings_of(job: JobRecord, course: LearningTools) -> LearningSettings:
+    """Those of the job's adapter."""
+    record = await course.store.read(adapters.find, job.adapter)
+    own = {} if record is None else record.settings
+    return resolve_settings(course.defaults, own)
+
+
+async def read_examples(job: JobRecord, course: LearningTools) -> Examples:
+    """Raises `JobFailed`."""
+    _, method = read_method(job.method, None, await settings_of(job, course))
+    training = await _read(job, job.training_file, "training_file", method, course)
+    held: list[Sample] = []
+    if job.validation_file:
+        held = await _read(job, job.validation_file, "validation_file", method, course)
+        held = [replace(s, sample_id=f"{OF_VALIDATION}{s.sample_id}") for s in held]
+    return Examples(method.decided(len(training)), training, held)
+
+
+async def admit(
+    job: JobRecord, trainer: str, examples: Examples, reference: Model, course: LearningTools
+) -> StepMaker:
+    """Encode them for steps of `trainer`. Raises `JobFailed`; the engine was ready."""
+    settings = await settings_of(job, course)
+    rows = course.client.info.recording_tokens
+    shape = StepShape(trainer, reference, settings.micro_batch_samples, rows)
+    maker = StepMaker(course.encoder(settings), course.references, shape)
+    problems = await asyncio.to_thread(maker.admit, [*examples.training, *examples.held])
+    for sample_id, problem in problems.items():
+        param = "validation_file" if sample_id.startswith(OF_VALIDATION) else "training_file"
+        line = line_of(sample_id.removeprefix(OF_VALIDATION))
+        raise JobFailed(str(BadLine(line, problem)), "invalid_training_file", param)
+    return maker
+
+
+async def _read(
+    job: JobRecord, file_id: str, param: str, method: Method, course: LearningTools
+) -> list[Sample]:
+    file = await course.store.read(files.find, file_id)
+    if file is None or file.tenant != job.tenant:
+        raise JobFailed(f"the file {file_id} does not exist", "file_not_found", param)
+    try:
+        raw = await asyncio.to_thread(Path(file.path).read_bytes)
+        return await asyncio.to_thread(parse_examples, raw, method.kind, job.adapter)
+    except OSError as error:
+        raise JobFailed(f"cannot read {file_id}: {error}", "file_not_found", param) from error
+    except InvalidRequest as error:
+        raise JobFailed(f"{file_id}: {error}", "invalid_training_file", param) from error
