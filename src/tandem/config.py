@@ -136,6 +136,9 @@ class LearningConfig:
     alpha: Positive = 32.0
     targets: tuple[str, ...] = ()
     learning_rate: Annotated[float, Meta(gt=0, le=1)] = 1e-3
+    warmup_steps: CountOrZero = 0
+    weight_decay: Share = 0.0
+    max_grad_norm: PositiveOrZero = 1.0
     beta: Positive = 0.1
     batch_samples: Count = 8
     micro_batch_samples: Count = 4

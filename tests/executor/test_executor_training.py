@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,15 @@ import tiny_models
 from tandem.core.errors import AdapterError
 from tandem.core.plan import DEVICE_LANE, BackwardSlice, Discard, Draw, LanePlan, Span, Update
 from tandem.core.sampling import SamplingParams
-from tandem.core.training import LoraSpec, LossKind, LossSpec, OptimizerSpec, Role, TrainerSpec
+from tandem.core.training import (
+    LoraSpec,
+    LossKind,
+    LossSpec,
+    OptimizerSpec,
+    Role,
+    Schedule,
+    TrainerSpec,
+)
 from tandem.core.version import AdapterVersion
 from tandem.executor import training
 from training_harness import (
@@ -113,6 +122,57 @@ def test_files_load_in_peft_with_the_same_logits_and_training_goes_on(executor, 
         driver.update(name, 1)
     for key, value in parameters(executor).items():
         assert torch.equal(value, parameters(executor, "again")[key])
+
+
+def test_a_schedule_of_its_own_counts_from_the_opening(executor, tmp_path):
+    """A job that goes on with an adapter warms up and decays by its own updates, also resumed."""
+    driver = Driver(executor)
+    batches = [random_sequences(random.Random(1), 2, ROLES[LossKind.SFT])]
+
+    def rates(name, first, count):
+        found = []
+        for revision in range(first, first + count):
+            driver.step(name, revision, LossSpec(LossKind.SFT), batches)
+            result = driver.update(name, revision)
+            assert result.applied
+            found.append(result.learning_rate)
+        executor.snapshot_trainer(name).write(str(tmp_path / name))
+        return found
+
+    open_trainer(executor, "adapter", learning_rate=1e-3)
+    assert rates("adapter", 0, 3) == [1e-3] * 3
+    linear = OptimizerSpec(
+        learning_rate=1e-3, schedule=Schedule.LINEAR, warmup_steps=2, total_steps=6
+    )
+    spec = TrainerSpec("job", optimizer=linear, source=str(tmp_path / "adapter"), own_schedule=True)
+    assert executor.open_trainer(spec).revision == 3
+    assert rates("job", 3, 3) == pytest.approx([0.0, 0.5e-3, 1e-3])
+    resumed = replace(spec, name="resumed", source=str(tmp_path / "job"), resume=True)
+    assert executor.open_trainer(resumed).revision == 6
+    assert rates("resumed", 6, 3) == pytest.approx([0.75e-3, 0.5e-3, 0.25e-3])
+    # Learning from feedback counts the adapter's updates: the warm-up is over, whoever made them.
+    feedback = replace(spec, name="feedback", source=str(tmp_path / "resumed"), own_schedule=False)
+    feedback = replace(feedback, optimizer=OptimizerSpec(learning_rate=1e-3, warmup_steps=10))
+    executor.open_trainer(feedback)
+    assert rates("feedback", 9, 2) == pytest.approx([0.9e-3, 1e-3])
+
+
+@pytest.mark.parametrize(
+    "changed", [{"weight_decay": 0.5}, {"max_grad_norm": 1e-9}, {"warmup_steps": 4}]
+)
+def test_the_optimisers_settings_change_the_result(executor, changed):
+    driver = Driver(executor)
+    batches = [random_sequences(random.Random(1), 2, ROLES[LossKind.SFT])]
+    for name, options in (("plain", {}), ("changed", changed)):
+        open_trainer(executor, name, learning_rate=1e-3, **options)
+        for revision in range(2):
+            driver.step(name, revision, LossSpec(LossKind.SFT), batches)
+            driver.update(name, revision)
+    theirs = parameters(executor, "changed")
+    assert not all(
+        torch.allclose(value, theirs[key], atol=1e-5)
+        for key, value in parameters(executor, "plain").items()
+    )
 
 
 def test_an_adapter_trained_by_peft_is_taken_over(executor, tmp_path):

@@ -90,6 +90,8 @@ class TrainerSpec:
 
     `source` is a PEFT directory to start from ("" for fresh parameters: A random, B zero); if it
     holds optimiser state as well, training goes on where that was saved. `resume` demands it.
+    Warm-up and schedule count the updates of the adapter, or with `own_schedule` those since this
+    trainer was first opened (a resumed one goes on counting).
     """
 
     name: str
@@ -97,6 +99,7 @@ class TrainerSpec:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     source: str = ""
     resume: bool = False
+    own_schedule: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,9 @@ def _from_files(model: LoadedModel, spec: TrainerSpec, max_rank: int) -> Start:
         if spec.resume:
             raise AdapterError(f"{spec.source} has no optimiser state to resume", param="source")
         return Start(layout, targets, parameters)
-    return Start(layout, targets, parameters, saved.revision, saved.adam)
+    begun = saved.schedule_from if spec.resume else saved.revision
+    schedule_from = begun if spec.own_schedule else 0
+    return Start(layout, targets, parameters, saved.revision, saved.adam, schedule_from)
 
 
 def _fresh_modules(model: LoadedModel, lora: LoraSpec, max_rank: int) -> dict[str, LoraShape]:

@@ -41,6 +41,7 @@ class Checkpoint:
     layout: ParameterLayout
     parameters: Tensor
     adam: AdamState
+    schedule_from: int = 0
 
     def write(self, path: str) -> None:
         """Write the new directory `path`. Raises `AdapterError`; then it does not exist."""
@@ -72,6 +73,7 @@ class Checkpoint:
         state = {
             "revision": self.state.revision,
             "optimizer_steps": self.adam.steps,
+            "schedule_from": self.schedule_from,
             "lora": asdict(self.spec.lora),
             "optimizer": asdict(self.spec.optimizer),
         }
@@ -109,10 +111,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class SavedOptimizer:
-    """What a checkpoint knows beyond the adapter: the trainer's revision and AdamW's memory."""
+    """What a checkpoint knows beyond the adapter: the trainer's revision, AdamW's memory, and at
+    which revision the schedule began."""
 
     revision: int
     adam: AdamState
+    schedule_from: int = 0
 
 
 def read_optimizer(
@@ -129,11 +133,12 @@ def read_optimizer(
         state = json.loads(description.read_text(encoding="utf-8"))
         tensors = load_file(file)
         revision, steps = int(state["revision"]), int(state["optimizer_steps"])
+        schedule_from = int(state.get("schedule_from", 0))  # older checkpoints have none
         flats = [_gather(tensors, kind, layout) for kind in ("exp_avg", "exp_avg_sq")]
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise AdapterError(f"cannot read the optimiser's state at {path}: {error}") from error
     average, square = (flat.to(device) for flat in flats)
-    return SavedOptimizer(revision, AdamState(steps, average, square))
+    return SavedOptimizer(revision, AdamState(steps, average, square), schedule_from)
 
 
 def _gather(tensors: dict[str, Tensor], kind: str, layout: ParameterLayout) -> Tensor:

@@ -23,6 +23,7 @@ from tandem.training.parameters import Pair, ParameterLayout
 class Start:
     """Where a trainer starts: parameters, and for one that goes on its optimiser's memory.
 
+    The schedule begins at the revision `schedule_from`.
     `targets` are the modules of `layout` in the short form that PEFT's `target_modules` has.
     """
 
@@ -31,6 +32,7 @@ class Start:
     parameters: Tensor
     revision: int = 0
     adam: AdamState | None = None
+    schedule_from: int = 0
 
 
 class Trainer:
@@ -41,6 +43,7 @@ class Trainer:
         self.spec = spec
         self.layout = start.layout
         self.revision = start.revision
+        self._schedule_from = start.schedule_from
         self._targets = start.targets
         self._base_model = base_model
         self._parameters = start.parameters
@@ -89,7 +92,7 @@ class Trainer:
         if gradient is None:
             gradient = torch.zeros_like(self._parameters)
         self._gradient = None
-        applied = self._optimizer.step(gradient, self.revision)
+        applied = self._optimizer.step(gradient, self.revision - self._schedule_from)
         if applied.applied:
             self.revision += 1
         return applied
@@ -104,4 +107,5 @@ class Trainer:
             self.layout,
             self._parameters.clone(),
             self._optimizer.state(),
+            self._schedule_from,
         )

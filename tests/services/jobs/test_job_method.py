@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import SampleKind
-from tandem.core.training import LossKind
+from tandem.core.training import LossKind, OptimizerSpec, Schedule
 from tandem.services.jobs.method import read_method
 from tandem.services.learning.settings import LearningSettings
 
@@ -40,6 +42,24 @@ def test_what_is_given_holds() -> None:
     assert (again, same) == (shown, method)
 
 
+def test_the_optimiser_is_the_jobs_own_or_as_the_settings_say() -> None:
+    defaults = replace(DEFAULTS, warmup_steps=7, weight_decay=0.1, max_grad_norm=2.0)
+    _, method = read_method(None, None, defaults)
+    assert method.optimizer == OptimizerSpec(1e-3, weight_decay=0.1, max_grad_norm=2.0)
+    given = {
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 3,
+        "weight_decay": 0.0,
+        "max_grad_norm": 0.0,
+    }
+    shown, method = read_method(None, given, defaults)
+    assert method.optimizer == OptimizerSpec(
+        1e-3, weight_decay=0.0, max_grad_norm=0.0, schedule=Schedule.COSINE, warmup_steps=3
+    )
+    assert shown["supervised"]["hyperparameters"]["lr_scheduler_type"] == "cosine"
+    assert read_method(shown, None, defaults)[1] == method
+
+
 def test_old_hyperparameters_are_supervised() -> None:
     _, method = read_method(None, {"n_epochs": 7}, DEFAULTS)
     assert method.kind is SampleKind.SFT and method.n_epochs == 7
@@ -58,6 +78,11 @@ def test_old_hyperparameters_are_supervised() -> None:
         ({"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 0}}}, "above 0"),
         ({"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 5000}}}, "at most 1000"),
         ({"type": "dpo", "dpo": {"hyperparameters": {"speed": 1}}}, "unknown field `speed`"),
+        ({"type": "kto", "kto": {"hyperparameters": {"lr_scheduler_type": "steep"}}}, "steep"),
+        ({"type": "kto", "kto": {"hyperparameters": {"warmup_steps": -1}}}, "at least 0"),
+        ({"type": "kto", "kto": {"hyperparameters": {"warmup_steps": 0.5}}}, "warmup_steps"),
+        ({"type": "kto", "kto": {"hyperparameters": {"weight_decay": 1.5}}}, "at most 1"),
+        ({"type": "kto", "kto": {"hyperparameters": {"max_grad_norm": -1.0}}}, "at least 0"),
         ({"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": "many"}}}, "n_epochs"),
     ],
 )

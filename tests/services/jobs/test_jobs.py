@@ -15,7 +15,7 @@ from learning_world import World, join, until
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import Conflict, InvalidRequest, NotFound
 from tandem.core.learning import FileRecord, JobRecord, JobStatus, VersionState
-from tandem.core.training import TrainingStep
+from tandem.core.training import OptimizerSpec, Schedule, TrainingStep
 from tandem.core.version import AdapterVersion
 from tandem.services.auth import Caller
 from tandem.services.jobs.service import JobAsk, Jobs
@@ -307,6 +307,39 @@ async def test_a_job_continues_what_was_loaded_by_hand(tmp_path: Path, change: s
         assert versions[0].content_hash == loaded.content_hash
         assert set(opened) == {versions[0].path}
         assert engine.adapters["formal"].label == "formal@2"
+
+
+async def test_the_schedule_reaches_the_trainer(tmp_path: Path) -> None:
+    given = {
+        "n_epochs": 2,
+        "batch_size": 2,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 2,
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.5,
+        "learning_rate": 1e-4,
+    }
+    async with jobs_over(tmp_path, FakeEngine(step_s=0.05)) as (world, jobs):
+        job = await jobs.create(
+            ask(await upload(world, supervised(6)), hyperparameters=given), CALLER
+        )
+        await until(lambda: bool(world.engine.steps))
+        spec = world.engine.spec_of[f"job/{job.job_id}"]
+        assert spec.optimizer == OptimizerSpec(
+            learning_rate=1e-4,
+            weight_decay=0.01,
+            max_grad_norm=0.5,
+            schedule=Schedule.LINEAR,
+            warmup_steps=2,
+            total_steps=6,
+        )
+        assert spec.own_schedule
+        world.engine.step_s = 0.0
+        assert (await ended(jobs, job.job_id)).status is JobStatus.SUCCEEDED
+        given["warmup_steps"] = 6
+        job = await jobs.create(ask(job.training_file, hyperparameters=given), CALLER)
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.FAILED and "has 6 steps" in job.error["message"]
 
 
 async def test_diverging_jobs_fail(tmp_path: Path) -> None:

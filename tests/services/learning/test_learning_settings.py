@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from fake_engine import INFO
-from learning_world import world
+from learning_world import until, world
 from tandem.config import LearningConfig
 from tandem.core.errors import InvalidRequest
+from tandem.core.training import OptimizerSpec
 from tandem.services.adapters import Adapters
 from tandem.services.jobs.method import read_method
 from tandem.services.learning.settings import (
@@ -70,6 +71,38 @@ def test_jobs_are_bounded_alike(hyperparameters: dict[str, Any]) -> None:
     method = {"type": "dpo", "dpo": {"hyperparameters": hyperparameters}}
     with pytest.raises(InvalidRequest, match=r"must be in|is at most"):
         read_method(method, None, LearningSettings())
+
+
+@pytest.mark.parametrize(
+    ("own", "param"),
+    [
+        ({"warmup_steps": -1}, "warmup_steps"),
+        ({"warmup_steps": 1.5}, "settings"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"weight_decay": 1.1}, "weight_decay"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm"),
+        ({"max_grad_norm": float("inf")}, "max_grad_norm"),
+    ],
+)
+def test_the_optimisers_settings_have_ranges(own: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        resolve_settings(LearningSettings(), own)
+    assert error.value.param == param
+
+
+async def test_the_optimisers_settings_reach_the_trainer(tmp_path: Path) -> None:
+    config = LearningConfig(warmup_steps=5, weight_decay=0.1, learning_rate=1e-4)
+    settings = replace(defaults(config), steps_per_version=1)
+    async with world(tmp_path, settings=settings) as made:
+        made.engine.step_s = 0.2
+        await made.give([made.sample()], {"weight_decay": 0.2, "max_grad_norm": 0.0})
+        made.learner.notify("formal")
+        await until(lambda: "learn/formal" in made.engine.spec_of)
+        spec = made.engine.spec_of["learn/formal"]
+        assert spec.optimizer == OptimizerSpec(
+            learning_rate=1e-4, weight_decay=0.2, max_grad_norm=0.0, warmup_steps=5
+        )
+        assert not spec.own_schedule
 
 
 async def test_a_reference_must_be_a_version_that_exists(tmp_path: Path) -> None:

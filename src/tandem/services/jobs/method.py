@@ -16,7 +16,7 @@ import msgspec
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import SampleKind
-from tandem.core.training import LossKind, LossSpec
+from tandem.core.training import LossKind, LossSpec, OptimizerSpec, Schedule
 from tandem.services.learning.settings import LearningSettings, check_bounds, reference_number
 
 KINDS = {"supervised": SampleKind.SFT, "dpo": SampleKind.DPO, "kto": SampleKind.KTO}
@@ -24,6 +24,7 @@ _AUTO_EPOCHS = 3
 _AUTO_BATCH = 8
 _MOST_EPOCHS = 1000
 _MOST_BATCH = 1024
+_MAY_BE_0 = ("label_smoothing", "warmup_steps", "weight_decay", "max_grad_norm")
 
 Auto = Literal["auto"]
 
@@ -33,6 +34,10 @@ class _Hyperparameters(msgspec.Struct, forbid_unknown_fields=True):
     batch_size: Auto | int | None = None
     learning_rate_multiplier: Auto | float | None = None
     learning_rate: float | None = None
+    lr_scheduler_type: Schedule | None = None
+    warmup_steps: int | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
     beta: Auto | float | None = None
     label_smoothing: float | None = None
     desirable_weight: float | None = None
@@ -52,7 +57,16 @@ class _Method(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _OWN = {
-    "supervised": {"n_epochs", "batch_size", "learning_rate_multiplier", "learning_rate"},
+    "supervised": {
+        "n_epochs",
+        "batch_size",
+        "learning_rate_multiplier",
+        "learning_rate",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "weight_decay",
+        "max_grad_norm",
+    },
     "dpo": {"beta", "label_smoothing", "reference"},
     "kto": {"beta", "desirable_weight", "undesirable_weight", "reference"},
 }
@@ -62,16 +76,21 @@ _OWN = {
 class Method:
     """A job's hyperparameters; None (OpenAI's "auto") until the examples are known.
 
-    `reference` is empty where none was given.
+    `optimizer` has no `total_steps` yet; `reference` is empty where none was given.
     """
 
     kind: SampleKind
     n_epochs: int | None
     batch_size: int | None
     learning_rate_multiplier: float | None
-    learning_rate: float
+    optimizer: OptimizerSpec
     loss: LossSpec
     reference: str = ""
+
+    @property
+    def learning_rate(self) -> float:
+        """The highest that the schedule reaches."""
+        return self.optimizer.learning_rate
 
     def decided(self, examples: int) -> Method:
         """With "auto" replaced for so many examples."""
@@ -151,9 +170,8 @@ def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings) -> 
             raise InvalidRequest(f"'{path}' does not go with this method", param=path)
         if name == "reference":
             reference_number(value, path)
-            continue
-        if not math.isfinite(value) or value < 0 or (value == 0 and name != "label_smoothing"):
-            raise InvalidRequest(f"'{path}' must be above 0", param=path)
+        elif name != "lr_scheduler_type":
+            _check_number(value, name, path)
     if values.get("n_epochs", 1) > _MOST_EPOCHS or values.get("batch_size", 1) > _MOST_BATCH:
         raise InvalidRequest(
             f"n_epochs is at most {_MOST_EPOCHS}, batch_size at most {_MOST_BATCH}", param="method"
@@ -167,13 +185,28 @@ def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings) -> 
         values.get("desirable_weight", defaults.desirable_weight),
         values.get("undesirable_weight", defaults.undesirable_weight),
     )
+    optimizer = OptimizerSpec(
+        learning_rate=rate,
+        weight_decay=values.get("weight_decay", defaults.weight_decay),
+        max_grad_norm=values.get("max_grad_norm", defaults.max_grad_norm),
+        schedule=given.lr_scheduler_type or Schedule.CONSTANT,
+        warmup_steps=values.get("warmup_steps", 0),
+    )
     check_bounds(rate, loss.label_smoothing if "label_smoothing" in values else 0.0)
     return Method(
         KINDS[kind],
         values.get("n_epochs"),
         values.get("batch_size"),
         multiplier,
-        rate,
+        optimizer,
         loss,
         values.get("reference", ""),
     )
+
+
+def _check_number(value: float, name: str, path: str) -> None:
+    least = "at least 0" if name in _MAY_BE_0 else "above 0"
+    if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_0):
+        raise InvalidRequest(f"'{path}' must be {least}", param=path)
+    if name == "weight_decay" and value > 1:
+        raise InvalidRequest(f"'{path}' is at most 1", param=path)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tandem.core.errors import EngineDead, InvalidRequest, TrainingCancelled
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
-from tandem.core.training import OptimizerSpec, TrainerSpec
+from tandem.core.training import TrainerSpec
 from tandem.core.version import INTERNAL
 from tandem.services.durable import make_directory
 from tandem.services.jobs.examples import Examples, admit, read_examples, settings_of
@@ -27,6 +27,7 @@ from tandem.services.jobs.publication import Publication, require_start
 from tandem.services.jobs.results import step_event
 from tandem.services.jobs.tools import JobFailed, JobTools
 from tandem.services.jobs.validation import Validation
+from tandem.services.learning.loaded import loaded_by_hand
 from tandem.services.learning.publish import NoRoom, engine_ready, move_durably, remove_tree
 from tandem.services.learning.references import Model, NotFinite, References
 from tandem.services.learning.settings import (
@@ -96,6 +97,13 @@ class JobRun:
             base = self._course.references.base
             await admit(self.job, self.trainer, examples, base, self._course)
             steps = len(examples.steps(self.job.seed))
+            warmup_steps = examples.method.optimizer.warmup_steps
+            if warmup_steps >= steps:
+                raise JobFailed(
+                    f"warmup_steps is {warmup_steps}, and the job has {steps} steps",
+                    "invalid_hyperparameters",
+                    "method",
+                )
             told = "Files validated, moving job to queued state"
             await self._move(told, status=JobStatus.QUEUED, total_steps=steps)
 
@@ -137,6 +145,8 @@ class JobRun:
         name = self.job.adapter
         if not self.job.checkpoint_path:
             self._course.publisher.require_room(name)
+            if await loaded_by_hand(self._course, name):
+                await self._tools.learner.keep_loaded(name)
         if self.job.status is not JobStatus.RUNNING:
             await self._move("Fine-tuning job started", status=JobStatus.RUNNING)
         async with self._tools.learner.held(name):
@@ -216,9 +226,10 @@ class JobRun:
             TrainerSpec(
                 name=self.trainer,
                 lora=replace(settings.lora, seed=self.job.seed),
-                optimizer=OptimizerSpec(learning_rate=method.learning_rate),
+                optimizer=replace(method.optimizer, total_steps=self.job.total_steps),
                 source=source,
                 resume=resume,
+                own_schedule=True,
             )
         )
 

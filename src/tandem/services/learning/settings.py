@@ -38,6 +38,9 @@ class LearningSettings:
     alpha: float = 32.0
     targets: tuple[str, ...] = ()
     learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
     beta: float = 0.1
     label_smoothing: float = 0.0
     desirable_weight: float = 1.0
@@ -76,7 +79,12 @@ class LearningSettings:
     @property
     def optimizer(self) -> OptimizerSpec:
         """The optimiser of its trainer."""
-        return OptimizerSpec(learning_rate=self.learning_rate)
+        return OptimizerSpec(
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            warmup_steps=self.warmup_steps,
+        )
 
     def loss(self, kind: SampleKind) -> LossSpec:
         """The loss for samples of one kind."""
@@ -171,6 +179,13 @@ def _check(settings: LearningSettings) -> None:
     for name in ("alpha", "learning_rate", "beta", "desirable_weight", "undesirable_weight"):
         if not 0.0 < values[name] < float("inf"):
             raise InvalidRequest(f"{name} must be above 0, not {values[name]}", param=name)
+    for name in ("warmup_steps", "max_grad_norm"):
+        if not 0.0 <= values[name] < float("inf"):
+            raise InvalidRequest(f"{name} must be at least 0, not {values[name]}", param=name)
+    if not 0.0 <= settings.weight_decay <= 1.0:
+        raise InvalidRequest(
+            f"weight_decay must be in [0, 1], not {settings.weight_decay}", param="weight_decay"
+        )
     for name in ("replay", "label_smoothing"):
         if not 0.0 <= values[name] < 1.0:
             raise InvalidRequest(f"{name} must be in [0, 1), not {values[name]}", param=name)
