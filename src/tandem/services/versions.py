@@ -128,9 +128,11 @@ class Versions:
         async with self._learner.held(name):
             event = self._event(name, f"version {number} published by request", number)
             self._publisher.require_room(name)
-            version, new = await self._store.write(_publish, name, number, event)
+            version, stored = await self._store.write(_publish, name, number, event)
+            if stored is not None:
+                self._tools.freshness.published(version, stored)
             await self._publisher.adopt(version)
-            if new:
+            if stored is not None:
                 self._tools.metrics.versions.labels(name, "published").inc()
             self._tools.metrics.version.labels(name).set(number)
             await trim_versions(self._store, name)
@@ -320,15 +322,18 @@ def _create(connection: Connection, record: AdapterRecord, settings: dict[str, A
 
 def _publish(
     connection: Connection, name: str, number: int, event: EventRecord
-) -> tuple[VersionRecord, bool]:
-    """Make a version current as it is now; it, and whether it had not been published before."""
+) -> tuple[VersionRecord, list[float] | None]:
+    """Make a version current as it is now; it, and when the feedback was stored that it is the
+    first to have learned from (None: it was published before)."""
     version = _stored(connection, name, number)
     if version.state is VersionState.PUBLISHED:
         pinned = replace(event, message=f"version {number} pinned")
         adapters.set_current(connection, name, number, pinned)
-        return version, False
+        return version, None
     used = adapters.trained_on(connection, name, number)
-    return adapters.publish(connection, version, consumed=used, event=event), True
+    version = adapters.publish(connection, version, consumed=used, event=event)
+    learned = [each for each in samples.get(connection, used) if each.version == number]
+    return version, [sample.created_s for sample in learned]
 
 
 def _refuse(connection: Connection, name: str, number: int, event: EventRecord) -> VersionRecord:

@@ -23,7 +23,6 @@ from tandem.core.learning import (
     VersionState,
 )
 from tandem.core.training import StepOutcome, TrainerSpec
-from tandem.core.version import AdapterVersion
 from tandem.services.learning.block import Block
 from tandem.services.learning.gate import Outcome, Verdict
 from tandem.services.learning.loaded import keep_loaded
@@ -342,9 +341,8 @@ class Course:
             await publisher.publish(conclusion)
             metrics.versions.labels(self.name, "published").inc()
             metrics.version.labels(self.name).set(record.number)
-            label = AdapterVersion(self.name, record.number, "", "").label
             stored = [sample.created_s for sample in block.used]
-            self._tools.freshness.published(self.name, label, stored)
+            self._tools.freshness.published(record, stored)
             self._open_from = record.number
         elif verdict.outcome is Outcome.REFUSE:
             await publisher.refuse(conclusion)
