@@ -17,6 +17,7 @@ from tandem.core.clock import VirtualClock
 from tandem.core.events import ModelInfo
 from tandem.core.plan import LanePlan
 from tandem.core.ports import Urgent, never
+from tandem.core.training import TrainingStep
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import Rates
@@ -333,3 +334,21 @@ def test_a_data_sheet_serves_a_load():
     report, _, _ = run_one("unified", arrivals, [], datasheet_profile("a100-40g", "llama-3-8b"))
     assert all(outcome.output_tokens == 10 for outcome in report.outcomes.values())
     assert 0.005 < report.outcomes["request-0"].tpot_s < 0.05
+
+
+@given(
+    rate=st.sampled_from([0.0, 0.05, 0.3, 0.5, 1.0, 1.4, 2.5, 7.9]),
+    requests=st.integers(1, 80),
+    pairs=st.integers(1, 8),
+    always=st.integers(0, 2),
+)
+def test_pairs_arrive_at_their_rate_whatever_it_is(rate, requests, pairs, always):
+    planned = [PlannedRequest(place, 1.0 + place, (1, 2), 1) for place in range(requests)]
+    training = Training(rate, pairs, pair_tokens=4, always=always)
+    arrivals, _ = arrivals_of(planned, training, VOCABULARY, 0)
+    steps = [each.at_s for each in arrivals if isinstance(each.work, TrainingStep)]
+    assert steps[:always] == [0.0] * always
+    for come in range(1, requests + 1):
+        made = sum(0.0 < at_s <= come for at_s in steps)
+        assert made * pairs <= rate * come + 1e-6
+        assert (made + 1) * pairs > rate * come - 1.0 + 1e-6

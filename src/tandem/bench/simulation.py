@@ -37,7 +37,7 @@ TRAINER = "feedback"
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Preference pairs that arrive beside requests, `rate` of them a request.
+    """Preference pairs that arrive beside requests, `rate` of them a request, evenly.
 
     A step is queued for every `pairs` of them, each two sequences of `pair_tokens` tokens, half of
     them the answer. With `always`, that many steps are queued at the beginning instead.
@@ -101,12 +101,11 @@ def arrivals_of(
         for request in planned
     ]
     steps = [0.0] * training.always
-    rng, pairs = Random(f"{seed}/pairs"), 0
-    for request in planned:
-        pairs += rng.random() < training.rate if training.rate < 1.0 else round(training.rate)
-        while pairs >= training.pairs:
-            pairs -= training.pairs
-            steps.append(request.at_s)
+    for place, request in enumerate(planned, 1):
+        pairs = int(training.rate * place + 1e-9)  # that have arrived by now
+        due = pairs // training.pairs + training.always - len(steps)
+        steps += [request.at_s] * due
+    rng = Random(f"{seed}/pairs")
     arrivals += [
         Arrival(at_s, _step(number, training, vocabulary, rng)) for number, at_s in enumerate(steps)
     ]
