@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tandem.cli import app
@@ -107,5 +108,6 @@ def test_the_demo_model_is_profiled(tmp_path):
     assert result.exit_code == 0, result.output
     profile = read_profile(out)
     assert profile.info.num_layers > 0 and profile.ceilings.flops > 1e9
+    assert profile.threads == profile.info.threads == torch.get_num_threads()
     assert "held out" in result.output and profile.errors["pass"].samples > 0
     assert set(profile.versions) == {"tandem", "torch", "transformers", "measured"}

@@ -14,7 +14,13 @@ from tandem.estimators.calibrate import Samples, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
 from tandem.estimators.memory import DemandWindow
-from tandem.estimators.profile import FitError, Profile, read_profile, write_profile
+from tandem.estimators.profile import (
+    FitError,
+    Profile,
+    profiled_rates,
+    read_profile,
+    write_profile,
+)
 from tandem.estimators.work import BackwardWork, PassWork
 
 GUESS = Rates.guess(weight_bytes=10**9, num_parameters=5 * 10**8, num_layers=24)
@@ -191,6 +197,19 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     assert profile.mismatch(profile.info) is None
     other = replace(profile.info, dtype="float32")
     assert profile.mismatch(other) == "dtype is bfloat16 in the profile and float32 here"
+
+
+def test_a_profile_of_other_threads_is_of_something_else(tmp_path):
+    profile = replace(datasheet_profile("l4", "llama-3-8b"), threads=2)
+    one, two = (replace(profile.info, threads=count) for count in (1, 2))
+    assert profile.mismatch(two) is None
+    assert profile.mismatch(one) == "threads is 2 in the profile and 1 here"
+    assert replace(profile, threads=0).mismatch(one) is None  # they were not counted
+    path = tmp_path / "two.json"
+    write_profile(profile, path)
+    assert profiled_rates(str(path), two) == profile.rates
+    with pytest.raises(InvalidRequest, match="threads is 2 in the profile and 1 here"):
+        profiled_rates(str(path), one)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def measure(
             "transformers": metadata.version("transformers"),
             "measured": time.strftime("%Y-%m-%d"),
         },
-        threads=settings.model.threads,
+        threads=info.threads,
     )
 
 

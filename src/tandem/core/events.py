@@ -52,7 +52,8 @@ class ModelInfo:
     bound the KV cache; `max_model_len` bounds prompt + output of one choice, in tokens. Backward
     slices count `num_layers`; `recording_tokens` rows may be recorded at once (0: no training).
     Adapters have a rank of at most `max_rank` (0: any); `linears` names the linear layers that can
-    be trained. `weights_hash` identifies the base model's parameters.
+    be trained. `weights_hash` identifies the base model's parameters. `threads` compute, where the
+    device is a CPU.
     """
 
     model: str
@@ -72,6 +73,7 @@ class ModelInfo:
     max_rank: int = 0
     linears: tuple[str, ...] = ()
     weights_hash: str = ""
+    threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Profile:
     which the simulator draws (those of `pass` for a kind without any); `source` says where the
     rates come from. A pass takes `resume_s` longer when the engine slept before it, and predicts
     the same pass right after it with the error `repeat`. Passes of nothing but whole micro-batches
-    keep `kept_alone` of them for the backward, others `kept_beside`.
+    keep `kept_alone` of them for the backward, others `kept_beside`. `threads` computed, where the
+    device is a CPU (0: it is none, or they were not counted).
     """
 
     info: ModelInfo
@@ -75,6 +76,8 @@ class Profile:
             mine, theirs = getattr(self.info, name), getattr(info, name)
             if mine != theirs:
                 return f"{name} is {mine} in the profile and {theirs} here"
+        if self.threads and info.threads and self.threads != info.threads:
+            return f"threads is {self.threads} in the profile and {info.threads} here"
         return None
 
 

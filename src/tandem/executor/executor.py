@@ -99,8 +99,9 @@ class DeviceExecutor:
             max_rank=adapters.max_rank,
             linears=trainable_linears(model),
             weights_hash=model.weights_hash,
+            threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
         )
-        self._share, self._threads = 1.0, torch.get_num_threads()
+        self._share = 1.0
         self._finished: list[StepResult] = []
         self._tickets = 0
 
@@ -163,7 +164,7 @@ class DeviceExecutor:
         """Compute on a share of the CPU's threads, at least one, from now on."""
         self._share = share
         if self._model.device.type == "cpu":
-            torch.set_num_threads(max(1, round(share * self._threads)))
+            torch.set_num_threads(max(1, round(share * self._info.threads)))
 
     def poll(self) -> list[StepResult]:
         """Results of all plans submitted since the last call."""
