@@ -165,7 +165,8 @@ def test_equal_samples_give_equal_rates():
 @pytest.mark.parametrize("device", sorted(DEVICES))
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_data_sheets_give_times_of_the_right_size(device: str, shape: str):
-    """A decode streams the weights; a long prompt takes its operations at the matrix rate."""
+    """A decode streams the weights, and so does a short slice; a long prompt, and a long slice,
+    take their operations at the matrix rate."""
     profile = datasheet_profile(device, shape)
     model, sheet, sizes = LatencyModel(profile.rates), DEVICES[device], SHAPES[shape]
     decode, prompt = PassWork(), PassWork()
@@ -175,6 +176,11 @@ def test_data_sheets_give_times_of_the_right_size(device: str, shape: str):
     assert streaming_s < model.forward_s(decode) < 2.0 * streaming_s + 5e-3
     products_s = 2.0 * sizes.parameters * 2000 / sheet.flops
     assert products_s < model.forward_s(prompt) < 4.0 * products_s + 2.0 * streaming_s + 5e-3
+    layers_bytes = (sizes.parameters - sizes.vocabulary * sizes.hidden) * sizes.itemsize
+    short_s = model.slice_s(BackwardWork(1), sizes.layers)
+    assert layers_bytes / sheet.bytes_per_s < short_s < 3.0 * streaming_s + 5e-3
+    long_s = model.slice_s(BackwardWork(8000), sizes.layers)
+    assert 8.0 * products_s < long_s < 16.0 * products_s + short_s  # two products of 8000 rows
     assert sheet.source and profile.source == sheet.source
     held = profile.info.num_blocks * profile.info.block_size * sizes.kv_bytes
     assert held + profile.info.weight_bytes < sheet.memory_bytes

@@ -2,7 +2,8 @@
 
 A roofline with efficiency factors: weights and KV are streamed at a share of the bandwidth, rows
 multiplied at a share of the matrix rate. Orders of magnitude for planning and for comparing
-policies; nothing here was measured.
+policies; nothing here was measured. Peak numbers are the vendors'; the factors are assumptions of
+ours, without a source, the same for all devices but where one says otherwise.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tandem.estimators.profile import Ceilings, Profile
 class Device:
     """A data sheet: dense 16-bit matrix FLOP/s, bytes/s and bytes of memory, with its `source`.
 
-    `compute` and `bandwidth` are the shares that a well-made engine reaches, `attention` that of
-    the matrix rate in attention; `launch_s` is a pass without work and `rho` the part of the
-    smaller side of a mixed pass that does not overlap.
+    The rest is assumed: `compute` and `bandwidth` are the shares that a well-made engine reaches,
+    `attention` that of the matrix rate in attention; `launch_s` is a pass without work and `rho`
+    the part of the smaller side of a mixed pass that does not overlap.
     """
 
     name: str
@@ -134,6 +135,11 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
     pair_s = 4.0 * shape.layers * shape.heads * shape.head_dim / (device.flops * device.attention)
     scored_s = 2.0 * head / flops
     recorded_bytes = shape.layers * shape.hidden * shape.itemsize
+    layer_bytes = (shape.parameters - head) * shape.itemsize / shape.layers
+    # Each product streams the layer's weights, but the form adds streaming and products up where a
+    # roofline has the larger one: streaming once is half of what the shortest slices take, up to
+    # half too much where both are equal, and right for long ones.
+    layer_s = layer_bytes / bandwidth + device.launch_s / shape.layers
     layer_row_s = _BACKWARD_PRODUCTS * row_s / shape.layers
     kv_s = 1e3 * shape.kv_bytes / bandwidth
     rates = Rates(
@@ -152,7 +158,7 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
         ),
         slices=(
             device.launch_s / 4,
-            device.launch_s / shape.layers,
+            layer_s,
             layer_row_s,
             *(_NOTHING_S,) * 4,  # what is computed again is in the row already
         ),
