@@ -14,7 +14,7 @@ from tandem.core.events import EngineStats, PredictionError, RequestTimes
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Slo, WorkClass
 from tandem.telemetry.learning import LearningMetrics
-from tandem.telemetry.metrics import RequestTiming, ServerMetrics
+from tandem.telemetry.metrics import RequestTiming, ServerMetrics, Unmet
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 STATS = EngineStats(
@@ -39,6 +39,16 @@ def samples(text: bytes) -> dict[str, float]:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
+
+
+def judged(metrics: ServerMetrics) -> dict[str, float]:
+    """Choices by the labels of `tandem_slo_choices_total`."""
+    prefix = "tandem_slo_choices_total{"
+    return {
+        name.removeprefix(prefix).removesuffix("}"): value
+        for name, value in samples(metrics.render(None)).items()
+        if name.startswith(prefix)
+    }
 
 
 def test_engine_counters_are_shown_as_they_are() -> None:
@@ -74,9 +84,9 @@ def test_a_request_is_timed_from_arrival_to_the_end_of_each_choice() -> None:
     timing.tokens(1, 10.6)
     timing.tokens(0, 10.75)
     times = RequestTimes(arrival_s=0.0, first_scheduled_s=0.25, first_token_s=1.0, finished_s=3.0)
-    timing.finished(FinishReason.STOP, 5, times, 11.0)
-    timing.finished(FinishReason.LENGTH, 1, None, 12.0)
-    timing.aborted(2)
+    timing.finished(0, FinishReason.STOP, 5, times, 11.0)
+    timing.finished(1, FinishReason.LENGTH, 1, None, 12.0)
+    timing.aborted(2, Unmet.LEFT)
     found = samples(metrics.render(None))
     assert found["tandem_time_to_first_token_seconds_count"] == 1
     assert found["tandem_time_to_first_token_seconds_sum"] == 0.5
@@ -97,13 +107,33 @@ def test_a_choice_counts_by_the_objectives_that_it_met(ttft_s, output_tokens, me
     metrics = ServerMetrics(CollectorRegistry())
     timing = RequestTiming(metrics, 10.0, Slo(1.0, 0.1), WorkClass.OFFLINE)
     times = RequestTimes(5.0, 5.1, 5.0 + ttft_s, 5.0 + ttft_s + 0.3)
-    timing.finished(FinishReason.STOP, output_tokens, times, 20.0)
-    timing.finished(FinishReason.ERROR, output_tokens, times, 20.0)
-    found = samples(metrics.render(None))
-    counted = {
-        name: value for name, value in found.items() if name.startswith("tandem_slo_choices_total")
-    }
-    assert counted == {f"tandem_slo_choices_total{{met={met},work_class=offline}}": 1}
+    timing.finished(0, FinishReason.STOP, output_tokens, times, 20.0)
+    timing.finished(0, FinishReason.ERROR, output_tokens, times, 20.0)
+    assert judged(metrics) == {f"met={met},work_class=offline": 1}
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "seconds", "met"),
+    [(0.9, 0.3, "both"), (1.5, 0.3, "tpot"), (0.9, 0.5, "ttft"), (1.5, 0.5, "neither")],
+)
+def test_what_the_engine_did_not_end_counts_by_when_its_tokens_came(ttft_s, seconds, met) -> None:
+    metrics = ServerMetrics(CollectorRegistry())
+    timing = RequestTiming(metrics, 10.0, Slo(1.0, 0.1))
+    timing.tokens(0, 10.1)
+    timing.tokens(1, 10.0 + ttft_s)
+    timing.tokens(1, 10.0 + ttft_s + seconds)
+    timing.finished(1, FinishReason.STOP, 5, None, 10.0 + ttft_s + seconds)
+    assert judged(metrics) == {f"met={met},work_class=online": 1}
+
+
+def test_what_has_no_objectives_to_judge_counts_by_why() -> None:
+    metrics = ServerMetrics(CollectorRegistry())
+    timing = RequestTiming(metrics, 10.0)
+    timing.shed(3)
+    timing.aborted(2, Unmet.FAILED)
+    timing.aborted(1, Unmet.LEFT)
+    counts = {"shed": 3.0, "failed": 2.0, "left": 1.0}
+    assert judged(metrics) == {f"met={why},work_class=online": n for why, n in counts.items()}
 
 
 def test_prediction_errors_are_shown_by_kind_once_there_are_any() -> None:

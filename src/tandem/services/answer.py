@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
-from tandem.core.errors import TandemError
+from tandem.core.errors import InvalidRequest, Overloaded, TandemError
 from tandem.core.events import TokenEvent
 from tandem.core.learning import ReceiptChoice
 from tandem.core.plan import TokenLogprob
@@ -21,13 +21,13 @@ from tandem.core.ports import EngineClient
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Objectives, WorkClass
-from tandem.services.admission import Admission
+from tandem.services.admission import Admission, Ticket
 from tandem.services.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.merge import merge
 from tandem.services.models import BASE_LABEL, ServedModel
 from tandem.services.receipts import Draft, Receipts
 from tandem.services.tokenizer import Tokenizer
-from tandem.telemetry.metrics import RequestTiming, ServerMetrics
+from tandem.telemetry.metrics import RequestTiming, ServerMetrics, Unmet
 
 
 class GenerationFailed(TandemError):
@@ -112,8 +112,7 @@ class Answer:
         Raises `Overloaded` before anything is sent to the engine, `EngineDead`,
         `GenerationFailed`, `NotFound` or `InvalidRequest` as the engine does.
         """
-        tokens = sum(len(part.request.prompt) for part in self._parts)
-        ticket = self._tools.admission.admit(tokens, self._ttft_s())
+        ticket, unmet = self._admit(), Unmet.LEFT
         try:
             streams = [self._tools.client.generate(part.request) for part in self._parts]
             async with aclosing(merge(streams)) as events:
@@ -132,10 +131,24 @@ class Answer:
                     await part.end_stopped()
                     if finished:
                         break
+        except InvalidRequest:
+            raise
+        except Exception:
+            unmet = Unmet.FAILED
+            raise
         finally:
             ticket.close()
             for part in self._parts:
-                await part.abort()
+                await part.abort(unmet)
+
+    def _admit(self) -> Ticket:
+        tokens = sum(len(part.request.prompt) for part in self._parts)
+        try:
+            return self._tools.admission.admit(tokens, self._ttft_s())
+        except Overloaded:
+            for part in self._parts:
+                part.shed()
+            raise
 
     def _ttft_s(self) -> float | None:
         """The objective that decides whether a wait is too long; None if any will do: nobody is
@@ -242,10 +255,14 @@ class _Part:
                 choice.stopped_early = False
                 await self._tools.client.abort(self.request.request_id, index)
 
-    async def abort(self) -> None:
+    def shed(self) -> None:
+        """It was refused because of the load."""
+        self._timing.shed(len(self._choices))
+
+    async def abort(self, why: Unmet) -> None:
         """End everything of this prompt that still runs in the engine."""
         if not self.finished:
-            self._timing.aborted(sum(not choice.finished for choice in self._choices))
+            self._timing.aborted(sum(not choice.finished for choice in self._choices), why)
             await self._tools.client.abort(self.request.request_id)
 
     def _apply(self, event: TokenEvent) -> list[Delta]:
@@ -263,7 +280,9 @@ class _Part:
         self._texts[event.index].append(delta.text)
         if delta.finish_reason is not None:
             self._reasons[event.index] = delta.finish_reason.value
-            self._timing.finished(delta.finish_reason, choice.output_tokens, event.times, now_s)
+            self._timing.finished(
+                event.index, delta.finish_reason, choice.output_tokens, event.times, now_s
+            )
         return [*self._opening(event.index, choice), delta]
 
     def _opening(self, index: int, choice: Choice) -> list[Delta]:

@@ -8,6 +8,7 @@ is listed in docs/metrics.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -35,6 +36,15 @@ _PREDICTION = {
 }
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Unmet(StrEnum):
+    """Why a choice has no objectives that it met or missed: it was refused because of the load, the
+    server gave it up, the client went away or asked for what cannot be done."""
+
+    SHED = "shed"
+    FAILED = "failed"
+    LEFT = "left"
 
 
 class ServerMetrics:
@@ -67,7 +77,7 @@ class ServerMetrics:
         )
         self.slo = Counter(
             "tandem_slo_choices",
-            "Choices that ended well, by class and by which of their objectives were met",
+            "Choices by class and by which of their objectives were met, or why they have none",
             ["work_class", "met"],
             registry=registry,
         )
@@ -115,24 +125,35 @@ class RequestTiming:
         self._arrival_s = arrival_s
         self._slo = slo
         self._class = work_class.value
+        self._first_s: dict[int, float] = {}
         self._last_s: dict[int, float] = {}
 
     def tokens(self, index: int, now_s: float) -> None:
         """Choice `index` gained tokens."""
         if not self._last_s:
             self._metrics.ttft.observe(now_s - self._arrival_s)
+        self._first_s.setdefault(index, now_s)
         if index in self._last_s:
             self._metrics.inter_token.observe(now_s - self._last_s[index])
         self._last_s[index] = now_s
 
     def finished(
-        self, reason: FinishReason, output_tokens: int, times: RequestTimes | None, now_s: float
+        self,
+        index: int,
+        reason: FinishReason,
+        output_tokens: int,
+        times: RequestTimes | None,
+        now_s: float,
     ) -> None:
-        """One choice ended; `times` are the engine's, where it ended the choice itself."""
+        """Choice `index` ended; `times` are the engine's, where it ended the choice itself.
+
+        It does not know when a stop string ended one: then the times are those at which the tokens
+        came here.
+        """
         self._metrics.finished.labels(reason.value).inc()
         self._metrics.e2e.observe(now_s - self._arrival_s)
         if times is None:
-            return
+            times = RequestTimes(self._arrival_s, None, self._first_s.get(index), now_s)
         if times.first_scheduled_s is not None:
             self._metrics.queue.observe(times.first_scheduled_s - times.arrival_s)
         if times.first_token_s is None:
@@ -145,9 +166,14 @@ class RequestTiming:
             met = self._slo.met(times.first_token_s - times.arrival_s, tpot_s)
             self._metrics.slo.labels(self._class, met).inc()
 
-    def aborted(self, choices: int) -> None:
+    def shed(self, choices: int) -> None:
+        """So many choices were refused because of the load."""
+        self._metrics.slo.labels(self._class, Unmet.SHED.value).inc(choices)
+
+    def aborted(self, choices: int, why: Unmet) -> None:
         """So many choices were given up before their end."""
         self._metrics.finished.labels(FinishReason.ABORT.value).inc(choices)
+        self._metrics.slo.labels(self._class, why.value).inc(choices)
 
 
 class _EngineCollector(Collector):
