@@ -51,6 +51,22 @@ async def test_what_a_stop_string_ended_is_judged_too(before_s, between_s, met) 
     assert counted(stage) == {met: 1}
 
 
+async def test_the_time_before_the_engine_counts() -> None:
+    """A prompt that takes long to encode is late for its client."""
+    stage = staged()
+    encode = stage.service.encode_chat
+
+    async def slow(turns: object) -> tuple[int, ...]:
+        stage.clock.advance(1.5)
+        return await encode(turns)  # type: ignore[arg-type]
+
+    stage.clock.advance(5.0)
+    stage.service.encode_chat = slow  # type: ignore[method-assign, assignment]
+    await collect(await stage.service.chat(TURNS, STOPPED))
+    assert counted(stage) == {"tpot": 1}
+    assert stage.engine.requests[0].arrival_s == 5.0
+
+
 async def test_refused_choices_count_as_shed() -> None:
     stage = staged(play=lambda request, index: Script(HELLO, delay_s=0.05), max_waiting=1)
     first = asyncio.create_task(collect(await stage.service.chat(TURNS, options())))

@@ -27,7 +27,11 @@ class WaitingClock(Clock, Protocol):
 
 
 class MonotonicClock:
-    """The machine's monotonic clock; comparable between processes of one machine."""
+    """The machine's monotonic clock; comparable between processes of one machine.
+
+    That is so on Linux (CLOCK_MONOTONIC) and macOS (mach_absolute_time), which count from the boot
+    for all; between machines it means nothing.
+    """
 
     def now(self) -> float:
         """Seconds since boot."""

@@ -14,7 +14,8 @@ class Request:
 
     `adapter` is a name; the engine pins the version that is current when it takes the request.
     `tenant` salts the KV keys: blocks are shared within one tenant only. A lower `priority` is
-    more urgent (vLLM's convention). `arrival_s` is on the engine's clock and filled in there.
+    more urgent (vLLM's convention). `arrival_s` is when whoever asks accepted it, on the machine's
+    monotonic clock (0: not said); the engine replaces it by what it can believe.
     """
 
     request_id: str

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
+from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.errors import EngineDead, InvalidRequest, NotFound, TandemError
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.ports import EngineState
@@ -95,9 +97,14 @@ class AsyncEngineClient:
         *,
         preload: Mapping[str, str] | None = None,
         on_progress: Progress | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """`preload` (name -> PEFT directory) is loaded by `start`, which raises if that fails."""
+        """`preload` (name -> PEFT directory) is loaded by `start`, which raises if that fails.
+
+        `clock` is the engine's, read where a request does not say when it came.
+        """
         self._transport = transport
+        self._clock = clock or MonotonicClock()
         self._preload = dict(preload or {})
         self._on_progress = on_progress
         self._state = EngineState.STARTING
@@ -169,6 +176,8 @@ class AsyncEngineClient:
         stream = _Stream(request.n)
         self._streams[request.request_id] = stream
         self._idle.clear()
+        if not request.arrival_s:
+            request = replace(request, arrival_s=self._clock.now())
         self._transport.send(AddRequest(request))
         try:
             while stream.open:

@@ -34,6 +34,10 @@ from tandem.scheduling.scores import ScoreFailed
 
 logger = logging.getLogger(__name__)
 
+# What is said to have come earlier was not: no iteration of a healthy engine takes as long (see
+# `process.STUCK_S`), so that the time was read from another machine's clock.
+_OLDEST_S = 300.0
+
 _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1 << 30)
 
 
@@ -117,11 +121,16 @@ class EngineLoop:
         return max(0.0, self._scheduler.ready_at(now) - now)
 
     def add(self, request: Request) -> None:
-        """Take a request; its adapter version is pinned now. Raises `InvalidRequest`."""
+        """Take a request; its adapter version is pinned now. Raises `InvalidRequest`.
+
+        It arrived when it says so, but within the last `_OLDEST_S` and not in the future; now if it
+        says nothing. So what waited for an iteration to end is late by that wait too.
+        """
         version = self._registry.pin(request.adapter)
+        now = self._clock.now()
+        arrival_s = min(max(request.arrival_s, now - _OLDEST_S), now) if request.arrival_s else now
         try:
-            arrived = replace(request, arrival_s=self._clock.now())
-            self._scheduler.add(arrived, version)
+            self._scheduler.add(replace(request, arrival_s=arrival_s), version)
         except BaseException:
             self._registry.unpin(version)
             raise

@@ -190,7 +190,7 @@ class _Part:
         if scored and not self._scores_wanted:
             self._prompt_entries = describe_prompt(tools.tokenizer, echo or "", request.prompt, ())
         slo = request.slo or tools.objectives.default
-        self._timing = RequestTiming(tools.metrics, tools.clock.now(), slo, request.work_class)
+        self._timing = RequestTiming(tools.metrics, request.arrival_s, slo, request.work_class)
         self._choices = [
             Choice(
                 first_index + k,

@@ -71,17 +71,19 @@ class Generation:
 
     async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
         """Prepare the answer to a conversation. Raises `InvalidRequest` or `NotFound`."""
+        arrival_s = self._tools.clock.now()
         model = self._models.find(options.model)
         self._check(options, 1)
         prompt = await self.encode_chat(messages)
         draft = self._draft("chatcmpl", model, options, tuple(dict(turn) for turn in messages))
-        return self._answer(draft, model, [prompt], options)
+        return self._answer(draft, model, [prompt], options, arrival_s)
 
     async def complete(self, prompts: Sequence[str | tuple[int, ...]], options: Options) -> Answer:
         """Prepare the continuation of one or several prompts, each text or token ids.
 
         Choice `i * n + k` is the k-th of prompt i. Raises `InvalidRequest` or `NotFound`.
         """
+        arrival_s = self._tools.clock.now()
         model = self._models.find(options.model)
         self._check(options, len(prompts))  # before any of them is encoded
         for prompt in prompts:
@@ -93,7 +95,7 @@ class Generation:
             for prompt in prompts
         )
         draft = self._draft("cmpl", model, options, prompts=texts)
-        return self._answer(draft, model, encoded, options)
+        return self._answer(draft, model, encoded, options, arrival_s)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -165,12 +167,14 @@ class Generation:
         model: ServedModel,
         prompts: Sequence[tuple[int, ...]],
         options: Options,
+        arrival_s: float,
     ) -> Answer:
         answer_id, seed = draft.receipt.completion_id, draft.receipt.sampling["seed"]
-        requests = [
+        made = [
             self._request(f"{answer_id}-{place}", model, prompt, options, seed)
             for place, prompt in enumerate(prompts)
         ]
+        requests = [replace(request, arrival_s=arrival_s) for request in made]
         prompt_only = options.max_tokens == 0
         return Answer(
             answer_id,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.core.clock import WaitingClock
 from tandem.core.errors import InvalidRequest
@@ -188,7 +188,7 @@ class Simulation:
             outcome = SimOutcome(work.request_id, arrival.at_s, len(work.prompt))
             self.report.outcomes[work.request_id] = outcome
             try:
-                self._loop.add(work)
+                self._loop.add(replace(work, arrival_s=self._origin_s + arrival.at_s))
                 self._unfinished += 1
             except InvalidRequest:  # a server goes on too
                 outcome.error = "refused"

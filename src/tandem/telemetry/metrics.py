@@ -66,9 +66,7 @@ class ServerMetrics:
             _PER_TOKEN_S,
         )
         self.e2e = seconds("e2e_request_latency", "Arrival to the end of a choice", _LONG_S)
-        self.queue = seconds(
-            "request_queue_time", "Arrival in the engine to first iteration", _LONG_S
-        )
+        self.queue = seconds("request_queue_time", "Arrival to first iteration", _LONG_S)
         self.finished = Counter(
             "tandem_request_success",
             "Choices by finish reason; abort: the client went away or the server gave up",
