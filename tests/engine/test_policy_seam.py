@@ -7,6 +7,7 @@ asserts every rule of a plan.
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 import pytest
 from learning_bench import Bench, request
@@ -16,18 +17,21 @@ from tandem.core.decision import Candidate, Decision, LaneDecision
 from tandem.core.plan import DEVICE_LANE
 from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
+from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.queues import class_then_arrival
 from tandem.scheduling.view import View, class_of
 
 
 class SharedPrefixFirst:
-    """Echo in outline: online first, then the longest cached prefix; unread blocks go first."""
+    """Echo in outline: online first, then the longest cached prefix; unread blocks go first, the
+    youngest of them before the others. It hands over the order of all blocks, every time."""
 
     decodes_alike = False
     records_in_parts = False
 
     def __init__(self) -> None:
-        self.evicted: list[int] = []
+        self.idle: list[IdleBlock] = []
+        self.wish: list[IdleBlock] = []
         self.occupied: list[tuple[int, int]] = []
 
     def decide(self, view: View) -> Decision:
@@ -36,16 +40,12 @@ class SharedPrefixFirst:
             key=lambda seq: (class_of(seq) is not WorkClass.ONLINE, -view.match(seq), seq.seq_id),
         )
         running = sorted(view.running, key=class_then_arrival)
-        idle = sorted(
-            (each for each in view.idle_blocks() if each.leaf),
-            key=lambda each: (each.readers, each.last_access),
-        )
-        evict = tuple(each.block for each in idle[:1] if each.readers == 0)
-        self.evicted += evict
+        self.idle = view.idle_blocks()
+        self.wish = sorted(self.idle, key=lambda each: (each.readers, -each.last_access))
         held = tuple(view.held_blocks(each) for each in (WorkClass.ONLINE, WorkClass.OFFLINE))
         self.occupied.append(held)
         lane = LaneDecision(tuple(Candidate(seq.seq_id) for seq in (*running, *waiting)))
-        return Decision({DEVICE_LANE: lane}, evict=evict)
+        return Decision({DEVICE_LANE: lane}, evict=tuple(each.block for each in self.wish))
 
 
 class ByPredictedLength:
@@ -103,7 +103,7 @@ def serve(bench: Bench, count: int) -> None:
         assert bench.clock.now() < 600.0
 
 
-def test_offline_work_is_chosen_by_shared_prefix_and_blocks_leave_in_its_order(monkeypatch):
+def test_offline_work_is_chosen_by_shared_prefix(monkeypatch):
     policy = SharedPrefixFirst()
     bench = bench_of(policy, monkeypatch, max_sequences=1)
     shared = tuple(range(12))
@@ -116,9 +116,41 @@ def test_offline_work_is_chosen_by_shared_prefix_and_blocks_leave_in_its_order(m
     ends = sorted(("online", "sharing", "other"), key=lambda name: bench.times[name][-1])
     assert ends == ["online", "sharing", "other"]
     assert bench.ended["sharing"].cached_tokens == 12
-    assert policy.evicted, "nothing was evicted"
     assert max(online for online, _ in policy.occupied) >= 1
     assert max(offline for _, offline in policy.occupied) >= 3
+
+
+def test_blocks_leave_in_the_policys_order_and_only_when_they_are_needed(monkeypatch):
+    policy = SharedPrefixFirst()
+    bench = bench_of(policy, monkeypatch, max_sequences=1, num_blocks=20)
+    for name in range(8):  # no two alike: what is not idle any more has left
+        bench.loop.add(request(str(name), tuple(range(name, name + 11 + name)), 4))
+    evicted = 0
+    while len(bench.ended) < 8:
+        before = bench.cache.counters.evictions_blocks
+        bench.step()
+        count = bench.cache.counters.evictions_blocks - before
+        gone = [each.block for each in expected_to_leave(policy, count)]
+        left = {each.block for each in bench.cache.idle_blocks()}
+        assert {each.block for each in policy.idle} - left == set(gone)
+        ended = bench.cache.held_blocks == 0  # then its last block is free again
+        assert not count or bench.cache.free_blocks == 0 or ended
+        evicted += count
+    assert evicted > 10
+
+
+def expected_to_leave(policy: SharedPrefixFirst, count: int) -> list[IdleBlock]:
+    """The first `count` by the policy's order, a parent after its only child, which follows it."""
+    child = {
+        parent.block: child
+        for parent, child in pairwise(policy.idle)
+        if child.depth == parent.depth + 1
+    }
+    gone: list[IdleBlock] = []
+    for _ in range(count):
+        left = [each for each in policy.wish if each not in gone]
+        gone.append(next(e for e in left if e.block not in child or child[e.block] in gone))
+    return gone
 
 
 def test_batches_are_cut_by_predicted_length_and_long_ones_run_on_another_lane(monkeypatch):

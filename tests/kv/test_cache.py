@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -140,15 +140,79 @@ def test_a_full_cache_says_no_and_changes_nothing():
     cache.check()
 
 
-def test_evict_first_takes_what_a_policy_names():
+def fill(cache: KVCache, seq_id: int, num_blocks: int) -> Sequence:
+    """Hold `num_blocks` more blocks that nobody else can use."""
+    tokens = [1000 + seq_id] * (num_blocks * SIZE)
+    compute(cache, seq := sequence(seq_id, tokens, tenant=f"filler {seq_id}"))
+    return seq
+
+
+def test_a_wished_order_takes_effect_only_where_blocks_are_needed():
     cache = KVCache(4, SIZE)
-    compute(cache, seq := sequence(0, [1] * 5))
-    block = cache.table(seq, 4)[0][0]
-    cache.evict_first([block])
-    assert cache.match(sequence(1, [1] * 5)) == 4, "it is held"
-    cache.release(seq)
-    cache.evict_first([block])
-    assert cache.match(sequence(1, [1] * 5)) == 0
+    for number in (0, 1, 2):
+        compute(cache, seq := sequence(number, [number] * 4))
+        cache.release(seq)
+    held = sequence(3, [2] * 5)
+    compute(cache, held)  # the block of the third, and the last free one
+    order = [block.block for block in reversed(cache.idle_blocks())]
+    cache.evict_first((cache.table(held, 4)[0][0], 99, *order))
+    assert cache.cached_blocks == 2, "nothing goes before its room is needed"
+    fill(cache, 4, 1)
+    assert [block.block for block in cache.idle_blocks()] == order[1:]
+    assert cache.match(sequence(5, [2] * 5)) == 4, "it is held"
+    cache.check()
+
+
+def test_a_wished_order_ends_with_the_next_one():
+    cache = KVCache(2, SIZE)
+    for number in (0, 1):
+        compute(cache, seq := sequence(number, [number] * 4))
+        cache.release(seq)
+    young = max(cache.idle_blocks(), key=lambda block: block.last_access)
+    cache.evict_first((young.block,))
+    cache.evict_first(())
+    fill(cache, 2, 1)
+    assert cache.idle_blocks() == [young]
+
+
+def test_what_becomes_idle_after_the_first_eviction_follows_the_wished_order_too():
+    cache = KVCache(3, SIZE)
+    for number in (0, 1):
+        compute(cache, seq := sequence(number, [number] * 4))
+        cache.release(seq)
+    compute(cache, late := sequence(2, [2] * 4))
+    blocks = {block.last_access: block.block for block in cache.idle_blocks()}
+    cache.evict_first((blocks[min(blocks)], cache.table(late, 4)[0][0]))
+    fill(cache, 3, 1)
+    cache.release(late)
+    fill(cache, 4, 1)
+    assert [block.block for block in cache.idle_blocks()] == [blocks[max(blocks)]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_blocks_leave_in_the_wished_order_then_in_the_caches_own(prompts, data):
+    """Each prompt is some blocks of equal tokens, so that they share beginnings; all are idle."""
+    cache = KVCache(24, SIZE)
+    for number, blocks in enumerate(prompts):
+        compute(cache, seq := sequence(number, [each for each in blocks for _ in range(SIZE)]))
+        cache.release(seq)
+    there = [block.block for block in cache.idle_blocks()]
+    wish = data.draw(st.permutations([*there, 98, 99]))
+    wish = wish[: data.draw(st.integers(0, len(wish)))]
+    fill(cache, 50, cache.free_blocks)
+    cache.evict_first(tuple(wish))
+    while idle := {block.block: block for block in cache.idle_blocks()}:
+        leaves = [block for block in idle.values() if block.leaf]
+        wished = [block for block in wish if block in {leaf.block for leaf in leaves}]
+        oldest = min(leaves, key=lambda leaf: leaf.last_access)
+        fill(cache, 100 + len(idle), 1)
+        gone = idle.keys() - {block.block for block in cache.idle_blocks()}
+        assert gone == {wished[0] if wished else oldest.block}
+        cache.check()
 
 
 def test_private_sequences_neither_find_nor_leave_anything():

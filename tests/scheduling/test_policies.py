@@ -142,6 +142,24 @@ def test_no_decision_breaks_a_budget(decisions, blocks):
         target.cache.check()
 
 
+def test_an_order_of_eviction_is_over_with_its_iteration():
+    everybody = Decision.on_device(tuple(Candidate(seq_id) for seq_id in range(4)))
+    policy = Whim([everybody, everybody])
+    target = scheduler(policy, blocks=4, tokens=100)
+    for place in (0, 1):  # each leaves one block
+        target.add(Request(str(place), (place,) * 4, SamplingParams(max_tokens=9)), None)
+        run(target, target.schedule(0.0))
+        target.abort(str(place))
+    young = max(target.cache.idle_blocks(), key=lambda block: block.last_access)
+    policy.decisions = [replace(everybody, evict=(young.block,)), everybody]
+    target.add(Request("2", (2,) * 4, SamplingParams(max_tokens=9)), None)
+    run(target, target.schedule(0.0))
+    assert target.cache.free_blocks == 1 and target.cache.cached_blocks == 2
+    target.add(Request("3", (3,) * 4, SamplingParams(max_tokens=9)), None)
+    target.schedule(0.0)
+    assert target.cache.idle_blocks() == [young], "the cache's own order: the oldest goes"
+
+
 def test_a_policy_is_one_file_and_others_come_by_path(monkeypatch):
     assert {"fcfs", "priority"} <= set(known_policies())
     assert isinstance(build_policy(f"{__name__}:Fixed"), Fixed)

@@ -57,8 +57,9 @@ class Decision:
     `preempt` is done in any case, before anything is admitted. `victims` lists running sequences
     in the order in which they may be preempted when a candidate needs their resources; a
     candidate never preempts one that was granted before it. `evict` orders cached blocks that go
-    first when blocks are needed (before the cache's own order). `wake_at` asks for a new decision
-    at that time even if nothing arrives.
+    first when this iteration needs more than are free (before the cache's own order), as many as it
+    needs, a parent after its children wherever it is listed. `wake_at` asks for a new decision at
+    that time even if nothing arrives.
     """
 
     lanes: dict[str, LaneDecision] = field(default_factory=dict)

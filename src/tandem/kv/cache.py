@@ -8,14 +8,19 @@ node's ancestors are held, so idle nodes can always be evicted leaf first.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.core.errors import AccountingError
 from tandem.core.plan import BlockCopy
 from tandem.core.sequence import Sequence
-from tandem.kv.eviction import Eviction, IdleBlock, LeastRecentlyUsed, idle_blocks
+from tandem.kv.eviction import (
+    Eviction,
+    EvictionQueue,
+    IdleBlock,
+    LeastRecentlyUsed,
+    idle_blocks,
+)
 from tandem.kv.pool import BlockPool
 from tandem.kv.prefix_tree import Node, PrefixTree, Reader
 from tandem.kv.tables import BlockTable
@@ -51,13 +56,11 @@ class KVCache:
         self.block_size = block_size
         self.counters = CacheCounters()
         self._prefix_caching = prefix_caching
-        self._eviction = eviction or LeastRecentlyUsed()
         self._pools = [BlockPool(num_blocks) for _ in range(groups)]
         self._tree = PrefixTree(block_size)
+        self._leaving = EvictionQueue(eviction or LeastRecentlyUsed(), self._tree, self._is_held)
         self._tables: dict[int, BlockTable] = {}
         self._readers: dict[int, Reader] = {}
-        self._heap: list[tuple[tuple[float, ...], int, Node]] = []
-        self._pushes = 0
 
     # ------------------------------------------------------------------ queries
 
@@ -232,7 +235,7 @@ class KVCache:
             if discard and not node.children:
                 self._evict(node)
             else:
-                self._offer(node)
+                self._leaving.offer(node)
 
     def add_reader(self, seq: Sequence) -> None:
         """A waiting sequence announces what it will read (eviction spares that longer)."""
@@ -264,14 +267,12 @@ class KVCache:
                 self._evict(node)
             self._tree.remove_namespace(namespace)
 
-    def evict_first(self, blocks: Iterable[int]) -> None:
-        """Evict these (group 0) blocks now, as far as they are idle leaves; a policy's wish."""
-        wanted = dict.fromkeys(blocks)
-        by_block = {n.blocks[0]: n for n in self._tree.nodes() if n.blocks[0] in wanted}
-        for block in wanted:
-            node = by_block.get(block)
-            if node is not None and self._evictable(node):
-                self._evict(node)
+    def evict_first(self, blocks: tuple[int, ...]) -> None:
+        """Until the next call these (of group 0) go first, in this order, when blocks are needed.
+
+        Blocks that are not idle are ignored; a parent goes after its children.
+        """
+        self._leaving.prefer(blocks)
 
     def check(self) -> None:
         """Account for every block and reader. Raises `AccountingError`; costs O(blocks)."""
@@ -322,7 +323,7 @@ class KVCache:
 
     def _allocate(self) -> tuple[int, ...]:
         if self._pools[0].free == 0:
-            self._evict_one()
+            self._evict(self._leaving.next())
         return tuple(pool.allocate() for pool in self._pools)
 
     def _drop(self, blocks: tuple[int, ...]) -> None:
@@ -337,40 +338,9 @@ class KVCache:
     def _is_held(self, node: Node) -> bool:
         return self._pools[0].count(node.blocks[0]) > 0
 
-    def _evictable(self, node: Node) -> bool:
-        linked = node.parent is not None and node.parent.children.get(node.tokens) is node
-        return linked and not node.children and not self._is_held(node)
-
-    def _offer(self, node: Node) -> None:
-        """Put a node on the eviction heap; entries that became stale are skipped there."""
-        if node.children:
-            return
-        self._pushes += 1
-        heapq.heappush(self._heap, (self._eviction.key(node), self._pushes, node))
-        if len(self._heap) > 64 + 2 * (self.num_blocks - self._pools[0].free):
-            self._rebuild_heap()
-
     def _offer_again(self, node: Node) -> None:
-        if node.parent is not None and self._evictable(node):
-            self._offer(node)
-
-    def _rebuild_heap(self) -> None:
-        self._heap = []
-        for node in self._tree.nodes():
-            if self._evictable(node):
-                self._pushes += 1
-                self._heap.append((self._eviction.key(node), self._pushes, node))
-        heapq.heapify(self._heap)
-
-    def _evict_one(self) -> None:
-        while self._heap:
-            key, _, node = heapq.heappop(self._heap)
-            if self._evictable(node) and self._eviction.key(node) == key:
-                self._evict(node)
-                return
-        self._rebuild_heap()
-        assert self._heap, "the caller has made sure that a block is available"
-        self._evict_one()
+        if self._leaving.may_go(node):
+            self._leaving.offer(node)
 
     def _evict(self, node: Node) -> None:
         parent = node.parent

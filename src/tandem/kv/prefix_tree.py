@@ -99,6 +99,10 @@ class PrefixTree:
         self._block_size = block_size
         self._namespaces: dict[tuple[str | None, str], Namespace] = {}
         self._tick = 0
+        self._num_nodes = 0
+
+    def __len__(self) -> int:
+        return self._num_nodes
 
     def split(self, tokens: Sequence[int], limit: int) -> list[TokenBlock]:
         """The full blocks within the first `limit` tokens."""
@@ -135,6 +139,7 @@ class PrefixTree:
         assert tokens not in parent.children and len(tokens) == self._block_size
         node = Node(parent, tokens, blocks, parent.namespace)
         parent.children[tokens] = node
+        self._num_nodes += 1
         self.touch(node)
         for reader in parent.waiting.pop(tokens, ()):
             self._descend(reader)
@@ -157,6 +162,7 @@ class PrefixTree:
             node.parent.await_next(reader)
         assert node.readers == 0
         del node.parent.children[node.tokens]
+        self._num_nodes -= 1
 
     def add_reader(
         self, adapter: str | None, tenant: str, tokens: Sequence[int], limit: int
@@ -206,7 +212,9 @@ class PrefixTree:
             stack.extend(node.children.values())
 
     def check(self) -> None:
-        """Verify links and reader counts. Raises `AccountingError`."""
+        """Verify links and counts. Raises `AccountingError`."""
+        if (num_nodes := sum(1 for _ in self.nodes())) != self._num_nodes:
+            raise AccountingError(f"the tree counts {self._num_nodes} nodes, there are {num_nodes}")
         for namespace in self._namespaces.values():
             counted = _count_readers(namespace.root)
             for node in (namespace.root, *self.nodes(namespace)):

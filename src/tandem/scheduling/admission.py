@@ -99,6 +99,8 @@ class Admission:
                     )
                 )
                 discards = ()
+        if decision.evict:
+            self._cache.evict_first(())
         return StepPlan(step, tuple(lanes)) if lanes else None
 
     def _grant_slices(
