@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tandem.core.plan import Draw, LanePlan
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
+from tandem.core.slo import WorkClass
 from tandem.engine.loop import EngineLoop
 from tandem.kv.cache import KVCache
 from tandem.scheduling.scheduler import Scheduler
@@ -323,6 +325,25 @@ def write_adapter(folder: Path, content: str) -> str:
     (folder / "adapter_config.json").write_text(json.dumps({"r": 4}))
     (folder / "adapter_model.safetensors").write_bytes(content.encode())
     return str(folder)
+
+
+def test_what_online_requests_hold_is_looked_at_once_a_second_and_reported(monkeypatch):
+    bench = Bench()
+    looks, held_by = [], bench.cache.held_by
+    monkeypatch.setattr(
+        bench.cache, "held_by", lambda *args: looks.append(held_by(*args)) or looks[-1]
+    )
+    offline = replace(request("off", [5, 5], max_tokens=9), work_class=WorkClass.OFFLINE)
+    for asked in (request("a", [1, 2, 3], max_tokens=40, ignore_eos=True), offline):
+        bench.loop.add(asked)
+    bench.run()
+    assert bench.loop.stats().iterations == 40
+    # Each 0.1 s a token: the prompt's block, then those of 13, 23 and 33 tokens.
+    assert looks == [1, 4, 6, 9]
+    mean = (1 + 4 + 6) / 3
+    found = bench.loop.stats().prediction_errors["online_blocks"]
+    assert found.samples == 3
+    assert found.p95 == max(3 / 4, 3.5 / 6, (9 - mean) / 9)
 
 
 @settings(max_examples=60, deadline=None)

@@ -105,7 +105,7 @@ def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
         bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=1.0, tpot_s=0.1)))
         bench.step()
         bench.loop.add_step(sft_step("s", "t", [30, 30]))
-        bench.scheduler.latency.forward.error = error
+        bench.scheduler.latency.forward.errors.mean = error
         bench.step()
         return sum(len(span.tokens) for span in bench.plans[-1].spans if span.record)
 

@@ -24,7 +24,9 @@ from tandem.scheduling.view import View, class_of
 
 class SharedPrefixFirst:
     """Echo in outline: online first, then the longest cached prefix; unread blocks go first, the
-    youngest of them before the others. It hands over the order of all blocks, every time."""
+    youngest of them before the others. It hands over the order of all blocks, every time.
+
+    Offline work starts while it leaves online requests the blocks that they will want (5.3)."""
 
     decodes_alike = False
     records_in_parts = False
@@ -40,12 +42,29 @@ class SharedPrefixFirst:
             key=lambda seq: (class_of(seq) is not WorkClass.ONLINE, -view.match(seq), seq.seq_id),
         )
         running = sorted(view.running, key=class_then_arrival)
+        room = view.num_blocks - view.online_demand_blocks
+        room -= sum(blocks_at_its_end(seq, view) for seq in running if is_offline(seq))
+        admitted: list[Sequence] = []
+        for seq in waiting:
+            if is_offline(seq):
+                room -= blocks_at_its_end(seq, view)
+                if room < 0.0 and (running or admitted):
+                    break
+            admitted.append(seq)
         self.idle = view.idle_blocks()
         self.wish = sorted(self.idle, key=lambda each: (each.readers, -each.last_access))
         held = tuple(view.held_blocks(each) for each in (WorkClass.ONLINE, WorkClass.OFFLINE))
         self.occupied.append(held)
-        lane = LaneDecision(tuple(Candidate(seq.seq_id) for seq in (*running, *waiting)))
+        lane = LaneDecision(tuple(Candidate(seq.seq_id) for seq in (*running, *admitted)))
         return Decision({DEVICE_LANE: lane}, evict=tuple(each.block for each in self.wish))
+
+
+def is_offline(seq: Sequence) -> bool:
+    return class_of(seq) is WorkClass.OFFLINE
+
+
+def blocks_at_its_end(seq: Sequence, view: View) -> int:
+    return -(-(seq.prompt_tokens + seq.request.sampling.max_tokens) // view.block_size)
 
 
 class ByPredictedLength:
@@ -92,9 +111,9 @@ class SharesByLoad:
         return Decision({DEVICE_LANE: lane})
 
 
-def bench_of(policy, monkeypatch, lanes: tuple[str, ...] = (DEVICE_LANE,), **sizes: int) -> Bench:
+def bench_of(policy, monkeypatch, lanes: tuple[str, ...] = (DEVICE_LANE,), **more: object) -> Bench:
     monkeypatch.setattr("learning_bench.build_policy", lambda name, options: policy)
-    return Bench(lanes=lanes, **sizes)
+    return Bench(lanes=lanes, **more)
 
 
 def serve(bench: Bench, count: int) -> None:
@@ -118,6 +137,24 @@ def test_offline_work_is_chosen_by_shared_prefix(monkeypatch):
     assert bench.ended["sharing"].cached_tokens == 12
     assert max(online for online, _ in policy.occupied) >= 1
     assert max(offline for _, offline in policy.occupied) >= 3
+
+
+def test_offline_work_leaves_the_blocks_that_online_requests_will_want(monkeypatch):
+    """They held up to 12 of 30; then seven offline requests of four blocks each come at once."""
+    bench = bench_of(SharedPrefixFirst(), monkeypatch, num_blocks=30)
+    for name in range(2):
+        bench.loop.add(request(f"online{name}", (name, 1), 22))
+    while len(bench.ended) < 2:
+        bench.step()
+        bench.clock.advance(0.2)
+    assert bench.loop.stats().prediction_errors["online_blocks"].samples >= 3
+    demand = bench.scheduler.demand.demand
+    assert 10.0 < demand < 18.0
+    for name in range(7):
+        bench.loop.add(request(f"offline{name}", (2, name), 14, work_class=WorkClass.OFFLINE))
+    bench.step()
+    assert len(bench.plans[-1].spans) == int((30 - demand) / 4) >= 3
+    serve(bench, 9)
 
 
 def test_blocks_leave_in_the_policys_order_and_only_when_they_are_needed(monkeypatch):

@@ -13,7 +13,6 @@ from tandem.core.plan import KeptLayers
 from tandem.estimators.calibrate import Samples, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
-from tandem.estimators.memory import DemandWindow
 from tandem.estimators.profile import (
     FitError,
     Profile,
@@ -240,17 +239,6 @@ def test_a_profile_with_a_rate_of_zero_is_refused(tmp_path):
     write_profile(replace(profile, rates=rates), tmp_path / "profile.json")
     with pytest.raises(InvalidRequest, match="a rate is not above 0"):
         read_profile(tmp_path / "profile.json")
-
-
-def test_demand_is_the_mean_and_two_deviations_of_the_window():
-    window = DemandWindow(window_s=100.0, interval_s=1.0)
-    assert window.demand == 0.0
-    for second in range(1000):
-        window.observe(float(second), 10 if second < 900 else (40 if second % 2 else 60))
-    assert window.demand == pytest.approx(50.0 + 2.0 * 10.0, abs=1.5)
-    assert window.error > 0.0
-    window.observe(999.5, 10**6)  # too soon after the last one
-    assert window.demand < 80.0
 
 
 def test_what_passes_kept_is_a_mean_of_each_kind():

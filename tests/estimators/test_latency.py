@@ -51,9 +51,9 @@ def test_it_finds_the_rates_and_reports_its_error():
         model.observe_forward(work, device_s(work) * rng.uniform(0.97, 1.03))
     for work in passes(rng, 50):
         assert model.forward_s(work) == pytest.approx(device_s(work), rel=0.06)
-    assert model.forward.error < 0.05 and abs(model.forward.bias) < 0.05
-    assert 0.01 < model.forward.p95 < 0.1
-    assert model.forward.samples == 300
+    assert model.forward.errors.mean < 0.05 and abs(model.forward.errors.bias) < 0.05
+    assert 0.01 < model.forward.errors.p95 < 0.1
+    assert model.forward.errors.samples == 300
 
 
 def test_first_predictions_are_of_the_right_size():
@@ -275,7 +275,7 @@ def test_a_failed_slice_or_an_unknown_one_teaches_nothing():
     model = guessed(weight_bytes=0, num_parameters=10**6, num_layers=4)
     result = StepResult(0, "device", 0.5, slices=(SliceResult(7, 4, 2, 0.3, "broken"),))
     model.observe(LanePlan(0, "device", ()), result, lambda number: BackwardWork(50))
-    assert model.backward.samples == 0 and math.isnan(model.backward.error)
+    assert model.backward.errors.samples == 0 and math.isnan(model.backward.errors.mean)
 
 
 def test_decodes_like_the_last_ones_are_learned_from_now_and_then():
@@ -283,10 +283,10 @@ def test_decodes_like_the_last_ones_are_learned_from_now_and_then():
 
     def iteration(decodes: int, slices: tuple[BackwardSlice, ...] = ()) -> int:
         spans = tuple(Span(place, 9, (5,), ((0,),), None, ()) for place in range(decodes))
-        before = model.forward.samples
+        before = model.forward.errors.samples
         result = StepResult(0, "device", 0.05, forward_s=0.05)
         model.observe(LanePlan(0, "device", spans, slices=slices), result, lambda number: 0)
-        return model.forward.samples - before
+        return model.forward.errors.samples - before
 
     taught = [iteration(8) for _ in range(17)]
     assert [place for place, learned in enumerate(taught) if learned] == [0, 8, 16]

@@ -64,8 +64,8 @@ def test_slices_are_predicted_by_what_their_passes_kept(profile):
             loop.add(Request("request", (1, 2, 3), params))
         loop.step()
     assert kept == {profile.kept_alone, profile.kept_beside}
-    assert loop.scheduler.latency.backward.samples > 5
-    assert loop.scheduler.latency.backward.p95 < 1e-6
+    assert loop.scheduler.latency.backward.errors.samples > 5
+    assert loop.scheduler.latency.backward.errors.p95 < 1e-6
 
 
 def test_a_pass_is_alone_if_all_its_micro_batches_are_whole():

@@ -14,7 +14,7 @@ from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation, join_loop, known_policies
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
-from tandem.core.events import ModelInfo
+from tandem.core.events import ModelInfo, PredictionError
 from tandem.core.plan import LanePlan
 from tandem.core.ports import Urgent, never
 from tandem.core.training import TrainingStep
@@ -165,7 +165,7 @@ def test_engine_and_simulator_decide_alike_given_the_same_times(policy):
     """The fake executor knows the rules of a plan, the simulator's only its time."""
     shapes = [(0.13 * place, 3 + place % 9, 2 + place % 7) for place in range(30)]
 
-    def digest(simulated: bool) -> tuple[int, float]:
+    def digest(simulated: bool) -> tuple[int, float, float, PredictionError]:
         arrivals, trainers = load(shapes, steps=3)
         clock = VirtualClock()
         timeline = Timeline(clock.now)
@@ -191,7 +191,9 @@ def test_engine_and_simulator_decide_alike_given_the_same_times(policy):
             executor.submit, executor.poll = submit_and_keep, poll_and_show
             loop = join_loop(config(policy), executor, clock=clock, rates=profile.rates)
         Simulation(loop, clock, arrivals, trainers).run(until_s=600.0)
-        return timeline.digest, round(clock.now(), 6)
+        held = loop.stats().prediction_errors["online_blocks"]
+        assert held.samples > 2
+        return timeline.digest, round(clock.now(), 6), loop.scheduler.demand.demand, held
 
     assert digest(simulated=True) == digest(simulated=False)
 
@@ -222,7 +224,7 @@ def test_old_work_that_does_not_fit_stops_nobody(options):
 @given(shapes=SHAPES, steps=st.integers(0, 2), blocks=st.integers(20, 80))
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
 def test_leaps_give_what_single_iterations_give(policy, shapes, steps, blocks):
-    """Times to the last bit, with noise, the time model's own state, and what is left cached."""
+    """Times to the last bit, with noise, the estimators' own state, and what is left cached."""
     profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3), resume_s=0.005)
     found = []
     for leaping in (False, True):
@@ -238,7 +240,8 @@ def test_leaps_give_what_single_iterations_give(policy, shapes, steps, blocks):
             (o.first_s, o.last_s, o.output_tokens, o.cached_tokens)
             for o in report.outcomes.values()
         ]
-        state = (clock.now(), loop.scheduler.latency.rates, loop.scheduler.cache.counters)
+        demand = (loop.scheduler.demand.demand, loop.scheduler.demand.errors.report())
+        state = (clock.now(), loop.scheduler.latency.rates, loop.scheduler.cache.counters, demand)
         found.append((seen, report.iterations, *state, cached_depths(loop)))
     assert found[0] == found[1]
 
@@ -266,6 +269,16 @@ def leaped(shapes, num_blocks: int = 64):
 def test_a_leap_is_taken_at_all():
     report, submitted, _ = leaped([(0.0, 10, 12), (0.0, 10, 9)])
     assert report.iterations == 12 and len(submitted) < 6
+
+
+def test_a_leap_of_seconds_samples_what_is_held_each_second():
+    """50 tokens of 21 ms, 4 a block: of the prompt, and when the 48th token is computed."""
+    _, submitted, loop = leaped([(0.0, 10, 50)])
+    assert len(submitted) < 6
+    first, second = -(-10 // 4), -(-(10 + 48) // 4)
+    mean, deviation = (first + second) / 2, (second - first) / 2
+    assert loop.scheduler.demand.demand == pytest.approx(mean + 2 * deviation)
+    assert loop.scheduler.demand.errors.report().bias == (first - second) / second
 
 
 def test_a_full_cache_does_not_stop_leaps():

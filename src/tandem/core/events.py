@@ -78,7 +78,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """How far off predicted times were lately: mean of (predicted - observed) / observed, mean of
+    """How far off predictions were lately: mean of (predicted - observed) / observed, mean of
     its absolute value, and what 95% of those were at most; nan before the first of `samples`."""
 
     bias: float
@@ -91,7 +91,8 @@ class PredictionError:
 class EngineStats:
     """Counters since the engine started and gauges of now (names follow vLLM's meanings).
 
-    `prediction_errors` are the time model's, by kind of work: forward, slice, update.
+    `prediction_errors` are by kind: the time model's (forward, slice, update), and those of the KV
+    blocks that online requests hold (online_blocks).
     """
 
     running: int = 0

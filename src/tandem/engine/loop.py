@@ -288,7 +288,10 @@ class EngineLoop:
             training_steps=scheduler.learning.counters.steps,
             training_waiting=len(scheduler.learning.queued),
             memory_bytes=dict(self._executor.memory_bytes()),
-            prediction_errors=scheduler.latency.errors(),
+            prediction_errors={
+                **scheduler.latency.errors(),
+                "online_blocks": scheduler.demand.errors.report(),
+            },
         )
 
     # ------------------------------------------------------------------ iteration

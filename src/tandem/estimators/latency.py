@@ -149,20 +149,18 @@ class LatencyModel:
     @property
     def uncertainty(self) -> float:
         """By what share a pass lately took longer or shorter than predicted; 0 at first."""
-        return 0.0 if math.isnan(self.forward.error) else self.forward.error
+        error = self.forward.errors.mean
+        return 0.0 if math.isnan(error) else error
 
     @property
     def guessed(self) -> bool:
         """Whether what learning costs was neither measured nor observed often enough."""
-        return not self._slices_measured and self.backward.samples < _ENOUGH_SLICES
+        return not self._slices_measured and self.backward.errors.samples < _ENOUGH_SLICES
 
     def errors(self) -> dict[str, PredictionError]:
         """By kind of work."""
         models = {"forward": self.forward, "slice": self.backward, "update": self.update}
-        return {
-            kind: PredictionError(model.bias, model.error, model.p95, model.samples)
-            for kind, model in models.items()
-        }
+        return {kind: model.errors.report() for kind, model in models.items()}
 
     def forward_s(self, work: PassWork) -> float:
         """Seconds of a pass; 0 without rows."""

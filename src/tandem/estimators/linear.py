@@ -7,14 +7,11 @@ to be cheaper; and every model reports its own error.
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Sequence
 
+from tandem.estimators.errors import RelativeErrors
+
 _FORGETTING = 0.995
-_ERROR_DECAY = 0.05
-# Samples whose errors are kept for `p95`.
-_WINDOW = 256
 # One stalled iteration may not ruin the fit: a sample counts as at most this multiple of what was
 # expected (and at least its inverse). Several in a row, of those with the same features, are no
 # accident: what they have in common is fitted anew.
@@ -29,11 +26,8 @@ _MAX_VARIANCE = 1e6
 
 
 class LinearModel:
-    """Seconds = coefficients x features, with coefficients that follow the samples.
-
-    `bias` is the mean of (predicted - observed) / observed and `error` that of its absolute value,
-    over about the last twenty samples; nan before the first.
-    """
+    """Seconds = coefficients x features, with coefficients that follow the samples; `errors` are
+    those of its predictions."""
 
     def __init__(self, initial: Sequence[float], variance: float = UNKNOWN) -> None:
         """`initial` coefficients: seconds a unit of each feature, above 0.
@@ -52,18 +46,7 @@ class LinearModel:
         self._surprises: dict[tuple[bool, ...], int] = {}
         self._first = _PATIENCE_SAMPLES - 1 if variance >= UNKNOWN else 0
         self._believed = (False,) * len(initial)
-        self._errors: deque[float] = deque(maxlen=_WINDOW)
-        self.samples = 0
-        self.bias = math.nan
-        self.error = math.nan
-
-    @property
-    def p95(self) -> float:
-        """What 95% of the absolute relative errors lately were at most; nan before the first."""
-        if not self._errors:
-            return math.nan
-        ordered = sorted(self._errors)
-        return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+        self.errors = RelativeErrors()
 
     def predict(self, features: Sequence[float]) -> float:
         """Seconds for this much work."""
@@ -74,7 +57,7 @@ class LinearModel:
         if seconds <= 0.0:
             return
         predicted = max(self.predict(features), 1e-9)
-        self._count_error(predicted, seconds)
+        self.errors.count(predicted, seconds)
         seconds = self._believable(predicted, seconds, features)
         # Relative to what is expected, so that short and long iterations count alike.
         x = [s * f / predicted for s, f in zip(self._scale, features, strict=True)]
@@ -144,16 +127,6 @@ class LinearModel:
             ]
             for row in places
         ]
-
-    def _count_error(self, predicted: float, seconds: float) -> None:
-        relative = (predicted - seconds) / seconds
-        self._errors.append(abs(relative))
-        self.samples += 1
-        if self.samples == 1:
-            self.bias, self.error = relative, abs(relative)
-            return
-        self.bias += _ERROR_DECAY * (relative - self.bias)
-        self.error += _ERROR_DECAY * (abs(relative) - self.error)
 
 
 def _within(kind: Sequence[bool], other: Sequence[bool]) -> bool:

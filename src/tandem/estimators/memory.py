@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from tandem.estimators.errors import RelativeErrors
+
 # How far above the mean; 95% of a normal distribution lies below.
 SIGMAS = 2.0
 
 
 class DemandWindow:
-    """Demand over the last `window_s` seconds, one sample every `interval_s` at most."""
+    """Demand over the last `window_s` seconds, one sample every `interval_s` at most.
+
+    `errors` are those of the mean, against the next sample; one of no blocks is not judged.
+    """
 
     def __init__(self, window_s: float = 3600.0, interval_s: float = 1.0) -> None:
         assert window_s > 0.0 and 0.0 < interval_s <= window_s
@@ -23,15 +28,20 @@ class DemandWindow:
         self._samples: deque[tuple[float, int]] = deque()
         self._sum = 0
         self._squares = 0
-        self.bias = math.nan
-        self.error = math.nan
+        self._due_s = -math.inf
+        self.errors = RelativeErrors()
+
+    def due(self, now: float) -> bool:
+        """Whether the last sample is so old that another one is taken."""
+        return now >= self._due_s
 
     def observe(self, now: float, blocks: int) -> None:
-        """`blocks` are held at `now`; ignored if the last sample is younger than the interval."""
-        if self._samples and now - self._samples[-1][0] < self._interval_s:
+        """`blocks` are held at `now`; ignored if no sample is due."""
+        if not self.due(now):
             return
-        if self._samples:
-            self._judge(blocks)
+        if self._samples and blocks:
+            self.errors.count(self._sum / len(self._samples), blocks)
+        self._due_s = now + self._interval_s
         self._samples.append((now, blocks))
         self._sum += blocks
         self._squares += blocks * blocks
@@ -49,13 +59,3 @@ class DemandWindow:
         mean = self._sum / count
         variance = max(0.0, self._squares / count - mean * mean)
         return mean + SIGMAS * math.sqrt(variance)
-
-    def _judge(self, blocks: int) -> None:
-        """How far the mean was from what came, relative to it; a decaying mean."""
-        mean = self._sum / len(self._samples)
-        relative = (mean - blocks) / max(blocks, 1)
-        if math.isnan(self.error):
-            self.bias, self.error = relative, abs(relative)
-            return
-        self.bias += 0.05 * (relative - self.bias)
-        self.error += 0.05 * (abs(relative) - self.error)

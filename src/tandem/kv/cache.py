@@ -89,10 +89,17 @@ class KVCache:
         """Every cached block that nobody holds, children after parents; costs O(blocks)."""
         return idle_blocks(self._tree, self._is_held)
 
-    def held_by(self, sequences: Iterable[Sequence]) -> int:
-        """Blocks that these sequences hold; a block that several share counts for each."""
-        tables = (self._tables.get(seq.seq_id) for seq in sequences)
-        return sum(len(table) for table in tables if table is not None)
+    def held_by(self, sequences: Iterable[Sequence], ahead: int = 0) -> int:
+        """Blocks that these sequences hold; a block that several share counts for each.
+
+        Those that they will hold once each was forwarded by `ahead` more tokens.
+        """
+        held = 0
+        for seq in sequences:
+            table = self._tables.get(seq.seq_id)
+            if table is not None:
+                held += max(len(table), self._blocks_for(seq.computed + ahead))
+        return held
 
     def holds(self, seq: Sequence) -> bool:
         """True if the sequence has a block table."""

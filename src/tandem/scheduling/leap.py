@@ -2,7 +2,7 @@
 
 For a simulator: while nobody waits, ends or arrives and every policy that says so would decide the
 same again, k iterations are k tokens for each running sequence. Invariant: the scheduler's state
-and the time model afterwards are those of k single iterations, but for the numbers of new blocks.
+and the estimators afterwards are those of k single iterations, but for the numbers of new blocks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 from tandem.core.events import TokenEvent
 from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.scheduler import Scheduler
+from tandem.scheduling.view import class_of
 
 
 class Leaper:
@@ -68,7 +70,10 @@ class Leaper:
         for seq in running:
             work.decode(len(seq.tokens))
         made = 0
+        online = [seq for seq in running if class_of(seq) is WorkClass.ONLINE]
         while made < most and (made == 0 or now < until_s):
+            if scheduler.demand.due(now):
+                scheduler.demand.observe(now, scheduler.cache.held_by(online, made + 1))
             seconds = seconds_of(work)
             scheduler.latency.observe_decodes(work, seconds)
             now += seconds

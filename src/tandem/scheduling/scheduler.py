@@ -24,9 +24,10 @@ from tandem.core.plan import (
 )
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason, Sequence, SequenceStatus
-from tandem.core.slo import DEFAULT_SLO, Slo
+from tandem.core.slo import DEFAULT_SLO, Slo, WorkClass
 from tandem.core.version import AdapterVersion
 from tandem.estimators.latency import LatencyModel, Rates
+from tandem.estimators.memory import DemandWindow
 from tandem.kv.cache import KVCache
 from tandem.scheduling.admission import Admission
 from tandem.scheduling.learning import Learning
@@ -60,8 +61,8 @@ class Scheduler:
         self.cache = cache
         self.budgets = budgets
         self.latency = LatencyModel(rates or Rates.guess_for(model))
+        self.demand = DemandWindow()
         self._policy = policy
-        self._default_slo = default_slo
         self._lanes = lanes
         self.max_model_len = model.max_model_len
         self._eos = frozenset(model.eos_token_ids)
@@ -196,10 +197,12 @@ class Scheduler:
             self.state,
             self.cache,
             self.learning,
-            self._default_slo,
+            self.demand,
         )
         decision = self._policy.decide(view)
         plan = self._admission.plan(next(self._steps), decision, now)
+        if self.demand.due(now):
+            self.demand.observe(now, view.held_blocks(WorkClass.ONLINE))
         self._in_flight = plan
         self._idle_until = None
         if plan is None and decision.wake_at is not None:

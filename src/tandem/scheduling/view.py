@@ -15,6 +15,7 @@ from tandem.core.plan import StepPlan, StepResult
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
 from tandem.estimators.latency import LatencyModel
+from tandem.estimators.memory import DemandWindow
 from tandem.kv.cache import KVCache
 from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.learning import Learning
@@ -49,7 +50,7 @@ class View:
     _state: SchedulerState
     _cache: KVCache
     _learning: Learning
-    default_slo: Slo
+    _demand: DemandWindow
 
     @property
     def waiting(self) -> ValuesView[Sequence]:
@@ -111,6 +112,11 @@ class View:
         """Rows that can be recorded beside the open micro-batches."""
         return self._learning.recording_room
 
+    @property
+    def default_slo(self) -> Slo:
+        """The objective of requests that bring none."""
+        return self._state.default_slo
+
     def slo(self, seq: Sequence) -> Slo:
         """The objective of a sequence: its request's, else the server's."""
         return seq.request.slo or self.default_slo
@@ -133,6 +139,12 @@ class View:
     def held_blocks(self, work_class: WorkClass) -> int:
         """KV blocks that the running sequences of a class hold (a shared one for each)."""
         return self._cache.held_by([seq for seq in self.running if class_of(seq) is work_class])
+
+    @property
+    def online_demand_blocks(self) -> float:
+        """KV blocks to be left to online requests: the larger of what they hold now and of mu + 2
+        sigma of what they held in the last hour (Echo 5.3), counted as by `held_blocks`."""
+        return max(float(self.held_blocks(WorkClass.ONLINE)), self._demand.demand)
 
     def idle_blocks(self) -> list[IdleBlock]:
         """Cached blocks that nobody holds, with their future readers; costs O(blocks)."""

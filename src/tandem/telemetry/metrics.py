@@ -30,9 +30,9 @@ _LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 
 _ITERATION_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 _PREDICTION = {
-    "bias": "Mean of (predicted - observed) / observed of recent times, by kind of work",
-    "mape": "Mean absolute relative error of recently predicted times, by kind of work",
-    "p95": "What 95% of recent absolute relative errors were at most, by kind of work",
+    "bias": "Mean of (predicted - observed) / observed of recent predictions, by kind",
+    "mape": "Mean absolute relative error of recent predictions, by kind",
+    "p95": "What 95% of recent absolute relative errors were at most, by kind",
 }
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
