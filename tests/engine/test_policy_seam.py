@@ -12,11 +12,14 @@ from itertools import pairwise
 import pytest
 from learning_bench import Bench, request
 
+from fake_executor import Costs
 from tandem.build import build_policy
 from tandem.core.decision import Candidate, Decision, LaneDecision
-from tandem.core.plan import DEVICE_LANE
+from tandem.core.plan import DEVICE_LANE, LanePlan
+from tandem.core.ports import Urgent
 from tandem.core.sequence import Sequence
-from tandem.core.slo import WorkClass
+from tandem.core.slo import Slo, WorkClass
+from tandem.estimators.work import PassWork
 from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.queues import class_then_arrival
 from tandem.scheduling.view import View, class_of
@@ -65,6 +68,38 @@ def is_offline(seq: Sequence) -> bool:
 
 def blocks_at_its_end(seq: Sequence, view: View) -> int:
     return -(-(seq.prompt_tokens + seq.request.sampling.max_tokens) // view.block_size)
+
+
+class WithinSlack:
+    """Echo's time budget in outline (5.1): an iteration ends before the next online token is due,
+    or when all decodes could be done, if that is later."""
+
+    decodes_alike = False
+    records_in_parts = False
+    seconds = 0.0
+
+    def decide(self, view: View) -> Decision:
+        decodes = [seq for seq in sorted(view.running, key=class_then_arrival) if seq.decoding]
+        others = [seq for seq in (*view.running, *view.waiting) if not seq.decoding]
+        work = PassWork()
+        work.decode_all([len(seq.tokens) for seq in decodes])
+        online = [seq for seq in (*decodes, *others) if not is_offline(seq)]
+        slack_s = min((due_s(seq, view) - view.now for seq in online), default=CEILING_S)
+        self.seconds = max(min(slack_s, CEILING_S), view.latency.forward_s(work))
+        order = (*decodes, *sorted(others, key=class_then_arrival))
+        return Decision.on_device(
+            tuple(Candidate(seq.seq_id) for seq in order), seconds=self.seconds
+        )
+
+
+CEILING_S = 0.25
+
+
+def due_s(seq: Sequence, view: View) -> float:
+    slo = view.slo(seq)
+    first_s = seq.first_token_s
+    due = slo.ttft_s if first_s is None else first_s - seq.request.arrival_s + slo.tpot_s
+    return seq.request.arrival_s + due + max(0, seq.output_tokens - 1) * slo.tpot_s
 
 
 class ByPredictedLength:
@@ -188,6 +223,28 @@ def expected_to_leave(policy: SharedPrefixFirst, count: int) -> list[IdleBlock]:
         left = [each for each in policy.wish if each not in gone]
         gone.append(next(e for e in left if e.block not in child or child[e.block] in gone))
     return gone
+
+
+def test_an_iteration_is_predicted_to_end_before_the_next_online_token_is_due(monkeypatch):
+    """Offline prompts of 30 rows, beside an answer: all of one would take 150 ms."""
+    policy = WithinSlack()
+    bench = bench_of(policy, monkeypatch, costs=Costs(iteration_s=0.03, token_s=0.004))
+    submit, made = bench.executor.submit, []
+
+    def note_and_submit(plan: LanePlan, urgent: Urgent) -> int:
+        seconds = bench.scheduler.latency.forward_s(PassWork.of(plan))
+        made.append((plan.num_tokens, seconds, policy.seconds))
+        return submit(plan, urgent)
+
+    monkeypatch.setattr(bench.executor, "submit", note_and_submit)
+    bench.loop.add(request("online", (1, 2), 60, slo=Slo(ttft_s=0.2, tpot_s=0.04)))
+    for name in range(3):
+        prompt = tuple((name + row) % 40 for row in range(30))
+        bench.loop.add(request(str(name), prompt, 4, work_class=WorkClass.OFFLINE))
+    serve(bench, 4)
+    assert all(seconds <= most + 1e-9 or rows <= 4 for rows, seconds, most in made)
+    assert max(rows for rows, _, _ in made) > 4, "slack was not used"
+    assert sum(1 < rows < 30 for rows, _, _ in made) >= 3, "nothing was cut"
 
 
 def test_batches_are_cut_by_predicted_length_and_long_ones_run_on_another_lane(monkeypatch):

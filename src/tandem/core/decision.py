@@ -1,7 +1,7 @@
 """What a policy decides for one iteration.
 
-A decision is a wish list in order; `scheduling/admission` grants it as far as tokens, blocks and
-sequence slots go, so no policy can break a budget.
+A decision is a wish list in order; `scheduling/admission` grants it as far as tokens, blocks,
+sequence slots and, if the policy says so, predicted time go, so no policy can break a budget.
 """
 
 from __future__ import annotations
@@ -42,12 +42,19 @@ class LaneDecision:
 
     Training forwards are candidates like any other; `slices` are the backward work beside them.
     With `gives_way`, learning without requests ends between two layers when a request comes.
+
+    With `seconds`, the lane's predicted time (`estimators/latency`, of the whole device) stays
+    within it: candidates are granted in order, cut to the rows that fit, up to the first of which
+    none do; then slices and updates in the time that is left, up to the first that is cut. So that
+    nothing stalls, the first piece of work is granted in any case: a decode, a block of rows of a
+    prompt or training forward, a layer, an update.
     """
 
     candidates: tuple[Candidate, ...]
     share: float = 1.0
     slices: tuple[SliceCandidate, ...] = ()
     gives_way: bool = False
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,8 @@ class Decision:
         preempt: tuple[int, ...] = (),
         wake_at: float | None = None,
         gives_way: bool = False,
+        seconds: float | None = None,
     ) -> Decision:
         """The common case: everything on the one device lane."""
-        lanes = {DEVICE_LANE: LaneDecision(candidates, slices=slices, gives_way=gives_way)}
-        return Decision(lanes=lanes, preempt=preempt, victims=victims, wake_at=wake_at)
+        lane = LaneDecision(candidates, slices=slices, gives_way=gives_way, seconds=seconds)
+        return Decision({DEVICE_LANE: lane}, preempt=preempt, victims=victims, wake_at=wake_at)

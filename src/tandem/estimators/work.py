@@ -5,9 +5,10 @@ Counts only; knows no seconds. Invariant: a row of a pass is either a decode or 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tandem.core.plan import KeptLayers, LanePlan
+from tandem.core.plan import KeptLayers, LanePlan, Span
 
 
 @dataclass(slots=True)
@@ -61,6 +62,24 @@ class PassWork:
         self.scored += scored
         self.recorded += recorded
 
+    def add(self, spans: Iterable[Span]) -> None:
+        """Add spans of a plan."""
+        contexts: list[int] = []
+        for span in spans:
+            rows, targets = len(span.tokens), span.score_targets
+            if rows == 1 and span.draws and not targets:
+                contexts.append(span.start + 1)
+                self.draws += len(span.draws) - 1
+                continue
+            self.span(
+                span.start,
+                rows,
+                draws=len(span.draws),
+                scored=sum([target >= 0 for target in targets]),
+                recorded=rows if span.record is not None else 0,
+            )
+        self.decode_all(contexts)
+
     def copy(self) -> PassWork:
         """The same numbers, to be added to apart."""
         return PassWork(
@@ -79,21 +98,7 @@ class PassWork:
     def of(lane: LanePlan) -> PassWork:
         """The work of a plan's forward pass."""
         work = PassWork()
-        contexts: list[int] = []
-        for span in lane.spans:
-            rows, targets = len(span.tokens), span.score_targets
-            if rows == 1 and span.draws and not targets:
-                contexts.append(span.start + 1)
-                work.draws += len(span.draws) - 1
-                continue
-            work.span(
-                span.start,
-                rows,
-                draws=len(span.draws),
-                scored=sum([target >= 0 for target in targets]),
-                recorded=rows if span.record is not None else 0,
-            )
-        work.decode_all(contexts)
+        work.add(lane.spans)
         return work
 
 

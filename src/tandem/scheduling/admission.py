@@ -1,14 +1,15 @@
 """Turns a decision into a plan that exceeds no budget.
 
-The one place where a policy's wish meets blocks, tokens, sequence slots and room for recordings; it
-attaches, extends and preempts, but never chooses: order and victims come from the decision.
-Invariant: a plan has at most `max_batch_tokens` rows and `max_sequences` spans, every row has a
-block, and every recorded one a place.
+The one place where a policy's wish meets blocks, tokens, sequence slots, room for recordings and,
+where the policy asks, predicted time; it attaches, extends and preempts, but never chooses: order
+and victims come from the decision. Invariant: a plan has at most `max_batch_tokens` rows and
+`max_sequences` spans, every row has a block, and every recorded one a place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from tandem.core.decision import Candidate, Decision, LaneDecision, SliceCandidate
 from tandem.core.plan import (
@@ -23,10 +24,12 @@ from tandem.core.plan import (
     Update,
 )
 from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.estimators.latency import LatencyModel
 from tandem.kv.cache import KVCache
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.scoring import chunk_limit, scoring_span
 from tandem.scheduling.state import SchedulerState
+from tandem.scheduling.time_budget import TimeBudget
 from tandem.scheduling.view import Budgets
 
 
@@ -55,12 +58,14 @@ class Admission:
         cache: KVCache,
         learning: Learning,
         budgets: Budgets,
+        latency: LatencyModel,
         lanes: tuple[str, ...] = (DEVICE_LANE,),
     ) -> None:
         self._state = state
         self._cache = cache
         self._learning = learning
         self._budgets = budgets
+        self._latency = latency
         self._lanes = lanes
         self.preemptions = 0
 
@@ -81,8 +86,10 @@ class Admission:
             grant = _Grant(
                 self._budgets.max_batch_tokens, list(reversed(decision.victims)), granted=granted
             )
-            self._grant_all(wish.candidates, grant, now)
-            slices, updates = self._grant_slices(wish.slices, grant)
+            time = self._time_of(wish)
+            timed = wish.candidates if time is None else self._in_time(wish.candidates, grant, time)
+            self._grant_all(timed, grant, now)
+            slices, updates = self._grant_slices(wish.slices, grant, time)
             if grant.spans or slices or updates or discards or grant.opens:
                 lanes.append(
                     LanePlan(
@@ -104,7 +111,7 @@ class Admission:
         return StepPlan(step, tuple(lanes)) if lanes else None
 
     def _grant_slices(
-        self, wishes: tuple[SliceCandidate, ...], grant: _Grant
+        self, wishes: tuple[SliceCandidate, ...], grant: _Grant, time: TimeBudget | None
     ) -> tuple[tuple[BackwardSlice, ...], tuple[Update, ...]]:
         """Backward slices of steps, and the updates of those that have nothing else left."""
         slices: list[BackwardSlice] = []
@@ -119,13 +126,60 @@ class Admission:
             else set()
         )
         for wish in {wish.step_id: wish for wish in reversed(wishes)}.values():
-            slices += self._learning.slices(wish.step_id, wish.max_layers)
+            owed = self._learning.slices(wish.step_id, wish.max_layers)
+            granted = owed if time is None else self._slices_in_time(owed, time)
+            slices += granted
+            if granted != owed:
+                break
             update = self._learning.update(wish.step_id, ending)
-            if update is not None:
-                updates.append(update)
+            if update is None:
+                continue
+            if time is not None and not time.take_update():
+                break
+            updates.append(update)
         return tuple(slices), tuple(updates)
 
-    def _grant_all(self, candidates: tuple[Candidate, ...], grant: _Grant, now: float) -> None:
+    def _time_of(self, wish: LaneDecision) -> TimeBudget | None:
+        if wish.seconds is None:
+            return None
+        return TimeBudget(wish.seconds, self._latency, self._cache.block_size)
+
+    def _in_time(
+        self, candidates: tuple[Candidate, ...], grant: _Grant, time: TimeBudget
+    ) -> Iterator[Candidate]:
+        """Candidates cut to what there is time for, up to the first that there is none for."""
+        for candidate in candidates:
+            seq = self._state.all.get(candidate.seq_id)
+            if seq is None or seq.seq_id in grant.granted:
+                continue
+            waits = seq.status is SequenceStatus.WAITING
+            start = self._cache.match(seq) if waits else seq.computed
+            wanted = min(len(seq.tokens) - start, grant.tokens_left)
+            if candidate.max_tokens is not None:
+                wanted = min(wanted, candidate.max_tokens)
+            if wanted > 0:
+                choices = 1 + len(self._state.forks.get(seq.seq_id, ()))
+                wanted = time.rows(seq, start, chunk_limit(seq, wanted), choices)
+                if wanted == 0:
+                    return
+            count = len(grant.spans)
+            yield Candidate(seq.seq_id, wanted, candidate.may_preempt)
+            time.take(grant.spans[count:])
+
+    def _slices_in_time(self, owed: list[BackwardSlice], time: TimeBudget) -> list[BackwardSlice]:
+        """Slices in order, the last one cut to the layers that there is time for."""
+        granted: list[BackwardSlice] = []
+        for piece in owed:
+            backward = self._learning.backward_of(piece.micro_batch)
+            assert backward is not None, "what owes layers is open"
+            layers = time.take_layers(backward, piece.hi - piece.lo)
+            if layers:
+                granted.append(replace(piece, lo=piece.hi - layers))
+            if layers < piece.hi - piece.lo:
+                break
+        return granted
+
+    def _grant_all(self, candidates: Iterable[Candidate], grant: _Grant, now: float) -> None:
         """Give candidates what they may have, in order, up to the budgets."""
         known, cache, max_spans = self._state.all, self._cache, self._budgets.max_sequences
         spans, granted = grant.spans, grant.granted

@@ -82,7 +82,7 @@ class Scheduler:
             ),
             self.latency if policy.records_in_parts else None,
         )
-        self._admission = Admission(self.state, cache, self.learning, budgets, lanes)
+        self._admission = Admission(self.state, cache, self.learning, budgets, self.latency, lanes)
         self._steps = count()
         self._idle_until: float | None = None
         self._in_flight: StepPlan | None = None
