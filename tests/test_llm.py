@@ -130,6 +130,30 @@ def test_a_policy_that_never_trains_says_so(tmp_path):
         frozen.learn("a", [Example("a", " b")], str(tmp_path / "a"))
 
 
+HESITANT = """
+from tandem.core.decision import Decision
+from tandem.scheduling.policies.fcfs import FirstComeFirstServed
+
+class Hesitant(FirstComeFirstServed):
+    asked = 0
+
+    def decide(self, view):
+        self.asked += 1
+        return super().decide(view) if self.asked % 3 == 0 else Decision()
+"""
+
+
+def test_a_policy_that_hesitates_answers_later(tmp_path, monkeypatch, llm):
+    """It is asked again after a pause, and nobody's answer is cut off meanwhile."""
+    (tmp_path / "hesitant_policy.py").write_text(HESITANT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    slow = LLM("demo", threads=1, memory_bytes=4 << 20, policy="hesitant_policy:Hesitant")
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    wanted, found = (each.generate(["Hello"], sampling, n=2)[0] for each in (llm, slow))
+    assert [c.tokens for c in found.choices] == [c.tokens for c in wanted.choices]
+    assert all(choice.finish_reason is FinishReason.LENGTH for choice in found.choices)
+
+
 def test_an_example_has_one_kind():
     with pytest.raises(InvalidRequest, match="either 'rejected' or 'desirable'"):
         Example("a", " b", rejected=" c", desirable=True)

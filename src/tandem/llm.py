@@ -162,9 +162,12 @@ class LLM:
             choices = [Completion(index, [], "", [], None) for index in range(n)]
             outputs[request_id] = GenerationOutput(tokens, choices, [], None)
         try:
-            while self._loop.has_work:
+            left = n * len(outputs)
+            while left:
+                self._pause()
                 for event in self._loop.step():
                     _take(event, outputs[event.request_id])
+                    left -= event.finish_reason is not None
         except BaseException:
             self._abort(outputs)
             raise
@@ -279,8 +282,7 @@ class LLM:
         """Step until so many have ended. Raises `TandemError` if one failed or none will run."""
         ended: list[_Ended] = []
         while len(ended) < number:
-            if not self._loop.has_work:
-                self._pause()
+            self._pause()
             self._loop.step()
             for each in self._loop.take_learned():
                 if not isinstance(each, kind):
@@ -289,11 +291,13 @@ class LLM:
         return ended
 
     def _pause(self) -> None:
+        """Wait while the policy lets everything wait. Raises `TandemError` if that is for ever."""
         pause_s = self._loop.pause_s
         if pause_s == float("inf"):
             policy = self._settings.scheduling.policy
             raise TandemError(f"the policy {policy} lets nothing be learned")
-        time.sleep(min(pause_s, _LONGEST_PAUSE_S))
+        if pause_s > 0.0:
+            time.sleep(min(pause_s, _LONGEST_PAUSE_S))
 
     def _abort(self, outputs: dict[str, GenerationOutput]) -> None:
         for request_id in outputs:

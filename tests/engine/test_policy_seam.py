@@ -293,6 +293,40 @@ def test_what_one_lane_runs_another_does_not(monkeypatch):
     assert all(len(ids) == len(set(ids)) for ids in steps.values())
 
 
+class Nothing:
+    """Runs nothing, and does not say when it will."""
+
+    decodes_alike = False
+    records_in_parts = False
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def decide(self, view: View) -> Decision:
+        self.asked += 1
+        return Decision()
+
+
+def test_an_engine_does_not_spin_over_a_policy_that_runs_nothing_and_says_so(monkeypatch, caplog):
+    policy = Nothing()
+    bench = bench_of(policy, monkeypatch)
+    bench.loop.add(request("r", (1, 2), 3))
+    assert bench.loop.step() == [] and not bench.loop.has_work
+    for number in range(200):
+        assert 0.005 < bench.loop.pause_s < 0.02
+        bench.clock.advance(bench.loop.pause_s)
+        assert bench.loop.has_work and bench.loop.step() == []
+        if number == 50:  # a command is heard at once
+            bench.loop.add(request("s", (1, 2), 3))
+            assert bench.loop.has_work and bench.loop.step() == []
+    assert policy.asked == 202
+    (record,) = caplog.records
+    assert "runs nothing although 2 requests wait" in record.getMessage()
+    bench.loop.abort("r")
+    bench.loop.abort("s")
+    assert bench.loop.pause_s > 1e9
+
+
 TOY = """
 from tandem.core.decision import Candidate, Decision
 

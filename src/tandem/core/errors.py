@@ -80,3 +80,7 @@ class StoreError(TandemError):
 
 class AccountingError(TandemError):
     """A `check()` found a resource that is lost, owned twice or miscounted."""
+
+
+class PolicyFault(TandemError):
+    """A scheduling policy runs nothing although requests are there, and would not for ever."""

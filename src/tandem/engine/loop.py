@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 # What is said to have come earlier was not: no iteration of a healthy engine takes as long (see
 # `process.STUCK_S`), so that the time was read from another machine's clock.
 _OLDEST_S = 300.0
-
+# A policy that runs nothing for so long although requests are there is reported.
+_STALL_S = 1.0
 _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1 << 30)
 
 
@@ -79,6 +80,7 @@ class EngineLoop:
         self._switch = switch
         self._pins: dict[str, list[AdapterVersion]] = {}
         self._counters = _Counters()
+        self._stalled = False
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         self.timer: Callable[[], float] = clock.now
         cache = scheduler.cache
@@ -302,7 +304,9 @@ class EngineLoop:
         Learning that gives way ends early once `urgent` says that a request has come.
         """
         began = self.timer()
-        plan = self._scheduler.schedule(self._clock.now())
+        now = self._clock.now()
+        plan = self._scheduler.schedule(now)
+        self._report_stall(now)
         if plan is None:
             return []
         submitted = self.timer()
@@ -341,6 +345,17 @@ class EngineLoop:
             self._counters.check_failures += 1
             return False
         return True
+
+    def _report_stall(self, now: float) -> None:
+        """Say once that requests wait and the policy runs nothing."""
+        stalled = self._scheduler.asking.stalled_s(now) > _STALL_S
+        if stalled and not self._stalled:
+            logger.error(
+                "the scheduling policy runs nothing although %d requests wait and %d run",
+                self._scheduler.state.num_waiting,
+                self._scheduler.state.num_running,
+            )
+        self._stalled = stalled
 
     def _execute(self, plan: StepPlan, urgent: Urgent) -> list[StepResult]:
         for lane in plan.lanes:

@@ -30,6 +30,7 @@ from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.memory import DemandWindow
 from tandem.kv.cache import KVCache
 from tandem.scheduling.admission import Admission
+from tandem.scheduling.asking import Asking
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.limits import check_request
 from tandem.scheduling.state import SchedulerState
@@ -84,7 +85,7 @@ class Scheduler:
         )
         self._admission = Admission(self.state, cache, self.learning, budgets, self.latency, lanes)
         self._steps = count()
-        self._idle_until: float | None = None
+        self.asking = Asking()
         self._in_flight: StepPlan | None = None
         self._last_plan: StepPlan | None = None
         self._last_results: tuple[StepResult, ...] = ()
@@ -98,7 +99,7 @@ class Scheduler:
         """
         if not (self.state.all or self.learning.has_work):
             return math.inf
-        return now if self._idle_until is None else self._idle_until
+        return now if self.asking.at_s is None else self.asking.at_s
 
     @property
     def preemptions(self) -> int:
@@ -124,7 +125,7 @@ class Scheduler:
         if self.is_active(request.request_id):
             raise InvalidRequest(f"request id {request.request_id!r} is in use")
         check_request(request, self.max_model_len, self.cache.num_blocks * self.cache.block_size)
-        self._idle_until = None
+        self.asking.wake()
         stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             stop_ids |= self._eos
@@ -155,7 +156,7 @@ class Scheduler:
         Silently, and between two iterations only.
         """
         assert self._in_flight is None
-        self._idle_until = None
+        self.asking.wake()
         self.learning.scores.abort(request_id)
         chosen = [
             seq for seq in self._requests.get(request_id, ()) if index is None or seq.index == index
@@ -178,7 +179,7 @@ class Scheduler:
     def wake(self) -> None:
         """Something was changed in `learning`: ask the policy again."""
         assert self._in_flight is None
-        self._idle_until = None
+        self.asking.wake()
 
     # ------------------------------------------------------------------ iteration
 
@@ -199,16 +200,17 @@ class Scheduler:
             self.learning,
             self.demand,
         )
-        decision = self._policy.decide(view)
+        decision, moves = self._policy.decide(view), self.state.moves
         plan = self._admission.plan(next(self._steps), decision, now)
         if self.demand.due(now):
             self.demand.observe(now, view.held_blocks(WorkClass.ONLINE))
         self._in_flight = plan
-        self._idle_until = None
-        if plan is None and decision.wake_at is not None:
-            self._idle_until = decision.wake_at
-        elif plan is None and not (self.state.num_waiting or self.state.num_running):
-            self._idle_until = math.inf
+        if plan is not None:
+            self.asking.ran()
+        else:
+            requests = bool(self.state.num_waiting or self.state.num_running)
+            changed = self.state.moves != moves
+            self.asking.ran_nothing(now, decision.wake_at, changed=changed, requests=requests)
         return plan
 
     def apply(self, results: Iterable[StepResult], now: float) -> list[TokenEvent]:

@@ -27,6 +27,7 @@ class SchedulerState:
     Sequences that are scored (training, evaluation) wait apart in `learning`, uncounted.
     `starts` has the online ones of `waiting` by when they must start; `default_slo` is the
     objective of requests that bring none; `ttft_slo_s` the strictest of the last online ones.
+    `moves` counts starts and preemptions.
     """
 
     default_slo: Slo = DEFAULT_SLO
@@ -38,6 +39,7 @@ class SchedulerState:
     waiting_tokens: int = 0
     starts: StartTimes = field(default_factory=StartTimes)
     ttft_slo_s: float = 0.0
+    moves: int = 0
 
     def __post_init__(self) -> None:
         self.ttft_slo_s = self.default_slo.ttft_s
@@ -89,12 +91,14 @@ class SchedulerState:
     def run(self, seq: Sequence) -> None:
         """From waiting to running."""
         self._stop_waiting(seq)
+        self.moves += 1
         seq.status = SequenceStatus.RUNNING
         self.running.add(seq)
 
     def wait(self, seq: Sequence) -> None:
         """From running back to waiting."""
         self.running.remove(seq)
+        self.moves += 1
         self._wait(seq)
 
     def remove(self, seq: Sequence) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.core.clock import WaitingClock
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import InvalidRequest, PolicyFault
 from tandem.core.events import TokenEvent
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
@@ -24,6 +24,8 @@ from tandem.sim.executor import SimExecutor
 
 # Of a supply, so many steps are queued: one that runs and one that is next.
 _STEPS_AHEAD = 2
+# A policy that lets requests wait for so long while nothing runs lets them wait for ever.
+_STALL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +123,17 @@ class Simulation:
         until_s: float = math.inf,
         on_progress: Callable[[float], None] = lambda now: None,
     ) -> SimReport:
-        """Until everything has ended, or the clock has passed `until_s`."""
+        """Until everything has ended, or the clock has passed `until_s`.
+
+        Raises `PolicyFault` if the policy runs nothing any more although requests are there.
+        """
         report = self.report
         while (now := self._now()) < until_s:
             self._admit(now)
             if self._supply is not None and not self._feed(self._supply):
                 break
             if not self._loop.has_work:
+                self._check_stall()
                 if not self._sleep(until_s):
                     break
                 continue
@@ -200,6 +206,16 @@ class Simulation:
         for _ in range(len(self._loop.scheduler.learning.queued), _STEPS_AHEAD):
             self._loop.add_step(supply())
         return True
+
+    def _check_stall(self) -> None:
+        stalled_s = self._loop.scheduler.asking.stalled_s(self._clock.now())
+        if stalled_s > _STALL_S:
+            stats = self._loop.stats()
+            raise PolicyFault(
+                f"the scheduling policy has run nothing for {stalled_s:.1f} s although "
+                f"{stats.waiting} requests wait and {stats.running} run, and does not say when it "
+                "will (Decision.wake_at); it would never end"
+            )
 
     def _sleep(self, until_s: float) -> bool:
         """Jump to the next arrival or to when the policy wants to be asked; False if to neither."""

@@ -1,0 +1,52 @@
+"""When a policy that ran nothing is asked again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tandem.scheduling.asking import Asking
+
+
+def test_who_ran_something_is_asked_at_once():
+    asking = Asking()
+    asking.ran_nothing(1.0, None, changed=False, requests=True)
+    asking.ran()
+    assert asking.at_s is None and asking.stalled_s(9.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("wake_at", "requests", "at_s"),
+    [(7.0, True, 7.0), (7.0, False, 7.0), (None, False, math.inf), (None, True, 1.01)],
+)
+def test_who_ran_nothing_is_asked_when_it_wishes_or_a_little_later_while_requests_are_there(
+    wake_at, requests, at_s
+):
+    asking = Asking()
+    asking.ran_nothing(1.0, wake_at, changed=False, requests=requests)
+    assert asking.at_s == pytest.approx(at_s)
+    assert asking.stalled_s(3.0) == (2.0 if requests and wake_at is None else 0.0)
+    asking.wake()
+    assert asking.at_s is None
+
+
+def test_what_gave_way_is_asked_about_at_once_but_not_twice_in_a_row():
+    asking = Asking()
+    asking.ran_nothing(1.0, None, changed=True, requests=False)
+    assert asking.at_s is None
+    asking.ran_nothing(1.0, None, changed=True, requests=False)
+    assert asking.at_s is not None and 1.0 < asking.at_s < 2.0
+    asking.ran()
+    asking.ran_nothing(2.0, None, changed=True, requests=False)
+    assert asking.at_s is None
+
+
+def test_a_stall_counts_from_its_beginning_whoever_comes_meanwhile():
+    asking = Asking()
+    for now in (1.0, 1.01, 1.02):
+        asking.ran_nothing(now, None, changed=False, requests=True)
+        asking.wake()
+    assert asking.stalled_s(2.0) == 1.0
+    asking.ran_nothing(3.0, None, changed=False, requests=False)
+    assert asking.stalled_s(4.0) == 0.0
