@@ -6,7 +6,7 @@ of `decide`. Invariant: nothing reachable from it pins blocks or changes state.
 
 from __future__ import annotations
 
-from collections.abc import ValuesView
+from collections.abc import Iterable, ValuesView
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -145,6 +145,10 @@ class View:
         """KV blocks to be left to online requests: the larger of what they hold now and of mu + 2
         sigma of what they held in the last hour (Echo 5.3), counted as by `held_blocks`."""
         return max(float(self.held_blocks(WorkClass.ONLINE)), self._demand.demand)
+
+    def blocks_of(self, sequences: Iterable[Sequence]) -> int:
+        """KV blocks that these running sequences hold (a shared one for each)."""
+        return self._cache.held_by(sequences)
 
     def idle_blocks(self) -> list[IdleBlock]:
         """Cached blocks that nobody holds, with their future readers; costs O(blocks)."""

@@ -1,7 +1,9 @@
 """A fixed share of the device's time for training, whatever requests need (Harli's `static`).
 
 Iterations take turns: training runs alone whenever it has had less than its share of the time so
-far, requests otherwise. With nothing on one side, the other has all.
+far, requests otherwise. With nothing on one side that can run, the other has all. For memory, who
+came first goes first: were it whose turn it is, both sides could lose what they have computed for
+ever.
 """
 
 from __future__ import annotations
@@ -9,8 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.decision import Decision
+from tandem.core.plan import StepPlan
+from tandem.core.sequence import SequenceStatus
 from tandem.scheduling.policies.adainf import train
 from tandem.scheduling.policies.no_retrain import serve
+from tandem.scheduling.queues import is_lone_score
+from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
 
 # What was had longer ago than this counts for less and less: an idle hour is no credit.
@@ -36,7 +42,7 @@ def create(options: Options = Options()) -> Policy:
 
 
 class FixedShare:
-    """Remembers what each side has had lately."""
+    """Remembers what each side has had lately, by the times of its iterations."""
 
     decodes_alike = False
     records_in_parts = False
@@ -45,27 +51,66 @@ class FixedShare:
         self._options = options
         self._had = {"training": 0.0, "requests": 0.0}
         self._last: str | None = None
+        self._last_plan: StepPlan | None = None
         self._decided_s = 0.0
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        self._account(view.now)
-        steps = view.steps
-        requests = bool(view.waiting) or any(seq.scoring is None for seq in view.running)
-        total = sum(self._had.values())
-        owed = self._had["training"] < self._options.share * total or not requests
-        if steps and owed:
+        self._account(view)
+        step = view.steps[0] if view.steps else None
+        requests = bool(view.waiting or view.serving)
+        if step is not None and (not requests or self._trains(view, step)):
             self._last = "training"
-            return train(view, {steps[0].step_id}, self._options.slice_s)
+            return train(view, {step.step_id}, self._options.slice_s, step.arrival_s)
         self._last = "requests" if requests else None
         return serve(view, pause=True)
 
-    def _account(self, now: float) -> None:
-        """Credit the time since the last decision to what it chose, and forget a little."""
-        passed = now - self._decided_s
-        self._decided_s = now
+    def _trains(self, view: View, step: StepWork) -> bool:
+        """Whether it is training's turn although there are requests: a turn that could not be used
+        is the other side's."""
+        if not _can_serve(view):
+            return True
+        owed = self._had["training"] < self._options.share * sum(self._had.values())
+        return owed and _can_train(view, step)
+
+    def _account(self, view: View) -> None:
+        """Credit the last iteration to what was chosen for it, and forget a little."""
+        passed, self._decided_s = view.now - self._decided_s, view.now
         keep = max(0.0, 1.0 - passed / _MEMORY_S)
         for side in self._had:
             self._had[side] *= keep
-        if self._last is not None:
-            self._had[self._last] += min(passed, _MEMORY_S)
+        ran = view.last_plan is not self._last_plan
+        self._last_plan = view.last_plan
+        if self._last is not None and ran:  # the time since may have been idle
+            elapsed_s = max(result.elapsed_s for result in view.last_results)
+            self._had[self._last] += min(elapsed_s, _MEMORY_S)
+
+
+def _can_serve(view: View) -> bool:
+    """Whether some request can run: not if paused training, which it came after, has its place."""
+    running = view.running_in_order
+    paused = [seq for seq in running if seq.scoring is not None and not is_lone_score(seq)]
+    if not paused or len(paused) < len(running):
+        return True
+    first = view.waiting_in_order[0]
+    if first.request.arrival_s <= paused[0].request.arrival_s:
+        return True
+    needed = -(-len(first.tokens) // view.block_size) + len(running)
+    return needed <= view.available_blocks and len(running) < view.budgets.max_sequences
+
+
+def _can_train(view: View, step: StepWork) -> bool:
+    """Whether something of the step can run: not if requests that came before it have its place."""
+    sequences = list(step.sequences.values())
+    if step.owed() or any(seq.status is SequenceStatus.RUNNING for seq in sequences):
+        return True
+    if not sequences:
+        return step.updatable
+    kept = [
+        seq
+        for seq in view.running_in_order
+        if is_lone_score(seq) or seq.request.arrival_s <= step.arrival_s
+    ]
+    needed = -(-len(sequences[0].tokens) // view.block_size) + len(kept)
+    fits = needed <= view.num_blocks - view.blocks_of(kept)
+    return fits and len(kept) < view.budgets.max_sequences
