@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.scheduling.policies.mace import Mace, Options, Task
+from tandem.scheduling.view import Budgets
 
 
 class FakeView:
@@ -16,6 +17,7 @@ class FakeView:
         self.available_blocks = blocks
         self.running = range(running)
         self.recording_room = recording_room
+        self.budgets = Budgets(max_sequences=100, max_batch_tokens=100)
 
 
 def task(name: int, blocks: int, seconds: float = 0.01, **more: object) -> Task:

@@ -6,7 +6,7 @@ decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tandem.core.decision import SliceCandidate
 from tandem.core.sequence import Sequence
@@ -24,6 +24,15 @@ def first_waiting(view: View, count: int) -> list[Sequence]:
 def is_lone_score(seq: Sequence) -> bool:
     """Whether a sequence is a score that was asked for, not a part of a training step."""
     return seq.scoring is not None and seq.scoring.step_id is None
+
+
+def startable_scores(view: View) -> Iterator[Sequence]:
+    """Scores that wait, oldest first; not those under parameters that are about to be updated."""
+    changing = {step.trainer for step in view.steps if step.updatable}
+    for seq in view.learning_in_order:
+        scoring = seq.scoring
+        if scoring is not None and scoring.step_id is None and scoring.trainer not in changing:
+            yield seq
 
 
 def slices_within(

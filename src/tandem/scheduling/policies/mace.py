@@ -7,14 +7,18 @@ waits. A fine-tuning task is what is next of its step: its forwards, or all of i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import merge
 from itertools import chain, islice
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
+from tandem.scheduling.queues import is_lone_score, startable_scores
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
 
@@ -129,9 +133,9 @@ class Mace:
         entries: list[_Entry] = []
         # The oldest prompt has the highest priority of all that wait, and only as many can start.
         room = max(0, view.budgets.max_sequences - len(view.running)) + 1
-        waiting = islice(view.waiting, min(room, options.tau_tasks))
-        learning = islice(view.learning, options.tau_tasks)
-        for seq in chain(view.running, waiting, learning):
+        waiting = _oldest(view.waiting_in_order, min(room, options.tau_tasks))
+        scores = islice(startable_scores(view), options.tau_tasks)
+        for seq in chain(view.running, waiting, scores):
             arrived = seq.request.arrival_s
             if seq.scoring is None:
                 if seq.computed and len(seq.tokens) - seq.computed == 1:
@@ -143,7 +147,11 @@ class Mace:
             else:
                 continue
             entries.append((-priority, arrived, seq.seq_id, len(entries), seq))
+        # An update is held up while a score that has begun reads what it changes.
+        read = {seq.scoring.trainer for seq in view.running if seq.scoring and is_lone_score(seq)}
         for step in view.steps:
+            if step.updatable and step.trainer in read:
+                continue
             urgency = options.gamma * step.urgency
             priority = options.pi_ft + options.delta_ft * (now - step.arrival_s) + urgency
             place = len(entries)
@@ -156,7 +164,8 @@ class Mace:
         priority, arrival_s, order, _, source = entry
         latency = view.latency
         if isinstance(source, StepWork):
-            sequences = list(source.sequences.values())
+            # Those that have begun first: they may hold what the others need.
+            sequences = sorted(source.sequences.values(), key=_waits)
             blocks = sum([_missing_blocks(view, seq) for seq in sequences])
             seconds = _step_seconds(view, source, sequences)
             task = Task(-priority, arrival_s, order, sequences, blocks, seconds, source)
@@ -249,19 +258,40 @@ class Mace:
 
 
 def _startable(view: View, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Leave out what admission would not start: beside others, each of which may need a block more.
+    """Leave out what admission would not start: beside others, each of which may need a block more,
+    and without a slot.
 
     What has not begun after such a task is left out, too: the memory that it waits for is not
     theirs. Without this, old tasks that do not fit could fill the first bin and nothing would run.
     """
-    running = len(view.running)
+    running, free_slots = len(view.running), view.budgets.max_sequences - len(view.running)
     free_blocks, waits = view.available_blocks - running, False
     for task in tasks:
         if not task.begun:
-            waits = waits or (running > 0 and task.blocks > free_blocks)
+            waits = waits or (running > 0 and (task.blocks > free_blocks or free_slots <= 0))
             if waits or task.recorded > view.recording_room:
                 continue
+            free_slots -= len(task.sequences)
         yield task
+
+
+def _oldest(waiting: list[Sequence], most: int) -> list[Sequence]:
+    """Those of all classes that came first; `waiting` is by class, then arrival."""
+    online = bisect_left(waiting, True, key=_is_offline)
+    classes = waiting[: min(online, most)], waiting[online : online + most]
+    return list(islice(merge(*classes, key=_arrival), most))
+
+
+def _is_offline(seq: Sequence) -> bool:
+    return seq.request.work_class is WorkClass.OFFLINE
+
+
+def _arrival(seq: Sequence) -> tuple[float, int]:
+    return seq.request.arrival_s, seq.seq_id
+
+
+def _waits(seq: Sequence) -> bool:
+    return seq.status is SequenceStatus.WAITING
 
 
 def _has_begun(step: StepWork) -> bool:
