@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fake_executor import Costs, FakeExecutor, expected_tokens
 from tandem.build import build_policy
@@ -30,9 +31,12 @@ from tandem.scheduling.scores import ScoreFailed
 from tandem.scheduling.view import Budgets
 
 SMALL = Costs(iteration_s=0.02, token_s=0.001, slice_s=0.002, layer_token_s=0.0005, update_s=0.01)
+# Prompts take longer than an iteration beside learning may.
+SLOW = replace(SMALL, token_s=0.02)
 
-
-POLICIES = ["fcfs", "priority", "adainf", "ekya", "unified", "temporal"]
+# Those that train. The last ones are policies with options: see `bench_of`.
+POLICIES = ["fcfs", "priority", "adainf", "ekya", "unified", "mace", "static", "temporal",
+            "overdue", "mace_bin"]  # fmt: skip
 
 
 class Bench:
@@ -83,7 +87,7 @@ class Bench:
         self.loop.open_trainer(TrainerSpec(name, LoraSpec(seed=seed)))
 
     def step(self) -> None:
-        """One iteration, or the wait for the next one."""
+        """One iteration, or the wait for the next one. No policy lets requests wait for nothing."""
         pause_s = self.loop.pause_s
         assert pause_s < 1e9, "nothing will ever happen"
         self.clock.advance(max(pause_s, 1e-6))
@@ -93,6 +97,7 @@ class Bench:
             self.times.setdefault(event.request_id, []).append(self.clock.now())
             if event.finish_reason is not None:
                 self.ended[event.request_id] = event
+        assert self.scheduler.asking.stalled_s(self.clock.now()) == 0.0, "the policy runs nothing"
         self.collect()
 
     def collect(self) -> None:
@@ -174,6 +179,10 @@ def kto_step(name: str, trainer: str, lengths: list[int]) -> TrainingStep:
 def bench_of(policy: str, **more) -> Bench:
     if policy == "temporal":
         return Bench("unified", {"temporal_only": "true"}, **more)
+    if policy == "overdue":
+        return Bench("unified", {"patience_s": "0.05"}, **more)
+    if policy == "mace_bin":
+        return Bench("mace", {"bins": "false"}, **more)
     if policy == "ekya":
         return Bench("ekya", {"interval_s": "0.5"}, **more)
     return Bench(policy, **more)

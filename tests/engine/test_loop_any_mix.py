@@ -9,6 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from learning_bench import (
     POLICIES,
+    SLOW,
+    SMALL,
     Bench,
     bench_of,
     check_answer,
@@ -41,8 +43,8 @@ actions = st.one_of(
 )  # fmt: skip
 
 
-def play(script, bench: Bench) -> dict[str, tuple]:
-    """Run a script to its end; what was asked, by id."""
+def play(script, bench: Bench, *, trains: bool = True) -> dict[str, tuple]:
+    """Run a script to its end; what was asked, by id. Who never trains is left by its steps."""
     asked: dict[str, tuple] = {}
     for name in "ABC":
         bench.open(name, seed=ord(name))
@@ -92,19 +94,26 @@ def play(script, bench: Bench) -> dict[str, tuple]:
                     bench.step()
         bench.cache.check()
     bench.run()
+    if trains:
+        return asked
+    assert not any(plan.slices or plan.updates or plan.opens for plan in bench.plans)
+    for name in "ABC":
+        bench.cancel(name)
+    bench.run()
     return asked
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     script=st.lists(actions, min_size=1, max_size=20),
-    policy=st.sampled_from(POLICIES),
-    num_blocks=st.integers(13, 40),
+    policy=st.sampled_from([*POLICIES, "no_retrain"]),
+    num_blocks=st.sampled_from([13, 14, 16, 20, 28, 40]),
     max_sequences=st.integers(1, 6),
     max_batch_tokens=st.integers(6, 60),
     recording_tokens=st.integers(20, 100),
     prefix_caching=st.booleans(),
     together=st.sampled_from([1, 12, 1000]),
+    costs=st.sampled_from([SMALL, SLOW]),
 )
 # A step without a sequence slot once held up the half-done score that had the only one.
 @example(
@@ -116,6 +125,7 @@ def play(script, bench: Bench) -> dict[str, tuple]:
     recording_tokens=20,
     prefix_caching=False,
     together=1000,
+    costs=SMALL,
 )
 # An update that a half-done score holds up was once planned again and again, alone.
 @example(
@@ -132,6 +142,7 @@ def play(script, bench: Bench) -> dict[str, tuple]:
     recording_tokens=20,
     prefix_caching=False,
     together=1000,
+    costs=SMALL,
 )
 def test_any_mix_ends_and_breaks_no_rule(script, policy, together, **sizes):
     """`together` rows of a micro-batch are recorded together."""
@@ -142,7 +153,8 @@ def test_any_mix_ends_and_breaks_no_rule(script, policy, together, **sizes):
 
 def check_mix(script, policy, sizes) -> None:
     bench = bench_of(policy, **sizes)
-    asked = play(script, bench)
+    trains = policy in POLICIES
+    asked = play(script, bench, trains=trains)
     for name, (what,) in asked.items():
         if name.startswith("add"):
             if bench.ended[name].error is None:
@@ -160,5 +172,5 @@ def check_mix(script, policy, sizes) -> None:
     nans = sum(math.isnan(score.logprob) for score in bench.scores.values())
     assert nans <= len(bench.executor.nan_scores)
     other = bench_of(policy, **sizes)
-    play(script, other)
+    play(script, other, trains=trains)
     assert other.plan_text == bench.plan_text, "equal input, different plans"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from learning_bench import Bench, request, sft_step
+from learning_bench import SLOW, Bench, request, sft_step
 
 from fake_executor import Costs
 from tandem.core.slo import Slo
+from tandem.core.training import ScoreRequest
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, LatencyModel
 from tandem.estimators.linear import MEASURED, LinearModel
+from tandem.scheduling.training import Stage
 
 
 def gaps(bench: Bench, name: str) -> list[float]:
@@ -175,3 +177,41 @@ def test_unified_tries_what_seems_never_to_fit():
         while name not in bench.ended:
             bench.step()
     assert len(bench.outcomes) > 4
+
+
+@pytest.mark.parametrize("temporal", ["false", "true"])
+@pytest.mark.parametrize("rows", [8, 16])
+def test_overdue_learning_that_stands_in_the_way_goes_on(temporal, rows):
+    """It is half computed and keeps its blocks; the prompt takes longer than an iteration beside
+    learning may, and does not fit beside it. Nobody was waited for without end."""
+    options = {"patience_s": "0.05", "temporal_only": temporal}
+    bench = Bench(options=options, num_blocks=13, max_batch_tokens=rows, costs=SLOW)
+    bench.open("t")
+    bench.loop.add_step(sft_step("s", "t", [42], [42]))
+    bench.clock.advance(1.0)
+    while not any(span.record for plan in bench.plans for span in plan.spans):
+        bench.step()
+    bench.loop.add(request("r", tuple(range(42)), 4))
+    bench.run()
+    assert bench.outcomes["s"].applied and "r" in bench.ended
+    recomputed = [span for plan in bench.plans for span in plan.spans if span.adapter]
+    assert sum(len(span.tokens) for span in recomputed) == 2 * 41, "learning was preempted"
+    longest = max(plan.num_tokens for plan in bench.plans)
+    pauses = [0.02 + 0.02 * longest] * (len(bench.plans) + 10)
+    assert bench.clock.now() < 1.0 + sum(pauses), "time passed in vain"
+
+
+@pytest.mark.parametrize("temporal", ["false", "true"])
+def test_a_score_that_may_not_start_does_not_hold_up_the_update_that_it_waits_for(temporal):
+    """The update takes longer than an iteration of learning may, and is less urgent."""
+    costs = Costs(iteration_s=0.02, token_s=0.001, update_s=2.0)
+    bench = Bench(options={"temporal_only": temporal}, costs=costs)
+    bench.open("t")
+    bench.loop.add_step(sft_step("before", "t", [10]))
+    bench.run()
+    bench.loop.add_step(sft_step("s", "t", [10], urgency=0.1))
+    while bench.scheduler.learning.heads[0].stage is not Stage.UPDATE:
+        bench.step()
+    bench.loop.add_score(ScoreRequest("x", (1, 2, 3), 1, trainer="t"))
+    bench.run()
+    assert bench.outcomes["s"].applied and "x" in bench.scores

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tandem.core.plan import RecordTarget
 from tandem.core.request import Request
-from tandem.core.sequence import Scoring, Sequence
+from tandem.core.sequence import Scoring, Sequence, SequenceStatus
 from tandem.core.slo import WorkClass
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
@@ -82,3 +82,14 @@ def test_only_what_is_overdue_starts_without_blocks():
     assert not room(500, 1.0, 0.0, blocks=1).forwards(item(0, [50], 0, False), False)
     started = room(500, 1.0, 0.0, blocks=1).forwards(item(0, [50], 0, True), False)
     assert [candidate.may_preempt for candidate in started] == [True]
+
+
+def test_an_overdue_sequence_that_began_goes_before_one_that_has_no_room_beside_it():
+    """The first of the step gave way once; were it asked for first, it would hold up the other."""
+    overdue = item(1, [100, 100], 0, overdue=True)
+    first, second = overdue.sequences
+    overdue.step, second.computed, second.status = None, 60, SequenceStatus.RUNNING
+    for most, wanted in ((6.0, [second.seq_id]), (7.0, [second.seq_id, first.seq_id])):
+        space = room(1000, 10.0, 0.0)
+        space.most_blocks = most
+        assert [each.seq_id for each in space.forwards(overdue, needed=True)] == wanted

@@ -14,14 +14,25 @@ from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation, join_loop, known_policies
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
+from tandem.core.decision import Decision
+from tandem.core.errors import PolicyFault
 from tandem.core.events import ModelInfo, PredictionError
 from tandem.core.plan import LanePlan
 from tandem.core.ports import Urgent, never
-from tandem.core.training import TrainingStep
+from tandem.core.training import (
+    LoraSpec,
+    LossKind,
+    LossSpec,
+    Role,
+    TrainerSpec,
+    TrainingSequence,
+    TrainingStep,
+)
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Ceilings, Profile
+from tandem.scheduling.view import Policy, View
 from tandem.sim.curves import Saturating
 from tandem.sim.run import Arrival, Simulation
 from tandem.sim.timeline import Timeline
@@ -117,6 +128,77 @@ def test_no_request_starves_however_many_are_in_time():
     for place, outcome in enumerate(late):
         assert firsts.index(outcome.first_s) <= begun + 4 * (place + 1) + 8
     assert [outcome.first_s for outcome in late] == sorted(outcome.first_s for outcome in late)
+
+
+class Sometimes:
+    """Runs what the policy of the settings would, but nothing between two times."""
+
+    decodes_alike = False
+    records_in_parts = False
+
+    def __init__(self, policy: Policy, from_s: float, until_s: float) -> None:
+        self._policy, self._from_s, self._until_s = policy, from_s, until_s
+
+    def decide(self, view: View) -> Decision:
+        if self._from_s <= view.now < self._until_s:
+            return Decision()
+        return self._policy.decide(view)
+
+
+def run_sometimes(from_s: float, until_s: float, ends_s: float = math.inf):
+    arrivals, _ = load([(0.0, 5, 5), (20.0, 5, 5)])
+    clock = VirtualClock()
+    loop, _ = build_simulation(config("fcfs"), small_profile(), clock)
+    loop.scheduler._policy = Sometimes(loop.scheduler._policy, from_s, until_s)
+    return Simulation(loop, clock, arrivals).run(until_s=ends_s)
+
+
+def test_a_policy_that_runs_nothing_any_more_is_named():
+    """Time goes on and it is asked again, but not for ever."""
+    with pytest.raises(
+        PolicyFault, match=r"policy has run nothing for 10.* 0 requests wait and 1 "
+    ):
+        run_sometimes(0.05, math.inf)
+    report = run_sometimes(0.05, math.inf, ends_s=8.0)
+    assert report.ended_s == pytest.approx(8.0)
+    report = run_sometimes(0.05, 5.0)
+    assert [outcome.output_tokens for outcome in report.outcomes.values()] == [5, 5]
+    assert 5.0 <= report.outcomes["request-0"].last_s < 5.5
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lengths=st.lists(st.integers(20, 50), min_size=1, max_size=3),
+    shapes=st.lists(
+        st.tuples(st.floats(0.0, 3.0), st.integers(20, 40), st.integers(1, 12)),
+        min_size=1, max_size=6,
+    ),
+    rows=st.integers(4, 40),
+    patience_s=st.sampled_from(["0.01", "0.3"]),
+    ttft_s=st.sampled_from([0.02, 0.3, 1.0]),
+)  # fmt: skip
+@pytest.mark.parametrize("policy", ["unified", "static", "mace"])
+def test_a_small_cache_and_old_learning_stop_nobody(
+    policy, lengths, shapes, rows, patience_s, ttft_s
+):
+    """Each sequence nearly fills the cache, and learning is long overdue."""
+    arrivals, trainers = load(shapes)
+    trainers = [TrainerSpec("t", LoraSpec())]
+    for place, length in enumerate(lengths):
+        target = TrainingSequence(tuple(range(length)), 2, Role.TARGET)
+        step = TrainingStep(f"s{place}", "t", LossSpec(LossKind.SFT), ((target,),))
+        arrivals.append(Arrival(0.0, step))
+    options = {"patience_s": patience_s} if policy == "unified" else {}
+    report, _, _ = run_one(
+        policy, arrivals, trainers, small_profile(14), max_batch_tokens=rows, ttft_slo=ttft_s,
+        policy_options=options,
+    )  # fmt: skip
+    assert all(outcome.error is None for outcome in report.outcomes.values())
+    assert sum(outcome.output_tokens for outcome in report.outcomes.values()) == sum(
+        output for _, _, output in shapes
+    )
+    assert len(report.steps) == len(lengths)
+    assert report.ended_s < 60.0
 
 
 SHAPES = st.lists(

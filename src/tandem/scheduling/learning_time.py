@@ -14,7 +14,7 @@ from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.earnings import Earnings
 from tandem.scheduling.giving_way import GivingWay
 from tandem.scheduling.queues import slices_within
-from tandem.scheduling.room import LearningItem, Room
+from tandem.scheduling.room import LearningItem, Room, half_computed, most_blocks
 from tandem.scheduling.serving import Serving
 from tandem.scheduling.view import View
 
@@ -120,7 +120,7 @@ class LearningTime:
         if first:
             alone = self.instead(view, items, budget.pass_s, needed=idle)
         if alone.empty:
-            room = self.room(view, requests, budget.beside_s, budget.full_s)
+            room = self.room(view, items, requests, budget.beside_s, budget.full_s)
             ahead = requests.rows - requests.running_rows
             beside = self.fill(view, items, room, ahead, needed=idle)
         if alone.empty and beside.empty:
@@ -136,7 +136,7 @@ class LearningTime:
         """What of `items` fits into a pass without the requests."""
         if seconds <= 0.0 and not needed:
             return LearningPart()
-        return self.fill(view, items, self.room(view, Serving(), seconds), 0, needed=needed)
+        return self.fill(view, items, self.room(view, items, Serving(), seconds), 0, needed=needed)
 
     def probes(self, view: View, budget: Budget) -> bool:
         """Whether it is time to try the smallest piece although it seems not to fit."""
@@ -193,7 +193,14 @@ class LearningTime:
     def _most_earned_s(self, view: View, least_s: float) -> float:
         return max(self.ceiling_s(view, beside=True), least_s)
 
-    def room(self, view: View, requests: Serving, seconds: float, full_s: float = 0.0) -> Room:
+    def room(
+        self,
+        view: View,
+        items: list[LearningItem],
+        requests: Serving,
+        seconds: float,
+        full_s: float = 0.0,
+    ) -> Room:
         """Room for so many seconds beside the requests; of the rows, those of waiting ones too."""
         running = len(view.running_in_order)
         return Room(
@@ -207,6 +214,7 @@ class LearningTime:
             view.available_blocks - running,
             view.budgets.max_sequences - running,
             full_s,
+            most_blocks(view, half_computed(items)),
         )
 
     def fill(
@@ -216,12 +224,11 @@ class LearningTime:
         for what is overdue; with `needed`, at least the smallest piece."""
         found, seconds, before = LearningPart(room=room), room.left_s(), True
         left_s = seconds
+        found.protected = {seq.seq_id for seq in half_computed(items)}
         for item in items:  # the overdue ones first
             if before and not item.overdue:  # the waiting requests come between
                 room.tokens -= ahead
                 before = False
-            if item.overdue:  # what has computed nothing yet loses nothing
-                found.protected |= {seq.seq_id for seq in item.sequences if seq.computed}
             first = needed and found.empty
             if left_s <= 0.0 and not first:
                 continue

@@ -16,6 +16,7 @@ from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
 from tandem.scheduling.training import StepWork
+from tandem.scheduling.view import View
 
 # A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
 PIECE_TOKENS = 64
@@ -59,7 +60,8 @@ class LearningItem:
 class Room:
     """Room of one iteration: `pass_s` for its whole pass, whose work so far is `work`, and for the
     slices after it; `blocks` beside those that are held, none of which are if it is `empty`;
-    `slots` for sequences that do not run yet: one that got none would hold up all after it.
+    `slots` for sequences that do not run yet: one that got none would hold up all after it, and so
+    would an overdue one that needs more than `most_blocks`, which nobody may take from others.
 
     A forward of which only a part fits waits until the pass may take `full_s`.
     """
@@ -74,6 +76,7 @@ class Room:
     blocks: int
     slots: int
     full_s: float = 0.0
+    most_blocks: float = float("inf")
     opened: set[int] = field(default_factory=set)
     too_many: float = float("inf")  # rows from a sequence's beginning that do not fit any more
 
@@ -87,11 +90,10 @@ class Room:
         if self.too_many <= 1 and not needed:
             return candidates
         rest = sum([len(seq.tokens) - seq.computed for seq in item.sequences])
-        for seq in item.sequences:
+        for seq in sorted(item.sequences, key=_waits):  # who has begun may hold what others need
             start = seq.computed
             left = len(seq.tokens) - start
-            waits = seq.status is SequenceStatus.WAITING
-            if waits and not self._can_start(item, seq):
+            if _waits(seq) and not self._can_start(item, seq):
                 break
             # What joins a pass that records already costs no more than its rows.
             least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
@@ -191,6 +193,8 @@ class Room:
         if self.slots <= 0:
             return False
         blocks = -(-len(seq.tokens) // self.block_size)
+        if item.overdue and blocks > self.most_blocks:
+            return False
         if blocks > self.blocks and not item.overdue and not self.empty:
             return False
         record = seq.scoring.record if seq.scoring is not None else None
@@ -216,3 +220,31 @@ def _most(most: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def half_computed(items: Iterable[LearningItem]) -> list[Sequence]:
+    """Overdue sequences that keep their blocks; what has computed nothing yet loses nothing."""
+    return [seq for item in items if item.overdue for seq in item.sequences if seq.computed]
+
+
+def most_blocks(view: View, kept: list[Sequence]) -> float:
+    """What a sequence may need that starts while these keep their blocks and grow by one each."""
+    return view.num_blocks - view.blocks_of(kept) - len(kept) if kept else float("inf")
+
+
+def stands_in_the_way(view: View, items: Iterable[LearningItem], first: Sequence) -> bool:
+    """Whether half-computed overdue learning leaves no room for `first`, the first request that
+    waits, even if all other learning gives way."""
+    kept = half_computed(items)
+    if not kept:
+        return False
+    others = view.running_in_order[len(view.serving) :]
+    yielding = [seq for seq in others if seq.scoring and seq.scoring.private and seq not in kept]
+    stay = len(view.serving) + len(kept)
+    needed = -(-len(first.tokens) // view.block_size) + stay
+    short = needed > view.available_blocks + view.blocks_of(yielding)
+    return short or stay >= view.budgets.max_sequences
+
+
+def _waits(seq: Sequence) -> bool:
+    return seq.status is SequenceStatus.WAITING

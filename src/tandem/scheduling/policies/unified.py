@@ -19,8 +19,8 @@ from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.earnings import Balance, Earnings
 from tandem.scheduling.learning_time import FULL_SHARE, LearningPart, LearningTime
 from tandem.scheduling.offline import OfflineRequests, any_offline, set_apart
-from tandem.scheduling.queues import is_lone_score
-from tandem.scheduling.room import PIECE_TOKENS, LearningItem, Room
+from tandem.scheduling.queues import is_lone_score, startable_scores
+from tandem.scheduling.room import PIECE_TOKENS, LearningItem, Room, stands_in_the_way
 from tandem.scheduling.serving import Serving, foresee
 from tandem.scheduling.turns import Turns
 from tandem.scheduling.view import Policy, View
@@ -118,23 +118,25 @@ class Unified:
         items = self._items(view, scored, queue) if learns else []
         if not (items or offline):
             return self._serve_only(view, running)
-        requests = foresee(view, self._deadlines, serving, queue)
+        # Prompts that wait for the blocks of overdue learning take no time until it is through.
+        blocked = bool(queue) and stands_in_the_way(view, items, queue[0])
+        requests = foresee(view, self._deadlines, serving, [] if blocked else queue)
         if items:
             self._time.earn(view, items[0], requests)
         else:
             self._time.forget()
-        turn = bool(offline) and (not items or self._balance.first)
+        idle, turn = not requests.rows, bool(offline) and (not items or self._balance.first)
         alone, beside, found = LearningPart(), LearningPart(), _Offline()
         if turn:
-            found = self._serve_offline(view, offline, requests, None, needed=not requests.rows)
+            found = self._serve_offline(view, items, offline, requests, None, needed=idle)
         if found.candidates and found.room is not None:
             if not self._options.temporal_only:
                 beside = self._time.fill(view, items, found.room, 0, needed=False)
         elif items:
             alone, beside = self._learn(view, items, requests, served=served)
         if alone.empty and offline and not found.candidates:
-            idle = beside.empty and not requests.rows
-            found = self._serve_offline(view, offline, requests, beside.room, needed=idle)
+            needed = idle and beside.empty
+            found = self._serve_offline(view, items, offline, requests, beside.room, needed=needed)
         if items and offline:
             self._balance.count(view.now, found.used_s, alone.used_s + beside.used_s)
         if alone.empty:
@@ -149,6 +151,7 @@ class Unified:
     def _serve_offline(
         self,
         view: View,
+        items: list[LearningItem],
         offline: OfflineRequests,
         requests: Serving,
         room: Room | None,
@@ -165,7 +168,7 @@ class Unified:
         owed_s = earned.seconds if earned.seconds >= least_s else 0.0
         if room is None:
             seconds = self._time.spare_s(view, requests, ceiling_s)
-            room = self._time.room(view, requests, seconds, FULL_SHARE * ceiling_s)
+            room = self._time.room(view, items, requests, seconds, FULL_SHARE * ceiling_s)
             room.tokens -= requests.rows - requests.running_rows
         room.pass_s = max(room.pass_s, latency.forward_s(room.work) + owed_s)
         room.leave(requests.queue)
@@ -224,7 +227,7 @@ class Unified:
             )
             for step in view.steps
         ]
-        scores = [seq for seq in (*scored, *view.learning_in_order) if is_lone_score(seq)]
+        scores = [*filter(is_lone_score, scored), *startable_scores(view)]
         for seq in scores[: view.budgets.max_sequences]:
             since = seq.request.arrival_s
             items.append(LearningItem(priority(since, _UNKNOWN_LOSS), since, [seq]))
