@@ -27,6 +27,11 @@ def test_texts_are_converted():
         ("ekya", {"interval_s": "0"}, "above 0"),
         ("unified", {"min_share": "2"}, "min_share"),
         ("unified", {"late_share": "0"}, "late_share"),
+        ("unified", {"offline_share": "0"}, "offline_share"),
+        ("unified", {"offline_share": "1.1"}, "offline_share"),
+        ("unified", {"overdue_share": "0"}, "overdue_share"),
+        ("unified", {"overdue_share": "1.1"}, "overdue_share"),
+        ("unified", {"offline_patience_s": "0"}, "offline_patience_s"),
     ],
 )
 def test_wrong_options_are_refused_by_name(name, options, needle):

@@ -1,7 +1,7 @@
 """The offline requests of an iteration, which have no objective and take what online ones leave.
 
-Reads the view, changes nothing. Invariant: they are in order of arrival, and none that comes before
-an online one of the queue is among them: its turn has come another way.
+Reads the view, changes nothing. Invariant: they are in order of arrival, and none that is overdue,
+or that comes before an online one of the queue, is among them: its turn has come another way.
 """
 
 from __future__ import annotations
@@ -43,18 +43,23 @@ def any_offline(view: View, serving: list[Sequence]) -> bool:
 
 
 def set_apart(
-    view: View, serving: list[Sequence], queue: list[Sequence]
+    view: View, serving: list[Sequence], queue: list[Sequence], overdue: Sequence | None
 ) -> tuple[list[Sequence], list[Sequence], OfflineRequests]:
-    """The running and the waiting requests that are online, and the offline ones."""
+    """The running and the waiting requests that are online, or overdue, and the other offline
+    ones."""
     first = bisect_left(serving, _OFFLINE, key=class_then_arrival)
-    while queue and _is_offline(queue[-1]):
+    online, running = serving[:first], serving[first:]
+    if overdue is not None and overdue in running:
+        running.remove(overdue)
+        online.append(overdue)
+    while queue and queue[-1] is not overdue and _is_offline(queue[-1]):
         queue = queue[:-1]
     waiting: list[Sequence] = []
     if view.budgets.max_sequences > len(view.running) + len(queue):  # else none could start
         waits, taken = view.waiting_in_order, set(queue)
         begin = bisect_left(waits, _OFFLINE, key=class_then_arrival)
         waiting = [seq for seq in waits[begin : begin + _MOST_BEGIN] if seq not in taken]
-    return serving[:first], queue, OfflineRequests(serving[first:], waiting)
+    return online, queue, OfflineRequests(running, waiting)
 
 
 def _is_offline(seq: Sequence) -> bool:

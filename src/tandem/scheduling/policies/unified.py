@@ -19,6 +19,7 @@ from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.earnings import Balance, Earnings
 from tandem.scheduling.learning_time import FULL_SHARE, LearningPart, LearningTime
 from tandem.scheduling.offline import OfflineRequests, any_offline, set_apart
+from tandem.scheduling.overdue import Overdue
 from tandem.scheduling.queues import is_lone_score, startable_scores
 from tandem.scheduling.room import PIECE_TOKENS, LearningItem, Room, stands_in_the_way
 from tandem.scheduling.serving import Serving, foresee
@@ -45,7 +46,8 @@ class Options:
     `late_share` of the starts are of requests that are too late for their TTFT objective, while
     others are not (1: first come, first served). Of the time that online requests leave,
     `offline_share` is offline requests', if learning wants it too; `min_share` is theirs as it is
-    learning's.
+    learning's. One that has got no token for `offline_patience_s`, while others started, goes
+    before online ones; of the starts they have at most `overdue_share`.
     """
 
     ceiling_s: float = 0.25
@@ -56,14 +58,15 @@ class Options:
     temporal_only: bool = False
     late_share: float = 0.25
     offline_share: float = 0.5
+    offline_patience_s: float = 30.0
+    overdue_share: float = 0.05
 
     def __post_init__(self) -> None:
-        if min(self.ceiling_s, self.idle_s, self.patience_s) <= 0.0:
-            raise ValueError("ceiling_s, idle_s and patience_s must be above 0")
-        if not 0.0 < self.min_share <= 1.0:
-            raise ValueError("min_share is a share: above 0, at most 1")
-        if not 0.0 < self.late_share <= 1.0:
-            raise ValueError("late_share is a share: above 0, at most 1")
+        if min(self.ceiling_s, self.idle_s, self.patience_s, self.offline_patience_s) <= 0.0:
+            raise ValueError("ceiling_s, idle_s, patience_s and offline_patience_s must be above 0")
+        shares = (self.min_share, self.late_share, self.overdue_share)
+        if not 0.0 < min(shares) <= max(shares) <= 1.0:
+            raise ValueError("min_share, late_share and overdue_share must be above 0, at most 1")
         if not 0.0 < self.offline_share < 1.0:
             raise ValueError("offline_share is a share: above 0 and below 1")
 
@@ -98,6 +101,7 @@ class Unified:
         )
         self._offline_earned = Earnings()
         self._balance = Balance(options.offline_share)
+        self._overdue = Overdue(options.overdue_share, options.offline_patience_s)
         self._served = False
 
     def decide(self, view: View) -> Decision:
@@ -110,14 +114,15 @@ class Unified:
         learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
         batch = any_offline(view, serving)
         if not (learns or batch):
-            return self._serve_only(view, running)
-        queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
+            return self._serve_only(view, running, serving)
         scored, offline = running[len(serving) :], OfflineRequests()
+        queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         if batch:
-            serving, queue, offline = set_apart(view, serving, queue)
+            queue = self._overdue.queue(view, queue)
+            serving, queue, offline = set_apart(view, serving, queue, self._overdue.sequence)
         items = self._items(view, scored, queue) if learns else []
-        if not (items or offline):
-            return self._serve_only(view, running)
+        if not (items or batch):
+            return self._serve_only(view, running, serving)
         # Prompts that wait for the blocks of overdue learning take no time until it is through.
         blocked = bool(queue) and stands_in_the_way(view, items, queue[0])
         requests = foresee(view, self._deadlines, serving, [] if blocked else queue)
@@ -141,12 +146,19 @@ class Unified:
             self._balance.count(view.now, found.used_s, alone.used_s + beside.used_s)
         if alone.empty:
             ours, theirs = (found.candidates, []) if turn else ([], found.candidates)
-            order = (_all(serving), beside.first, _all(queue), ours, beside.last, theirs)
-            return _decision(running, order, beside)
+            order = (
+                self._overdue.serve(view, serving),
+                beside.first,
+                _all(queue),
+                ours,
+                beside.last,
+                theirs,
+            )
+            return _decision(self._overdue.victims(running), order, beside)
         self._served = False
         if alone.gives_way:
             self._time.give_way(view, alone)
-        return _decision(running, (alone.first, alone.last), alone)
+        return _decision(self._overdue.victims(running), (alone.first, alone.last), alone)
 
     def _serve_offline(
         self,
@@ -200,10 +212,9 @@ class Unified:
         alone.gives_way = not budget.owed
         return alone, LearningPart()
 
-    def _serve_only(self, view: View, running: list[Sequence]) -> Decision:
+    def _serve_only(self, view: View, running: list[Sequence], serving: list[Sequence]) -> Decision:
         """Requests alone: the usual case, and the one that must cost least."""
         self._time.forget()
-        serving = view.serving
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         return _decision(running, (_all(serving), _all(queue)), LearningPart())
 

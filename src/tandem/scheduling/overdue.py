@@ -1,0 +1,106 @@
+"""Which offline request goes before online ones: the oldest, once it has got nothing for long.
+
+By class alone, no offline request would start while online ones keep coming, and one that runs
+would lose its blocks again and again. Invariant: at most one is overdue at a time, and while none
+is, nobody's place changes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from tandem.core.decision import Candidate
+from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.scheduling.ordered import class_then_arrival
+from tandem.scheduling.view import View
+
+# Ranks of `Sequence.order`, and what comes before all offline ones.
+_OFFLINE = 1
+_FIRST = (_OFFLINE, float("-inf"), 0)
+
+
+class Overdue:
+    """The oldest offline request, waiting or running, is overdue once it has had no token for
+    `patience_s` seconds and others have started, `1 / share` of them at least. It stays so until
+    it has ended; then the next one may be at once.
+
+    An overdue request that waits goes before all but answers that have begun; one that runs gets
+    its rows and blocks first and is not preempted.
+    """
+
+    def __init__(self, share: float, patience_s: float) -> None:
+        self._least_starts = 1.0 / share
+        self._patience_s = patience_s
+        self._overdue: Sequence | None = None
+        self._oldest: Sequence | None = None  # of the others
+        self._tokens = 0
+        self._since_s = 0.0
+        self._starts = 0
+        self._listed: list[Sequence] = []
+
+    @property
+    def sequence(self) -> Sequence | None:
+        """The overdue request, if there is one."""
+        return self._overdue
+
+    def queue(self, view: View, queue: list[Sequence]) -> list[Sequence]:
+        """The waiting requests in the order in which they should start; called once a decision."""
+        self._watch(view)
+        seq = self._overdue
+        if seq is not None and seq.status is SequenceStatus.WAITING:
+            first = [*view.starts.begun(), seq]
+            listed = {each.seq_id for each in first}
+            queue = [*first, *[each for each in queue if each.seq_id not in listed]]
+        self._listed = queue
+        return queue
+
+    def serve(self, view: View, serving: list[Sequence]) -> list[Candidate]:
+        """Candidates for the running requests. The overdue one leaves each other one a row."""
+        seq = self._running
+        if seq is None:
+            return [Candidate(each.seq_id, None, True) for each in serving]
+        rows = max(1, view.budgets.max_batch_tokens - len(serving) + 1)
+        others = [Candidate(each.seq_id, None, True) for each in serving if each is not seq]
+        return [Candidate(seq.seq_id, rows, True), *others]
+
+    def victims(self, running: list[Sequence]) -> list[Sequence]:
+        """Those of the running sequences that may be preempted at all."""
+        seq = self._running
+        return running if seq is None else [each for each in running if each is not seq]
+
+    @property
+    def _running(self) -> Sequence | None:
+        seq = self._overdue
+        return seq if seq is not None and seq.status is SequenceStatus.RUNNING else None
+
+    def _watch(self, view: View) -> None:
+        """Look whether the oldest has got on, and make it overdue if it has not for long."""
+        for seq in self._listed:  # whoever stands first starts first
+            if seq.status is SequenceStatus.WAITING:
+                break
+            self._starts += 1
+        if self._overdue is not None and self._overdue.status is SequenceStatus.FINISHED:
+            self._overdue = None
+        oldest = self._find_oldest(view)
+        if oldest is None or oldest is not self._oldest or len(oldest.tokens) != self._tokens:
+            self._oldest, self._tokens = oldest, len(oldest.tokens) if oldest is not None else 0
+            self._since_s, self._starts = view.now, 0
+        elif (
+            self._overdue is None
+            and self._starts >= self._least_starts
+            and view.now - self._since_s >= self._patience_s
+        ):
+            self._overdue = oldest
+
+    def _find_oldest(self, view: View) -> Sequence | None:
+        """The oldest offline request but the overdue one."""
+        oldest: Sequence | None = None
+        for sequences in (view.running_in_order, view.waiting_in_order):
+            place = bisect_left(sequences, _FIRST, key=class_then_arrival)
+            if place < len(sequences) and sequences[place] is self._overdue:
+                place += 1
+            if place < len(sequences) and sequences[place].order[0] == _OFFLINE:
+                seq = sequences[place]
+                if oldest is None or seq.order < oldest.order:
+                    oldest = seq
+        return oldest

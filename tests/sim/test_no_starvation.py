@@ -1,0 +1,185 @@
+"""Nobody starves: more online requests wait than can start, for as long as anything else is there.
+
+Of every policy it is said here which class it lets starve, and why; and of `unified` for how long
+an offline request waits at most (docs/policies.md, deviations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_simulation import config, load, small_profile
+
+from tandem.build import build_simulation, known_policies
+from tandem.core.clock import VirtualClock
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.slo import WorkClass
+from tandem.core.training import TrainingStep
+
+# By design: what a policy does not promise under such a load.
+STARVES = {
+    "adainf": {"offline": "classes come in order, and there is no ageing"},
+    "ekya": {"offline": "classes come in order, and there is no ageing"},
+    "fcfs": {
+        "offline": "classes come in order, and there is no ageing",
+        "learning": "it starts when no request waits",
+    },
+    "no_retrain": {
+        "offline": "classes come in order, and there is no ageing",
+        "learning": "training steps never run",
+    },
+    "priority": {"learning": "it is less urgent than any request, and there is no ageing"},
+    "static": {"offline": "classes come in order, and there is no ageing"},
+}
+ALL = [(policy, kind) for policy in known_policies() for kind in ("offline", "learning")]
+# So that runs may be short: what has waited goes first after a second, not half a minute.
+OPTIONS = {
+    "unified": {"offline_patience_s": "1", "min_share": "0.1"},
+    "ekya": {"interval_s": "1"},
+}
+MANY = 1500  # iterations; where nothing starves, a fifth of them or less are needed
+
+Shape = tuple[int, int]  # tokens of a prompt and of its answer
+
+
+@dataclass
+class Ended:
+    """Times of the tokens of each request, in the order of arrival, and when each step ended."""
+
+    online: list[list[float]] = field(default_factory=list)
+    offline: list[list[float]] = field(default_factory=list)
+    steps: int = 0
+    iterations: int = 0
+
+
+def overload(
+    policy: str,
+    online: Sequence[Shape],
+    offline: Sequence[Shape] = (),
+    steps: int = 0,
+    blocks: int = 64,
+    **scheduling: object,
+) -> Ended:
+    """Until all of `offline` have ended, or the steps if there are none; those of `online` come
+    again and again, so that there are always more of them waiting than there are sequence slots."""
+    clock, found = VirtualClock(), Ended()
+    chosen = config(policy, **scheduling)
+    loop, _ = build_simulation(chosen, small_profile(blocks), clock)
+    arrivals, trainers = load([(0.0, 1, 1)], steps)
+    for spec in trainers:
+        loop.open_trainer(spec)
+
+    def add(shape: Shape, kind: WorkClass, times: list[list[float]]) -> None:
+        number = len(times)
+        times.append([])
+        prompt = tuple((number + row) % 5 for row in range(shape[0]))
+        params = SamplingParams(max_tokens=shape[1], temperature=0.0, ignore_eos=True)
+        loop.add(Request(f"{kind} {number}", prompt, params, work_class=kind))
+
+    def keep_coming() -> None:
+        while len(loop.scheduler.state.starts) <= chosen.scheduling.max_sequences:
+            add(online[len(found.online) % len(online)], WorkClass.ONLINE, found.online)
+
+    keep_coming()
+    for shape in offline:
+        add(shape, WorkClass.OFFLINE, found.offline)
+    for arrival in arrivals:
+        if isinstance(arrival.work, TrainingStep):
+            loop.add_step(arrival.work)
+    unfinished = len(offline)
+    while (unfinished if offline else found.steps < steps) and found.iterations < MANY:
+        keep_coming()
+        for event in loop.step():
+            kind, number = event.request_id.split()
+            times = found.online if kind == "online" else found.offline
+            times[int(number)] += [clock.now()] * len(event.tokens)
+            unfinished -= kind == "offline" and event.finish_reason is not None
+        found.steps += len(loop.take_learned())
+        found.iterations += 1
+    return found
+
+
+TYPICAL = [(12, 8), (3, 12), (25, 4)]
+
+
+@pytest.mark.parametrize(("policy", "kind"), ALL)
+def test_a_class_starves_only_where_it_is_said(policy, kind):
+    offline, steps = ([(9, 6)] * 3, 0) if kind == "offline" else ([], 3)
+    found = overload(
+        policy, TYPICAL, offline, steps, blocks=64, policy_options=OPTIONS.get(policy, {})
+    )
+    assert (found.iterations == MANY) == (kind in STARVES.get(policy, {}))
+    if found.iterations == MANY:
+        assert not any(found.offline) and not found.steps
+
+
+@pytest.mark.parametrize(
+    ("online", "offline", "blocks", "slots", "rows"),
+    [((2, 40), 50, 19, 5, 7), ((2, 40), 20, 20, 8, 13), ((8, 40), 50, 19, 5, 4)],
+)
+def test_an_overdue_request_is_not_preempted_again_and_again(online, offline, blocks, slots, rows):
+    """Where answers that grow take all blocks, and its prompt needs several iterations."""
+    options = {"offline_patience_s": "0.1", "overdue_share": "1"}
+    found = overload(
+        "unified",
+        [online],
+        [(offline, 10)],
+        blocks=blocks,
+        max_sequences=slots,
+        max_batch_tokens=rows,
+        policy_options=options,
+    )
+    assert found.iterations < 140  # what runs ends within 40; the rest are prompts and its answer
+    (times,) = found.offline
+    assert len(times) == 10 and max(b - a for a, b in pairwise(times)) < 0.05
+
+
+SHAPES = st.tuples(st.integers(1, 30), st.integers(1, 12))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    online=st.lists(SHAPES, min_size=1, max_size=4),
+    offline=st.lists(SHAPES, min_size=1, max_size=3),
+    steps=st.integers(0, 1),
+    blocks=st.integers(20, 80),
+    slots=st.integers(1, 8),
+    rows=st.integers(2, 32),
+    patience_s=st.sampled_from([0.1, 1.0]),
+    least_starts=st.sampled_from([1, 4, 10]),
+)
+def test_an_offline_request_waits_no_longer_than_is_said(
+    online, offline, steps, blocks, slots, rows, patience_s, least_starts
+):
+    """Once those before it have ended: for each of its tokens the patience, and that time in which
+    so many others start, but for those that started already or start together. Slots, rows (fewer
+    than decodes, even) and blocks may all be taken by online requests, and it is preempted."""
+    options = {
+        "offline_patience_s": str(patience_s),
+        "overdue_share": str(1 / least_starts),
+        "patience_s": "0.5",
+    }
+    found = overload(
+        "unified",
+        online,
+        offline,
+        steps,
+        blocks=blocks,
+        max_sequences=slots,
+        max_batch_tokens=rows,
+        policy_options=options,
+    )
+    firsts = [times[0] for times in found.online if times]
+    oldest_s = 0.0
+    for shape, times in zip(offline, found.offline, strict=True):
+        assert len(times) == shape[1]
+        for since_s, got_s in pairwise((oldest_s, *times)):
+            passed = sum(since_s + patience_s < first_s < got_s for first_s in firsts)
+            assert passed <= least_starts + 2 * slots
+        oldest_s = max(oldest_s, times[-1])
