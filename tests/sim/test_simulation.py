@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +19,9 @@ from tandem.core.clock import VirtualClock
 from tandem.core.decision import Decision
 from tandem.core.errors import PolicyFault
 from tandem.core.events import ModelInfo, PredictionError
-from tandem.core.plan import LanePlan
+from tandem.core.plan import DrawResult, LanePlan
 from tandem.core.ports import Urgent, never
+from tandem.core.slo import WorkClass
 from tandem.core.training import (
     LoraSpec,
     LossKind,
@@ -66,13 +69,20 @@ def config(policy: str, **scheduling: object):
     return resolve({"scheduling": given_here})
 
 
-def load(shapes: list[tuple[float, int, int]], steps: int = 0) -> tuple[list[Arrival], list]:
+def load(
+    shapes: list[tuple[float, int, int]], steps: int = 0, offline: Collection[int] = ()
+) -> tuple[list[Arrival], list]:
+    """`offline` has the places, in order of arrival, of requests for which nobody waits."""
     planned = [
         PlannedRequest(place, at_s, tuple((place + row) % 5 for row in range(prompt)), output)
         for place, (at_s, prompt, output) in enumerate(sorted(shapes))
     ]
     training = Training(pairs=2, micro_batch_pairs=1, pair_tokens=10, always=steps)
-    return arrivals_of(planned, training, VOCABULARY, 0)
+    arrivals, trainers = arrivals_of(planned, training, VOCABULARY, 0)
+    for place in set(offline) & set(range(len(planned))):
+        work = replace(arrivals[place].work, work_class=WorkClass.OFFLINE)
+        arrivals[place] = replace(arrivals[place], work=work)
+    return arrivals, trainers
 
 
 def run_one(policy: str, arrivals, trainers, profile: Profile, **options: object):
@@ -204,14 +214,30 @@ def test_a_small_cache_and_old_learning_stop_nobody(
 SHAPES = st.lists(
     st.tuples(st.floats(0.0, 5.0), st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=25
 )
+OFFLINE = st.sets(st.integers(0, 24))  # places in SHAPES
+# With these, what has waited goes first in runs of a few seconds too.
+IMPATIENT = {
+    "unified": {"patience_s": "0.2", "offline_patience_s": "0.1", "overdue_share": "0.5"},
+    "mace": {"delta_ft": "9"},
+    "ekya": {"interval_s": "1"},
+}
 
 
 @settings(max_examples=25, deadline=None)
-@given(shapes=SHAPES, steps=st.integers(0, 4), blocks=st.integers(20, 80))
+@given(
+    shapes=SHAPES,
+    steps=st.integers(0, 4),
+    offline=OFFLINE,
+    blocks=st.integers(20, 80),
+    impatient=st.booleans(),
+)
 @pytest.mark.parametrize("policy", known_policies())
-def test_every_request_ends_within_its_budgets(policy, shapes, steps, blocks):
-    arrivals, trainers = load(shapes, steps)
-    report, _, plans = run_one(policy, arrivals, trainers, small_profile(blocks))
+def test_every_request_ends_within_its_budgets(policy, shapes, steps, offline, blocks, impatient):
+    arrivals, trainers = load(shapes, steps, offline)
+    options = IMPATIENT.get(policy, {}) if impatient else {}
+    report, _, plans = run_one(
+        policy, arrivals, trainers, small_profile(blocks), policy_options=options
+    )
     assert len(report.outcomes) == len(shapes)
     for place, (_, prompt, output) in enumerate(sorted(shapes)):
         outcome = report.outcomes[f"request-{place}"]
@@ -222,62 +248,115 @@ def test_every_request_ends_within_its_budgets(policy, shapes, steps, blocks):
         assert plan.num_tokens <= 32 and len(plan.spans) <= 8
         used = {block for span in plan.spans for block in span.block_tables[0]}
         assert len(used) <= blocks
-    if policy != "no_retrain":
+    if policy != "no_retrain":  # which is what it is for
         assert sum(step.applied for step in report.steps) == steps
 
 
 @settings(max_examples=10, deadline=None)
-@given(shapes=SHAPES, steps=st.integers(0, 3), seed=st.integers(0, 9))
-@pytest.mark.parametrize("policy", ["mace", "unified"])
-def test_the_same_run_twice_makes_the_same_plans(policy, shapes, steps, seed):
+@given(shapes=SHAPES, steps=st.integers(0, 3), offline=OFFLINE, seed=st.integers(0, 9))
+@pytest.mark.parametrize("policy", known_policies())
+def test_the_same_run_twice_makes_the_same_plans(policy, shapes, steps, offline, seed):
     profile = small_profile(noise=(-0.2, -0.05, 0.1, 0.3))
+    settings = config(policy, policy_options=IMPATIENT.get(policy, {}))
     digests = []
     for _ in range(2):
-        arrivals, trainers = load(shapes, steps)
+        arrivals, trainers = load(shapes, steps, offline)
         clock = VirtualClock()
         timeline = Timeline(clock.now)
-        loop, _ = build_simulation(config(policy), profile, clock, seed=seed, on_plan=timeline)
+        loop, _ = build_simulation(settings, profile, clock, seed=seed, on_plan=timeline)
         Simulation(loop, clock, arrivals, trainers).run(until_s=3600.0)
         digests.append((timeline.digest, clock.now()))
     assert digests[0] == digests[1]
 
 
+CROWD = [(0.02 * place + 0.00025, 3 + place % 9, 6 + place % 7) for place in range(80)]
+
+
+@dataclass(frozen=True)
+class Made:
+    """The digest of a run's plans and when it had ended; what the memory estimator knows then."""
+
+    plans: tuple[int, float]
+    demand: tuple[float, PredictionError]
+
+
+def made(
+    policy: str,
+    *,
+    simulated: bool,
+    options: dict[str, str] | None = None,
+    shapes: list[tuple[float, int, int]] = CROWD,
+    offline: range = range(0, 80, 4),
+) -> Made:
+    """By default a load of all classes that is more than can be served at once.
+
+    Nobody comes when an iteration ends, to the last bit. The fake executor's answers are replaced
+    by the simulator's: what two of them share is shared in the cache.
+    """
+    arrivals, trainers = load(shapes, steps=3, offline=offline)
+    clock = VirtualClock()
+    timeline = Timeline(clock.now)
+    profile = small_profile()
+    settings = config(policy, policy_options=options or {})
+    loop, simulator = build_simulation(settings, profile, clock, on_plan=timeline)
+    if not simulated:
+        executor = FakeExecutor(64, recording_tokens=64, clock=clock, costs=COSTS)
+        submit, poll = executor.submit, executor.poll
+        plans: list[LanePlan] = []
+
+        def submit_and_keep(plan: LanePlan, urgent: Urgent = never) -> int:
+            plans.append(plan)
+            return submit(plan, urgent)
+
+        def poll_and_show():
+            results = []
+            for plan, result in zip(plans, poll(), strict=True):
+                timeline(plan, result)
+                draws = [
+                    DrawResult(draw.seq_id, simulator.token_of(draw.seq_id, draw.position))
+                    for span in plan.spans
+                    for draw in span.draws
+                ]
+                results.append(replace(result, draws=tuple(draws)))
+            plans.clear()
+            return results
+
+        executor.submit, executor.poll = submit_and_keep, poll_and_show
+        loop = join_loop(settings, executor, clock=clock, rates=profile.rates)
+    Simulation(loop, clock, arrivals, trainers).run(until_s=600.0)
+    held = loop.stats().prediction_errors["online_blocks"]
+    plans = (timeline.digest, round(clock.now(), 6))
+    return Made(plans, (loop.scheduler.demand.demand, held))
+
+
 @pytest.mark.parametrize("policy", known_policies())
 def test_engine_and_simulator_decide_alike_given_the_same_times(policy):
     """The fake executor knows the rules of a plan, the simulator's only its time."""
+    for options in ({}, IMPATIENT.get(policy, {})):
+        engine = made(policy, simulated=False, options=options)
+        assert made(policy, simulated=True, options=options).plans == engine.plans
+
+
+@pytest.mark.parametrize("policy", known_policies())
+def test_engine_and_simulator_see_the_same_demand(policy):
     shapes = [(0.13 * place, 3 + place % 9, 2 + place % 7) for place in range(30)]
+    runs = [
+        made(policy, simulated=simulated, shapes=shapes, offline=range(0))
+        for simulated in (True, False)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0].demand[1].samples > 2
 
-    def digest(simulated: bool) -> tuple[int, float, float, PredictionError]:
-        arrivals, trainers = load(shapes, steps=3)
-        clock = VirtualClock()
-        timeline = Timeline(clock.now)
-        profile = small_profile()
-        if simulated:
-            loop, _ = build_simulation(config(policy), profile, clock, on_plan=timeline)
-        else:
-            executor = FakeExecutor(64, recording_tokens=64, clock=clock, costs=COSTS)
-            submit, poll = executor.submit, executor.poll
-            plans: list[LanePlan] = []
 
-            def submit_and_keep(plan: LanePlan, urgent: Urgent = never) -> int:
-                plans.append(plan)
-                return submit(plan, urgent)
-
-            def poll_and_show():
-                results = poll()
-                for plan, result in zip(plans, results, strict=True):
-                    timeline(plan, result)
-                plans.clear()
-                return results
-
-            executor.submit, executor.poll = submit_and_keep, poll_and_show
-            loop = join_loop(config(policy), executor, clock=clock, rates=profile.rates)
-        Simulation(loop, clock, arrivals, trainers).run(until_s=600.0)
-        held = loop.stats().prediction_errors["online_blocks"]
-        assert held.samples > 2
-        return timeline.digest, round(clock.now(), 6), loop.scheduler.demand.demand, held
-
-    assert digest(simulated=True) == digest(simulated=False)
+@pytest.mark.parametrize(
+    ("policy", "option"),
+    [(policy, option) for policy, options in IMPATIENT.items() for option in options],
+)
+def test_that_load_is_one_in_which_patience_ends(policy, option):
+    """So that the engine and the simulator are compared in what comes then, too."""
+    patient = {name: value for name, value in IMPATIENT[policy].items() if name != option}
+    impatient = made(policy, simulated=True, options=IMPATIENT[policy])
+    assert made(policy, simulated=True, options=patient).plans != impatient.plans
 
 
 @pytest.mark.parametrize("policy", ["unified", "mace", "static"])
@@ -303,17 +382,21 @@ def test_old_work_that_does_not_fit_stops_nobody(options):
 
 
 @settings(max_examples=25, deadline=None)
-@given(shapes=SHAPES, steps=st.integers(0, 2), blocks=st.integers(20, 80))
+@given(shapes=SHAPES, steps=st.integers(0, 2), offline=OFFLINE, blocks=st.integers(20, 80))
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
-def test_leaps_give_what_single_iterations_give(policy, shapes, steps, blocks):
+def test_leaps_give_what_single_iterations_give(policy, shapes, steps, offline, blocks):
     """Times to the last bit, with noise, the estimators' own state, and what is left cached."""
     profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3), resume_s=0.005)
     found = []
     for leaping in (False, True):
-        arrivals, trainers = load(shapes, steps)
+        arrivals, trainers = load(shapes, steps, offline)
         clock = VirtualClock()
         loop, executor = build_simulation(
-            config(policy), profile, clock, seed=1, check_every_step=True
+            config(policy, policy_options=IMPATIENT.get(policy, {})),
+            profile,
+            clock,
+            seed=1,
+            check_every_step=True,
         )
         leaps = executor if leaping else None
         report = Simulation(loop, clock, arrivals, trainers, leaps=leaps).run(until_s=60.0)

@@ -1,7 +1,8 @@
 """What an executor did, plan by plan: for plots, and to tell whether two runs were the same.
 
-A listener for `SimExecutor.on_plan`. Invariant: `digest` depends on every plan's shape, on how
-much of it was done, on their order and on nothing else.
+A listener for `SimExecutor.on_plan`. Invariant: `digest` depends on all that was decided, on how
+much of it was done and on the order; not on tokens and coefficients, which come of what was
+computed, nor on times.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import msgspec
 
 from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.work import PassWork
@@ -50,7 +53,31 @@ class Timeline:
                 len(result.updates),
             )
         )
-        shape = [(span.seq_id, span.start, len(span.tokens)) for span in plan.spans]
-        backward = [(piece.micro_batch, piece.hi, piece.lo) for piece in result.slices]
-        told = repr((shape, backward, result.stopped))
-        self.digest = zlib.crc32(told.encode(), self.digest)
+        told = msgspec.msgpack.encode((_decided(plan), _done(result)))
+        self.digest = zlib.crc32(told, self.digest)
+
+
+def _decided(plan: LanePlan) -> tuple[object, ...]:
+    spans = [
+        (
+            span.seq_id,
+            span.start,
+            len(span.tokens),
+            span.block_tables,
+            span.adapter,
+            [(draw.seq_id, draw.index, draw.position) for draw in span.draws],
+            len(span.score_targets),
+            span.score_top,
+            span.record,
+        )
+        for span in plan.spans
+    ]
+    slices = [(piece.micro_batch, piece.hi, piece.lo) for piece in plan.slices]
+    rest = (plan.copies, plan.discards, plan.opens, plan.updates, plan.share, plan.gives_way)
+    return plan.step, plan.lane, spans, slices, rest
+
+
+def _done(result: StepResult) -> tuple[object, ...]:
+    slices = [(piece.micro_batch, piece.hi, piece.lo) for piece in result.slices]
+    updates = [(update.trainer, update.revision, update.applied) for update in result.updates]
+    return result.stopped, slices, updates
