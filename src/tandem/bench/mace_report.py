@@ -19,7 +19,7 @@ _PAPER_OVERHEADS = {
 LEARNING_NOTE = (
     "Win rate and CLPD (figures 2 and 9, the middle of figure 12) are a model's and not to be had "
     "from a simulation: `tandem bench learning` measures them while a real one serves and learns, "
-    "under `no_retrain`, `ekya`, `adainf` and `unified`: [learning.md](learning.md). Of `mace` and "
+    "under `no_retrain`, `ekya`, `adainf` and `unified`: `learning-DEVICE.md`. Of `mace` and "
     "its ablations there are none; what they let learning wait is the time of a fine-tuning job."
 )
 
