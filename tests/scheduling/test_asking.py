@@ -50,3 +50,12 @@ def test_a_stall_counts_from_its_beginning_whoever_comes_meanwhile():
     assert asking.stalled_s(2.0) == 1.0
     asking.ran_nothing(3.0, None, changed=False, requests=False)
     assert asking.stalled_s(4.0) == 0.0
+
+
+@pytest.mark.parametrize("wake_at", [4.0, 5.0, math.inf])
+def test_a_wish_that_says_nothing_is_none(wake_at):
+    """It has passed, or never comes: whoever follows it spins, or waits for ever."""
+    asking = Asking()
+    asking.ran_nothing(5.0, wake_at, changed=False, requests=True)
+    assert asking.at_s is not None and 5.0 < asking.at_s < 6.0
+    assert asking.stalled_s(7.0) == 2.0

@@ -145,3 +145,50 @@ def test_a_batch_and_learning_share_what_is_left():
     )
     assert few.steps > 2 * many.steps > 0
     assert many.offline_tokens > 1.5 * few.offline_tokens > 0
+
+
+def test_a_burst_does_not_wait_for_the_slots_of_a_batch():
+    """All slots are held by long offline answers when twenty online requests come at once."""
+    waits = []
+    for batch in (0, 32):
+        clock = VirtualClock()
+        executor = SimExecutor(PROFILE, clock, curve=Saturating(), seed=0)
+        loop = join_loop(
+            resolve({"scheduling": {"max_sequences": 32}}), executor, clock=clock, rates=RATES
+        )
+        long = SamplingParams(max_tokens=2000, ignore_eos=True)
+        given = [
+            Arrival(0.0, Request(f"offline-{n}", (n, 1), long, work_class=WorkClass.OFFLINE))
+            for n in range(batch)
+        ]
+        short = SamplingParams(max_tokens=4, ignore_eos=True)
+        given += [
+            Arrival(5.0, Request(f"r{n}", tuple(range(n, n + 20)), short, slo=SLO))
+            for n in range(20)
+        ]
+        report = Simulation(loop, clock, given, leaps=executor).run(until_s=8.0)
+        assert all(each.output_tokens > 1 for each in report.outcomes.values())
+        online = [each for name, each in report.outcomes.items() if name.startswith("r")]
+        waits.append(max(each.ttft_s for each in online))
+    assert waits[1] < 1.5 * waits[0] + 0.05
+
+
+def test_a_batch_leaves_learning_slots():
+    """More long answers than slots: steps are made all the same."""
+    clock, numbers = VirtualClock(), count()
+    executor = SimExecutor(PROFILE, clock, curve=Saturating(), seed=0)
+    loop = join_loop(
+        resolve({"scheduling": {"max_sequences": 16}}), executor, clock=clock, rates=RATES
+    )
+    long = SamplingParams(max_tokens=3000, ignore_eos=True)
+    given = [
+        Arrival(0.0, Request(f"offline-{n}", (n, 1), long, work_class=WorkClass.OFFLINE))
+        for n in range(40)
+    ]
+    simulation = Simulation(
+        loop, clock, given, [TrainerSpec("learner")],
+        leaps=executor, supply=lambda: step(next(numbers)),
+    )  # fmt: skip
+    report = simulation.run(until_s=20.0)
+    assert len(report.steps) > 3
+    assert sum(each.output_tokens for each in report.outcomes.values()) > 500

@@ -125,7 +125,10 @@ class Admission:
             if wishes
             else set()
         )
-        for wish in {wish.step_id: wish for wish in reversed(wishes)}.values():
+        first_wishes: dict[str, SliceCandidate] = {}
+        for wish in wishes:
+            first_wishes.setdefault(wish.step_id, wish)
+        for wish in first_wishes.values():
             owed = self._learning.slices(wish.step_id, wish.max_layers)
             granted = owed if time is None else self._slices_in_time(owed, time)
             slices += granted

@@ -40,8 +40,11 @@ class Asking:
         """There is none, although `requests` are there, or only learning is.
 
         If sequences have `changed` their status (one gave way, and nobody got its blocks yet), the
-        policy sees something else: it is asked at once, but not twice in a row.
+        policy sees something else: it is asked at once, but not twice in a row. A `wake_at` that
+        has passed says nothing, nor does one that never comes while requests are there.
         """
+        if wake_at is not None and (wake_at <= now or (requests and math.isinf(wake_at))):
+            wake_at = None
         self._again = changed and not self._again
         if wake_at is not None or not requests:
             self._stalled_since_s = None

@@ -57,6 +57,10 @@ class Balance:
         """Whether it is the first one's turn."""
         return self._had_s[0] * (1.0 - self._share) <= self._had_s[1] * self._share
 
+    def give_back(self, second_s: float) -> None:
+        """So much of what the second one was given came to nothing."""
+        self._had_s[1] = max(0.0, self._had_s[1] - second_s)
+
     def count(self, now: float, first_s: float, second_s: float) -> None:
         """Both wanted the time, and have been given so much of it."""
         keep = max(0.0, 1.0 - (now - self._counted_s) / self._memory_s)

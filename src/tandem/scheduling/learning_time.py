@@ -94,9 +94,10 @@ class LearningTime:
         self._giving_way = GivingWay(idle_s)
         self._probed_s = float("-inf")
 
-    def judge(self, view: View) -> None:
-        """Learn from what came of the last plan that gave way."""
+    def judge(self, view: View) -> bool:
+        """Learn from what came of the last plan that gave way; whether its pass was lost."""
         self._earned.give_back(self._giving_way.judge(view))
+        return self._giving_way.lost
 
     def give_way(self, view: View, given: LearningPart) -> None:
         """A plan that gives way was decided."""

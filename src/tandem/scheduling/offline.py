@@ -19,14 +19,18 @@ from tandem.scheduling.view import View
 _OFFLINE = (1, float("-inf"), 0)
 # In an iteration no more begin, so that no more prefixes need to be looked up.
 _MOST_BEGIN = 8
+# Of the sequence slots, this share is kept for learning while there is some.
+_KEPT_SHARE = 0.125
 
 
 @dataclass(slots=True)
 class OfflineRequests:
-    """Those that run, and the first of those that wait while one could start."""
+    """Those that run, and the first of those that wait while one could start; and whether they are
+    `alone`, with no online request beside them."""
 
     running: list[Sequence] = field(default_factory=list)
     waiting: list[Sequence] = field(default_factory=list)
+    alone: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.running or self.waiting)
@@ -42,12 +46,23 @@ def any_offline(view: View, serving: list[Sequence]) -> bool:
     return bool((serving and _is_offline(serving[-1])) or (waits and _is_offline(waits[-1])))
 
 
+def num_online(serving: list[Sequence]) -> int:
+    """How many running requests, by class, are online."""
+    return bisect_left(serving, _OFFLINE, key=class_then_arrival)
+
+
 def set_apart(
-    view: View, serving: list[Sequence], queue: list[Sequence], overdue: Sequence | None
+    view: View,
+    serving: list[Sequence],
+    queue: list[Sequence],
+    overdue: Sequence | None,
+    *,
+    learns: bool,
 ) -> tuple[list[Sequence], list[Sequence], OfflineRequests]:
     """The running and the waiting requests that are online, or overdue, and the other offline
-    ones."""
-    first = bisect_left(serving, _OFFLINE, key=class_then_arrival)
+    ones. None of these may begin where no slot is free, or where something `learns` none but the
+    last few: long answers would hold it up."""
+    first = num_online(serving)
     online, running = serving[:first], serving[first:]
     if overdue is not None and overdue in running:
         running.remove(overdue)
@@ -55,11 +70,20 @@ def set_apart(
     while queue and queue[-1] is not overdue and _is_offline(queue[-1]):
         queue = queue[:-1]
     waiting: list[Sequence] = []
-    if view.budgets.max_sequences > len(view.running) + len(queue):  # else none could start
+    slots = view.budgets.max_sequences - len(view.running) - len(queue)
+    slots -= _kept_slots(view) if learns else 0
+    if slots > 0:
         waits, taken = view.waiting_in_order, set(queue)
         begin = bisect_left(waits, _OFFLINE, key=class_then_arrival)
-        waiting = [seq for seq in waits[begin : begin + _MOST_BEGIN] if seq not in taken]
-    return online, queue, OfflineRequests(running, waiting)
+        some = waits[begin : begin + _MOST_BEGIN]
+        waiting = [seq for seq in some if seq not in taken][:slots]
+    return online, queue, OfflineRequests(running, waiting, alone=not (first or queue))
+
+
+def _kept_slots(view: View) -> int:
+    """Slots that offline requests leave to learning."""
+    most = view.budgets.max_sequences
+    return min(max(1, int(_KEPT_SHARE * most)), most - 1)
 
 
 def _is_offline(seq: Sequence) -> bool:

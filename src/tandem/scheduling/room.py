@@ -232,18 +232,23 @@ def most_blocks(view: View, kept: list[Sequence]) -> float:
     return view.num_blocks - view.blocks_of(kept) - len(kept) if kept else float("inf")
 
 
-def stands_in_the_way(view: View, items: Iterable[LearningItem], first: Sequence) -> bool:
+def stands_in_the_way(
+    view: View, items: Iterable[LearningItem], serving: list[Sequence], first: Sequence
+) -> bool:
     """Whether half-computed overdue learning leaves no room for `first`, the first request that
-    waits, even if all other learning gives way."""
+    waits beside those of `serving`, even if all others give way."""
     kept = half_computed(items)
     if not kept:
         return False
-    others = view.running_in_order[len(view.serving) :]
-    yielding = [seq for seq in others if seq.scoring and seq.scoring.private and seq not in kept]
-    stay = len(view.serving) + len(kept)
-    needed = -(-len(first.tokens) // view.block_size) + stay
+    staying = {seq.seq_id for seq in (*serving, *kept)}
+    yielding = [
+        seq
+        for seq in view.running
+        if seq.seq_id not in staying and (seq.scoring is None or seq.scoring.private)
+    ]
+    needed = -(-len(first.tokens) // view.block_size) + len(staying)
     short = needed > view.available_blocks + view.blocks_of(yielding)
-    return short or stay >= view.budgets.max_sequences
+    return short or len(staying) >= view.budgets.max_sequences
 
 
 def _waits(seq: Sequence) -> bool:

@@ -171,7 +171,9 @@ class Scheduler:
         choices = self._requests.get(request_id, ())
         for seq in choices:
             self.cache.remove_reader(seq)
-            seq.adapter, seq.mixed = version, seq.computed > 0
+            if seq.adapter is None or seq.adapter.content_hash != version.content_hash:
+                seq.mixed = self.cache.holds(seq)
+            seq.adapter = version
             if seq.seq_id in self.state.waiting:
                 self.cache.add_reader(seq)
         return bool(choices)

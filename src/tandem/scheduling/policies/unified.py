@@ -18,7 +18,7 @@ from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.earnings import Balance, Earnings
 from tandem.scheduling.learning_time import FULL_SHARE, LearningPart, LearningTime
-from tandem.scheduling.offline import OfflineRequests, any_offline, set_apart
+from tandem.scheduling.offline import OfflineRequests, any_offline, num_online, set_apart
 from tandem.scheduling.overdue import Overdue
 from tandem.scheduling.queues import is_lone_score, startable_scores
 from tandem.scheduling.room import PIECE_TOKENS, LearningItem, Room, stands_in_the_way
@@ -103,45 +103,54 @@ class Unified:
         self._balance = Balance(options.offline_share)
         self._overdue = Overdue(options.overdue_share, options.offline_patience_s)
         self._served = False
+        self._alone_s = 0.0  # what the last plan of learning alone was predicted to take
 
     def decide(self, view: View) -> Decision:
         """See the module."""
         served, self._served = self._served, True
         if served:
             self._time.served_s = view.now
-        self._time.judge(view)
+        if self._time.judge(view):
+            self._balance.give_back(self._alone_s)
+        self._alone_s = 0.0
         running, serving = view.running_in_order, view.serving
         learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
         batch = any_offline(view, serving)
         if not (learns or batch):
             return self._serve_only(view, running, serving)
         scored, offline = running[len(serving) :], OfflineRequests()
-        queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
+        # Offline requests give way to online ones that wait.
+        online = num_online(serving) if batch else len(serving)
+        queue = self._turns.queue(view, max(0, view.budgets.max_sequences - online) + 1)
         if batch:
             queue = self._overdue.queue(view, queue)
-            serving, queue, offline = set_apart(view, serving, queue, self._overdue.sequence)
+            overdue = self._overdue.sequence
+            serving, queue, offline = set_apart(view, serving, queue, overdue, learns=learns)
         items = self._items(view, scored, queue) if learns else []
         if not (items or batch):
             return self._serve_only(view, running, serving)
         # Prompts that wait for the blocks of overdue learning take no time until it is through.
-        blocked = bool(queue) and stands_in_the_way(view, items, queue[0])
-        requests = foresee(view, self._deadlines, serving, [] if blocked else queue)
+        if queue and stands_in_the_way(view, items, serving, queue[0]):
+            queue = []
+        requests = foresee(view, self._deadlines, serving, queue)
         if items:
             self._time.earn(view, items[0], requests)
         else:
             self._time.forget()
-        idle, turn = not requests.rows, bool(offline) and (not items or self._balance.first)
+        if not offline:
+            self._offline_earned.forget()
+        turn = bool(offline) and (not items or self._balance.first)
         alone, beside, found = LearningPart(), LearningPart(), _Offline()
         if turn:
-            found = self._serve_offline(view, items, offline, requests, None, needed=idle)
+            found = self._serve_offline(view, items, offline, requests, beside)
         if found.candidates and found.room is not None:
             if not self._options.temporal_only:
                 beside = self._time.fill(view, items, found.room, 0, needed=False)
         elif items:
             alone, beside = self._learn(view, items, requests, served=served)
-        if alone.empty and offline and not found.candidates:
-            needed = idle and beside.empty
-            found = self._serve_offline(view, items, offline, requests, beside.room, needed=needed)
+        apart = self._options.temporal_only and not beside.empty
+        if alone.empty and offline and not (found.candidates or apart):
+            found = self._serve_offline(view, items, offline, requests, beside)
         if items and offline:
             self._balance.count(view.now, found.used_s, alone.used_s + beside.used_s)
         if alone.empty:
@@ -158,6 +167,7 @@ class Unified:
         self._served = False
         if alone.gives_way:
             self._time.give_way(view, alone)
+            self._alone_s = alone.used_s if offline else 0.0
         return _decision(self._overdue.victims(running), (alone.first, alone.last), alone)
 
     def _serve_offline(
@@ -166,11 +176,10 @@ class Unified:
         items: list[LearningItem],
         offline: OfflineRequests,
         requests: Serving,
-        room: Room | None,
-        *,
-        needed: bool,
+        beside: LearningPart,
     ) -> _Offline:
-        """Offline requests beside the others, in `room` if learning has had some of it."""
+        """Offline requests beside the others and what learning has had of their room; what it has
+        earned is not theirs, nor what they have earned its."""
         latency, ceiling_s = view.latency, self._time.ceiling_s(view, beside=True)
         least = PassWork()
         least.span(0, PIECE_TOKENS)
@@ -178,21 +187,23 @@ class Unified:
         earned = self._offline_earned
         earned.earn(view.now, self._options.min_share, max(ceiling_s, least_s))
         owed_s = earned.seconds if earned.seconds >= least_s else 0.0
+        spare_s = self._time.spare_s(view, requests, ceiling_s) - beside.used_s
+        room = beside.room
         if room is None:
-            seconds = self._time.spare_s(view, requests, ceiling_s)
-            room = self._time.room(view, items, requests, seconds, FULL_SHARE * ceiling_s)
+            room = self._time.room(view, items, requests, 0.0, FULL_SHARE * ceiling_s)
             room.tokens -= requests.rows - requests.running_rows
-        room.pass_s = max(room.pass_s, latency.forward_s(room.work) + owed_s)
-        room.leave(requests.queue)
         before_s = latency.forward_s(room.work)
+        room.pass_s = before_s + max(owed_s, spare_s)
+        room.leave(requests.queue)
         found = room.serve(
             offline.running,
             offline.begin(view),
-            every_decode=not room.work.tokens,
-            needed=needed or owed_s > 0.0,
+            every_decode=offline.alone and beside.empty,
+            needed=owed_s > 0.0 or (not requests.rows and beside.empty),
         )
         used_s = latency.forward_s(room.work) - before_s
         earned.spend(used_s)
+        room.pass_s = before_s + max(used_s, spare_s)
         return _Offline(found, used_s, room)
 
     def _learn(
