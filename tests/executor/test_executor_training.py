@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny_models
-from tandem.core.errors import AdapterError
+from tandem.core.errors import AdapterError, StoreError
 from tandem.core.plan import DEVICE_LANE, BackwardSlice, Discard, Draw, LanePlan, Span, Update
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -102,6 +102,9 @@ def test_files_load_in_peft_with_the_same_logits_and_training_goes_on(executor, 
     snapshot.write(str(path))
     with pytest.raises(AdapterError, match="exists"):
         snapshot.write(str(path))
+    (tmp_path / "full").write_bytes(b"")
+    with pytest.raises(StoreError, match="cannot write"):
+        snapshot.write(str(tmp_path / "full" / "v"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapted = PeftModel.from_pretrained(tiny_models.make_model("llama"), path).eval()

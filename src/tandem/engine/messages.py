@@ -14,6 +14,7 @@ from tandem.core.errors import (
     EngineDead,
     InvalidRequest,
     NotFound,
+    StoreError,
     TandemError,
     TrainingCancelled,
     UnsupportedModel,
@@ -225,6 +226,7 @@ _ERRORS: dict[str, type[TandemError]] = {
         UnsupportedModel,
         EngineDead,
         TrainingCancelled,
+        StoreError,
     )
 }
 

@@ -18,6 +18,7 @@ from learning_world import until
 from tandem.core.errors import StoreError
 from tandem.core.learning import JobStatus, VersionState
 from tandem.core.ports import EngineState
+from tandem.core.version import AdapterVersion
 from tandem.services import backoff
 from tandem.services.jobs.service import Jobs
 from tandem.store import Store, adapters
@@ -151,6 +152,27 @@ def test_a_store_that_fails_for_a_while_ends_no_job(failures: dict[int, bool]) -
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(backoff, "FIRST_S", 0.001)
         asyncio.run(run_beside_failures(Path(directory), failures))
+
+
+async def test_a_disk_that_does_not_take_checkpoints_for_a_while_ends_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_S", 0.001)
+    engine = FakeEngine()
+    stage, tries = engine.stage, []
+
+    async def full(trainer: str, name: str, path: str) -> AdapterVersion:
+        tries.append(path)
+        if len(tries) in (1, 2, 4):
+            raise StoreError(f"cannot write {path}: no space left on device")
+        return await stage(trainer, name, path)
+
+    engine.stage = full  # type: ignore[method-assign]
+    async with jobs_over(tmp_path, engine) as (world, jobs_):
+        job = await jobs_.create(ask(await upload(world, supervised(24))), CALLER)
+        job = await ended(jobs_, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+        assert len(tries) > 4
 
 
 async def test_a_job_can_be_paused_and_cancelled_while_the_store_fails(

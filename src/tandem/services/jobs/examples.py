@@ -45,7 +45,7 @@ async def settings_of(job: JobRecord, course: LearningTools) -> LearningSettings
 
 
 async def read_examples(job: JobRecord, course: LearningTools) -> Examples:
-    """Raises `JobFailed`."""
+    """Raises `JobFailed`, and `OSError` while the disk fails."""
     _, method = read_method(job.method, None, await settings_of(job, course))
     training = await _read(job, job.training_file, "training_file", method, course)
     held: list[Sample] = []
@@ -80,7 +80,7 @@ async def _read(
     try:
         raw = await asyncio.to_thread(Path(file.path).read_bytes)
         return await asyncio.to_thread(parse_examples, raw, method.kind, job.adapter)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise JobFailed(f"cannot read {file_id}: {error}", "file_not_found", param) from error
     except InvalidRequest as error:
         raise JobFailed(f"{file_id}: {error}", "invalid_training_file", param) from error

@@ -39,6 +39,7 @@ class Workers:
         self._runs: dict[str, JobRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._reading = asyncio.Semaphore(_AT_ONCE)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def launch(self, job: JobRecord) -> None:
@@ -80,8 +81,10 @@ class Workers:
         return True
 
     async def _work(self, job: JobRecord) -> None:
-        if job.status is JobStatus.VALIDATING:
-            job = await self._insist(job.job_id, JobRun.validate)
+        # An older Tandem queued jobs that were paused before they had been validated.
+        if job.status is JobStatus.VALIDATING or not job.total_steps:
+            async with self._reading:  # whole files, in memory
+                job = await self._insist(job.job_id, JobRun.validate)
         if job.status in OPEN:
             async with self._turn(job.adapter), self._slots:
                 await self._insist(job.job_id, self._run)
