@@ -276,6 +276,27 @@ async def test_a_restart_goes_on_from_the_last_commit(tmp_path: Path, point: str
         assert job.step == job.total_steps == 24
 
 
+async def test_a_job_whose_adapter_is_gone_does_not_begin_at_the_base(tmp_path: Path) -> None:
+    """It was loaded over HTTP, and unloaded while the job waited for its turn."""
+    hand = tmp_path / "hand"
+    hand.mkdir()
+    (hand / "adapter_config.json").write_text("{}")
+    (hand / "adapter_model.safetensors").write_text("by hand")
+    loaded = AdapterVersion("formal", 1, inspect_adapter(hand).content_hash, str(hand))
+    engine = FakeEngine(adapters={"formal": loaded}, step_s=0.2)
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        file = await upload(world, supervised(24))
+        others = [await jobs.create(ask(file), CALLER) for _ in range(2)]
+        await until(lambda: len(engine.trainers) == 2)
+        job = await jobs.create(ask(file, model="demo:formal"), CALLER)
+        del engine.adapters["formal"]
+        for other in others:
+            await jobs.cancel(other.job_id, TENANT)
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.FAILED and job.error["code"] == "adapter_gone"
+        assert await world.store.read(adapters.versions, "formal") == []
+
+
 @pytest.mark.parametrize("change", ["", "changed"])
 async def test_a_job_continues_what_was_loaded_by_hand(tmp_path: Path, change: str) -> None:
     hand = tmp_path / "hand"

@@ -35,6 +35,7 @@ from tandem.services.learning.settings import (
     reference_number,
 )
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
+from tandem.services.models import SEPARATOR
 from tandem.store import Connection, adapters, events, jobs
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,7 @@ class JobRun:
         """From here on, feedback about the adapter waits; what it was learning is given up."""
         name = self.job.adapter
         if not self.job.checkpoint_path:
+            await engine_ready(self._client)
             self._course.publisher.require_room(name)
             if await loaded_by_hand(self._course, name):
                 await self._tools.learner.keep_loaded(name)
@@ -151,6 +153,8 @@ class JobRun:
             await self._move("Fine-tuning job started", status=JobStatus.RUNNING)
         async with self._tools.learner.held(name):
             record = await self._store.read(adapters.find, name)
+            if record is None and self.job.model.endswith(f"{SEPARATOR}{name}"):
+                raise JobFailed(f"the adapter '{name}' is gone", "adapter_gone", "model")
             if record is not None:
                 told = f"trained by {self.job.job_id}; feedback waits for its end"
                 event = EventRecord(name, self._course.now(), "info", told)
