@@ -65,8 +65,8 @@ HELP = {
     "scheduling.tpot_slo": "Seconds a token after that; learning uses what is left of them",
     "scheduling.adapter_slos": "Objectives of requests for an adapter (base: for none), as "
     "NAME=TTFT:TPOT; repeatable",
-    "scheduling.profile": "File of `tandem profile`, from which the time model starts; empty: from "
-    "what is measured at the start",
+    "scheduling.profile": "File of `tandem profile` (same weights, device, kernels and threads), "
+    "from which the time model starts; empty: from what is measured at the start",
     "scheduling.accustom_s": "About how many seconds the time model is measured when the engine "
     "starts, without profile; 0: it guesses",
     "adapters.preload": "Adapter to load at the start, as NAME=DIRECTORY; repeatable",
