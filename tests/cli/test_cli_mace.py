@@ -30,7 +30,7 @@ def test_all_parts_are_written(few, tmp_path):
     assert [each["variant"] for each in edge["overheads"]] == [each.name for each in VARIANTS]
     page = (tmp_path / "mace.md").read_text()
     assert page in result.output
-    assert "[learning.md](learning.md)" in page
+    assert "`learning-DEVICE.md`" in page
     for claim in edge["claims"]:
         assert (f"| {claim['text']} |" in page) and (claim["holds"] or claim["reason"] in page)
 
