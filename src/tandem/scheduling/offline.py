@@ -6,17 +6,14 @@ or that comes before an online one of the queue, is among them: its turn has com
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
-from tandem.scheduling.ordered import class_then_arrival
+from tandem.scheduling.queues import num_online
 from tandem.scheduling.view import View
 
-# Where offline requests begin in the order of class and arrival.
-_OFFLINE = (1, float("-inf"), 0)
 # In an iteration no more begin, so that no more prefixes need to be looked up.
 _MOST_BEGIN = 8
 # Of the sequence slots, this share is kept for learning while there is some.
@@ -46,11 +43,6 @@ def any_offline(view: View, serving: list[Sequence]) -> bool:
     return bool((serving and _is_offline(serving[-1])) or (waits and _is_offline(waits[-1])))
 
 
-def num_online(serving: list[Sequence]) -> int:
-    """How many running requests, by class, are online."""
-    return bisect_left(serving, _OFFLINE, key=class_then_arrival)
-
-
 def set_apart(
     view: View,
     serving: list[Sequence],
@@ -74,7 +66,7 @@ def set_apart(
     slots -= _kept_slots(view) if learns else 0
     if slots > 0:
         waits, taken = view.waiting_in_order, set(queue)
-        begin = bisect_left(waits, _OFFLINE, key=class_then_arrival)
+        begin = num_online(waits)
         some = waits[begin : begin + _MOST_BEGIN]
         waiting = [seq for seq in some if seq not in taken][:slots]
     return online, queue, OfflineRequests(running, waiting, alone=not (first or queue))

@@ -7,16 +7,11 @@ is, nobody's place changes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 from tandem.core.decision import Candidate
 from tandem.core.sequence import Sequence, SequenceStatus
-from tandem.scheduling.ordered import class_then_arrival
+from tandem.core.slo import WorkClass
+from tandem.scheduling.queues import num_online
 from tandem.scheduling.view import View
-
-# Ranks of `Sequence.order`, and what comes before all offline ones.
-_OFFLINE = 1
-_FIRST = (_OFFLINE, float("-inf"), 0)
 
 
 class Overdue:
@@ -96,10 +91,10 @@ class Overdue:
         """The oldest offline request but the overdue one."""
         oldest: Sequence | None = None
         for sequences in (view.running_in_order, view.waiting_in_order):
-            place = bisect_left(sequences, _FIRST, key=class_then_arrival)
+            place = num_online(sequences)
             if place < len(sequences) and sequences[place] is self._overdue:
                 place += 1
-            if place < len(sequences) and sequences[place].order[0] == _OFFLINE:
+            if place < len(sequences) and sequences[place].request.work_class is WorkClass.OFFLINE:
                 seq = sequences[place]
                 if oldest is None or seq.order < oldest.order:
                     oldest = seq

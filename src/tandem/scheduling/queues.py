@@ -6,6 +6,7 @@ decisions.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from tandem.core.decision import SliceCandidate
@@ -15,10 +16,18 @@ from tandem.scheduling.ordered import class_then_arrival as class_then_arrival
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import View
 
+# Before all offline sequences in the order of class and arrival.
+_OFFLINE = (1, float("-inf"), 0)
+
 
 def first_waiting(view: View, count: int) -> list[Sequence]:
     """The `count` waiting sequences of requests that come first by class and arrival."""
     return view.waiting_in_order[:count]
+
+
+def num_online(in_order: list[Sequence]) -> int:
+    """How many of these, by class and arrival, are online: where the offline ones begin."""
+    return bisect_left(in_order, _OFFLINE, key=class_then_arrival)
 
 
 def is_lone_score(seq: Sequence) -> bool:

@@ -7,7 +7,6 @@ waits. A fine-tuning task is what is next of its step: its forwards, or all of i
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +15,8 @@ from itertools import chain, islice
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence, SequenceStatus
-from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
-from tandem.scheduling.queues import is_lone_score, startable_scores
+from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
 
@@ -277,13 +275,9 @@ def _startable(view: View, tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _oldest(waiting: list[Sequence], most: int) -> list[Sequence]:
     """Those of all classes that came first; `waiting` is by class, then arrival."""
-    online = bisect_left(waiting, True, key=_is_offline)
+    online = num_online(waiting)
     classes = waiting[: min(online, most)], waiting[online : online + most]
     return list(islice(merge(*classes, key=_arrival), most))
-
-
-def _is_offline(seq: Sequence) -> bool:
-    return seq.request.work_class is WorkClass.OFFLINE
 
 
 def _arrival(seq: Sequence) -> tuple[float, int]:

@@ -18,9 +18,9 @@ from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.earnings import Balance, Earnings
 from tandem.scheduling.learning_time import FULL_SHARE, LearningPart, LearningTime
-from tandem.scheduling.offline import OfflineRequests, any_offline, num_online, set_apart
+from tandem.scheduling.offline import OfflineRequests, any_offline, set_apart
 from tandem.scheduling.overdue import Overdue
-from tandem.scheduling.queues import is_lone_score, startable_scores
+from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
 from tandem.scheduling.room import PIECE_TOKENS, LearningItem, Room, stands_in_the_way
 from tandem.scheduling.serving import Serving, foresee
 from tandem.scheduling.turns import Turns
