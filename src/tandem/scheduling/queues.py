@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from tandem.core.decision import SliceCandidate
-from tandem.core.sequence import Sequence
+from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.latency import LatencyModel
 from tandem.scheduling.ordered import class_then_arrival as class_then_arrival
 from tandem.scheduling.training import StepWork
@@ -28,6 +28,11 @@ def first_waiting(view: View, count: int) -> list[Sequence]:
 def num_online(in_order: list[Sequence]) -> int:
     """How many of these, by class and arrival, are online: where the offline ones begin."""
     return bisect_left(in_order, _OFFLINE, key=class_then_arrival)
+
+
+def is_waiting(seq: Sequence) -> bool:
+    """Whether it does not run yet, or not any more."""
+    return seq.status is SequenceStatus.WAITING
 
 
 def is_lone_score(seq: Sequence) -> bool:

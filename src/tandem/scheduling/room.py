@@ -15,6 +15,7 @@ from tandem.core.decision import Candidate
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
+from tandem.scheduling.queues import is_waiting
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import View
 
@@ -90,10 +91,12 @@ class Room:
         if self.too_many <= 1 and not needed:
             return candidates
         rest = sum([len(seq.tokens) - seq.computed for seq in item.sequences])
-        for seq in sorted(item.sequences, key=_waits):  # who has begun may hold what others need
+        for seq in sorted(
+            item.sequences, key=is_waiting
+        ):  # who has begun may hold what others need
             start = seq.computed
             left = len(seq.tokens) - start
-            if _waits(seq) and not self._can_start(item, seq):
+            if is_waiting(seq) and not self._can_start(item, seq):
                 break
             # What joins a pass that records already costs no more than its rows.
             least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
@@ -158,9 +161,9 @@ class Room:
 
     def _prompt(self, seq: Sequence, start: int, *, needed: bool) -> int:
         """How many rows of a prompt fit from position `start` on; counts them as taken."""
-        waits = seq.status is SequenceStatus.WAITING
-        blocks = -(-len(seq.tokens) // self.block_size) if waits else 0
-        if waits and (self.slots <= 0 or (blocks > self.blocks and not self.empty)):
+        starts = is_waiting(seq)
+        blocks = -(-len(seq.tokens) // self.block_size) if starts else 0
+        if starts and (self.slots <= 0 or (blocks > self.blocks and not self.empty)):
             return 0
         left = len(seq.tokens) - start
 
@@ -177,7 +180,7 @@ class Room:
             self.work.span(start, rows, draws=int(rows == left))
             self.tokens -= rows
             self.blocks -= blocks
-            self.slots -= waits
+            self.slots -= starts
         return rows
 
     def _affordable(self, start: int, rest: int) -> int:
@@ -249,7 +252,3 @@ def stands_in_the_way(
     needed = -(-len(first.tokens) // view.block_size) + len(staying)
     short = needed > view.available_blocks + view.blocks_of(yielding)
     return short or len(staying) >= view.budgets.max_sequences
-
-
-def _waits(seq: Sequence) -> bool:
-    return seq.status is SequenceStatus.WAITING

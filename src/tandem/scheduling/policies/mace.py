@@ -16,7 +16,7 @@ from itertools import chain, islice
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.work import PassWork
-from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
+from tandem.scheduling.queues import is_lone_score, is_waiting, num_online, startable_scores
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, View
 
@@ -163,7 +163,7 @@ class Mace:
         latency = view.latency
         if isinstance(source, StepWork):
             # Those that have begun first: they may hold what the others need.
-            sequences = sorted(source.sequences.values(), key=_waits)
+            sequences = sorted(source.sequences.values(), key=is_waiting)
             blocks = sum([_missing_blocks(view, seq) for seq in sequences])
             seconds = _step_seconds(view, source, sequences)
             task = Task(-priority, arrival_s, order, sequences, blocks, seconds, source)
@@ -282,10 +282,6 @@ def _oldest(waiting: list[Sequence], most: int) -> list[Sequence]:
 
 def _arrival(seq: Sequence) -> tuple[float, int]:
     return seq.request.arrival_s, seq.seq_id
-
-
-def _waits(seq: Sequence) -> bool:
-    return seq.status is SequenceStatus.WAITING
 
 
 def _has_begun(step: StepWork) -> bool:
