@@ -91,9 +91,8 @@ class Room:
         if self.too_many <= 1 and not needed:
             return candidates
         rest = sum([len(seq.tokens) - seq.computed for seq in item.sequences])
-        for seq in sorted(
-            item.sequences, key=is_waiting
-        ):  # who has begun may hold what others need
+        # Those that have begun first: they may hold what others need.
+        for seq in sorted(item.sequences, key=is_waiting):
             start = seq.computed
             left = len(seq.tokens) - start
             if is_waiting(seq) and not self._can_start(item, seq):
