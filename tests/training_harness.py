@@ -47,7 +47,7 @@ WIDE = {
 
 
 def make_executor(
-    model, mode: str = "off", recording_tokens: int = 512, graph_bytes: int = 1 << 24
+    model, mode: str = "off", recording_tokens: int = 512, graph_bytes: int = 1 << 24, **learning
 ) -> DeviceExecutor:
     loaded = prepare_model(model, ModelConfig(model="tiny", kernels=mode))
     size = loaded.dtype.itemsize
@@ -57,7 +57,7 @@ def make_executor(
         CacheConfig(block_size=BLOCK, memory_bytes=NUM_BLOCKS * each),
         SchedulingConfig(max_sequences=64),
         AdapterConfig(),
-        LearningConfig(recording_tokens=recording_tokens, graph_bytes=graph_bytes),
+        LearningConfig(recording_tokens=recording_tokens, graph_bytes=graph_bytes, **learning),
     )
 
 

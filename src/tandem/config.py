@@ -127,7 +127,8 @@ class LearningConfig:
     `gate` is auto, manual or always; `held_out` the share of conversations never trained on;
     `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
     may be recorded at once (0: as many as memory allows); what their layers' gradients need may
-    take `graph_bytes` more (at most a tenth of free memory; 0: nothing is kept).
+    take `graph_bytes` more (at most a tenth of free memory; 0: nothing is kept), and parameters,
+    gradients and optimisers of what is trained at the same time `trainer_bytes` (0: a tenth).
     """
 
     enabled: bool = True
@@ -153,6 +154,7 @@ class LearningConfig:
     max_sample_tokens: Count = 2048
     recording_tokens: CountOrZero = 0
     graph_bytes: SizeOrZero = 1 << 30
+    trainer_bytes: SizeOrZero = 0
 
 
 @dataclass(frozen=True, slots=True)

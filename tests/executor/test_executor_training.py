@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny_models
-from tandem.core.errors import AdapterError, StoreError
+from tandem.core.errors import AdapterError, NoRoom, StoreError
 from tandem.core.plan import DEVICE_LANE, BackwardSlice, Discard, Draw, LanePlan, Span, Update
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -277,6 +277,34 @@ def test_the_account_names_every_purpose(executor):
     assert executor.memory_bytes()["trainers"] == 0
     documented = re.findall(r"^\| `([a-z_]+)` \| (?!gauge|counter|histogram)", DOCS, re.MULTILINE)
     assert set(documented) == set(account)
+
+
+def test_trainers_are_refused_before_they_take_more_than_their_share():
+    model = tiny_models.make_model("llama")
+    executor = make_executor(model)
+    open_trainer(executor)
+    size = executor.snapshot_trainer("t").layout.size
+    most = (4 + 1) * 4 * size  # masters, gradient, two moments; what passes read is float32 here
+
+    executor = make_executor(model, trainer_bytes=most)
+    open_trainer(executor)
+    driver = Driver(executor)
+    for _ in range(2):  # the second time there are moments beside a gradient
+        batch = random_sequences(random.Random(5), 2, ROLES[LossKind.SFT])
+        revision = executor.training._trainers["t"].revision
+        number, _ = driver.record("t", revision, batch)
+        driver.backward(number, (1.0, 1.0))
+        executor.training.check()
+        driver.run(updates=(Update("t", revision),))
+    with pytest.raises(NoRoom, match="open trainers need"):
+        open_trainer(executor, name="u")
+    open_trainer(executor)  # in place of its namesake
+    executor.close_trainer("t")
+    open_trainer(executor, name="u")
+
+    with pytest.raises(AdapterError, match="trainers may have") as refused:
+        open_trainer(make_executor(model, trainer_bytes=most - 1))
+    assert not isinstance(refused.value, NoRoom)
 
 
 def test_more_than_fits_drops_recorded_inputs_and_gives_the_same_gradient():

@@ -102,6 +102,7 @@ HELP = {
     "learning.max_sample_tokens": "Longest sample in tokens; longer ones are refused",
     "learning.recording_tokens": "Rows recorded at once; 0: as many as memory allows",
     "learning.graph_bytes": "Memory for what slices need not compute again, e.g. 1GiB; 0: none",
+    "learning.trainer_bytes": "Memory of trainers, e.g. 1GiB; 0: a tenth of what is free",
     "server.host": "Address to listen on; 0.0.0.0 for all of them",
     "server.port": "Port to listen on; 0 for any free one",
     "server.api_keys": "API key that clients must send, plain or sha256:HEX; repeatable",

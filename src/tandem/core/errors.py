@@ -58,6 +58,10 @@ class AdapterError(InvalidRequest):
     """An adapter cannot be read, does not fit the model, or is in the wrong state."""
 
 
+class NoRoom(AdapterError):
+    """There is no room for one more adapter or trainer now; there may be later."""
+
+
 class TrainingCancelled(TandemError):
     """A training step was given up before its update; nothing of it remains."""
 

@@ -50,8 +50,8 @@ from tandem.training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-# Share of free memory that recordings may take, and graphs again; tokens that are more than
-# anybody needs.
+# Share of free memory that recordings may take, graphs again, and trainers again; tokens that are
+# more than anybody needs.
 _RECORDING_SHARE = 0.1
 _MOST_RECORDING_TOKENS = 1 << 17
 _DEFAULT_LEARNING = LearningConfig()
@@ -320,7 +320,8 @@ class DeviceExecutor:
 def _make_training(
     model: LoadedModel, learning: LearningConfig, max_rank: int
 ) -> TrainingState | None:
-    """Room for recordings as configured, else a share of free memory; None without training."""
+    """Room for recordings and trainers as configured, else shares of free memory; None without
+    training."""
     if not learning.enabled or model.stack is None:
         return None
     each = len(model.layers) * model.width * model.dtype.itemsize
@@ -331,7 +332,13 @@ def _make_training(
     size = (len(model.layers), max(tokens, 1), model.width)
     arena = lazy_zeros(size, model.device, model.dtype)
     room = int(free_memory_bytes(model.device) * _RECORDING_SHARE)
-    return TrainingState(model, arena, max_rank, min(learning.graph_bytes, room))
+    return TrainingState(
+        model,
+        arena,
+        max_rank,
+        graph_budget=min(learning.graph_bytes, room),
+        trainer_budget=learning.trainer_bytes or room,
+    )
 
 
 def _context(model_tokens: int, cache_tokens: int) -> int:

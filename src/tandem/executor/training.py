@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tandem.core.errors import AdapterError
+from tandem.core.errors import AccountingError, AdapterError, NoRoom
 from tandem.core.plan import (
     BackwardSlice,
     Discard,
@@ -53,22 +53,32 @@ class TrainingState:
     """All trainers of one device. Usable only if the model has a layer stack."""
 
     def __init__(
-        self, model: LoadedModel, arena: Tensor, max_rank: int, graph_budget: int = 0
+        self,
+        model: LoadedModel,
+        arena: Tensor,
+        max_rank: int,
+        graph_budget: int,
+        trainer_budget: int,
     ) -> None:
         """`arena` is [layers, recording tokens, width], its rows are written when recorded; graphs
-        may take `graph_budget` bytes."""
+        may take `graph_budget` bytes, and all that trainers keep `trainer_budget`."""
         self._model = model
         self._max_rank = max_rank
+        self._trainer_budget = trainer_budget
         self._trainers: dict[str, Trainer] = {}
         self._working: dict[str, Lora] = {}
         self.recordings = Recordings(arena, graph_budget)
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
-        """See `Executor`; an open one of that name is closed when the new one is ready."""
+        """See `Executor`; an open one of that name is closed when the new one is ready.
+
+        Raises `NoRoom` if it fits only when others are closed.
+        """
         if not spec.name:
             raise AdapterError("a trainer needs a name", param="name")
         try:
             start = make_start(self._model, spec, self._max_rank)
+            self._require_memory(spec.name, start.layout)
             trainer = Trainer(spec, start, self._model.source)
         except (MemoryError, RuntimeError) as error:
             raise AdapterError(f"cannot open trainer {spec.name}: {error}") from error
@@ -233,8 +243,33 @@ class TrainingState:
         )
 
     def check(self) -> None:
-        """Account for every recorded row. Raises `AccountingError`."""
+        """Account for every recorded row and for the trainers. Raises `AccountingError`."""
         self.recordings.check(self._trainers.__contains__)
+        taken = self.memory_bytes()["trainers"]
+        if taken > self._trainer_budget:
+            raise AccountingError(f"trainers take {taken} of {self._trainer_budget} bytes")
+
+    def _require_memory(self, name: str, layout: ParameterLayout) -> None:
+        """Count what a trainer takes at most, beside all others at most."""
+        needed, budget = self._most_bytes(layout), self._trainer_budget
+        others = [each.layout for key, each in self._trainers.items() if key != name]
+        advice = "choose a lower rank or fewer targets, or raise learning.trainer_bytes"
+        if needed > budget:
+            raise AdapterError(
+                f"training it takes {needed} bytes and trainers may have {budget}: {advice}",
+                param="rank",
+            )
+        taken = sum(self._most_bytes(other) for other in others)
+        if taken + needed > budget:
+            raise NoRoom(
+                f"training it takes {needed} bytes, and {len(others)} open trainers need {taken} "
+                f"of {budget}: wait for one of them, or {advice}",
+                param="rank",
+            )
+
+    def _most_bytes(self, layout: ParameterLayout) -> int:
+        """Parameters, gradient and AdamW's two moments in float32, and the working copy."""
+        return layout.size * (4 * torch.float32.itemsize + self._model.dtype.itemsize)
 
     def _refresh(self, trainer: Trainer) -> None:
         """Let forward passes read the parameters as they are now, from new tensors."""

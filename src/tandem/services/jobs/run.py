@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.core.errors import EngineDead, InvalidRequest, TrainingCancelled
+from tandem.core.errors import EngineDead, InvalidRequest, NoRoom, TrainingCancelled
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
 from tandem.core.training import TrainerSpec
 from tandem.core.version import INTERNAL
@@ -28,7 +28,7 @@ from tandem.services.jobs.results import step_event
 from tandem.services.jobs.tools import JobFailed, JobTools
 from tandem.services.jobs.validation import Validation
 from tandem.services.learning.loaded import loaded_by_hand
-from tandem.services.learning.publish import NoRoom, engine_ready, move_durably, remove_tree
+from tandem.services.learning.publish import engine_ready, move_durably, remove_tree
 from tandem.services.learning.references import Model, NotFinite, References
 from tandem.services.learning.settings import (
     BASE,

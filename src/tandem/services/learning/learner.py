@@ -11,11 +11,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tandem.core.errors import EngineDead, TandemError, TrainingCancelled
+from tandem.core.errors import EngineDead, NoRoom, TandemError, TrainingCancelled
 from tandem.core.learning import EventRecord, SampleState, Split
 from tandem.services.backoff import Backoff
 from tandem.services.learning.course import Course, Progress
-from tandem.services.learning.publish import NoRoom, engine_ready
+from tandem.services.learning.publish import engine_ready
 from tandem.services.learning.tools import LearningTools
 from tandem.store import Connection, adapters, events, samples
 
