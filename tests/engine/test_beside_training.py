@@ -21,6 +21,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from serving import DEMO_MODEL
 from tandem.build import join_loop
@@ -130,7 +131,7 @@ class Leaking(DeviceExecutor):
     """Lets the working parameters of the trainer into everybody's rows."""
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
-        spans = tuple(replace(span, adapter=working_key("t")) for span in plan.spans)
+        spans = tuple(structs.replace(span, adapter=working_key("t")) for span in plan.spans)
         return super().submit(replace(plan, spans=spans), urgent)
 
 

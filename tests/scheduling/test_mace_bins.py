@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tandem.scheduling.policies.mace import Mace, Options, Task
 from tandem.scheduling.view import Budgets
@@ -21,7 +22,7 @@ class FakeView:
 
 
 def task(name: int, blocks: int, seconds: float = 0.01, **more: object) -> Task:
-    return replace(Task(0.0, float(name), name, [], blocks, seconds), **more)
+    return structs.replace(Task(0.0, float(name), name, [], blocks, seconds), **more)
 
 
 def packed(sizes: list[tuple[int, float]], capacity: int, **options: float) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fake_executor import FakeExecutor
 from tandem.build import build_policy
@@ -208,7 +209,7 @@ def test_a_prompt_is_cut_to_the_rows_that_are_in_time(logprobs, n):
         assert bench.predicted[-1] <= 0.06
         if span.end < 40:  # nor would one more row have been in time
             targets = (1,) * (len(span.score_targets) + bool(span.score_targets))
-            more = replace(span, tokens=(*span.tokens, 1), score_targets=targets)
+            more = structs.replace(span, tokens=(*span.tokens, 1), score_targets=targets)
             work = PassWork.of(replace(plan, spans=(*plan.spans[:-1], more)))
             assert bench.scheduler.latency.forward_s(work) > 0.06
     assert len(granted) > 1 and granted[0] > 0

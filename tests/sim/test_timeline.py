@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tandem.core.plan import (
     BackwardSlice,
@@ -32,11 +33,11 @@ def digest(plan: LanePlan) -> int:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(PLAN, spans=(replace(SPAN, seq_id=2),)),
-        replace(PLAN, spans=(replace(SPAN, block_tables=((2, 4),)),)),
-        replace(PLAN, spans=(replace(SPAN, adapter="hash"),)),
-        replace(PLAN, spans=(replace(SPAN, score_targets=(1, 2)),)),
-        replace(PLAN, spans=(replace(SPAN, record=RecordTarget(1, 0)),)),
+        replace(PLAN, spans=(structs.replace(SPAN, seq_id=2),)),
+        replace(PLAN, spans=(structs.replace(SPAN, block_tables=((2, 4),)),)),
+        replace(PLAN, spans=(structs.replace(SPAN, adapter="hash"),)),
+        replace(PLAN, spans=(structs.replace(SPAN, score_targets=(1, 2)),)),
+        replace(PLAN, spans=(structs.replace(SPAN, record=RecordTarget(1, 0)),)),
         replace(PLAN, copies=(BlockCopy(0, 2, 3),)),
         replace(PLAN, discards=(Discard("trainer", (1,)),)),
         replace(PLAN, opens=(OpenMicroBatch(1, "trainer", 0, (2,)),)),
@@ -53,7 +54,7 @@ def test_whatever_is_decided_counts(other):
 def test_what_was_computed_does_not():
     other = replace(
         PLAN,
-        spans=(replace(SPAN, tokens=(8, 9)),),
+        spans=(structs.replace(SPAN, tokens=(8, 9)),),
         slices=(BackwardSlice(1, 3, 0, (0.7,)),),
     )
     assert digest(other) == digest(PLAN)

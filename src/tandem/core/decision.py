@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from tandem.core.plan import DEVICE_LANE
 
 
-# Not frozen: one is made for every sequence in every iteration, and frozen ones take five times as
-# long to construct. Nobody changes one.
-@dataclass(slots=True)
-class Candidate:
+# A struct, since one is made for every sequence in every iteration (docs/adr/0017). Nobody changes
+# one.
+class Candidate(Struct, gc=False):
     """Run up to `max_tokens` tokens of one sequence (`None`: as many as fit).
 
     `may_preempt` lets this candidate take blocks or a sequence slot from the decision's victims.

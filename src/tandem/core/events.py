@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from tandem.core.plan import TokenLogprob
 from tandem.core.sequence import FinishReason
 
@@ -18,10 +20,9 @@ class RequestTimes:
     finished_s: float
 
 
-# Not frozen: one is made for every sequence in every iteration, and frozen ones take five times as
-# long to construct. Nobody but the scheduler that makes one changes it.
-@dataclass(slots=True)
-class TokenEvent:
+# A struct, since one is made for every sequence in every iteration (docs/adr/0017). Nobody but the
+# scheduler that makes one changes it.
+class TokenEvent(Struct, gc=False):
     """New tokens of one choice; the last event of a choice has a `finish_reason`.
 
     `prompt_logprobs`, when asked for, come in order of position before the first token, in as many

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from tandem.core.sampling import SamplingParams
 
 DEVICE_LANE = "device"
@@ -28,10 +30,9 @@ class RecordTarget:
     sequence: int
 
 
-# Draw, Span and DrawResult are not frozen: each is made for every sequence in every iteration, and
-# a frozen one takes five times as long to construct. Nobody changes one.
-@dataclass(slots=True)
-class Draw:
+# Draw, Span and DrawResult are structs: each is made for every sequence in every iteration, and a
+# dataclass takes two to three times as long to construct (docs/adr/0017). Nobody changes one.
+class Draw(Struct, gc=False):
     """One token to sample from the last row of a span, for sequence `seq_id`.
 
     `position` counts the output tokens before it (0 for the first); with `seed` it fixes the
@@ -47,8 +48,7 @@ class Draw:
     banned: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class Span:
+class Span(Struct, gc=False):
     """Tokens `[start, start + len(tokens))` of one sequence, forwarded in this iteration.
 
     `block_tables[g]` lists the blocks of KV group `g` that cover positions `0 .. start+n-1`.
@@ -193,8 +193,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(slots=True)
-class DrawResult:
+class DrawResult(Struct, gc=False):
     """The token drawn for one `Draw`; `logprob` only when it was asked for."""
 
     seq_id: int

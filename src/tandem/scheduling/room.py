@@ -90,9 +90,12 @@ class Room:
         candidates: list[Candidate] = []
         if self.too_many <= 1 and not needed:
             return candidates
+        begun = [seq for seq in item.sequences if not is_waiting(seq)]
+        if not begun and self.slots <= 0:
+            return candidates
         rest = sum([len(seq.tokens) - seq.computed for seq in item.sequences])
         # Those that have begun first: they may hold what others need.
-        for seq in sorted(item.sequences, key=is_waiting):
+        for seq in chain(begun, filter(is_waiting, item.sequences)):
             start = seq.computed
             left = len(seq.tokens) - start
             if is_waiting(seq) and not self._can_start(item, seq):

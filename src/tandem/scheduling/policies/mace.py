@@ -13,6 +13,8 @@ from functools import partial
 from heapq import merge
 from itertools import chain, islice
 
+from msgspec import Struct
+
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.work import PassWork
@@ -67,8 +69,7 @@ def create(options: Options = Options()) -> Policy:
     return Mace(options)
 
 
-@dataclass(slots=True)
-class Task:
+class Task(Struct, gc=False):
     """Something to run: sequences to forward (at most one unless it fine-tunes), or layers.
 
     `decodes` says that it is one token of a request, `begun` that it runs already. `blocks` is the
@@ -130,9 +131,12 @@ class Mace:
         options, now = self._options, view.now
         entries: list[_Entry] = []
         # The oldest prompt has the highest priority of all that wait, and only as many can start.
-        room = max(0, view.budgets.max_sequences - len(view.running)) + 1
-        waiting = _oldest(view.waiting_in_order, min(room, options.tau_tasks))
-        scores = islice(startable_scores(view), options.tau_tasks)
+        slots = view.budgets.max_sequences - len(view.running)
+        waiting: list[Sequence] = []
+        scores: Iterable[Sequence] = ()
+        if slots > 0:  # else nothing can start
+            waiting = _oldest(view.waiting_in_order, min(slots + 1, options.tau_tasks))
+            scores = islice(startable_scores(view), options.tau_tasks)
         for seq in chain(view.running, waiting, scores):
             arrived = seq.request.arrival_s
             if seq.scoring is None:
@@ -149,6 +153,8 @@ class Mace:
         read = {seq.scoring.trainer for seq in view.running if seq.scoring and is_lone_score(seq)}
         for step in view.steps:
             if step.updatable and step.trainer in read:
+                continue
+            if slots <= 0 and not _has_begun(step):
                 continue
             urgency = options.gamma * step.urgency
             priority = options.pi_ft + options.delta_ft * (now - step.arrival_s) + urgency

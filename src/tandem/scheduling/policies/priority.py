@@ -7,7 +7,7 @@ Learning is less urgent than any request.
 
 from __future__ import annotations
 
-import heapq
+from operator import attrgetter
 
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
@@ -17,6 +17,7 @@ from tandem.scheduling.view import Policy, View
 # Backward slices in an iteration with requests (one layer at least), and in one without.
 _BESIDE_S = 0.02
 _ALONE_S = 0.25
+_AMONG_REQUESTS = attrgetter("request.priority", "request.arrival_s", "seq_id")
 
 
 def create() -> Policy:
@@ -35,9 +36,9 @@ class MostUrgentFirst:
 
     def decide(self, view: View) -> Decision:
         """See the module."""
-        waiting = heapq.nsmallest(view.budgets.max_sequences, view.waiting, key=_urgency)
+        waiting = sorted(view.waiting, key=_AMONG_REQUESTS)[: view.budgets.max_sequences]
         running = sorted(view.running, key=_urgency)
-        order = [*heapq.merge(running, waiting, key=_urgency), *view.learning_in_order]
+        order = [*sorted([*running, *waiting], key=_urgency), *view.learning_in_order]
         alone = not waiting and all(seq.scoring is not None for seq in running[:1])
         budget_s = _ALONE_S if alone else _BESIDE_S
         slices, _ = slices_within(view.steps, view.latency, budget_s, True)
