@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from fake_engine import FakeEngine
 from serving import demo_tokenizer
+from tandem.core.errors import StoreError
 from tandem.core.learning import AdapterRecord, Feedback, FeedbackKind, Sample, SampleKind, Split
 from tandem.services.learning.canary import Canary, read_canary
 from tandem.services.learning.freshness import Freshness
@@ -127,6 +129,25 @@ async def world(directory: Path, **options: object) -> AsyncIterator[World]:
     finally:
         await made.learner.stop()
         store.close()
+
+
+def lose(store: Store, *works: Callable[..., Any], done: bool = True) -> list[Callable[..., Any]]:
+    """Let `store` fail once where it shall write each of `works`, after (or, with `done` false,
+    before) it was done; those that failed so far."""
+    write, left, lost = store.write, list(works), []
+
+    async def lossy(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        fails = work in left
+        if done or not fails:
+            result = await write(work, *args, **kwargs)
+        if fails:
+            left.remove(work)
+            lost.append(work)
+            raise StoreError("cannot write: the connection is lost")
+        return result
+
+    store.write = lossy  # type: ignore[method-assign, assignment]
+    return lost
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

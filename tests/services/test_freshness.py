@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -39,6 +40,20 @@ def test_what_nobody_asked_for_is_seen_in_the_version_after_it() -> None:
     for label in ("formal@2", "formal@1", "formal@3"):
         freshness.answered(label)
     assert observed(metrics)[0] == 3
+
+
+@pytest.mark.parametrize("first", ["formal@2", "formal@3"])
+def test_a_version_without_feedback_of_its_own_has_that_of_its_parents(first: str) -> None:
+    """As one that a fine-tuning job makes."""
+    metrics = LearningMetrics(CollectorRegistry())
+    freshness = Freshness(metrics, lambda: 100.0)
+    freshness.published(version(1, 0), [90.0])
+    freshness.published(version(2, 1), [])
+    freshness.published(version(3, 2), [97.0])
+    freshness.answered(first)
+    assert observed(metrics) == ((1, 10.0) if first == "formal@2" else (2, 13.0))
+    freshness.answered("formal@3")
+    assert observed(metrics) == (2, 13.0)
 
 
 def test_what_was_rolled_back_is_not_in_the_version_after_it() -> None:

@@ -20,9 +20,10 @@ from tandem.api.connection import read_body
 from tandem.api.paging import MOST_NUMBER, read_limit, read_number
 from tandem.api.schemas import Body, LoadAdapterRequest, parse
 from tandem.api.surface import Surface
-from tandem.core.errors import Conflict, InvalidRequest, NotFound
+from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.learning import EventRecord, VersionRecord
 from tandem.core.version import AdapterVersion
+from tandem.services.adapters import Adapters
 from tandem.services.auth import Caller
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.versions import AdapterView, Versions
@@ -83,9 +84,8 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
         _caller(request).require_admin()
         raw = await read_body(request, surface.max_body_bytes)
         body = parse(LoadAdapterRequest, raw or b"{}")
-        if surface.versions is not None and name in await _views(surface.versions):
-            raise Conflict(f"'{name}' learns here; import the directory instead", param="name")
-        version = await surface.adapters.load(name, body.path)
+        loading: Adapters | Versions = surface.versions or surface.adapters
+        version = await loading.load(name, body.path)
         return _json(_adapter_json(surface, name, version, None))
 
     @app.delete("/v1/adapters/{name}")

@@ -218,6 +218,18 @@ class Versions:
         version = await self._version(name, record.current if number is None else number)
         return await asyncio.to_thread(pack, Path(version.path))
 
+    async def load(self, name: str, path: str | None = None) -> AdapterVersion:
+        """As `Adapters.load`, for a name that does not learn. Raises `Conflict` if it does."""
+        check_name(name)
+        await self._require_unlearned(name)
+        async with self._learner.settled(name):  # what it learns first would be replaced
+            await self._require_unlearned(name)
+            return await self._loading.load(name, path)
+
+    async def _require_unlearned(self, name: str) -> None:
+        if await self._store.read(adapters.find, name) is not None:
+            raise Conflict(f"'{name}' learns here; import the directory instead", param="name")
+
     async def import_directory(self, name: str, path: str) -> VersionRecord:
         """Publish a PEFT directory below the allowed roots as the next version of `name`.
 

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ import pytest
 from fake_engine import FakeEngine
 from learning_world import World, until, world
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import Conflict
+from tandem.core.errors import AdapterError, Conflict
 from tandem.core.learning import AdapterRecord, VersionRecord
 from tandem.core.version import AdapterVersion
+from tandem.services import backoff
 from tandem.services.adapters import Adapters
+from tandem.services.learning import loaded
 from tandem.services.learning.publish import POINTS
 from tandem.services.models import Models
 from tandem.services.versions import Versions
@@ -200,6 +203,52 @@ async def test_files_that_are_others_now_are_no_version(tmp_path: Path, how: str
         assert not list((tmp_path / "store/adapters/formal").iterdir())
         imported = await versions.import_directory("formal", "new")
         assert imported.number == 2  # `formal@1` has been something else
+
+
+async def test_a_disk_that_refuses_is_not_asked_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_S", 0.01)
+    files_at(tmp_path / "hand", "by hand")
+    whole, copies = loaded.copy, []
+
+    def full(source: Path, target: Path) -> None:
+        copies.append(target)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loaded, "copy", full)
+    async with served(tmp_path / "store", started_with(tmp_path / "hand")) as (made, versions):
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await until(lambda: bool(copies))
+        await asyncio.sleep(0.5)
+        assert len(copies) == 1
+        told = [event.message for event in await made.store.read(events.listed, "formal")]
+        assert [("No space left" in line, "tried again" in line) for line in told] == [(True, True)]
+        monkeypatch.setattr(loaded, "copy", whole)
+        await versions.create("formal", {})  # whoever asks for it need not wait
+        await until(lambda: made.engine.adapters["formal"].number == 3)  # `formal@1` was given up
+        assert [(v.number, v.origin) for v in await known(made)] == [(2, "import"), (3, "feedback")]
+
+
+async def test_what_cannot_be_kept_is_tried_after_longer_and_longer_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files_at(tmp_path / "hand", "by hand")
+    now_s, copies = [0.0], []
+
+    def full(source: Path, target: Path) -> None:
+        copies.append(now_s[0])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loaded, "copy", full)
+    monkeypatch.setattr(loaded, "_LONGEST_S", 180.0)
+    async with served(tmp_path / "store", started_with(tmp_path / "hand")) as (made, _):
+        keeper = loaded.Keeper("formal", replace(made.tools, now=lambda: now_s[0]))
+        for now_s[0] in (0.0, 59.0, 60.0, 179.0, 180.0, 359.0, 360.0):
+            with pytest.raises(AdapterError, match="cannot be kept"):
+                await keeper.keep()
+        assert copies == [0.0, 60.0, 180.0, 360.0]
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -130,6 +130,7 @@ class Publication:
             version, (), (), EventRecord(name, now_s, level, message, verdict.metrics)
         )
         if verdict.outcome is Outcome.PUBLISH:
+            self._course.freshness.published(version, ())
             version = await publisher.publish(conclusion)
             metrics.version.labels(name).set(number)
         elif verdict.outcome is Outcome.REFUSE:

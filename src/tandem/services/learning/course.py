@@ -25,7 +25,7 @@ from tandem.core.learning import (
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
 from tandem.services.learning.gate import Outcome, Verdict
-from tandem.services.learning.loaded import keep_loaded
+from tandem.services.learning.loaded import Keeper, keep_loaded
 from tandem.services.learning.publish import Conclusion, candidate_name
 from tandem.services.learning.references import Model, References
 from tandem.services.learning.selection import choose, plan_steps
@@ -65,6 +65,9 @@ class Course:
         self._tools = tools
         self._client = tools.client
         self._store = tools.store
+        self._keeper = Keeper(name, tools)
+        self.doubtful = False
+        """Whether something failed that may have been committed: the next turn looks."""
         self._open_from: int | None = None
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Progress] | None = None
@@ -91,6 +94,7 @@ class Course:
                 await asyncio.gather(self._running, return_exceptions=True)
                 raise
             task, self._running = self._running, None
+            self.doubtful = self.doubtful or task.cancelled() or task.exception() is not None
             return Progress.IDLE if task.cancelled() else task.result()
 
     @asynccontextmanager
@@ -110,6 +114,12 @@ class Course:
                 await self._tell("warning", str(error), {})
             yield
 
+    @asynccontextmanager
+    async def settled(self) -> AsyncIterator[None]:
+        """No version is made or adopted inside; what is under way is waited for."""
+        async with self._lock:
+            yield
+
     async def keep_loaded(self) -> None:
         """See `loaded.py`. Raises `AdapterError`."""
         async with self._lock:
@@ -125,6 +135,11 @@ class Course:
             logger.debug("the engine is gone, and the trainer with it")
 
     async def _block(self) -> Progress:
+        if self.doubtful:
+            adopted = await self._tools.publisher.catch_up(self.name)
+            if adopted is not None:
+                self._tools.metrics.version.labels(self.name).set(adopted)
+            self.doubtful = False
         record = await self._store.read(adapters.find, self.name)
         if record is None:
             return Progress.IDLE
@@ -132,7 +147,7 @@ class Course:
         waiting = await self._store.read(samples.heads, self.name)
         if not waiting or await self._tools.others_first(self.name):
             return Progress.IDLE
-        if await keep_loaded(self._tools, self.name):
+        if await self._keeper.keep():
             return Progress.LEARNED  # by somebody else; the next turn goes on from it
         seen = await self._store.read(
             samples.heads, self.name, SampleState.CONSUMED, newest_first=True, limit=_REPLAY_POOL
@@ -338,11 +353,11 @@ class Course:
         publisher, metrics = self._tools.publisher, self._tools.metrics
         metrics.measured(self.name, verdict.metrics)
         if verdict.outcome is Outcome.PUBLISH:
+            stored = [sample.created_s for sample in block.used]
+            self._tools.freshness.published(record, stored)  # before it answers
             await publisher.publish(conclusion)
             metrics.versions.labels(self.name, "published").inc()
             metrics.version.labels(self.name).set(record.number)
-            stored = [sample.created_s for sample in block.used]
-            self._tools.freshness.published(record, stored)
             self._open_from = record.number
         elif verdict.outcome is Outcome.REFUSE:
             await publisher.refuse(conclusion)

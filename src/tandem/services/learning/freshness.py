@@ -34,12 +34,11 @@ class Freshness:
         self._unseen: dict[str, _Unseen] = {}
 
     def published(self, version: VersionRecord, stored_s: Sequence[float]) -> None:
-        """`version` answers from now on and is the first that has learned from feedback stored at
-        these times; what its ancestors have learned is in it too."""
-        if stored_s:
-            parent = _label(version.adapter, version.parent)
-            unseen = _Unseen(version.adapter, parent, tuple(stored_s))
-            self._unseen[_label(version.adapter, version.number)] = unseen
+        """`version` may answer from now on and is the first that has learned from feedback stored
+        at these times (none: a job's, say); what its ancestors have learned is in it too."""
+        parent = _label(version.adapter, version.parent)
+        unseen = _Unseen(version.adapter, parent, tuple(stored_s))
+        self._unseen[_label(version.adapter, version.number)] = unseen
         while len(self._unseen) > _KEPT:  # versions that nobody asked
             del self._unseen[next(iter(self._unseen))]
 

@@ -67,11 +67,23 @@ class Learner:
         """Nothing of `adapter` is trained inside, and what was under way is given up.
 
         For roll back, import, deletion and erasure; learning goes on afterwards from the version
-        that is current then.
+        that is current then. Where what is done inside fails, what is committed is looked up.
         """
-        async with self._course(adapter).held():
+        course = self._course(adapter)
+        try:
+            async with course.held():
+                yield
+        except BaseException:
+            course.doubtful = True
+            raise
+        finally:
+            self.notify(adapter)
+
+    @asynccontextmanager
+    async def settled(self, adapter: str) -> AsyncIterator[None]:
+        """No version of `adapter` is made or adopted inside; what is under way is waited for."""
+        async with self._course(adapter).settled():
             yield
-        self.notify(adapter)
 
     async def keep_loaded(self, adapter: str) -> None:
         """Make what was loaded by hand as `adapter` a version of it, if so. Raises `AdapterError`.
@@ -113,7 +125,7 @@ class Learner:
     async def _teach(self, adapter: str) -> None:
         """Turns until nothing came for a while; then the trainer's memory is freed."""
         course, wake = self._course(adapter), self._wake[adapter]
-        backoff, told = Backoff(), False
+        backoff, told = Backoff(), ""
         try:
             while True:
                 wake.clear()
@@ -121,11 +133,11 @@ class Learner:
                     async with self._slots:
                         progress = await course.turn()
                     backoff.reset()
-                    told = False
+                    told = ""
                 except NoRoom as error:
-                    if not told:
+                    if str(error) != told:
                         await self._tell(adapter, "warning", f"learning waits: {error}")
-                    told = True
+                    told = str(error)
                     await asyncio.sleep(_LOOK_FOR_ROOM_S)
                     continue
                 except EngineDead:
@@ -134,7 +146,9 @@ class Learner:
                 except TrainingCancelled:
                     continue
                 except Exception as error:
-                    await self._failed(adapter, error)
+                    if str(error) != told:  # once, however often it is tried again
+                        await self._failed(adapter, error)
+                    told = str(error)
                     await backoff.wait()
                     continue
                 if progress is Progress.SOON:

@@ -24,6 +24,38 @@ from tandem.store import Connection, adapters
 
 logger = logging.getLogger(__name__)
 
+_AGAIN_S = 60.0
+_LONGEST_S = 3600.0
+
+
+class Keeper:
+    """Keeps what was loaded as `name`, for a caller who tries again and again.
+
+    What could not be kept is copied again after a minute, then after twice as long each time, up
+    to an hour. Until then the same error is raised.
+    """
+
+    def __init__(self, name: str, tools: LearningTools) -> None:
+        self._name = name
+        self._tools = tools
+        self._refused: AdapterVersion | None = None
+        self._problem = AdapterError("")
+        self._wait_s = 0.0
+        self._again_s = 0.0
+
+    async def keep(self) -> bool:
+        """As `keep_loaded`."""
+        loaded, now_s = await loaded_by_hand(self._tools, self._name), self._tools.now()
+        known = loaded is not None and loaded == self._refused
+        if known and now_s < self._again_s:
+            raise self._problem
+        try:
+            return await keep_loaded(self._tools, self._name)
+        except AdapterError as error:
+            self._wait_s = min(2 * self._wait_s, _LONGEST_S) if known else _AGAIN_S
+            self._refused, self._problem, self._again_s = loaded, error, now_s + self._wait_s
+            raise
+
 
 async def loaded_by_hand(tools: LearningTools, name: str) -> AdapterVersion | None:
     """What answers as `name` without being a version of it. Once something was published, it is
@@ -77,8 +109,9 @@ async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
     except (AdapterError, OSError) as error:
         await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
         await tools.store.write(adapters.pass_over, adapter, loaded.number)
+        then = "import it anew" if isinstance(error, AdapterError) else "that is tried again"
         raise AdapterError(
-            f"what answers as {loaded.label} cannot be kept as a version: {error}; import it anew"
+            f"what answers as {loaded.label} cannot be kept as a version: {error}; {then}"
         ) from error
     number = await tools.store.write(adapters.begin_version, adapter, loaded.number)
     await asyncio.to_thread(aside.rename, await publisher.staging_path(name, number))

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tandem.core.errors import EngineDead, NoRoom, NotFound
-from tandem.core.learning import EventRecord, VersionRecord
+from tandem.core.errors import AdapterError, EngineDead, NoRoom, NotFound
+from tandem.core.learning import EventRecord, VersionRecord, VersionState
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.durable import flush_directory, make_directory
@@ -179,6 +179,27 @@ class Publisher:
             self._at("after adopt")
             return adopted
 
+    async def catch_up(self, name: str) -> int | None:
+        """Let the engine answer with what is committed; the number of what was adopted, if that
+        was another version.
+
+        For what failed between the commit and its adoption, or after a commit of which nobody
+        knew. Nothing else may work on `name` meanwhile. Raises `NoRoom`.
+        """
+        current, published = await self._store.read(_committed, name)
+        answers = self._client.adapters.get(name)
+        if current is None:
+            if published and answers is not None:  # rolled back to the base
+                await self.forget(name)
+                return 0
+            return None
+        if answers == AdapterVersion(name, current.number, current.content_hash, current.path):
+            return None
+        self.require_room(name)
+        await self.adopt(current)
+        await self.forget(candidate_name(name))
+        return current.number
+
     async def load_reference(self, record: VersionRecord, name: str = "") -> AdapterVersion:
         """A version that others are scored against, whatever its adapter's current one is.
 
@@ -217,6 +238,16 @@ def _save_candidate(
     record = adapters.save_version(connection, record, trained_on)
     events.add(connection, event)
     return record
+
+
+def _committed(connection: Connection, name: str) -> tuple[VersionRecord | None, bool]:
+    """The version that is to answer, and whether one was published at all."""
+    record = adapters.find(connection, name)
+    current = adapters.version(connection, name, 0 if record is None else record.current)
+    if current is not None:
+        return current, True
+    known = adapters.versions(connection, name)
+    return None, any(version.state is VersionState.PUBLISHED for version in known)
 
 
 async def engine_ready(client: EngineClient) -> None:
