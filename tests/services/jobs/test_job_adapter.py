@@ -12,9 +12,11 @@ from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 
 from fake_engine import FakeEngine
 from learning_world import World, join, until
+from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import WrongStatus
 from tandem.core.learning import JobRecord, JobStatus, SampleState, Split, VersionRecord
 from tandem.core.ports import EngineState
+from tandem.core.version import AdapterVersion
 from tandem.services.jobs import run
 from tandem.services.jobs.service import Jobs
 from tandem.store import adapters, events, samples
@@ -105,6 +107,18 @@ async def test_feedback_waits_across_a_restart(tmp_path: Path, committed: bool) 
         assert (await lineage(world, name))[1:] == [(2, 1, job.job_id), (3, 2, "feedback")]
 
 
+async def test_a_jobs_version_shows_what_was_learned_before_it(tmp_path: Path) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        await give(world, name)
+        await grown(world, name, 2)
+        job = await continued(world, jobs, name, count=2)
+        assert (await ended(jobs, job.job_id)).status is JobStatus.SUCCEEDED
+        world.tools.freshness.answered(f"{name}@3")
+        seen = "tandem_learning_freshness_seconds_count"
+        assert world.registry.get_sample_value(seen, {"adapter": name}) == 6
+
+
 async def find(directory: Path, job: JobRecord) -> JobRecord:
     engine = FakeEngine(state=EngineState.READY, step_s=60.0)
     async with jobs_over(directory, engine, trains=False) as (_, jobs):
@@ -177,6 +191,34 @@ async def test_a_paused_job_does_not_go_on_beside_another_one(tmp_path: Path) ->
         assert (await ended(jobs, paused.job_id)).status is JobStatus.SUCCEEDED
 
 
+@pytest.mark.parametrize("fresh", [1, 3])
+async def test_a_resumed_job_goes_before_those_that_have_not_begun(
+    tmp_path: Path, fresh: int
+) -> None:
+    """Behind them, it would find the adapter changed."""
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        name = await made(world, jobs)
+        steps = len(world.engine.steps)
+        world.engine.step_s = 0.02
+        begun = await continued(world, jobs, name)
+        await until(lambda: len(world.engine.steps) >= steps + 2)
+        await jobs.pause(begun.job_id, TENANT)
+        world.engine.step_s = 60.0
+        file = await upload(world, supervised(2))
+        busy = [await jobs.create(ask(file), CALLER) for _ in range(2)]
+        await until(lambda: len(world.engine.trainers) == 2)
+        later = [await continued(world, jobs, name, count=2) for _ in range(fresh)]
+        await asyncio.sleep(0.2)  # the first of them has its turn, and waits for a slot
+        await jobs.resume(begun.job_id, TENANT)
+        world.engine.step_s = 0.0
+        await jobs.cancel(busy[0].job_id, TENANT)
+        for job in [begun, *later]:
+            job = await ended(jobs, job.job_id)
+            assert job.status is JobStatus.SUCCEEDED, job.error
+        origins = [origin for _, _, origin in await lineage(world, name)]
+        assert origins[1:] == [job.job_id for job in [begun, *later]]
+
+
 @pytest.mark.parametrize("then", ["room", "pause", "cancel"])
 async def test_a_version_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
@@ -207,6 +249,34 @@ async def test_a_version_waits_for_room(
         job = await ended(jobs, job.job_id)
         assert job.status is JobStatus.SUCCEEDED, job.error
         assert len(engine.steps) == 6 and engine.adapters[job.adapter].number == 1
+
+
+async def test_versions_that_wait_for_room_let_others_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_jobs, "join", partial(join, max_adapters=1))
+    monkeypatch.setattr(run, "_LOOK_FOR_ROOM_S", 0.02)
+    engine = FakeEngine(step_s=0.02)
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        file = await upload(world, supervised(6))
+        waiting = [await jobs.create(ask(file), CALLER) for _ in range(2)]
+        await until(lambda: len(engine.trainers) == 2)
+        hand = tmp_path / "hand"
+        hand.mkdir()
+        (hand / "adapter_config.json").write_text("{}")
+        (hand / "adapter_model.safetensors").write_text("by hand")
+        content_hash = inspect_adapter(hand).content_hash
+        engine.adapters["loaded"] = AdapterVersion("loaded", 1, content_hash, str(hand))
+        other = await jobs.create(ask(file, model="demo:loaded"), CALLER)
+        other = await ended(jobs, other.job_id)
+        assert other.status is JobStatus.SUCCEEDED, other.error
+        await until(lambda: not engine.trainers)  # nor do they keep theirs in memory
+        for job in waiting:
+            assert (await jobs.find(job.job_id, TENANT)).status is JobStatus.RUNNING
+        await jobs.cancel(waiting[1].job_id, TENANT)
+        await engine.unload_adapter("loaded")
+        job = await ended(jobs, waiting[0].job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
 
 
 async def test_room_that_is_lost_while_the_gate_measures_leaves_nothing(

@@ -9,7 +9,7 @@ import pytest
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import SampleKind
 from tandem.core.training import LossKind, OptimizerSpec, Schedule
-from tandem.services.jobs.method import read_method
+from tandem.services.jobs.method import read_method, written_down
 from tandem.services.learning.settings import LearningSettings
 
 DEFAULTS = LearningSettings(learning_rate=1e-3, beta=0.2)
@@ -58,6 +58,35 @@ def test_the_optimiser_is_the_jobs_own_or_as_the_settings_say() -> None:
     )
     assert shown["supervised"]["hyperparameters"]["lr_scheduler_type"] == "cosine"
     assert read_method(shown, None, defaults)[1] == method
+
+
+@pytest.mark.parametrize("kind", ["supervised", "dpo", "kto"])
+@pytest.mark.parametrize("given", [{}, {"learning_rate": 3e-4, "learning_rate_multiplier": 2.0}])
+def test_what_is_written_down_means_the_same_under_other_settings(
+    kind: str, given: dict[str, float]
+) -> None:
+    method = {"type": kind, kind: {"hyperparameters": given}}
+    shown, meaning = read_method(method, None, DEFAULTS)
+    kept = written_down(shown, DEFAULTS)
+    others = LearningSettings(
+        learning_rate=7e-3,
+        weight_decay=0.3,
+        max_grad_norm=9.0,
+        beta=0.9,
+        label_smoothing=0.4,
+        desirable_weight=3.0,
+        undesirable_weight=4.0,
+    )
+    assert kept[kind]["hyperparameters"]["n_epochs"] == "auto"  # the examples decide that
+    again, found = read_method(kept, None, others)
+    assert again == kept and written_down(kept, others) == kept
+    assert found.optimizer == meaning.optimizer
+    used = ("kind", "beta", "label_smoothing") if kind == "dpo" else ("kind",)
+    if kind == "kto":
+        used = ("kind", "beta", "desirable_weight", "undesirable_weight")
+    assert [getattr(found.loss, name) for name in used] == [
+        getattr(meaning.loss, name) for name in used
+    ]
 
 
 def test_old_hyperparameters_are_supervised() -> None:

@@ -97,6 +97,26 @@ async def test_a_new_adapter_has_the_base_whatever_the_servers_default(
         assert refused.value.param == "reference"
 
 
+async def test_a_job_keeps_what_the_settings_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with jobs_over(tmp_path, FakeEngine(step_s=0.02)) as (world, jobs):
+        job = await create(world, jobs, "demo", "dpo", n_epochs=20)
+        await until(lambda: bool(world.engine.steps))
+        [before] = world.engine.spec_of.values()
+        loss = world.engine.steps[0].loss
+    assert job.method["dpo"]["hyperparameters"]["learning_rate"] == before.optimizer.learning_rate
+    changed = LearningSettings(learning_rate=0.5, beta=0.9, weight_decay=0.9, max_grad_norm=9.0)
+    monkeypatch.setattr(test_jobs, "join", partial(join, settings=changed))
+    async with jobs_over(tmp_path, FakeEngine(step_s=0.02)) as (world, jobs):
+        await until(lambda: bool(world.engine.steps))
+        [again] = world.engine.spec_of.values()
+        assert again.optimizer == before.optimizer and world.engine.steps[0].loss == loss
+        world.engine.step_s = 0.0
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+
+
 async def test_a_job_keeps_its_reference(tmp_path: Path) -> None:
     """Whatever becomes of the adapter's settings, its versions and the references of learning."""
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):

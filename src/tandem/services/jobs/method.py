@@ -71,6 +71,17 @@ _OWN = {
     "kto": {"beta", "desirable_weight", "undesirable_weight", "reference"},
 }
 
+_OF_SETTINGS = (
+    "learning_rate",
+    "weight_decay",
+    "max_grad_norm",
+    "beta",
+    "label_smoothing",
+    "desirable_weight",
+    "undesirable_weight",
+)
+"""What the settings decide where it is not given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -144,6 +155,20 @@ def read_method(
     chosen = options[parsed.type]
     given = (chosen.hyperparameters if chosen else None) or _Hyperparameters()
     return _complete(parsed.type, given), _meaning(parsed.type, given, defaults)
+
+
+def written_down(method: Mapping[str, Any], defaults: LearningSettings) -> dict[str, Any]:
+    """What `read_method` has made complete, with what `defaults` decide of it: a later change of
+    the settings is not for this job."""
+    kind, values = method["type"], msgspec.to_builtins(defaults)
+    given = method[kind]["hyperparameters"]
+    allowed = _OWN["supervised"] | _OWN[kind]
+    left = {
+        name: values[name]
+        for name in _OF_SETTINGS
+        if name in allowed and given.get(name, "auto") == "auto"
+    }
+    return {"type": kind, kind: {"hyperparameters": {**given, **left}}}
 
 
 def _complete(kind: str, given: _Hyperparameters) -> dict[str, Any]:

@@ -30,10 +30,7 @@ from tandem.services.jobs.validation import Validation
 from tandem.services.learning.loaded import loaded_by_hand
 from tandem.services.learning.publish import engine_ready, move_durably, remove_tree
 from tandem.services.learning.references import Model, NotFinite, References
-from tandem.services.learning.settings import (
-    BASE,
-    reference_number,
-)
+from tandem.services.learning.settings import BASE, reference_number
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
 from tandem.services.models import SEPARATOR
 from tandem.store import Connection, adapters, events, jobs
@@ -108,17 +105,24 @@ class JobRun:
             told = "Files validated, moving job to queued state"
             await self._move(told, status=JobStatus.QUEUED, total_steps=steps)
 
-    async def run(self) -> None:
-        """Work until the job succeeded, failed or is paused. Raises `StoreError`, `OSError`."""
+    async def run(self, leave: Callable[[], Awaitable[None]]) -> None:
+        """Work until the job succeeded, failed or is paused; one that is still queued then has let
+        another one go first. `leave` gives up its place among those that train, and may be called
+        again. Raises `StoreError`, `OSError`."""
         try:
             async with self._judged():
-                await self._begin()
+                if not await self._begin():
+                    return
                 examples = await read_examples(self.job, self._course)
                 while True:
                     try:
                         await self._train(examples)
-                        await self._publish()
+                        made = Publication(self.job, self.trainer, self._tools, self._finish)
+                        await made.run()
                         break
+                    except NoRoom as error:
+                        await leave()  # all its steps are done
+                        await self._wait_for_room(error)
                     except (EngineDead, TrainingCancelled) as error:
                         if self.pausing:
                             raise _Paused from error
@@ -141,8 +145,12 @@ class JobRun:
         except InvalidRequest as error:
             await self.fail(str(error), error.code or "training_failed", error.param)
 
-    async def _begin(self) -> None:
-        """From here on, feedback about the adapter waits; what it was learning is given up."""
+    async def _begin(self) -> bool:
+        """From here on, feedback about the adapter waits; what it was learning is given up.
+
+        False, and nothing is begun, if another job of the adapter has begun: that one would find
+        the adapter changed.
+        """
         name = self.job.adapter
         if not self.job.checkpoint_path:
             await engine_ready(self._client)
@@ -150,35 +158,39 @@ class JobRun:
             if await loaded_by_hand(self._course, name):
                 await self._tools.learner.keep_loaded(name)
         if self.job.status is not JobStatus.RUNNING:
-            await self._move("Fine-tuning job started", status=JobStatus.RUNNING)
+            job = replace(self.job, status=JobStatus.RUNNING)
+            now_s = self._course.now()
+            told = EventRecord(job.job_id, now_s, "info", "Fine-tuning job started")
+            if not await self._store.write(_start, job, told):
+                return False
+            self.job = job
         async with self._tools.learner.held(name):
             record = await self._store.read(adapters.find, name)
             if record is None and self.job.model.endswith(f"{SEPARATOR}{name}"):
                 raise JobFailed(f"the adapter '{name}' is gone", "adapter_gone", "model")
             if record is not None:
-                told = f"trained by {self.job.job_id}; feedback waits for its end"
-                event = EventRecord(name, self._course.now(), "info", told)
+                message = f"trained by {self.job.job_id}; feedback waits for its end"
+                event = EventRecord(name, self._course.now(), "info", message)
                 await self._store.write(events.add, event)
             if not self.job.checkpoint_path:
                 current = 0 if record is None else record.current
                 job = replace(self.job, start_version=current)
                 await self._store.write(jobs.update, job)
                 self.job = job
+        return True
 
-    async def _publish(self) -> None:
-        """Make the version; it waits for room, rather than to lose what was learned."""
-        told = False
+    async def _wait_for_room(self, error: NoRoom) -> None:
+        """Rather than to lose what was learned; the trainer's memory is free meanwhile."""
+        await self._tell("warning", f"The version waits: {error}")
+        await self._close()
         while True:
-            try:
-                await Publication(self.job, self.trainer, self._tools, self._finish).run()
-                return
-            except NoRoom as error:
-                if not told:
-                    await self._tell("warning", f"The version waits: {error}")
-                told = True
             if self.pausing:
                 raise _Paused
-            await asyncio.sleep(_LOOK_FOR_ROOM_S)
+            try:
+                self._course.publisher.require_room(self.job.adapter)
+                return
+            except NoRoom:
+                await asyncio.sleep(_LOOK_FOR_ROOM_S)
 
     async def fail(self, message: str, code: str, param: str | None) -> None:
         """End the job with an error."""
@@ -365,6 +377,15 @@ def _commit(connection: Connection, job: JobRecord, checkpoint: CheckpointRecord
     jobs.update(connection, job)
     if checkpoint is not None:
         jobs.add_checkpoint(connection, checkpoint)
+
+
+def _start(connection: Connection, job: JobRecord, told: EventRecord) -> bool:
+    """False if another job of its adapter has begun, and this one has not."""
+    others = {other.job_id for other in jobs.under_way(connection, job.adapter)} - {job.job_id}
+    if others and not job.checkpoint_path:
+        return False
+    _move(connection, job, told)
+    return True
 
 
 def _move(connection: Connection, job: JobRecord, told: EventRecord) -> None:

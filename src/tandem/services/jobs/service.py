@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from tandem.core.errors import InvalidRequest, NotFound, WrongStatus
+from tandem.core.errors import InvalidRequest, NotFound, StoreError, WrongStatus
 from tandem.core.learning import (
     CheckpointRecord,
     EventRecord,
@@ -29,7 +29,7 @@ from tandem.core.learning import (
 from tandem.services.auth import Caller
 from tandem.services.durable import flush_directory, make_directory
 from tandem.services.jobs.data import parse_examples
-from tandem.services.jobs.method import read_method
+from tandem.services.jobs.method import read_method, written_down
 from tandem.services.jobs.results import as_csv
 from tandem.services.jobs.tools import JobTools, departure
 from tandem.services.jobs.workers import OPEN, Workers
@@ -59,6 +59,10 @@ class JobAsk:
     method: Mapping[str, Any] | None = None
     hyperparameters: Mapping[str, Any] | None = None
     metadata: Mapping[str, str] | None = None
+
+
+class _Made(WrongStatus):
+    """The job's version is committed; only the job's end is left to be written."""
 
 
 class Jobs:
@@ -105,8 +109,8 @@ class Jobs:
         own = {} if record is None else record.settings
         settings = resolve_settings(self._tools.course.defaults, own)
         method, meaning = read_method(ask.method, ask.hyperparameters, settings)
+        method = written_down(method, settings)
         if meaning.kind is not SampleKind.SFT:
-            # Written down: a later change of the adapter's settings is not for this job.
             chosen = meaning.reference or (BASE if record is None else settings.reference)
             await self._check_reference(adapter, chosen)
             method[method["type"]]["hyperparameters"]["reference"] = chosen
@@ -169,34 +173,31 @@ class Jobs:
         return await self._store.read(jobs.checkpoints, job_id, after=after, limit=limit)
 
     async def cancel(self, job_id: str, tenant: str) -> JobRecord:
-        """Give a job up; what it committed stays. Raises `NotFound`, `WrongStatus`."""
+        """Give a job up; what it committed stays. Raises `NotFound`, and `WrongStatus`: also if
+        its version is committed."""
         known = (*OPEN, JobStatus.PAUSED)
         await self.find(job_id, tenant)
         async with self._steered(job_id):
-            _require(await self.find(job_id, tenant), known, "cancelled")
-            await self._workers.end(job_id)
+            job = _require(await self.find(job_id, tenant), known, "cancelled")
             now_s = self._tools.course.now()
             told = EventRecord(job_id, now_s, "info", "Job cancelled")
-            job = await self._store.write(
-                _move, known, "cancelled", told, JobStatus.CANCELLED, now_s
-            )
+            job = await self._stopped(job, known, told, JobStatus.CANCELLED, now_s)
         await trim_jobs(self._store, job_id)
         return job
 
     async def pause(self, job_id: str, tenant: str) -> JobRecord:
         """Stop after the current step, which is committed; a step that takes longer than a moment
-        is given up. Raises `NotFound`, `WrongStatus`."""
+        is given up, and so is a commit that fails. Raises `NotFound`, `WrongStatus` as `cancel`."""
         await self.find(job_id, tenant)
         async with self._steered(job_id):
             job = _require(await self.find(job_id, tenant), OPEN, "paused")
-            if job.status is JobStatus.RUNNING and await self._workers.pause(job_id, _PAUSE_S):
-                return _require(await self.find(job_id, tenant), (JobStatus.PAUSED,), "paused")
-            await self._workers.end(job_id)
+            if job.status is JobStatus.RUNNING:
+                await self._workers.pause(job_id, _PAUSE_S)
             told = EventRecord(job_id, self._tools.course.now(), "info", "Job paused")
-            return await self._store.write(_move, OPEN, "paused", told, JobStatus.PAUSED)
+            return await self._stopped(job, OPEN, told, JobStatus.PAUSED)
 
     async def resume(self, job_id: str, tenant: str) -> JobRecord:
-        """Go on with a paused job.
+        """Go on with a paused job; it goes before those of its adapter that have not begun.
 
         Raises `NotFound`, and `WrongStatus`: also if its adapter has gone on without it.
         """
@@ -204,14 +205,17 @@ class Jobs:
         if not self._tools.trains:
             raise InvalidRequest(_NO_TRAINING)
         async with self._steered(job_id):
-            known = (JobStatus.PAUSED,)
-            job = _require(await self.find(job_id, tenant), known, "resumed")
+            job = _require(await self.find(job_id, tenant), (JobStatus.PAUSED,), "resumed")
             await self._workers.ended(job_id)  # it has said that it is paused, and may still close
             async with self._tools.learner.held(job.adapter):  # feedback waits from here on
                 await self._require_unchanged(job)
                 told = EventRecord(job_id, self._tools.course.now(), "info", "Job resumed")
                 status = JobStatus.QUEUED if job.total_steps else JobStatus.VALIDATING
-                job = await self._store.write(_move, known, "resumed", told, status)
+                try:
+                    job = await self._store.write(_resume, told, status)
+                except StoreError:  # nobody knows whether it is paused; its worker will see
+                    self._workers.launch(replace(job, status=status))
+                    raise
             self._workers.launch(job)
             return job
 
@@ -222,15 +226,29 @@ class Jobs:
         problem = departure(job, await self._store.read(adapters.find, job.adapter))
         if problem is not None:
             raise WrongStatus(problem, param="model")
-        others = await self._store.read(jobs.under_way, job.adapter)
-        if others:
-            raise WrongStatus(f"{others[0].job_id} trains '{job.adapter}' now", param="model")
 
     # ------------------------------------------------------------------ work
 
     def _steered(self, job_id: str) -> asyncio.Lock:
         """Held while somebody changes what a job does."""
         return self._steering.setdefault(job_id, asyncio.Lock())
+
+    async def _stopped(
+        self,
+        job: JobRecord,
+        known: Sequence[JobStatus],
+        told: EventRecord,
+        status: JobStatus,
+        finished_s: float | None = None,
+    ) -> JobRecord:
+        """End the work on `job` and write that down; where that cannot be, the work goes on."""
+        await self._workers.end(job.job_id)
+        try:
+            return await self._store.write(_move, known, status.value, told, status, finished_s)
+        except (StoreError, _Made):
+            if job.status in OPEN and self._tools.trains:
+                self._workers.launch(job)
+            raise
 
     async def _finish(self, job: JobRecord) -> None:
         """Write the result file and let the job succeed, in one transaction."""
@@ -323,12 +341,33 @@ def _move(
     status: JobStatus,
     finished_s: float | None = None,
 ) -> JobRecord:
-    """Change the job that `told` is about, if it is still in one of the `known` statuses."""
+    """Change the job that `told` is about, if it is still in one of the `known` statuses, and has
+    made no version if it is open."""
     job = jobs.find(connection, told.subject)
     assert job is not None  # jobs are never deleted
-    job = replace(_require(job, known, wanted), status=status, finished_s=finished_s)
+    if job.status is status:  # its worker has said so
+        return job
+    _require(job, known, wanted)
+    known_versions = adapters.versions(connection, job.adapter)
+    made = [version for version in known_versions if version.origin == job.job_id]
+    if made and job.status in OPEN:
+        raise _Made(
+            f"the job has made version {made[0].number} of '{job.adapter}' and is about to end: it "
+            f"cannot be {wanted}",
+            param="status",
+        )
+    job = replace(job, status=status, finished_s=finished_s)
     jobs.update(connection, job)
     events.add(connection, told)
+    return job
+
+
+def _resume(connection: Connection, told: EventRecord, status: JobStatus) -> JobRecord:
+    """One of two begins: this job again, or one of its adapter that has not begun (`run.py`)."""
+    job = _move(connection, (JobStatus.PAUSED,), "resumed", told, status)
+    for other in jobs.under_way(connection, job.adapter) if job.checkpoint_path else ():
+        if other.job_id != job.job_id:
+            raise WrongStatus(f"{other.job_id} trains '{job.adapter}' now", param="model")
     return job
 
 

@@ -1,8 +1,8 @@
 """Works on jobs: their files at once, their training when it is their turn.
 
 A bounded number of jobs trains at the same time, and one for each adapter, in the order of their
-arrival. Knows no tenants. Invariant: a store or a disk that fails for a while delays a job and
-does not end it.
+arrival; one that has begun goes first. Knows no tenants. Invariant: a store or a disk that fails
+for a while delays a job and does not end it, and delays nobody who pauses or cancels one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from weakref import WeakValueDictionary
 
 from tandem.core.errors import StoreError
@@ -25,6 +27,8 @@ logger = logging.getLogger(__name__)
 OPEN = (JobStatus.VALIDATING, JobStatus.QUEUED, JobStatus.RUNNING)
 """Statuses of jobs that somebody works on."""
 _AT_ONCE = 2
+_COMMIT_S = 30.0
+"""How long a pause waits for the commit after the last step."""
 _INTERNAL = "internal error; the server's log has the details"
 
 
@@ -59,26 +63,33 @@ class Workers:
         """Stop working on one job; a version that is just being published is waited for, and its
         job succeeds."""
         if job_id in self._tasks:
-            self._tasks[job_id].cancel()
-        await self.ended(job_id)
+            task = self._tasks[job_id]
+            task.cancel()
+            await asyncio.wait((task,))
 
     async def ended(self, job_id: str) -> None:
-        """Wait until nobody works on this job."""
+        """Wait until nobody works on this job, which is not open any more."""
         if job_id in self._tasks:
-            await asyncio.wait((self._tasks[job_id],))
+            task = self._tasks[job_id]
+            if job_id not in self._runs:  # it has nothing to close, and may wait for its turn
+                task.cancel()
+            await asyncio.wait((task,))
 
-    async def pause(self, job_id: str, patience_s: float) -> bool:
+    async def pause(self, job_id: str, patience_s: float) -> None:
         """Stop training after the current step, which is given up if it takes longer than
-        `patience_s`, and commit. False if the job does not train just now."""
+        `patience_s`, and commit. Nothing is done where a job does not train just now.
+
+        What came of it is for the caller to see: a commit that fails, or takes long, is not
+        waited for.
+        """
         if job_id not in self._runs:
-            return False
+            return
         run, task = self._runs[job_id], self._tasks[job_id]
         run.pausing = True
         await asyncio.wait((task,), timeout=patience_s)
         if not task.done():
             await run.give_up_steps()
-            await asyncio.wait((task,))
-        return True
+            await asyncio.wait((task,), timeout=_COMMIT_S)
 
     async def _work(self, job: JobRecord) -> None:
         # An older Tandem queued jobs that were paused before they had been validated.
@@ -86,24 +97,36 @@ class Workers:
             async with self._reading:  # whole files, in memory
                 job = await self._insist(job.job_id, JobRun.validate)
         if job.status in OPEN:
-            async with self._turn(job.adapter), self._slots:
-                await self._insist(job.job_id, self._run)
+            await self._train(job)
         await trim_jobs(self._store, job.job_id)
+
+    async def _train(self, job: JobRecord) -> None:
+        """When it is its turn, and again if it is still queued then: another one went first."""
+        while True:
+            async with self._turn(job.adapter), AsyncExitStack() as slot:
+                await slot.enter_async_context(self._slots)
+                job = await self._insist(job.job_id, partial(self._run, slot.aclose))
+            if job.status is not JobStatus.QUEUED:
+                return
 
     def _turn(self, adapter: str) -> asyncio.Lock:
         """Held by the job that trains `adapter`: the next one begins with what it has learned."""
         return self._turns.setdefault(adapter, asyncio.Lock())
 
-    async def _run(self, run: JobRun) -> None:
+    async def _run(self, leave: Callable[[], Awaitable[None]], run: JobRun) -> None:
         self._runs[run.job.job_id] = run
         try:
-            await run.run()
+            await run.run(leave)
         finally:
             del self._runs[run.job.job_id]
 
     async def _insist(self, job_id: str, work: Callable[[JobRun], Awaitable[None]]) -> JobRecord:
-        """Do `work`, again and again while the store or the disk fails; the job after it."""
-        backoff, pausing, step = Backoff(), False, 0
+        """Do `work`, again and again while the store or the disk fails; the job after it.
+
+        Whoever pauses it sees to the rest: it is not tried again then.
+        """
+        backoff, step = Backoff(), 0
+        run: JobRun | None = None
         while True:
             try:
                 job = await self._store.read(jobs.find, job_id)
@@ -114,17 +137,18 @@ class Workers:
                     backoff.reset()
                 step = job.step
                 run = JobRun(job, self._tools, self._finish)
-                run.pausing = pausing
                 try:
                     await work(run)
                 except (StoreError, OSError):
-                    pausing = run.pausing
                     raise
                 except Exception as error:
                     logger.error("%s failed", job_id, exc_info=error)
                     await run.fail(_INTERNAL, "server_error", None)
                 return run.job
             except (StoreError, OSError) as error:
+                if run is not None and run.pausing:
+                    logger.error("%s is interrupted while it is paused", job_id, exc_info=error)
+                    return run.job
                 logger.error("%s is interrupted and tried again", job_id, exc_info=error)
                 await backoff.wait()
 
