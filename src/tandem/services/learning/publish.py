@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tandem.core.errors import AdapterError, EngineDead, NoRoom, NotFound
+from tandem.core.errors import EngineDead, NoRoom, NotFound
 from tandem.core.learning import EventRecord, VersionRecord, VersionState
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.version import INTERNAL, AdapterVersion
