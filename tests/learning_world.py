@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from fake_engine import FakeEngine
 from serving import demo_tokenizer
-from tandem.core.errors import StoreError
+from tandem.core.errors import NoMemory, StoreError
 from tandem.core.learning import AdapterRecord, Feedback, FeedbackKind, Sample, SampleKind, Split
+from tandem.core.training import TrainerSpec, TrainerState
 from tandem.services.learning.canary import Canary, read_canary
 from tandem.services.learning.freshness import Freshness
 from tandem.services.learning.gate import Bounds
@@ -33,6 +34,15 @@ from tandem.telemetry.learning import LearningMetrics
 CANARY = (
     '{"messages": [{"role": "user", "content": "Hello!"}]}\n{"prompt": "Once", "answer": "upon"}\n'
 )
+
+
+class OneTrainer(FakeEngine):
+    """Has memory for one."""
+
+    async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
+        if self.trainers.keys() - {spec.name}:
+            raise NoMemory("the open trainer needs it")
+        return await super().open_trainer(spec)
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny_models
-from tandem.core.errors import AdapterError, NoRoom, StoreError
+from tandem.core.errors import AdapterError, NoMemory, StoreError
 from tandem.core.plan import DEVICE_LANE, BackwardSlice, Discard, Draw, LanePlan, Span, Update
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -296,7 +296,7 @@ def test_trainers_are_refused_before_they_take_more_than_their_share():
         driver.backward(number, (1.0, 1.0))
         executor.training.check()
         driver.run(updates=(Update("t", revision),))
-    with pytest.raises(NoRoom, match="open trainers need"):
+    with pytest.raises(NoMemory, match="open trainers need"):
         open_trainer(executor, name="u")
     open_trainer(executor)  # in place of its namesake
     executor.close_trainer("t")
@@ -304,7 +304,7 @@ def test_trainers_are_refused_before_they_take_more_than_their_share():
 
     with pytest.raises(AdapterError, match="trainers may have") as refused:
         open_trainer(make_executor(model, trainer_bytes=most - 1))
-    assert not isinstance(refused.value, NoRoom)
+    assert not isinstance(refused.value, NoMemory)
 
 
 def test_more_than_fits_drops_recorded_inputs_and_gives_the_same_gradient():

@@ -58,8 +58,8 @@ class AdapterError(InvalidRequest):
     """An adapter cannot be read, does not fit the model, or is in the wrong state."""
 
 
-class NoRoom(AdapterError):
-    """There is no room for one more adapter or trainer now; there may be later."""
+class NoMemory(AdapterError):
+    """A trainer would fit if others were closed."""
 
 
 class TrainingCancelled(TandemError):

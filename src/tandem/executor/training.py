@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tandem.core.errors import AccountingError, AdapterError, NoRoom
+from tandem.core.errors import AccountingError, AdapterError, NoMemory
 from tandem.core.plan import (
     BackwardSlice,
     Discard,
@@ -72,7 +72,7 @@ class TrainingState:
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """See `Executor`; an open one of that name is closed when the new one is ready.
 
-        Raises `NoRoom` if it fits only when others are closed.
+        Raises `NoMemory` if it fits only when others are closed.
         """
         if not spec.name:
             raise AdapterError("a trainer needs a name", param="name")
@@ -261,7 +261,7 @@ class TrainingState:
             )
         taken = sum(self._most_bytes(other) for other in others)
         if taken + needed > budget:
-            raise NoRoom(
+            raise NoMemory(
                 f"training it takes {needed} bytes, and {len(others)} open trainers need {taken} "
                 f"of {budget}: wait for one of them, or {advice}",
                 param="rank",

@@ -1,4 +1,4 @@
-"""A job's examples: read from its files, and encoded for its steps.
+"""What a job trains: its examples, read from files and encoded for steps, and its trainer's start.
 
 Knows no trainer but by name. Invariant: what is wrong with a file ends the job with a `JobFailed`
 that names the file, and the line where it is one line's fault.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import JobRecord, Sample
+from tandem.core.training import TrainerSpec
 from tandem.services.jobs.data import BadLine, line_of, parse_examples
 from tandem.services.jobs.method import Method, read_method
 from tandem.services.jobs.tools import JobFailed
@@ -35,6 +36,26 @@ class Examples:
     def steps(self, seed: int) -> list[list[str]]:
         """Samples of each step, all epochs."""
         return self.method.steps([sample.sample_id for sample in self.training], seed)
+
+
+async def trainer_spec(
+    job: JobRecord, trainer: str, method: Method, course: LearningTools
+) -> TrainerSpec:
+    """A trainer at the job's last commit, or where the job begins."""
+    settings = await settings_of(job, course)
+    source, resume = job.checkpoint_path, bool(job.checkpoint_path)
+    if not resume:
+        start = job.start_version or 0
+        version = await course.store.read(adapters.version, job.adapter, start)
+        source = version.path if version is not None else ""
+    return TrainerSpec(
+        name=trainer,
+        lora=replace(settings.lora, seed=job.seed),
+        optimizer=replace(method.optimizer, total_steps=job.total_steps),
+        source=source,
+        resume=resume,
+        own_schedule=True,
+    )
 
 
 async def settings_of(job: JobRecord, course: LearningTools) -> LearningSettings:

@@ -16,19 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.core.errors import EngineDead, InvalidRequest, NoRoom, TrainingCancelled
+from tandem.core.errors import EngineDead, InvalidRequest, NoMemory, TrainingCancelled
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
-from tandem.core.training import TrainerSpec
 from tandem.core.version import INTERNAL
 from tandem.services.durable import make_directory
-from tandem.services.jobs.examples import Examples, admit, read_examples, settings_of
+from tandem.services.jobs.examples import Examples, admit, read_examples, trainer_spec
 from tandem.services.jobs.method import Method
 from tandem.services.jobs.publication import Publication, require_start
 from tandem.services.jobs.results import step_event
 from tandem.services.jobs.tools import JobFailed, JobTools
 from tandem.services.jobs.validation import Validation
 from tandem.services.learning.loaded import loaded_by_hand
-from tandem.services.learning.publish import engine_ready, move_durably, remove_tree
+from tandem.services.learning.publish import NoRoom, engine_ready, move_durably, remove_tree
 from tandem.services.learning.references import Model, NotFinite, References
 from tandem.services.learning.settings import BASE, reference_number
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
@@ -231,23 +230,20 @@ class JobRun:
         return f"{INTERNAL}reference-of/{self.job.job_id}"
 
     async def _open(self, method: Method) -> None:
-        """Open the trainer at the last commit, or where the job begins."""
-        settings = await settings_of(self.job, self._course)
-        source, resume = self.job.checkpoint_path, bool(self.job.checkpoint_path)
-        if not resume:
-            start = self.job.start_version or 0
-            version = await self._store.read(adapters.version, self.job.adapter, start)
-            source = version.path if version is not None else ""
-        await self._client.open_trainer(
-            TrainerSpec(
-                name=self.trainer,
-                lora=replace(settings.lora, seed=self.job.seed),
-                optimizer=replace(method.optimizer, total_steps=self.job.total_steps),
-                source=source,
-                resume=resume,
-                own_schedule=True,
-            )
-        )
+        """Open the trainer as soon as there is memory for it."""
+        spec, told = await trainer_spec(self.job, self.trainer, method, self._course), False
+        while True:
+            try:
+                await self._client.open_trainer(spec)
+                return
+            except NoMemory as error:
+                if not told:
+                    await self._tell("info", f"The job waits: {error}")
+                told = True
+            if self.pausing:
+                raise _Paused
+            await self._tools.learner.make_room()
+            await asyncio.sleep(_LOOK_FOR_ROOM_S)
 
     async def _segment(
         self,

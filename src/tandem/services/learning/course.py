@@ -15,13 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from enum import StrEnum
 
 from tandem.core.errors import AdapterError, EngineDead, TrainingCancelled
-from tandem.core.learning import (
-    EventRecord,
-    SampleKind,
-    SampleState,
-    VersionRecord,
-    VersionState,
-)
+from tandem.core.learning import EventRecord, SampleKind, SampleState, VersionRecord, VersionState
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
 from tandem.services.learning.gate import Outcome, Verdict
@@ -81,8 +75,8 @@ class Course:
     async def turn(self) -> Progress:
         """Make the next version, if there is something to learn from.
 
-        Raises `EngineDead`, `StoreError` and `NoRoom`; what was claimed is then accepted again (or
-        will be, by `recovery.py`).
+        Raises `EngineDead`, `StoreError`, `NoRoom` and `NoMemory`; what was claimed is then
+        accepted again (or will be, by `recovery.py`).
         """
         async with self._lock:
             self._running = asyncio.create_task(self._block())
@@ -124,6 +118,12 @@ class Course:
         """See `loaded.py`. Raises `AdapterError`."""
         async with self._lock:
             await keep_loaded(self._tools, self.name)
+
+    async def free(self) -> None:
+        """As `rest`, unless somebody works on this adapter."""
+        if self._open_from is not None and not self._lock.locked():
+            async with self._lock:
+                await self.rest()
 
     async def rest(self) -> None:
         """Free the engine's memory; the next turn starts from the current version."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tandem.core.errors import EngineDead, NoRoom, TandemError, TrainingCancelled
+from tandem.core.errors import EngineDead, NoMemory, TandemError, TrainingCancelled
 from tandem.core.learning import EventRecord, SampleState, Split
 from tandem.services.backoff import Backoff
 from tandem.services.learning.course import Course, Progress
-from tandem.services.learning.publish import engine_ready
+from tandem.services.learning.publish import NoRoom, engine_ready
 from tandem.services.learning.tools import LearningTools
 from tandem.store import Connection, adapters, events, samples
 
@@ -26,6 +27,8 @@ _POLL_S = 2.0
 _SOON_S = 0.1
 _REST_AFTER_S = 60.0
 _LOOK_FOR_ROOM_S = 2.0
+_MAKE_ROOM_S = 5.0
+_CROWDED = "no memory"
 
 
 class Learner:
@@ -38,6 +41,7 @@ class Learner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._crowded_s = float("-inf")
 
     async def start(self) -> None:
         """Begin to learn. `recovery.py` has put the state in order before."""
@@ -97,6 +101,13 @@ class Learner:
         async with self.held(adapter):
             pass
 
+    async def make_room(self) -> None:
+        """Free the memory of trainers that nobody trains just now, and of the others after their
+        turn: somebody has none. Adapters then take turns with it."""
+        self._crowded_s = time.monotonic()
+        for course in list(self._courses.values()):
+            await course.free()
+
     async def count(self) -> None:
         """Show the samples by state as metrics, and wake whoever has some to learn from."""
         counted = await self._tools.store.read(_counted)
@@ -134,6 +145,16 @@ class Learner:
                         progress = await course.turn()
                     backoff.reset()
                     told = ""
+                    if time.monotonic() - self._crowded_s < _MAKE_ROOM_S:
+                        await course.free()
+                        await asyncio.sleep(_MAKE_ROOM_S)
+                except NoMemory as error:
+                    if told != _CROWDED:
+                        await self._tell(adapter, "info", f"learning waits: {error}")
+                    told = _CROWDED
+                    await self.make_room()
+                    await asyncio.sleep(_LOOK_FOR_ROOM_S)
+                    continue
                 except NoRoom as error:
                     if str(error) != told:
                         await self._tell(adapter, "warning", f"learning waits: {error}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tandem.core.errors import EngineDead, NoRoom, NotFound
+from tandem.core.errors import AdapterError, EngineDead, NotFound
 from tandem.core.learning import EventRecord, VersionRecord, VersionState
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.version import INTERNAL, AdapterVersion
@@ -59,6 +59,10 @@ def candidate_name(adapter: str) -> str:
 def reference_name(adapter: str, number: int) -> str:
     """The engine's name of a version that is a reference."""
     return f"{INTERNAL}reference/{adapter}/{number}"
+
+
+class NoRoom(AdapterError):
+    """One more adapter would be more than the engine serves at the same time."""
 
 
 class Publisher:
