@@ -13,16 +13,16 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fake_answers import VOCAB, draw_of, link, logprob_of
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import AdapterError
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (
     BackwardSlice,
-    Draw,
     DrawResult,
     LanePlan,
     OpenMicroBatch,
@@ -39,7 +39,6 @@ from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 
-VOCAB = 50
 EOS = 7
 LAYERS = 3
 Slot = tuple[int, int, str | None, int]
@@ -380,49 +379,3 @@ def as_executor(executor: FakeExecutor) -> Executor:
 
 def _state(trainer: FakeTrainer) -> TrainerState:
     return TrainerState(trainer.spec.name, trainer.revision, 1)
-
-
-def link(chain: int, token: int, weights: str | None) -> int:
-    """Extend a prefix hash by one token."""
-    return zlib.crc32(f"{chain},{token},{weights}".encode())
-
-
-def logprob_of(chain: int, target: int) -> float:
-    """The log-probability of a token after a prefix: in (-2, -1]."""
-    return -1.0 - zlib.crc32(f"{chain},{target}".encode()) / 2**32
-
-
-def expected_score(tokens: Sequence[int], prompt_tokens: int, weights: str | None) -> float:
-    """What scoring `tokens[prompt_tokens:]` must sum up to."""
-    chain, total = 0, 0.0
-    for position, token in enumerate(tokens):
-        if position >= prompt_tokens:
-            total += logprob_of(chain, token)
-        chain = link(chain, token, weights)
-    return total
-
-
-def draw_of(chain: int, draw: Draw) -> DrawResult:
-    """The token after a prefix, for one draw."""
-    key = f"{chain},{draw.sampling.seed},{draw.index}"
-    token = zlib.crc32(key.encode()) % VOCAB
-    while token in draw.banned:
-        token = (token + 1) % VOCAB
-    return DrawResult(draw.seq_id, token)
-
-
-def expected_tokens(
-    prompt: Sequence[int], draw: Draw, adapter: str | None, max_tokens: int, stop: frozenset[int]
-) -> list[int]:
-    """What a sequence must answer, from its prompt alone."""
-    chain = 0
-    for token in prompt:
-        chain = link(chain, token, adapter)
-    tokens: list[int] = []
-    while len(tokens) < max_tokens:
-        token = draw_of(chain, draw).token
-        tokens.append(token)
-        if token in stop:
-            break
-        chain = link(chain, token, adapter)
-    return tokens

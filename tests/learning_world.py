@@ -16,7 +16,15 @@ from prometheus_client import CollectorRegistry
 from fake_engine import FakeEngine
 from serving import demo_tokenizer
 from tandem.core.errors import NoMemory, StoreError
-from tandem.core.learning import AdapterRecord, Feedback, FeedbackKind, Sample, SampleKind, Split
+from tandem.core.learning import (
+    AdapterRecord,
+    Feedback,
+    FeedbackKind,
+    Sample,
+    SampleKind,
+    SampleState,
+    Split,
+)
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.services.learning.canary import Canary, read_canary
 from tandem.services.learning.freshness import Freshness
@@ -28,7 +36,7 @@ from tandem.services.learning.recovery import recover
 from tandem.services.learning.references import References
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.tools import LearningTools
-from tandem.store import Connection, Store, adapters, feedback
+from tandem.store import Connection, Store, adapters, feedback, samples
 from tandem.telemetry.learning import LearningMetrics
 
 CANARY = (
@@ -165,3 +173,20 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def state_of(world: World, sample: Sample) -> SampleState:
+    """What has become of a sample."""
+    return (await world.store.read(samples.get, [sample.sample_id]))[0].state
+
+
+async def settled(world: World, adapter: str = "formal") -> None:
+    """Wait until nothing is accepted or assigned any more."""
+
+    async def left() -> int:
+        states = (await world.store.read(samples.counts)).get(adapter, {}).get(Split.TRAIN, {})
+        return states.get(SampleState.ACCEPTED, 0) + states.get(SampleState.ASSIGNED, 0)
+
+    async with asyncio.timeout(20):
+        while await left():
+            await asyncio.sleep(0.02)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fake_executor import Costs, FakeExecutor, expected_tokens
+from fake_answers import expected_tokens
+from fake_executor import Costs, FakeExecutor
 from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.events import TokenEvent

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_bench import Bench, request
 from prometheus_client import CollectorRegistry
-from test_loop import Bench, request
 
 from fake_executor import Costs, FakeExecutor
 from tandem.build import join_loop

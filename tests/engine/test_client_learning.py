@@ -15,7 +15,8 @@ import pytest
 from learning_bench import request, sft_step
 from test_process import collect, engine, expected, long_request, until
 
-from fake_executor import FakeExecutor, expected_score
+from fake_answers import expected_score
+from fake_executor import FakeExecutor
 from tandem.build import join_loop
 from tandem.config import SchedulingConfig, Settings
 from tandem.core.errors import (

@@ -2,100 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loop_bench import Bench, check_answer, prompts, request
 
-from fake_executor import EOS, FakeExecutor, expected_tokens
-from tandem.build import build_policy
-from tandem.core.clock import VirtualClock
-from tandem.core.errors import AdapterError, InvalidRequest, NotFound
-from tandem.core.events import TokenEvent
-from tandem.core.plan import Draw, LanePlan
+from fake_executor import EOS
+from tandem.core.errors import InvalidRequest
+from tandem.core.plan import LanePlan
 from tandem.core.request import Request
-from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import WorkClass
-from tandem.engine.loop import EngineLoop
-from tandem.kv.cache import KVCache
-from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.view import Budgets
 
-
-class Bench:
-    """A loop with its fake parts, and everything it ever said."""
-
-    def __init__(
-        self,
-        *,
-        num_blocks: int = 32,
-        policy: str = "fcfs",
-        max_sequences: int = 8,
-        max_batch_tokens: int = 16,
-        prefix_caching: bool = True,
-    ) -> None:
-        self.plans: list[LanePlan] = []
-        self.executor = FakeExecutor(num_blocks, on_submit=self.plans.append)
-        self.budgets = Budgets(max_sequences, max_batch_tokens)
-        self.cache = KVCache(num_blocks, 4, prefix_caching=prefix_caching)
-        self.clock = VirtualClock()
-        self.scheduler = Scheduler(
-            build_policy(policy), self.cache, self.budgets, self.executor.info
-        )
-        self.loop = EngineLoop(
-            self.scheduler, self.executor, self.clock, max_loaded_adapters=4, check_every_step=True
-        )
-        self.tokens: dict[tuple[str, int], list[int]] = {}
-        self.ended: dict[tuple[str, int], TokenEvent] = {}
-        self.scored: dict[str, list[int]] = {}
-
-    def step(self) -> None:
-        self.clock.advance(0.1)
-        for event in self.loop.step():
-            key = (event.request_id, event.index)
-            assert key not in self.ended, "an event after the last one"
-            self.tokens.setdefault(key, []).extend(event.tokens)
-            self.scored.setdefault(event.request_id, []).extend(
-                logprob.token for logprob in event.prompt_logprobs
-            )
-            if event.finish_reason is not None:
-                self.ended[key] = event
-
-    def run(self, limit: int = 3000) -> None:
-        for _ in range(limit):
-            if not self.loop.has_work:
-                break
-            self.step()
-        assert not self.loop.has_work, "requests never end"
-        assert self.cache.held_blocks == 0
-        for plan in self.plans:
-            assert plan.num_tokens <= self.budgets.max_batch_tokens
-            assert len(plan.spans) <= self.budgets.max_sequences
-
-
-def request(name: str, prompt: list[int], *, n: int = 1, priority: int = 0, tenant: str = "",
-            adapter: str | None = None, **sampling: object) -> Request:  # fmt: skip
-    params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
-    return Request(
-        name, tuple(prompt), params, n=n, priority=priority, tenant=tenant, adapter=adapter
-    )
-
-
-def check_answer(bench: Bench, asked: Request, index: int, adapter: str | None = None) -> None:
-    stop = frozenset() if asked.sampling.ignore_eos else frozenset({EOS})
-    draw = Draw(0, index, 0, asked.sampling)
-    wanted = expected_tokens(asked.prompt, draw, adapter, asked.sampling.max_tokens, stop)
-    key = (asked.request_id, index)
-    assert bench.tokens[key] == wanted
-    reason = FinishReason.STOP if wanted[-1] in stop else FinishReason.LENGTH
-    assert bench.ended[key].finish_reason is reason
-
-
-prompts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 actions = st.one_of(
     st.tuples(st.just("add"), prompts, st.integers(1, 3), st.integers(-2, 2), st.integers(1, 20)),
     st.tuples(st.just("step"), st.integers(1, 6)),
@@ -317,16 +237,6 @@ def test_what_can_never_run_is_refused(prompt, max_tokens, needle):
     assert not bench.loop.has_work
 
 
-# ---------------------------------------------------------------- adapters
-
-
-def write_adapter(folder: Path, content: str) -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"r": 4}))
-    (folder / "adapter_model.safetensors").write_bytes(content.encode())
-    return str(folder)
-
-
 def test_what_online_requests_hold_is_looked_at_once_a_second_and_reported(monkeypatch):
     bench = Bench()
     looks, held_by = [], bench.cache.held_by
@@ -344,71 +254,3 @@ def test_what_online_requests_hold_is_looked_at_once_a_second_and_reported(monke
     found = bench.loop.stats().prediction_errors["online_blocks"]
     assert found.samples == 3
     assert found.p95 == max(3 / 4, 3.5 / 6, (9 - mean) / 9)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    script=st.lists(
-        st.one_of(
-            st.tuples(st.just("load"), st.sampled_from("AB"), st.integers(0, 2)),
-            st.tuples(st.just("unload"), st.sampled_from("AB")),
-            st.tuples(st.just("add"), st.sampled_from(["A", "B", None]), prompts),
-            st.tuples(st.just("step"), st.integers(1, 4)),
-        ),
-        max_size=25,
-    )
-)
-def test_no_answer_reads_blocks_of_another_version(script, tmp_path_factory):
-    """Loads in place, unloads and reloads under running requests (see FakeExecutor._read)."""
-    folder = tmp_path_factory.mktemp("adapters")
-    bench = Bench(num_blocks=30)
-    asked: list[tuple[Request, str | None]] = []
-    for action in script:
-        if action[0] == "load":
-            path = write_adapter(folder / action[1], f"weights {action[2]}")
-            bench.loop.load_adapter(action[1], path)
-        elif action[0] == "unload" and action[1] in bench.loop.adapters:
-            bench.loop.unload_adapter(action[1])
-        elif action[0] == "add":
-            name = action[1]
-            version = bench.loop.adapters.get(name) if name else None
-            if name is None or version is not None:
-                new = request(f"r{len(asked)}", action[2], adapter=name)
-                bench.loop.add(new)
-                asked.append((new, version.content_hash if version else None))
-        elif action[0] == "step":
-            for _ in range(action[1]):
-                bench.step()
-    bench.run()
-    for each, content_hash in asked:
-        check_answer(bench, each, 0, content_hash)
-    current = {version.content_hash for version in bench.loop.adapters.values()}
-    assert bench.executor.adapters == current, "a version nobody uses is still loaded"
-
-
-def test_adapter_errors(tmp_path):
-    bench = Bench()
-    with pytest.raises(NotFound):
-        bench.loop.add(request("a", [1], adapter="none"))
-    with pytest.raises(NotFound):
-        bench.loop.unload_adapter("none")
-    with pytest.raises(AdapterError, match="no adapter directory"):
-        bench.loop.load_adapter("a", str(tmp_path / "missing"))
-    (tmp_path / "adapter_model.bin").write_bytes(b"")
-    with pytest.raises(AdapterError, match="pickled"):
-        bench.loop.load_adapter("a", str(tmp_path))
-    for number in range(4):
-        folder = write_adapter(tmp_path / f"{number}", f"{number}")
-        bench.loop.load_adapter(f"n{number}", folder)
-    with pytest.raises(AdapterError, match="4 adapters"):
-        bench.loop.load_adapter("n4", write_adapter(tmp_path / "4", "4"))
-
-
-def test_version_numbers_and_labels(tmp_path):
-    bench = Bench()
-    first = bench.loop.load_adapter("a", write_adapter(tmp_path / "a", "1"))
-    second = bench.loop.load_adapter("a", write_adapter(tmp_path / "a", "2"))
-    assert (first.label, second.label) == ("a@1", "a@2")
-    bench.loop.add(request("r", [1, 2], adapter="a"))
-    bench.run()
-    assert bench.ended["r", 0].adapter == "a@2"

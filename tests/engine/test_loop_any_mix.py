@@ -20,7 +20,7 @@ from learning_bench import (
     sft_step,
 )
 
-from fake_executor import expected_score
+from fake_answers import expected_score
 from tandem.core.errors import InvalidRequest
 from tandem.core.training import ScoreRequest
 

@@ -18,7 +18,8 @@ from learning_bench import (
     sft_step,
 )
 
-from fake_executor import LanePlan, expected_score
+from fake_answers import expected_score
+from fake_executor import LanePlan
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.plan import Discard, working_key
 from tandem.core.training import LossSpec, ScoreRequest, TrainingStep

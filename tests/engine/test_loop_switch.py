@@ -9,7 +9,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_executor import FakeExecutor, draw_of, expected_score, expected_tokens, link
+from fake_answers import draw_of, expected_score, expected_tokens, link
+from fake_executor import FakeExecutor
 from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.events import TokenEvent

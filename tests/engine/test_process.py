@@ -18,7 +18,8 @@ import msgspec
 import psutil
 import pytest
 
-from fake_executor import FakeExecutor, expected_tokens
+from fake_answers import expected_tokens
+from fake_executor import FakeExecutor
 from tandem.build import join_loop
 from tandem.config import Settings
 from tandem.core.clock import MonotonicClock

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_simulation import config, load, small_profile
+from small_load import config, load, small_profile
 
 from tandem.build import build_simulation, known_policies
 from tandem.core.clock import VirtualClock

@@ -9,30 +9,12 @@ from pathlib import Path
 import pytest
 
 from fake_engine import FakeEngine, score_of
-from learning_world import World, until, world
-from tandem.core.learning import Sample, SampleKind, SampleState, Split, VersionState
+from learning_world import settled, state_of, until, world
+from tandem.core.learning import SampleKind, SampleState, VersionState
 from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
-from tandem.core.version import AdapterVersion
-from tandem.services.learning import learner
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters, events, feedback, samples
 from tandem.store.feedback import Filter
-
-
-async def state_of(world: World, sample: Sample) -> SampleState:
-    return (await world.store.read(samples.get, [sample.sample_id]))[0].state
-
-
-async def settled(world: World, adapter: str = "formal") -> None:
-    """Wait until nothing is accepted or assigned any more."""
-
-    async def left() -> int:
-        states = (await world.store.read(samples.counts)).get(adapter, {}).get(Split.TRAIN, {})
-        return states.get(SampleState.ACCEPTED, 0) + states.get(SampleState.ASSIGNED, 0)
-
-    async with asyncio.timeout(20):
-        while await left():
-            await asyncio.sleep(0.02)
 
 
 async def test_samples_become_a_published_version(tmp_path: Path) -> None:
@@ -209,37 +191,6 @@ async def test_each_kind_of_sample_has_its_own_steps(tmp_path: Path) -> None:
         assert [s.role for s in batch].count(Role.MISMATCHED) == 2
 
 
-async def test_engine_death_costs_a_repetition_only(tmp_path: Path) -> None:
-    async with world(tmp_path, engine=FakeEngine(step_s=0.3)) as made:
-        given = [made.sample() for _ in range(4)]
-        await made.give(given)
-        made.learner.notify("formal")
-        await until(lambda: "learn/formal" in made.engine.trainers)
-        await asyncio.sleep(0.1)
-        made.engine.die()
-        await asyncio.sleep(0.2)
-        assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
-        made.engine.step_s = 0.0
-        await made.engine.start()
-        await settled(made)
-        assert {await state_of(made, sample) for sample in given} == {SampleState.CONSUMED}
-        assert made.engine.adapters["formal"].number == 1
-
-
-async def test_holding_gives_up_what_is_under_way(tmp_path: Path) -> None:
-    async with world(tmp_path, engine=FakeEngine(step_s=5.0)) as made:
-        given = [made.sample() for _ in range(4)]
-        await made.give(given)
-        made.learner.notify("formal")
-        await until(lambda: "learn/formal" in made.engine.trainers)
-        async with asyncio.timeout(2), made.learner.held("formal"):
-            assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
-            assert "learn/formal" not in made.engine.trainers
-            made.engine.step_s = 0.0
-        await settled(made)
-        assert made.engine.adapters["formal"].number == 1
-
-
 async def test_a_manual_gate_waits_and_learns_nothing_more(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
         given = [made.sample() for _ in range(4)]
@@ -328,17 +279,6 @@ async def test_unusable_samples_of_one_key_do_not_condemn_those_of_another(
             assert version.metrics["key_share"] == 0.5
 
 
-async def test_deleting_an_adapter_while_it_learns(tmp_path: Path) -> None:
-    async with world(tmp_path, engine=FakeEngine(step_s=5.0)) as made:
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        await until(lambda: "learn/formal" in made.engine.trainers)
-        async with made.learner.held("formal"):
-            await made.store.write(adapters.delete, "formal")
-        await asyncio.sleep(0.2)
-        assert made.engine.steps == [] and "formal" not in made.engine.adapters
-
-
 @pytest.mark.parametrize("gate", ["auto", "always"])
 async def test_a_candidate_without_finite_output_is_refused_once(tmp_path: Path, gate: str) -> None:
     def broken(request: ScoreRequest, under: str | None) -> float:
@@ -354,85 +294,3 @@ async def test_a_candidate_without_finite_output_is_refused_once(tmp_path: Path,
         assert record is not None and record.state is VersionState.REFUSED
         assert record.reason == "the model's output is not finite"
         assert "formal" not in made.engine.adapters
-
-
-async def test_without_room_learning_waits_before_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(learner, "_LOOK_FOR_ROOM_S", 0.05)
-    async with world(tmp_path, max_adapters=1) as made:
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        await settled(made)
-        steps = len(made.engine.steps)
-        given = [made.sample(adapter="casual") for _ in range(4)]
-        await made.give(given)
-        made.learner.notify("casual")
-        await asyncio.sleep(0.4)
-        assert len(made.engine.steps) == steps
-        assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
-        [event] = await made.store.read(events.listed, "casual")
-        assert event.level == "warning" and "--max-adapters" in event.message
-        # The one that is served goes on learning.
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        await settled(made)
-        assert made.engine.adapters["formal"].number == 2
-        await made.engine.unload_adapter("formal")
-        await settled(made, "casual")
-        assert made.engine.adapters["casual"].number == 1
-
-
-async def test_references_leave_the_engine_with_the_trainer(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        await settled(made)
-        await made.store.write(adapters.set_settings, "formal", {"reference": "version:1"})
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        await settled(made)
-        assert "~reference/formal/1" in made.engine.adapters
-        await made.learner.discard("formal")
-        assert set(made.engine.adapters) == {"formal"}
-
-
-class SlowToStage(FakeEngine):
-    """Goes on staging when the caller has given the call up, as an engine of its own does."""
-
-    async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
-        """As the fake does, later."""
-
-        async def later() -> AdapterVersion:
-            await asyncio.sleep(0.3)
-            return await super(SlowToStage, self).stage(trainer, name, path)
-
-        self.staging = asyncio.create_task(later())
-        return await asyncio.shield(self.staging)
-
-
-async def test_a_candidate_that_is_given_up_while_it_is_staged_leaves_nothing(
-    tmp_path: Path,
-) -> None:
-    engine = SlowToStage()
-    async with world(tmp_path, engine=engine) as made:
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        await until(lambda: bool(engine.steps))
-        await asyncio.sleep(0.1)
-        async with made.learner.held("formal"):
-            await engine.staging
-            assert engine.adapters == {}
-            assert list((tmp_path / "adapters" / "formal").iterdir()) == []
-
-
-async def test_stopping_together_with_news_does_not_wait(tmp_path: Path) -> None:
-    """The wake-up and the cancellation reach the task at once."""
-    async with world(tmp_path) as made:
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        await settled(made)
-        await asyncio.sleep(0.3)  # its task has nothing to do any more and waits
-        made.learner.notify("formal")
-        async with asyncio.timeout(10.0):
-            await made.learner.stop()
