@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,22 +14,34 @@ from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation
 from tandem.core.clock import VirtualClock
+from tandem.core.training import TrainingStep
 from tandem.engine.loop import EngineLoop
+from tandem.estimators.profile import Profile
 from tandem.sim.run import Simulation
 
 
-@settings(max_examples=25, deadline=None)
-@given(shapes=SHAPES, steps=st.integers(0, 2), offline=OFFLINE, blocks=st.integers(20, 80))
-@pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
-def test_leaps_give_what_single_iterations_give(policy, shapes, steps, offline, blocks):
-    """Times to the last bit, with noise, the estimators' own state, and what is left cached."""
-    profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3), resume_s=0.005)
-    found = []
+def run_both_ways(
+    policy: str,
+    profile: Profile,
+    shapes: list[tuple[float, int, int]],
+    steps_s: list[float],
+    offline: Collection[int] = (),
+    options: dict[str, str] | None = None,
+    **scheduling: object,
+) -> list[tuple[object, ...]]:
+    """All that is known of a run without leaps, and of the same with them: times to the last bit,
+    the estimators' own state, and what is left cached. Steps come at `steps_s`."""
+    found: list[tuple[object, ...]] = []
     for leaping in (False, True):
-        arrivals, trainers = load(shapes, steps, offline)
+        arrivals, trainers = load(shapes, len(steps_s), offline)
+        times = iter(steps_s)
+        arrivals = [
+            replace(each, at_s=next(times)) if isinstance(each.work, TrainingStep) else each
+            for each in arrivals
+        ]
         clock = VirtualClock()
         loop, executor = build_simulation(
-            config(policy, policy_options=IMPATIENT.get(policy, {})),
+            config(policy, policy_options=options or {}, **scheduling),
             profile,
             clock,
             seed=1,
@@ -39,10 +54,49 @@ def test_leaps_give_what_single_iterations_give(policy, shapes, steps, offline, 
             (o.first_s, o.last_s, o.output_tokens, o.cached_tokens)
             for o in report.outcomes.values()
         ]
+        learned = [(step.step_id, step.started_s, step.finished_s) for step in report.steps]
         demand = (loop.scheduler.demand.demand, loop.scheduler.demand.errors.report())
         state = (clock.now(), loop.scheduler.latency.rates, loop.scheduler.cache.counters, demand)
-        found.append((seen, report.iterations, *state, cached_depths(loop)))
-    assert found[0] == found[1]
+        found.append((seen, learned, report.iterations, *state, cached_depths(loop)))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shapes=SHAPES,
+    steps_s=st.lists(st.floats(0.0, 6.0), max_size=4),
+    offline=OFFLINE,
+    blocks=st.integers(20, 80),
+)
+@pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
+def test_leaps_give_what_single_iterations_give(policy, shapes, steps_s, offline, blocks):
+    profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3), resume_s=0.005)
+    options = IMPATIENT.get(policy, {})
+    single, leaping = run_both_ways(policy, profile, shapes, steps_s, offline, options)
+    assert single == leaping
+
+
+def test_learning_that_comes_in_a_leap_runs_when_it_would_have():
+    """The first step ends alone, between two tokens of an answer that then leaps."""
+    shapes = [(0.0, 4, 60)]
+    single, leaping = run_both_ways("unified", small_profile(), shapes, [0.3, 0.9])
+    assert single == leaping
+
+
+def test_offline_requests_earn_nothing_in_a_leap():
+    """Nobody else wanted the time until an online request came in the midst of it, which leaves
+    none for the prompt that came with it."""
+    shapes = [(0.0, 4, 60), (1.0, 20, 8), (1.0, 30, 8)]
+    single, leaping = run_both_ways(
+        "unified",
+        small_profile(),
+        shapes,
+        [],
+        offline=[0, 1],
+        options={"min_share": "0.5"},
+        ttft_slo=0.1,
+    )
+    assert single == leaping
 
 
 def cached_depths(loop: EngineLoop) -> list[tuple[int, int]]:

@@ -86,6 +86,7 @@ class Scheduler:
         self._admission = Admission(self.state, cache, self.learning, budgets, self.latency, lanes)
         self._steps = count()
         self.asking = Asking()
+        self._was_quiet = False
         self._in_flight: StepPlan | None = None
         self._last_plan: StepPlan | None = None
         self._last_results: tuple[StepResult, ...] = ()
@@ -108,17 +109,14 @@ class Scheduler:
 
     @property
     def steady(self) -> bool:
-        """Whether requests of one class decode, nothing else is there, and the policy says
-        `decodes_alike`."""
-        state = self.state
-        order = state.running.in_order
-        return (
-            self._policy.decodes_alike
-            and (not order or order[0].request.work_class is order[-1].request.work_class)
-            and len(state.all) == len(state.running)
-            and not self.learning.has_work
-            and state.num_running == len(state.running)
-        )
+        """Whether requests of one class run, nothing else is there now or was when the policy was
+        last asked, and it says `decodes_alike`."""
+        alike = self._policy.decodes_alike and self._was_quiet
+        return alike and self._quiet and not self.state.num_waiting
+
+    @property
+    def _quiet(self) -> bool:
+        return self.state.of_one_class and not self.learning.has_work
 
     def add(self, request: Request, adapter: AdapterVersion | None) -> None:
         """Take a request. Raises `InvalidRequest` if it could never run to its end here."""
@@ -202,6 +200,7 @@ class Scheduler:
             self.learning,
             self.demand,
         )
+        self._was_quiet = self._quiet
         decision, moves = self._policy.decide(view), self.state.moves
         plan = self._admission.plan(next(self._steps), decision, now)
         if self.demand.due(now):

@@ -54,6 +54,14 @@ class SchedulerState:
         """Sequences of requests that hold blocks, without those that are scored."""
         return self.running.num_requests
 
+    @property
+    def of_one_class(self) -> bool:
+        """Whether all sequences are of requests of one class."""
+        orders = (self.running.in_order, self.waiting.in_order, self.learning.in_order)
+        ends = [seq for order in orders for seq in (*order[:1], *order[-1:])]
+        alike = len({seq.request.work_class for seq in ends}) <= 1
+        return alike and not any(seq.scoring for seq in ends)
+
     def add(self, seq: Sequence) -> None:
         """A new sequence starts waiting."""
         self.all[seq.seq_id] = seq

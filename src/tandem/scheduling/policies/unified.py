@@ -184,8 +184,11 @@ class Unified:
         least = PassWork()
         least.span(0, PIECE_TOKENS)
         least_s = latency.added_s(least)
-        earned = self._offline_earned
-        earned.earn(view.now, self._options.min_share, max(ceiling_s, least_s))
+        earned, free = self._offline_earned, offline.alone and not items
+        if free:  # nobody else wants the time, so that none is waited for
+            earned.forget()
+        else:
+            earned.earn(view.now, self._options.min_share, max(ceiling_s, least_s))
         owed_s = earned.seconds if earned.seconds >= least_s else 0.0
         spare_s = self._time.spare_s(view, requests, ceiling_s) - beside.used_s
         room = beside.room
@@ -199,7 +202,7 @@ class Unified:
             offline.running,
             offline.begin(view),
             every_decode=offline.alone and beside.empty,
-            needed=owed_s > 0.0 or (not requests.rows and beside.empty),
+            needed=free or owed_s > 0.0 or (not requests.rows and beside.empty),
         )
         used_s = latency.forward_s(room.work) - before_s
         earned.spend(used_s)
