@@ -34,6 +34,10 @@ class Stage:
         return self.state.waiting.in_order
 
     @property
+    def learning_starts(self) -> int:
+        return self.state.learning_starts
+
+    @property
     def running_in_order(self) -> list[Sequence]:
         return self.state.running.in_order
 
@@ -88,6 +92,18 @@ def test_starts_alone_make_nobody_overdue():
     assert stage.queue(overdue) == [oldest, online]
 
 
+def test_starts_of_learning_count_from_when_the_request_is_the_oldest():
+    stage, overdue = Stage(), Overdue(0.25, 10.0)
+    stage.state.learning_starts = 9
+    oldest = stage.offline()
+    stage.queue(overdue)
+    online = stage.arrive()
+    for starts, first in ((3, online), (1, oldest)):
+        stage.now += 10.0
+        stage.state.learning_starts += starts
+        assert stage.queue(overdue)[0] is first
+
+
 def test_who_gets_on_is_not_overdue_and_who_is_preempted_again_and_again_is():
     stage, overdue = Stage(), Overdue(1.0, 10.0)
     oldest, younger = stage.offline(), stage.offline()
@@ -125,12 +141,12 @@ def test_it_runs_first_leaves_each_other_one_a_row_and_is_no_victim():
         stage.state.run(seq)
     running = stage.running_in_order
     assert served(stage, overdue) == [(seq.seq_id, None) for seq in (*online, oldest)]
-    assert overdue.victims(running) == running
+    assert overdue.victims(running) == running and overdue.kept == []
     stage.now = 10.0
     stage.queue(overdue)
     everyone = [(oldest.seq_id, 13), *[(seq.seq_id, None) for seq in online]]
     assert served(stage, overdue) == everyone
-    assert overdue.victims(running) == online
+    assert overdue.victims(running) == online and overdue.kept == [oldest]
     stage.budgets = Budgets(8, 2)  # fewer rows than requests
     assert served(stage, overdue)[0] == (oldest.seq_id, 1)
 

@@ -20,7 +20,7 @@ from tandem.core.clock import VirtualClock
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import WorkClass
-from tandem.core.training import TrainingStep
+from tandem.core.training import ScoreRequest, TrainingStep
 
 # By design: what a policy does not promise under such a load.
 STARVES = {
@@ -183,3 +183,55 @@ def test_an_offline_request_waits_no_longer_than_is_said(
             passed = sum(since_s + patience_s < first_s < got_s for first_s in firsts)
             assert passed <= least_starts + 2 * slots
         oldest_s = max(oldest_s, times[-1])
+
+
+def beside_endless_scores(shape: Shape, requests: int, rows: int, **options: str) -> Ended:
+    """Until so many offline requests have ended, beside scores that fill each iteration, but for
+    what a request takes, and never end with one: something always holds blocks. The cache has 14.
+    Times count from when the requests came."""
+    clock, found, asked, scored = VirtualClock(), Ended(), 0, 0
+    chosen = config("unified", max_batch_tokens=rows, policy_options=options)
+    loop, _ = build_simulation(chosen, small_profile(14), clock)
+
+    def keep_scoring() -> None:
+        nonlocal asked, scored
+        while asked - found.steps < 4:
+            length = 10 if (scored + 9) % rows else 11  # the last token is not forwarded
+            tokens = tuple(range(100 * asked, 100 * asked + length))
+            loop.add_score(ScoreRequest(f"score {asked}", tokens, 1))
+            asked += 1
+            scored += length - 1
+
+    keep_scoring()
+    params = SamplingParams(max_tokens=shape[1], temperature=0.0, ignore_eos=True)
+    for number in range(requests):
+        found.offline.append([])
+        prompt = tuple(range(number, number + shape[0]))
+        loop.add(Request(str(number), prompt, params, work_class=WorkClass.OFFLINE))
+    unfinished = requests
+    while unfinished and found.iterations < MANY:
+        keep_scoring()
+        clock.advance(loop.pause_s)
+        for event in loop.step():
+            found.offline[int(event.request_id)] += [clock.now()] * len(event.tokens)
+            unfinished -= event.finish_reason is not None
+        found.steps += len(loop.take_learned())
+        found.iterations += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "temporal"), [("30", "false"), ("0.05", "false"), ("0.05", "true")]
+)
+def test_an_offline_request_does_not_starve_beside_learning_that_always_holds_blocks(
+    patience_s, temporal
+):
+    """It needs nearly all of them; nobody takes those of learning that has waited for long, and no
+    online request starts at all."""
+    options = {"offline_patience_s": "0.5", "overdue_share": "0.25", "patience_s": patience_s}
+    found = beside_endless_scores((51, 5), 3, 8, temporal_only=temporal, **options)
+    assert found.iterations < MANY and found.steps > 5
+    waits = [after[0] - before[-1] for before, after in pairwise(([0.0], *found.offline))]
+    assert max(waits) < 3.0
+    # Scores for which there are no blocks take no time.
+    assert max(times[-1] - times[0] for times in found.offline) < 4 * 0.021 + 0.01

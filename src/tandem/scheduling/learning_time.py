@@ -13,6 +13,7 @@ from tandem.core.decision import Candidate, SliceCandidate
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.earnings import Earnings
 from tandem.scheduling.giving_way import GivingWay
+from tandem.scheduling.overdue import Overdue
 from tandem.scheduling.queues import slices_within
 from tandem.scheduling.room import LearningItem, Room, half_computed, most_blocks
 from tandem.scheduling.serving import Serving
@@ -82,11 +83,17 @@ class LearningTime:
     when the last pass with requests ended (`served_s`, at the latest)."""
 
     def __init__(
-        self, deadlines: Deadlines, ceiling_s: float, idle_s: float, min_share: float
+        self,
+        deadlines: Deadlines,
+        overdue: Overdue,
+        ceiling_s: float,
+        idle_s: float,
+        min_share: float,
     ) -> None:
         """See the options of the policy."""
         self.served_s = float("-inf")
         self._deadlines = deadlines
+        self._overdue = overdue
         self._ceiling = ceiling_s
         self._idle_s = idle_s
         self._min_share = min_share
@@ -215,7 +222,7 @@ class LearningTime:
             view.available_blocks - running,
             view.budgets.max_sequences - running,
             full_s,
-            most_blocks(view, half_computed(items)),
+            most_blocks(view, [*half_computed(items), *self._overdue.kept]),
         )
 
     def fill(

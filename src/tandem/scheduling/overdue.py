@@ -1,8 +1,8 @@
 """Which offline request goes before online ones: the oldest, once it has got nothing for long.
 
-By class alone, no offline request would start while online ones keep coming, and one that runs
-would lose its blocks again and again. Invariant: at most one is overdue at a time, and while none
-is, nobody's place changes.
+By class alone, no offline request would start while online ones keep coming, nor one that needs
+blocks that learning always holds, and one that runs would lose its blocks again and again.
+Invariant: at most one is overdue at a time, and while none is, nobody's place changes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tandem.scheduling.view import View
 
 class Overdue:
     """The oldest offline request, waiting or running, is overdue once it has had no token for
-    `patience_s` seconds and others have started, `1 / share` of them at least. It stays so until
-    it has ended; then the next one may be at once.
+    `patience_s` seconds and others have started, `1 / share` of them at least, learning's sequences
+    included. It stays so until it has ended; then the next one may be at once.
 
     An overdue request that waits goes before all but answers that have begun; one that runs gets
     its rows and blocks first and is not preempted.
@@ -31,6 +31,7 @@ class Overdue:
         self._tokens = 0
         self._since_s = 0.0
         self._starts = 0
+        self._learning_starts = 0  # that were counted
         self._listed: list[Sequence] = []
 
     @property
@@ -64,6 +65,11 @@ class Overdue:
         return running if seq is None else [each for each in running if each is not seq]
 
     @property
+    def kept(self) -> list[Sequence]:
+        """Who keeps its blocks whatever others need: the overdue request, if it runs."""
+        return [] if self._running is None else [self._running]
+
+    @property
     def _running(self) -> Sequence | None:
         seq = self._overdue
         return seq if seq is not None and seq.status is SequenceStatus.RUNNING else None
@@ -74,6 +80,8 @@ class Overdue:
             if seq.status is SequenceStatus.WAITING:
                 break
             self._starts += 1
+        self._starts += view.learning_starts - self._learning_starts
+        self._learning_starts = view.learning_starts
         if self._overdue is not None and self._overdue.status is SequenceStatus.FINISHED:
             self._overdue = None
         oldest = self._find_oldest(view)

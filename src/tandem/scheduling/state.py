@@ -27,7 +27,7 @@ class SchedulerState:
     Sequences that are scored (training, evaluation) wait apart in `learning`, uncounted.
     `starts` has the online ones of `waiting` by when they must start; `default_slo` is the
     objective of requests that bring none; `ttft_slo_s` the strictest of the last online ones.
-    `moves` counts starts and preemptions.
+    `moves` counts starts and preemptions, `learning_starts` the starts of what is scored.
     """
 
     default_slo: Slo = DEFAULT_SLO
@@ -40,6 +40,7 @@ class SchedulerState:
     starts: StartTimes = field(default_factory=StartTimes)
     ttft_slo_s: float = 0.0
     moves: int = 0
+    learning_starts: int = 0
 
     def __post_init__(self) -> None:
         self.ttft_slo_s = self.default_slo.ttft_s
@@ -100,6 +101,7 @@ class SchedulerState:
         """From waiting to running."""
         self._stop_waiting(seq)
         self.moves += 1
+        self.learning_starts += seq.scoring is not None
         seq.status = SequenceStatus.RUNNING
         self.running.add(seq)
 

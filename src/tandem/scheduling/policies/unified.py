@@ -47,7 +47,7 @@ class Options:
     others are not (1: first come, first served). Of the time that online requests leave,
     `offline_share` is offline requests', if learning wants it too; `min_share` is theirs as it is
     learning's. One that has got no token for `offline_patience_s`, while others started, goes
-    before online ones; of the starts they have at most `overdue_share`.
+    before online ones and learning; of the starts they have at most `overdue_share`.
     """
 
     ceiling_s: float = 0.25
@@ -96,12 +96,12 @@ class Unified:
         self._options = options
         self._deadlines = Deadlines()
         self._turns = Turns(options.late_share)
+        self._overdue = Overdue(options.overdue_share, options.offline_patience_s)
         self._time = LearningTime(
-            self._deadlines, options.ceiling_s, options.idle_s, options.min_share
+            self._deadlines, self._overdue, options.ceiling_s, options.idle_s, options.min_share
         )
         self._offline_earned = Earnings()
         self._balance = Balance(options.offline_share)
-        self._overdue = Overdue(options.overdue_share, options.offline_patience_s)
         self._served = False
         self._alone_s = 0.0  # what the last plan of learning alone was predicted to take
 
