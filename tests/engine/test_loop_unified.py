@@ -8,7 +8,7 @@ import pytest
 from learning_bench import SLOW, Bench, request, sft_step
 
 from fake_executor import Costs
-from tandem.core.slo import Slo
+from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import ScoreRequest
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, LatencyModel
 from tandem.estimators.linear import MEASURED, LinearModel
@@ -199,6 +199,22 @@ def test_overdue_learning_that_stands_in_the_way_goes_on(temporal, rows):
     longest = max(plan.num_tokens for plan in bench.plans)
     pauses = [0.02 + 0.02 * longest] * (len(bench.plans) + 10)
     assert bench.clock.now() < 1.0 + sum(pauses), "time passed in vain"
+
+
+def test_overdue_learning_keeps_its_blocks_in_iterations_that_it_has_no_part_of():
+    """An offline answer grows in its turns until there are none left."""
+    options = {"patience_s": "0.05", "temporal_only": "true"}
+    bench = Bench(options=options, num_blocks=13, max_batch_tokens=8, costs=SLOW)
+    bench.open("t")
+    bench.loop.add(request("r", tuple(range(8)), 28, work_class=WorkClass.OFFLINE))
+    bench.step()
+    bench.loop.add_step(sft_step("s", "t", [34]))
+    bench.clock.advance(1.0)
+    bench.run()
+    assert bench.outcomes["s"].applied and len(bench.tokens["r"]) == 28
+    forwarded = [span for plan in bench.plans for span in plan.spans if span.adapter]
+    assert sum(len(span.tokens) for span in forwarded) == 33, "learning was preempted"
+    assert bench.scheduler.preemptions > 0, "there were blocks for both"
 
 
 @pytest.mark.parametrize("temporal", ["false", "true"])

@@ -59,8 +59,9 @@ class Budget:
 
 @dataclass(slots=True)
 class LearningPart:
-    """Forwards before and after the waiting requests, slices, and who is not preempted; what of it
-    was earned, how long the pass and all of it were predicted to be, and the room after it."""
+    """Forwards before and after the waiting requests, slices, and which forwards are not preempted;
+    what of it was earned, how long the pass and all of it were predicted to be, and the room after
+    it."""
 
     first: list[Candidate] = field(default_factory=list)
     last: list[Candidate] = field(default_factory=list)
@@ -232,7 +233,6 @@ class LearningTime:
         for what is overdue; with `needed`, at least the smallest piece."""
         found, seconds, before = LearningPart(room=room), room.left_s(), True
         left_s = seconds
-        found.protected = {seq.seq_id for seq in half_computed(items)}
         for item in items:  # the overdue ones first
             if before and not item.overdue:  # the waiting requests come between
                 room.tokens -= ahead

@@ -21,7 +21,13 @@ from tandem.scheduling.learning_time import FULL_SHARE, LearningPart, LearningTi
 from tandem.scheduling.offline import OfflineRequests, any_offline, set_apart
 from tandem.scheduling.overdue import Overdue
 from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
-from tandem.scheduling.room import PIECE_TOKENS, LearningItem, Room, stands_in_the_way
+from tandem.scheduling.room import (
+    PIECE_TOKENS,
+    LearningItem,
+    Room,
+    half_computed,
+    stands_in_the_way,
+)
 from tandem.scheduling.serving import Serving, foresee
 from tandem.scheduling.turns import Turns
 from tandem.scheduling.view import Policy, View
@@ -133,6 +139,8 @@ class Unified:
         if queue and stands_in_the_way(view, items, serving, queue[0]):
             queue = []
         requests = foresee(view, self._deadlines, serving, queue)
+        kept = {seq.seq_id for seq in half_computed(items)}
+        victims = [seq for seq in self._overdue.victims(running) if seq.seq_id not in kept]
         if items:
             self._time.earn(view, items[0], requests)
         else:
@@ -163,12 +171,12 @@ class Unified:
                 beside.last,
                 theirs,
             )
-            return _decision(self._overdue.victims(running), order, beside)
+            return _decision(victims, order, beside)
         self._served = False
         if alone.gives_way:
             self._time.give_way(view, alone)
             self._alone_s = alone.used_s if offline else 0.0
-        return _decision(self._overdue.victims(running), (alone.first, alone.last), alone)
+        return _decision(victims, (alone.first, alone.last), alone)
 
     def _serve_offline(
         self,
@@ -269,13 +277,13 @@ def _all(sequences: list[Sequence]) -> list[Candidate]:
 
 
 def _decision(
-    running: list[Sequence], order: tuple[list[Candidate], ...], learning: LearningPart
+    yielding: list[Sequence], order: tuple[list[Candidate], ...], learning: LearningPart
 ) -> Decision:
     """Learning gives way first, but not what is overdue, then the latest of the least class."""
     protected = learning.protected
     return Decision.on_device(
         tuple(chain.from_iterable(order)),
         slices=tuple(learning.slices),
-        victims=tuple([seq.seq_id for seq in reversed(running) if seq.seq_id not in protected]),
+        victims=tuple([seq.seq_id for seq in reversed(yielding) if seq.seq_id not in protected]),
         gives_way=learning.gives_way,
     )
