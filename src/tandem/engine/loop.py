@@ -34,8 +34,8 @@ from tandem.scheduling.scores import ScoreFailed
 
 logger = logging.getLogger(__name__)
 
-# What is said to have come earlier was not: no iteration of a healthy engine takes as long (see
-# `process.STUCK_S`), so that the time was read from another machine's clock.
+# What is said to have come earlier did not: no iteration of a healthy engine takes as long (see
+# `process.STUCK_S`), so that the time was read from another machine's clock and tells nothing.
 _OLDEST_S = 300.0
 # A policy that runs nothing for so long although requests are there is reported.
 _STALL_S = 1.0
@@ -125,12 +125,12 @@ class EngineLoop:
     def add(self, request: Request) -> None:
         """Take a request; its adapter version is pinned now. Raises `InvalidRequest`.
 
-        It arrived when it says so, but within the last `_OLDEST_S` and not in the future; now if it
-        says nothing. So what waited for an iteration to end is late by that wait too.
+        It arrived when it says so, so that what waited for an iteration to end is late by that wait
+        too; now if it says nothing, or what cannot be: the future, or more than `_OLDEST_S` ago.
         """
         version = self._registry.pin(request.adapter)
-        now = self._clock.now()
-        arrival_s = min(max(request.arrival_s, now - _OLDEST_S), now) if request.arrival_s else now
+        now, said_s = self._clock.now(), request.arrival_s
+        arrival_s = said_s if said_s and now - _OLDEST_S <= said_s <= now else now
         try:
             self._scheduler.add(replace(request, arrival_s=arrival_s), version)
         except BaseException:
