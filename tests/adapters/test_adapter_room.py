@@ -23,28 +23,29 @@ def _registry(loaded: dict[str, AdapterVersion]) -> AdapterRegistry:
 def test_candidates_and_references_take_nobodys_place() -> None:
     loaded: dict[str, AdapterVersion] = {}
     registry = _registry(loaded)
-    registry.publish("a", "/a", "a1")
-    registry.publish("b", "/b", "b1")
-    registry.publish("~reference/a/1", "/a", "a1")
-    registry.publish("~candidate/a", "/a2", "a2")
+    registry.publish(AdapterVersion("a", 0, "a1", "/a"))
+    registry.publish(AdapterVersion("b", 0, "b1", "/b"))
+    registry.publish(AdapterVersion("~reference/a/1", 0, "a1", "/a"))
+    registry.publish(AdapterVersion("~candidate/a", 0, "a2", "/a2"))
     with pytest.raises(AdapterError, match="2 adapters are loaded already"):
-        registry.publish("c", "/c", "c1")
+        registry.publish(AdapterVersion("c", 0, "c1", "/c"))
     with pytest.raises(AdapterError, match="2 adapters"):  # though its content is there
-        registry.publish("c", "/a2", "a2")
-    registry.publish("a", "/a2", "a2")
+        registry.publish(AdapterVersion("c", 0, "a2", "/a2"))
+    registry.publish(AdapterVersion("a", 0, "a2", "/a2"))
     assert set(loaded) == {"a1", "a2", "b1"} and set(registry.current) >= {"a", "b"}
 
 
 def test_a_new_version_is_adopted_while_the_old_one_answers() -> None:
     loaded: dict[str, AdapterVersion] = {}
     registry = _registry(loaded)
-    registry.publish("a", "/a", "a1")
-    registry.publish("b", "/b", "b1")
+    registry.publish(AdapterVersion("a", 0, "a1", "/a"))
+    registry.publish(AdapterVersion("b", 0, "b1", "/b"))
     pinned = registry.pin("a")
-    registry.publish("a", "/a2", "a2")
+    registry.publish(AdapterVersion("a", 0, "a2", "/a2"))
     assert set(loaded) == {"a1", "a2", "b1"}
     registry.unpin(pinned)
     assert set(loaded) == {"a2", "b1"}
     registry.unload("b")
-    registry.publish("c", "/c", "c1")
-    registry.publish("same", "/c", "c1")  # the same content under two names is one
+    registry.publish(AdapterVersion("c", 0, "c1", "/c"))
+    # The same content under two names is one.
+    registry.publish(AdapterVersion("same", 0, "c1", "/c"))

@@ -8,7 +8,7 @@ exactly when it is neither current under any name nor pinned.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core.errors import AdapterError, NotFound
 from tandem.core.version import AdapterVersion
@@ -55,22 +55,17 @@ class AdapterRegistry:
         return dict(self._current)
 
     def publish(
-        self,
-        name: str,
-        path: str,
-        content_hash: str,
-        number: int = 0,
-        *,
-        load: Callable[[AdapterVersion], None] | None = None,
+        self, version: AdapterVersion, *, load: Callable[[AdapterVersion], None] | None = None
     ) -> AdapterVersion:
-        """Load files as the current version of `name`; `number` 0 means the next one.
+        """Load a version as the current one of its name, with the next number if its own is 0.
 
         If the content is loaded already, under whatever name, nothing is read. `load` replaces the
         registry's own way (for content that is in memory). Raises `AdapterError`; then nothing
         has changed.
         """
-        number = number or self._numbers.get(name, 0) + 1
-        version = AdapterVersion(name, number, content_hash, path)
+        name, content_hash = version.name, version.content_hash
+        last = self._numbers.get(name, 0)
+        version = replace(version, number=version.number or last + 1)
         previous = self._current.get(name)
         self._require_room(version)
         if content_hash in self._loaded:
@@ -79,7 +74,7 @@ class AdapterRegistry:
             (load or self._load)(version)
             self._loaded[content_hash] = _Loaded()
         self._loaded[content_hash].names += 1
-        self._numbers[name] = max(number, self._numbers.get(name, 0))
+        self._numbers[name] = max(version.number, last)
         self._current[name] = version
         if previous is not None:
             self._unname(previous)

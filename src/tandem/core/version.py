@@ -17,7 +17,8 @@ class AdapterVersion:
     """One immutable set of LoRA weights under a name.
 
     `content_hash` is a hex digest over configuration and weights; it keys KV
-    blocks. `number` counts the loads of that name from 1. `path` is the PEFT directory.
+    blocks. `number` counts the loads of that name from 1 (0: it has none yet). `path` is the PEFT
+    directory.
     """
 
     name: str

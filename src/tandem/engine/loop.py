@@ -154,7 +154,7 @@ class EngineLoop:
         if restore is not None and files.content_hash != restore.content_hash:
             raise AdapterError(f"the files of {restore.label} at {path} have changed; load it anew")
         number = restore.number if restore is not None else 0
-        return self._publish(name, str(files.path), files.content_hash, number)
+        return self._publish(AdapterVersion(name, number, files.content_hash, str(files.path)))
 
     def _read_adapter(self, version: AdapterVersion) -> None:
         """Load the files of `version`, which was hashed before; both must be the same content."""
@@ -174,27 +174,22 @@ class EngineLoop:
 
         Raises `AdapterError`.
         """
-        return self._publish(version.name, version.path, version.content_hash, version.number)
+        return self._publish(version)
 
     def _publish(
-        self,
-        name: str,
-        path: str,
-        content_hash: str,
-        number: int = 0,
-        load: Callable[[AdapterVersion], None] | None = None,
+        self, version: AdapterVersion, load: Callable[[AdapterVersion], None] | None = None
     ) -> AdapterVersion:
-        """`AdapterRegistry.publish`; with `switch`, requests of the version before go on with it.
+        """`AdapterRegistry.publish`; with `switch`, requests of this name go on with it, also those
+        whose version was unloaded meanwhile.
 
         All versions that a request had stay pinned until its end: the prefix tree holds blocks
         of theirs.
         """
-        before = self._registry.current.get(name)
-        version = self._registry.publish(name, path, content_hash, number, load=load)
-        if self._switch and before is not None:
+        version = self._registry.publish(version, load=load)
+        if self._switch:
             for request_id, pinned in self._pins.items():
-                old = pinned[-1:] == [before]
-                if old and self._scheduler.switch_adapter(request_id, version):
+                named = bool(pinned) and pinned[-1].name == version.name
+                if named and self._scheduler.switch_adapter(request_id, version):
                     self._registry.pin_again(version)
                     pinned.append(version)
         return version
@@ -259,9 +254,7 @@ class EngineLoop:
         Nothing is read. Raises `AdapterError`.
         """
         return self._publish(
-            name,
-            path,
-            content_hash,
+            AdapterVersion(name, 0, content_hash, path),
             load=lambda version: self._executor.adopt(snapshot, version.content_hash),
         )
 
