@@ -76,6 +76,30 @@ async def test_runs_are_made_once_and_found_again(sources: Sources) -> None:
     assert Experiment(sources, other, fake).finished() == {}
 
 
+def test_runs_of_other_code_are_not_found(sources: Sources) -> None:
+    code = sources.data / "code"
+    (code / "kernels").mkdir(parents=True)
+    python, kernel = code / "loop.py", code / "kernels" / "matmul.cpp"
+    python.write_text("pass")
+    kernel.write_text("// none")
+
+    def folder() -> Path:
+        return Experiment(replace(sources, code=code), OPTIONS, fake).folder
+
+    folders = {folder()}
+    (code / "kernels" / "matmul.so").write_bytes(b"compiled")
+    assert folder() in folders
+    for change in (
+        lambda: python.write_text("pass  # faster"),
+        lambda: kernel.write_text("// faster"),
+        lambda: python.rename(code / "loops.py"),
+    ):
+        change()
+        assert folder() not in folders
+        folders.add(folder())
+    assert (Sources(*[Path()] * 3).code / "bench" / "experiment.py").is_file()
+
+
 def test_load_is_the_same_for_every_policy(sources: Sources) -> None:
     experiment = Experiment(sources, OPTIONS, fake)
     first, second = (experiment.load(RunKey(0.2, name, 0)) for name in OPTIONS.policies)

@@ -2,7 +2,7 @@
 
 A finished run is kept as one JSON file in a folder named after everything that shapes it, so an
 interrupted experiment goes on where it was. Knows neither engine processes nor figures. Invariant:
-a kept run was made with exactly these options, this model and this data.
+a kept run was made with exactly these options, this code, this model and this data.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.ports import EngineClient
 from tandem.core.slo import Slo
 from tandem.sim.curves import write_curve
+
+# Python and the kernels' C++; not what is compiled of them.
+_CODE = {".py", ".cpp", ".h"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,13 @@ class ExperimentOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where things are: the shared data's folder, the model's directory, where runs are kept."""
+    """Where things are: the shared data's folder, the model's directory, where runs are kept; and
+    the code that makes them, of which any change makes all of them anew."""
 
     data: Path
     model: Path
     cache: Path
+    code: Path = Path(__file__).parents[1]
 
 
 class Experiment:
@@ -93,7 +98,7 @@ class Experiment:
         self._make_client = make_client
         read = read_preferences(sources.data / "preferences", options.sources)
         self._pairs = [pair for pair in read if not held_back(pair)]
-        fingerprint = self._fingerprint(sources.model)
+        fingerprint = self._fingerprint(sources)
         # Imported here: it loads torch, which `tandem --help` shall not.
         from tandem.services.tokenizer import Tokenizer
 
@@ -171,10 +176,14 @@ class Experiment:
         words = self._tokenizer.encode("b", add_special_tokens=False)
         return shown[len(begun) + len(words) :][:1]
 
-    def _fingerprint(self, model: Path) -> str:
+    def _fingerprint(self, sources: Sources) -> str:
         digest = hashlib.sha256(msgspec.json.encode(self._options_without_extent()))
-        for path in _weights(model):
+        for path in _weights(sources.model):
             digest.update(path.read_bytes())
+        for path in sorted(sources.code.rglob("*")):
+            if path.suffix in _CODE:
+                digest.update(f"{path.relative_to(sources.code)}\0".encode())
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
         for pair in self._pairs:
             digest.update(repr((pair.messages, pair.chosen, pair.rejected)).encode())
         return digest.hexdigest()[:12]
