@@ -255,6 +255,7 @@ def build_app(
     from tandem.services.admission import Admission
     from tandem.services.answer import Tools
     from tandem.services.auth import ApiKeys
+    from tandem.services.checkpoints import Checkpoints
     from tandem.services.files import Files
     from tandem.services.generation import Generation
     from tandem.services.learning.freshness import Freshness
@@ -274,7 +275,8 @@ def build_app(
     store = Store.open(settings.store.directory, settings.store.url)
     receipts = Receipts(store, settings.store.receipt_days, time.time)
     files = Files(store, store.directory / "files", settings.store.max_file_bytes, time.time)
-    models = Models(client, settings.model.served_name, created_s=int(time.time()))
+    checkpoints = Checkpoints(client, store)
+    models = Models(client, settings.model.served_name, int(time.time()), checkpoints)
     slo = Slo(settings.scheduling.ttft_slo, settings.scheduling.tpot_slo)
     tools = Tools(
         client=client,

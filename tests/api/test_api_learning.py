@@ -28,13 +28,16 @@ ADAPTER_FILES = {
 
 
 @contextmanager
-def server(tmp_path: Path, engine: FakeEngine | None = None) -> Iterator[httpx.Client]:
+def server(
+    tmp_path: Path, engine: FakeEngine | None = None, **sections: Any
+) -> Iterator[httpx.Client]:
     """A whole server over the scripted engine."""
     canary = tmp_path / "canary.jsonl"
     canary.write_text(CANARY)
     settings = Settings(
         store=StoreConfig(directory=str(tmp_path / "state")),
         learning=LearningConfig(canary_file=str(canary), batch_samples=4, steps_per_version=2),
+        **sections,
     )
     app = build_app(settings, engine or FakeEngine())
     with live(app) as url, httpx.Client(base_url=f"{url}/v1", timeout=30) as http:

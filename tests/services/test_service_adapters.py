@@ -65,6 +65,7 @@ async def test_unload(roots: Path) -> None:
     await adapters.load("formal")
     await adapters.unload("formal")
     assert not engine.adapters
+    await engine.load_adapter("~candidate/other", "x")
     with pytest.raises(NotFound, match="loaded: none"):
         await adapters.unload("formal")
 

@@ -43,6 +43,45 @@ async def test_checkpoints(store: Store) -> None:
     assert await store.read(jobs.checkpoints, "j1", after="c2", limit=1) == [made[1]]
 
 
+async def test_checkpoints_are_found_by_the_end_of_their_jobs_id(store: Store) -> None:
+    made = {}
+    for name, tenant in (("j-a1", "t"), ("j-a2", "t"), ("j-b1", "u")):
+        await store.write(jobs.add, make_job(name, tenant))
+        for step in (1, 2):
+            record = CheckpointRecord(f"{name}/{step}", name, 1.0, step, f"/{name}/{step}", "h")
+            await store.write(jobs.add_checkpoint, record)
+            made[name, step] = record
+    assert await store.read(jobs.checkpoint_of, "t", "formal", "a1", 2) == made["j-a1", 2]
+    assert await store.read(jobs.checkpoint_of, "t", "formal", "a2", 2) == made["j-a2", 2]
+    assert await store.read(jobs.checkpoint_of, "u", "formal", "b1", 1) == made["j-b1", 1]
+    for unknown in (
+        ("u", "formal", "a1", 2),
+        ("t", "formal", "b1", 1),
+        ("t", "casual", "a1", 2),
+        ("t", "formal", "a1", 3),
+        ("t", "formal", "a", 1),
+    ):
+        assert await store.read(jobs.checkpoint_of, *unknown) is None
+
+
+async def test_checkpoints_of_an_adapter_are_forgotten_but_not_where_a_job_goes_on(
+    store: Store,
+) -> None:
+    ended = replace(make_job("j1"), finished_s=2.0, checkpoint_path="/j1/2")
+    paused = replace(make_job("j2", "u"), status=JobStatus.PAUSED, checkpoint_path="/j2/2")
+    other = replace(make_job("j3"), adapter="casual", checkpoint_path="/j3/2")
+    for job in (ended, paused, other):
+        await store.write(jobs.add, job)
+        for step in (1, 2):
+            path = f"/{job.job_id}/{step}"
+            record = CheckpointRecord(path, job.job_id, 1.0, step, path, "h")
+            await store.write(jobs.add_checkpoint, record)
+    gone = await store.write(jobs.forget_checkpoints, "formal")
+    assert sorted(gone) == ["/j1/1", "/j1/2", "/j2/1"]
+    left = [len(await store.read(jobs.checkpoints, name)) for name in ("j1", "j2", "j3")]
+    assert left == [0, 0, 2]
+
+
 async def test_files(store: Store) -> None:
     made = [
         FileRecord(f"f{i}", float(i), "n\u0000.jsonl", "batch" if i else "fine-tune", i, f"/{i}", t)

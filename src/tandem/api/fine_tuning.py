@@ -19,6 +19,7 @@ from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
 from tandem.services.auth import Caller
+from tandem.services.checkpoints import checkpoint_label
 from tandem.services.jobs.service import JobAsk, Jobs
 
 _MOST = 100
@@ -190,7 +191,7 @@ def _event_json(event: EventRecord) -> dict[str, Any]:
 
 
 def _checkpoint_json(surface: Surface, job: JobRecord, record: CheckpointRecord) -> dict[str, Any]:
-    metrics = dict(record.metrics)
+    label, metrics = checkpoint_label(job.adapter, job.job_id, record.step), dict(record.metrics)
     shown = {
         "step": record.step,
         "train_loss": metrics.get("train_loss"),
@@ -201,9 +202,7 @@ def _checkpoint_json(surface: Surface, job: JobRecord, record: CheckpointRecord)
         "object": "fine_tuning.job.checkpoint",
         "id": record.checkpoint_id,
         "created_at": int(record.created_s),
-        "fine_tuned_model_checkpoint": (
-            f"{surface.models.id_of(job.adapter)}:ckpt-step-{record.step}"
-        ),
+        "fine_tuned_model_checkpoint": surface.models.id_of(label),
         "fine_tuning_job_id": record.job_id,
         "metrics": {name: value for name, value in shown.items() if value is not None},
         "step_number": record.step,

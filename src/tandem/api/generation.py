@@ -47,7 +47,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = parse(ChatRequest, await read_body(request, surface.max_body_bytes))
-        options = chat_options(body, _caller(request, surface, body))
+        options = chat_options(body, await _caller(request, surface, body))
         wants = _wants(body, logprobs=bool(body.logprobs))
 
         async def work() -> Response:
@@ -61,7 +61,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
         body = parse(CompletionRequest, await read_body(request, surface.max_body_bytes))
-        options = completion_options(body, _caller(request, surface, body))
+        options = completion_options(body, await _caller(request, surface, body))
         wants = _wants(body, logprobs=body.logprobs is not None)
 
         async def work() -> Response:
@@ -71,10 +71,10 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
         return await until_disconnect(request, work())
 
 
-def _caller(request: Request, surface: Surface, body: SamplingFields) -> Caller:
+async def _caller(request: Request, surface: Surface, body: SamplingFields) -> Caller:
     """Who asks. Raises `NotFound` for an unknown model, `Forbidden` for one of others."""
     caller: Caller = request.state.caller
-    caller.require_serve(surface.models.find(body.model).name)
+    caller.require_serve((await surface.models.resolve(body.model, caller.tenant)).name)
     if body.store and not surface.receipts.enabled:
         raise InvalidRequest(
             "'store' is not possible: this server keeps no receipts (store.receipt_days is 0)",

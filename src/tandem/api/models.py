@@ -12,6 +12,7 @@ from tandem.api.connection import read_body
 from tandem.api.schemas import DetokenizeRequest, TokenizeRequest, parse
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
+from tandem.services.auth import Caller
 from tandem.services.models import ServedModel
 
 
@@ -25,16 +26,16 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
         return _json({"object": "list", "data": listed})
 
     @app.get("/v1/models/{model:path}")
-    async def retrieve_model(model: str) -> Response:
-        """One of them."""
-        return _json(_model_json(surface, surface.models.find(model)))
+    async def retrieve_model(model: str, request: Request) -> Response:
+        """One of them, or a checkpoint of one of the caller's jobs."""
+        return _json(_model_json(surface, await _resolved(surface, request, model)))
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or of a rendered conversation."""
         body = parse(TokenizeRequest, await read_body(request, surface.max_body_bytes))
         if body.model is not None:
-            surface.models.find(body.model)
+            await _resolved(surface, request, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("send either 'prompt' or 'messages'", param="prompt")
         if body.messages is not None:
@@ -54,9 +55,14 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
         """Text of token ids, without special tokens."""
         body = parse(DetokenizeRequest, await read_body(request, surface.max_body_bytes))
         if body.model is not None:
-            surface.models.find(body.model)
+            await _resolved(surface, request, body.model)
         text = await asyncio.to_thread(surface.generation.decode, body.tokens)
         return _json({"prompt": text})
+
+
+async def _resolved(surface: Surface, request: Request, model: str) -> ServedModel:
+    caller: Caller = request.state.caller
+    return await surface.models.resolve(model, caller.tenant)
 
 
 def _model_json(surface: Surface, model: ServedModel) -> dict[str, Any]:
@@ -69,7 +75,7 @@ def _model_json(surface: Surface, model: ServedModel) -> dict[str, Any]:
         "root": model.base,
         "parent": model.base if model.name else None,
         "max_model_len": model.max_model_len,
-        "adapter": version.label if version else None,
+        "adapter": model.checkpoint or (version.label if version else None),
     }
 
 

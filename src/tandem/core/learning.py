@@ -29,8 +29,9 @@ class Receipt:
     """A completion that feedback may refer to by its id.
 
     A chat has `messages`, a plain completion a `prompt`. `adapter` is the name that was asked for
-    (None: the base), also while the base answers for it; `version` is the label of what wrote the
-    answer (`base`, `formal@3`). `tenant` is who asked, `user` the client's own word for a person.
+    (None: the base or a checkpoint, which do not learn), also while the base answers for it;
+    `version` is the label of what wrote the answer (`base`, `formal@3`). `tenant` is who asked,
+    `user` the client's own word for a person.
     """
 
     completion_id: str

@@ -59,7 +59,7 @@ class Adapters:
         check_name(name)
         version = self._client.adapters.get(name)
         if version is None:
-            known = ", ".join(sorted(self._client.adapters)) or "none"
+            known = ", ".join(each.name for each in self.listed()) or "none"
             raise NotFound(f"no adapter is loaded as '{name}'; loaded: {known}", param="name")
         await self._client.unload_adapter(name)
         return version

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
@@ -65,7 +65,8 @@ class Answer:
     """The answer to one client request: all choices of all its prompts.
 
     `deltas` can be iterated once. `adapter` and `usage` are right from the first delta on and
-    final after the last. `draft` is the receipt without its choices; None keeps none.
+    final after the last. The engine has the model inside `held`. `draft` is the receipt without its
+    choices; None keeps none.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class Answer:
         echoes: Sequence[str] | None,
         prompt_only: bool,
         draft: Draft | None,
+        held: AbstractAsyncContextManager[None],
     ) -> None:
         self.id = answer_id
         self.model = model
         self.adapter = BASE_LABEL
         self._tools = tools
         self._draft = draft
+        self._held = held
         self._parts = [
             _Part(
                 request,
@@ -109,18 +112,18 @@ class Answer:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What the choices gain, in order of arrival; at least one delta a choice.
 
-        Raises `Overloaded` before anything is sent to the engine, `EngineDead`,
+        Raises `Overloaded` before any request is sent to the engine, `EngineDead`,
         `GenerationFailed`, `NotFound` or `InvalidRequest` as the engine does.
         """
         ticket, unmet = self._admit(), Unmet.LEFT
         try:
             streams = [self._tools.client.generate(part.request) for part in self._parts]
-            async with aclosing(merge(streams)) as events:
+            async with self._held, aclosing(merge(streams)) as events:
                 async for place, event in events:
                     ticket.started()
                     part = self._parts[place]
                     if event.tokens:
-                        self.adapter = event.adapter or BASE_LABEL
+                        self.adapter = self.model.checkpoint or event.adapter or BASE_LABEL
                         self._tools.answered(self.adapter)
                     gained = await part.take(event)
                     finished = all(part.finished for part in self._parts)
@@ -132,6 +135,9 @@ class Answer:
                     if finished:
                         break
         except InvalidRequest:
+            raise
+        except Overloaded:
+            unmet = Unmet.SHED
             raise
         except Exception:
             unmet = Unmet.FAILED

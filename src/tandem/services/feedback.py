@@ -17,6 +17,7 @@ from tandem.core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 from tandem.core.learning import AdapterRecord, Feedback, Receipt, Split
 from tandem.services.adapters import check_name
 from tandem.services.auth import Caller
+from tandem.services.checkpoints import labelled_adapter
 from tandem.services.learning.encode import Encoder
 from tandem.services.models import SEPARATOR, Models
 from tandem.services.quota import spend_samples
@@ -178,7 +179,7 @@ class FeedbackService:
         if not named:
             example = self._sources.models.id_of("NAME")
             raise InvalidRequest(
-                "the base model itself does not learn: say which adapter shall, with "
+                "the base model itself and checkpoints do not learn: say which adapter shall, with "
                 f"adapter='NAME' or model='{example}'",
                 param="adapter",
             )
@@ -196,6 +197,12 @@ class FeedbackService:
                 f"'{self._sources.models.served_name}'",
                 param="model",
                 code="model_not_found",
+            )
+        if (trained := labelled_adapter(adapter)) is not None:
+            raise InvalidRequest(
+                f"a checkpoint does not learn: if its adapter shall, send adapter='{trained}' "
+                "instead",
+                param="model",
             )
         return adapter if separator else None
 

@@ -72,7 +72,7 @@ class Generation:
     async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
         """Prepare the answer to a conversation. Raises `InvalidRequest` or `NotFound`."""
         arrival_s = self._tools.clock.now()
-        model = self._models.find(options.model)
+        model = await self._models.resolve(options.model, options.tenant)
         self._check(options, 1)
         prompt = await self.encode_chat(messages)
         draft = self._draft("chatcmpl", model, options, tuple(dict(turn) for turn in messages))
@@ -84,7 +84,7 @@ class Generation:
         Choice `i * n + k` is the k-th of prompt i. Raises `InvalidRequest` or `NotFound`.
         """
         arrival_s = self._tools.clock.now()
-        model = self._models.find(options.model)
+        model = await self._models.resolve(options.model, options.tenant)
         self._check(options, len(prompts))  # before any of them is encoded
         for prompt in prompts:
             if not isinstance(prompt, str):  # nor are ids decoded that do not fit
@@ -151,7 +151,7 @@ class Generation:
             completion_id=f"{prefix}-{self._rng.getrandbits(96):024x}",
             created_s=self._tools.receipts.now(),
             tenant=options.tenant,
-            adapter=model.name,
+            adapter=None if model.checkpoint else model.name,
             version="",
             messages=messages,
             prompt="",
@@ -185,6 +185,7 @@ class Generation:
             echoes=draft.prompts if options.echo else None,
             prompt_only=prompt_only,
             draft=draft if options.receipt and not prompt_only else None,
+            held=self._models.held(model),
         )
 
     def _request(
@@ -216,8 +217,8 @@ class Generation:
         """Each objective: the client's, else its key's, else its adapter's; None if both are the
         server's."""
         objectives = self._tools.objectives
-        adapter = model.adapter.name if model.adapter else BASE_LABEL
-        found = objectives.of(adapter, options.ttft_slo, options.tpot_slo)
+        adapter = model.name if model.adapter else None
+        found = objectives.of(adapter or BASE_LABEL, options.ttft_slo, options.tpot_slo)
         return None if found == objectives.default else found
 
     def _check(self, options: Options, num_prompts: int) -> None:

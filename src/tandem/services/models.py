@@ -1,17 +1,20 @@
 """Which names clients may put into `model`, and what each of them selects.
 
 `NAME` is the base model and `NAME:ADAPTER` the base with an adapter; an adapter that has learned
-nothing yet answers as the base does. Invariant: only names that the engine can serve at this moment
-are listed or resolved, and never those that begin with `INTERNAL`.
+nothing yet answers as the base does. `NAME:ADAPTER:JOB:ckpt-step-N` is a checkpoint of a job, which
+is not listed. Invariant: only names that the engine can serve at this moment are listed, and never
+those that begin with `INTERNAL`.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from tandem.core.errors import NotFound
 from tandem.core.ports import EngineClient
 from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.services.checkpoints import Checkpoints
 
 BASE_LABEL = "base"
 SEPARATOR = ":"
@@ -20,22 +23,31 @@ SEPARATOR = ":"
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """One name of the list; `adapter` is the version that answers (None: the base model),
-    `max_model_len` in tokens. `name` is the adapter's, also while it has no version yet."""
+    `max_model_len` in tokens. `name` is the adapter's, also while it has no version yet.
+    `checkpoint` is the label of a checkpoint of a job that trains `name`; it never learns."""
 
     id: str
     base: str
     adapter: AdapterVersion | None
     max_model_len: int
     name: str | None = None
+    checkpoint: str = ""
 
 
 class Models:
-    """The base model under its served name and the adapters that are loaded now."""
+    """The base model under its served name, the adapters that are loaded now, and checkpoints."""
 
-    def __init__(self, client: EngineClient, served_name: str, created_s: int) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        served_name: str,
+        created_s: int,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self._client = client
         self.served_name = served_name
         self.created_s = created_s
+        self._checkpoints = checkpoints
         self._announced: set[str] = set()
 
     def announce(self, adapter: str) -> None:
@@ -63,6 +75,22 @@ class Models:
     def id_of(self, adapter: str) -> str:
         """What clients send to use `adapter`."""
         return f"{self.served_name}{SEPARATOR}{adapter}"
+
+    async def resolve(self, model_id: str, tenant: str) -> ServedModel:
+        """As `find`, and checkpoints of the jobs of `tenant`."""
+        label = model_id.removeprefix(self.id_of(""))
+        if self._checkpoints is not None and label != model_id:
+            version = await self._checkpoints.find(label, tenant)
+            if version is not None:
+                length, adapter = self._client.info.max_model_len, label.partition(SEPARATOR)[0]
+                return ServedModel(model_id, self.served_name, version, length, adapter, label)
+        return self.find(model_id)
+
+    def held(self, model: ServedModel) -> AbstractAsyncContextManager[None]:
+        """Inside, the engine has `model`, if it is a checkpoint: see `Checkpoints.held`."""
+        if self._checkpoints is None or model.adapter is None or not model.checkpoint:
+            return nullcontext()
+        return self._checkpoints.held(model.adapter)
 
     def find(self, model_id: str) -> ServedModel:
         """The model of that name. Raises `NotFound` that lists the known ones."""

@@ -29,6 +29,7 @@ from tandem.core.learning import (
 from tandem.core.version import AdapterVersion
 from tandem.services.adapters import Adapters, check_name
 from tandem.services.archives import copy, pack, unpack
+from tandem.services.checkpoints import loaded_checkpoint
 from tandem.services.learning.gate import Outcome
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.publish import (
@@ -195,18 +196,19 @@ class Versions:
         return reached
 
     async def delete(self, name: str) -> None:
-        """Forget an adapter with its versions and files. Raises `NotFound`."""
+        """Forget an adapter with its versions, its jobs' checkpoints and the files of both. Raises
+        `NotFound`."""
         await self._known(name)
         async with self._learner.held(name):
-            await self._store.write(_delete, name)
+            checkpoints = await self._store.write(_delete, name)
             self._models.withdraw(name)
-            references = reference_name(name, 0).removesuffix("0")
+            own = (reference_name(name, 0).removesuffix("0"), loaded_checkpoint(name))
             for loaded in [name, *self._client.adapters]:
-                if loaded == name or loaded.startswith(references):
+                if loaded == name or loaded.startswith(own):
                     await self._publisher.forget(loaded)
-            # No row names them any more: what a crash leaves here, recovery removes.
-            folder = self._publisher.path(name, 0).parent
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            # No row names them any more: what a crash leaves of the versions, recovery removes.
+            for folder in (self._publisher.path(name, 0).parent, *map(Path, checkpoints)):
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         self._tools.metrics.forget(name)
 
     async def archive(self, name: str, number: int | None) -> Path:
@@ -390,6 +392,8 @@ def _nothing_to_roll_back(name: str) -> Conflict:
     return Conflict(f"'{name}' has no version to roll back", param="version")
 
 
-def _delete(connection: Connection, name: str) -> None:
+def _delete(connection: Connection, name: str) -> list[str]:
+    """The directories of checkpoints that nobody needs then."""
     adapters.delete(connection, name)
     events.forget(connection, name)
+    return jobs.forget_checkpoints(connection, name)

@@ -74,6 +74,37 @@ def add_checkpoint(connection: Connection, checkpoint: CheckpointRecord) -> None
     connection.execute(sa.insert(CHECKPOINTS), to_kept(connection, checkpoint))
 
 
+def checkpoint_of(
+    connection: Connection, tenant: str, adapter: str, ending: str, step: int
+) -> CheckpointRecord | None:
+    """What a tenant's job on `adapter` whose id ends so kept after `step`."""
+    query = (
+        sa.select(CHECKPOINTS)
+        .join(JOBS, JOBS.c.job_id == CHECKPOINTS.c.job_id)
+        .where(JOBS.c.tenant == tenant, JOBS.c.adapter == adapter)
+        .where(JOBS.c.job_id.endswith(ending), CHECKPOINTS.c.step == step)
+        .order_by(CHECKPOINTS.c.row.desc())
+    )
+    row = connection.execute(query).mappings().first()
+    return None if row is None else from_kept(connection, CheckpointRecord, row)
+
+
+def forget_checkpoints(connection: Connection, adapter: str) -> list[str]:
+    """Forget the checkpoints of all jobs on an adapter.
+
+    Their directories, which are then to be removed, but not those where jobs will go on.
+    """
+    query = sa.select(JOBS).where(JOBS.c.adapter == adapter)
+    unneeded = []
+    for row in connection.execute(query).mappings().all():
+        job = from_kept(connection, JobRecord, row)
+        needed = job.checkpoint_path if job.finished_s is None else ""
+        paths = [record.path for record in checkpoints(connection, job.job_id)]
+        unneeded += [path for path in paths if path != needed]
+        connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.job_id == job.job_id))
+    return unneeded
+
+
 def checkpoints(
     connection: Connection, job_id: str, *, after: str | None = None, limit: int = 10_000
 ) -> list[CheckpointRecord]:

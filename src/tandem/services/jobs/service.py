@@ -99,7 +99,13 @@ class Jobs:
         Its samples count for the caller, whatever becomes of them. Raises `InvalidRequest`,
         `NotFound`, `Forbidden` and `QuotaExceeded`.
         """
-        model = self._models.find(ask.model)
+        model = await self._models.resolve(ask.model, caller.tenant)
+        if model.checkpoint:
+            raise InvalidRequest(
+                "a job begins at the base model or at what an adapter has learned, not at a "
+                "checkpoint; send the name of one of those",
+                param="model",
+            )
         job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
         adapter = model.name or _adapter_name(ask.suffix, job_id)
         caller.require_train(adapter)
