@@ -26,8 +26,9 @@ from attainment.figures import (
 from attainment.report import Setup, as_data, as_markdown
 from attainment.workload import Job, Workload
 from peers.driver import Worker, Workers, WorkerSpec
-from peers.machine import busy_cpu_s, describe, slug
+from peers.machine import describe, slug
 from peers.models import configs, ensure_model
+from tandem.bench.machine import busy_cpu_s
 from tandem.bench.traces import read_trace
 from tandem.core.slo import Slo
 from tandem.model.load import computes_in

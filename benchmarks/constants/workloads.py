@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from tandem.bench.mace import SCALES, SLO_FACTOR, Scale, Variant, load_of
-from tandem.cli.mace import make_loop
+from tandem.cli.mace_engines import make_loop
 from tandem.cli.simulate import load_profile
 from tandem.core.clock import VirtualClock
 from tandem.core.request import Request

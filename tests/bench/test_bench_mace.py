@@ -11,13 +11,17 @@ from tandem.bench.mace import (
     FIFO_VARIANTS,
     SCALES,
     VARIANTS,
+    Engine,
     Load,
     load_of,
     run_variant,
 )
-from tandem.cli.mace import make_engine
+from tandem.cli.mace_engines import make_engine, make_loop
 from tandem.cli.simulate import load_profile
+from tandem.core.clock import VirtualClock
 from tandem.core.request import Request
+from tandem.core.training import TrainerSpec
+from tandem.sim.timeline import Timeline
 
 SMALL = replace(SCALES[0], rate=4.0, duration_s=5.0, pair_tokens=64)
 PROFILE = load_profile(SMALL.profile)
@@ -36,6 +40,59 @@ def test_prompts_share_their_beginnings():
     arrivals, _ = load_of(SMALL, PROFILE, 0.0, 1)
     beginnings = {arrival.work.prompt[: SMALL.shared_tokens] for arrival in arrivals}
     assert 1 < len(beginnings) <= SMALL.templates
+
+
+def test_prompts_and_answers_fit_into_a_short_context():
+    """Two thirds of it and one; where there is more, the context does not count."""
+    info = replace(PROFILE.info, max_model_len=120)
+    short, _ = load_of(SMALL, replace(PROFILE, info=info), 0.0, 1)
+    usual, _ = load_of(SMALL, PROFILE, 0.0, 1)
+    sizes = [(len(each.work.prompt), each.work.sampling.max_tokens) for each in usual]
+    cut = [(min(prompt, 80), min(output, 40)) for prompt, output in sizes]
+    assert cut != sizes
+    assert [(len(each.work.prompt), each.work.sampling.max_tokens) for each in short] == cut
+
+
+def test_a_device_is_left_without_trainers_also_when_time_is_up():
+    """Others follow on it; jobs of `ekya` have not begun when this short load ends."""
+    load = Load(replace(SMALL, duration_s=1.0), PROFILE, 1.0)
+    engine = make_engine(VARIANTS[0], PROFILE)
+    report, jobs = load.meet(engine)
+    assert len(report.steps) < jobs
+    assert not engine.loop.scheduler.learning.queued
+    engine.loop.open_trainer(TrainerSpec("adapter-0"))
+
+
+def test_utilisation_counts_what_every_row_is_multiplied_with():
+    load = Load(SMALL, PROFILE, 0.5)
+    of_all = run_variant(VARIANTS[0], load, make_engine)
+    half = replace(PROFILE.info, layer_parameters=PROFILE.info.num_parameters // 2)
+    of_half = run_variant(
+        VARIANTS[0], replace(load, profile=replace(PROFILE, info=half)), make_engine
+    )
+    assert of_half == replace(of_all, utilisation=pytest.approx(of_all.utilisation / 2))
+
+
+class RunsOn(VirtualClock):
+    """Like a real one: it began long ago, and never stands still."""
+
+    def __init__(self) -> None:
+        super().__init__(1000.0)
+
+    def advance(self, seconds: float) -> None:
+        super().advance(max(seconds, 1e-6))
+
+
+def test_a_clock_that_began_long_ago_changes_no_figure():
+    def real(variant, profile):
+        clock = RunsOn()
+        timeline = Timeline(clock.now)
+        return Engine(make_loop(variant, profile, clock, timeline), clock, timeline)
+
+    load = Load(SMALL, PROFILE, 0.2)
+    expected, found = (run_variant(VARIANTS[1], load, make) for make in (make_engine, real))
+    for name in ("utilisation", "ttft_s", "last_s", "fine_tune_s"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=0.01)
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, FIFO_VARIANTS[-1]], ids=lambda each: each.name)

@@ -8,8 +8,9 @@ import pytest
 
 from tandem.bench.mace import FIFO_VARIANTS, SCALES, VARIANTS, Figures
 from tandem.bench.mace_claims import Claim, Results, claims
+from tandem.bench.mace_measured import Capacity, Measured
 from tandem.bench.mace_overhead import Overhead
-from tandem.bench.mace_report import as_markdown
+from tandem.bench.mace_report import as_markdown, as_page
 from tandem.cli.simulate import load_profile
 
 SERVER, EDGE = SCALES
@@ -161,3 +162,40 @@ def test_the_page_has_a_table_for_each_part():
     assert "| `mace` | 0.50 | 0.11 to 0.15 | 6.0 | 3.5 to 4.5 |" in page
     bare = replace(results(), fifo=[], overheads=[])
     assert "Figure 13" not in as_markdown(bare) and "Table 1" not in as_markdown(bare)
+
+
+def measured(rounds: int) -> Results:
+    """As if that had not been simulated."""
+    capacity = Capacity(ttft_s=0.03, forward_s=0.02, tpot_s=0.01, request_s=0.1, job_s=0.8)
+    how = Measured({"cpu": "a fine one", "cores": 3}, capacity, 0.5, rounds, others=0.07)
+    group = [row("mace", 0.1), replace(row("mace", 0.1), ttft_s=3.0)][:rounds]
+    return replace(results(), measured=how, runs={"rates": [group], "loads": [], "fifo": []})
+
+
+def test_what_was_measured_claims_nothing_and_says_where_and_how():
+    found = measured(rounds=2)
+    page = as_markdown(found)
+    assert claims(found) == [] and "| claim |" not in page and "three runs" not in page
+    for text in (
+        "cpu: a fine one, cores: 3.", "364200 GFLOP/s", "took 7.0% of the cores",
+        "first token after 30 ms (its forward: 20 ms by the profile) and then one every 10.0 ms",
+        "100 ms of the machine, a job that is alone 800 ms", "150 ms for it and 50 ms a token",
+        "every 0.5 s", "of 2 rounds", "0% in output tokens/s, 100% in mean TTFT, 0% in TBT",
+        "| `mace/fifo` |", "| `mace/prefix` | 90%, 100 |", "Table 1:",
+    ):  # fmt: skip
+        assert text in page, text
+    alone = as_markdown(measured(rounds=1))
+    assert "of one round" in alone and "differ" not in alone
+
+
+def test_the_heading_tells_what_is_simulated():
+    simulated, other = results(), measured(rounds=1)
+    for found, heading in (
+        ([simulated], "# MACE at the paper's scale, simulated"),
+        ([other], "# MACE at a small scale, measured"),
+        (
+            [simulated, other],
+            "# MACE at the paper's scale, simulated; at a small scale, measured",
+        ),
+    ):
+        assert as_page(found).splitlines()[0] == heading

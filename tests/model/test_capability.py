@@ -172,6 +172,14 @@ def test_shapes_and_counts_are_those_of_the_model():
     loaded = prepare_model(model, OFF)
     assert loaded.layers == (LayerShape(kv_heads=2, head_dim=24),) * 3
     assert (loaded.num_parameters, loaded.weight_bytes) == (count, 4 * count)
+    assert loaded.layer_parameters == count - 2 * tiny_models.VOCAB * loaded.width
+
+
+def test_a_tied_embedding_is_left_out_of_the_layers_once():
+    model = tiny_models.make_model("llama", tie_word_embeddings=True)
+    count = sum(weight.numel() for weight in model.parameters())
+    loaded = prepare_model(model, OFF)
+    assert loaded.layer_parameters == count - tiny_models.VOCAB * loaded.width
 
 
 def test_one_decoder_layer_runs_alone():

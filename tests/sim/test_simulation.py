@@ -30,6 +30,23 @@ from tandem.sim.curves import Saturating
 from tandem.sim.run import Arrival, Simulation
 from tandem.sim.timeline import Timeline
 
+def test_nobody_waits_for_trainers_to_be_opened():
+    """A real device takes its time for it; the load begins when it is done."""
+    arrivals, trainers = load([(0.0, 8, 2)], steps=1)
+    clock = VirtualClock()
+    loop, executor = build_simulation(config("fcfs"), small_profile(), clock)
+    opened = executor.open_trainer
+
+    def open_slowly(spec):
+        clock.advance(5.0)
+        return opened(spec)
+
+    executor.open_trainer = open_slowly
+    report = Simulation(loop, clock, arrivals, trainers).run(until_s=60.0)
+    assert report.began_s == 5.0 and report.ended_s < 1.0
+    assert report.outcomes["request-0"].ttft_s < 1.0
+
+
 OVERLOAD = [(0.05 * place, 12, 16) for place in range(1000)]
 
 

@@ -1,12 +1,14 @@
-"""MACE's comparison at the paper's scale, in simulation: policies by retrain rate and by load.
+"""MACE's comparison: loads, the policies that meet them, and the figures of a run.
 
-Data-sheet profiles of the paper's devices, Poisson requests with shared beginnings, retraining jobs
-as a share of the requests (MACE 6.1). The scheduler, the policies and the cache are the real ones;
-times are predictions. Invariant: the same options give the same figures.
+Poisson requests with shared beginnings, retraining jobs as a share of the requests (MACE 6.1); the
+scales are those of the paper's devices, by their data sheets. Engines are made by the caller:
+simulated ones, or real ones on a real clock. Invariant: a simulated run gives the same figures
+again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -33,6 +35,8 @@ from tandem.sim.timeline import Moment, Timeline
 
 # An objective of the paper: five times the forward latency (6.3).
 SLO_FACTOR = 5.0
+# Prompts and answers are cut here, two thirds of it and one; earlier if the model's context is.
+_LONGEST_TOKENS = 3072
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,24 @@ class Load:
         many jobs came."""
         scale = self.scale
         arrivals, jobs = load_of(scale, self.profile, self.retrain_rate, self.seed)
-        trainers = [TrainerSpec(f"adapter-{number}") for number in range(scale.trainers)]
+        return run_arrivals(engine, scale, arrivals, 3.0 * scale.duration_s, on_progress), jobs
+
+
+def run_arrivals(
+    engine: Engine,
+    scale: Scale,
+    arrivals: Sequence[Arrival],
+    until_s: float = math.inf,
+    on_progress: Callable[[float], None] = lambda now: None,
+) -> SimReport:
+    """Let them come to `engine`, whose device is left without trainers: others follow on it."""
+    trainers = [TrainerSpec(f"adapter-{number}") for number in range(scale.trainers)]
+    try:
         simulation = Simulation(engine.loop, engine.clock, arrivals, trainers)
-        return simulation.run(3.0 * scale.duration_s, on_progress), jobs
+        return simulation.run(until_s, on_progress)
+    finally:
+        for trainer in trainers:
+            engine.loop.close_trainer(trainer.name)
 
 
 def run_variant(variant: Variant, load: Load, make_engine: MakeEngine) -> Figures:
@@ -163,6 +182,7 @@ def load_of(
     """Requests and retraining jobs in time, the same for every variant; how many jobs there are."""
     rng = Random(f"{seed}/{scale.name}")
     vocabulary = profile.info.vocab_size
+    third = min(_LONGEST_TOKENS, profile.info.max_model_len) // 3
     templates = [
         tuple(rng.choices(range(vocabulary), k=scale.shared_tokens)) for _ in range(scale.templates)
     ]
@@ -172,7 +192,7 @@ def load_of(
         own = max(8, round(rng.expovariate(1.0 / (scale.prompt_tokens - scale.shared_tokens))))
         prompt = (*rng.choice(templates), *rng.choices(range(vocabulary), k=own))
         output = max(2, round(rng.expovariate(1.0 / scale.output_tokens)))
-        prompt, output = prompt[:2048], min(output, 1024)
+        prompt, output = prompt[: 2 * third], min(output, third)
         wants_training = rng.random()
         sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
         arrivals.append(Arrival(at_s, Request(f"request-{requests}", prompt, sampling)))
@@ -206,7 +226,7 @@ def _figures(
     waits = sorted(each.ttft_s for each in ended)
     tbt = [value for each in ended if (value := each.tpot_s) is not None]
     done = [step for step in report.steps if step.applied]
-    serving = [moment for moment in moments if moment.end_s <= last_s]
+    serving = [moment for moment in moments if moment.end_s - report.began_s <= last_s]
     return Figures(
         variant=variant.name,
         retrain_rate=load.retrain_rate,
@@ -228,21 +248,28 @@ def _figures(
 
 
 def _attained(outcome: SimOutcome, latency: LatencyModel) -> bool:
-    work = PassWork()
-    work.span(0, outcome.prompt_tokens, draws=1)
-    return outcome.ttft_s <= SLO_FACTOR * latency.forward_s(work)
+    return outcome.ttft_s <= SLO_FACTOR * prompt_s(latency, outcome.prompt_tokens)
 
 
 def _useful_s(profile: Profile, moments: Sequence[Moment]) -> float:
     """Seconds that the products of these iterations take at the matrix ceiling: two operations a
-    parameter and row, and twice as many again to go back through a recorded row."""
-    row_s = 2.0 * profile.info.num_parameters / profile.ceilings.flops
+    parameter and row, and twice as many again to go back through a recorded row. Those of embedding
+    and head are left out where they are known: in small models they are half of all."""
+    info = profile.info
+    row_s = 2.0 * (info.layer_parameters or info.num_parameters) / profile.ceilings.flops
     rows = sum(moment.decodes + moment.prefill + moment.training for moment in moments)
     return row_s * (rows + 2.0 * sum(moment.training for moment in moments))
 
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else float("nan")
+
+
+def prompt_s(latency: LatencyModel, tokens: int) -> float:
+    """The forward of a prompt that is alone, predicted."""
+    work = PassWork()
+    work.span(0, tokens, draws=1)
+    return latency.forward_s(work)
 
 
 def at_rate(scale: Scale, rate: float) -> Scale:

@@ -1,14 +1,17 @@
 """The page of the MACE comparison: a table for each of the paper's figures, and its claims.
 
-Knows figures only. Invariant: what is not measured is said, with the place where it is.
+Knows figures only. Invariant: what is not measured is said, with the place where it is, and what is
+measured with the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.bench.mace import FIFO_SEQUENCES, FIFO_VARIANTS, VARIANTS, Variant
+from tandem.bench.mace import FIFO_SEQUENCES, FIFO_VARIANTS, SLO_FACTOR, VARIANTS, Variant
 from tandem.bench.mace_claims import Claim, Results, claims
+from tandem.bench.mace_measured import CROWD, FULL_RATE
+from tandem.bench.mace_sweep import PARTS, unrest
 
 # Table 1 of the paper, ms and MB; of its three columns of ablations, the least and the most.
 _PAPER_OVERHEADS = {
@@ -24,6 +27,14 @@ LEARNING_NOTE = (
 )
 
 
+def as_page(found: Sequence[Results]) -> str:
+    """The whole page, of one scale or more."""
+    simulated = {results.measured is None for results in found}
+    kinds = {True: "at the paper's scale, simulated", False: "at a small scale, measured"}
+    heading = "; ".join(text for kind, text in kinds.items() if kind in simulated)
+    return "\n".join([f"# MACE {heading}", "", LEARNING_NOTE, "", *map(as_markdown, found)])
+
+
 def as_markdown(results: Results) -> str:
     """All tables of one scale, and what became of the paper's claims."""
     scale, profile = results.scale, results.profile
@@ -34,6 +45,7 @@ def as_markdown(results: Results) -> str:
         f"tokens on average, {scale.shared_tokens} of them one of {scale.templates} beginnings; "
         f"answers of {scale.output_tokens}; a job is a pair of two sequences of "
         f"{scale.pair_tokens} tokens. Profile: {profile.source}.",
+        *_measured(results),
         "",
         "| retrain rate | policy | output tokens/s | TTFT mean / p95, ms | TBT, ms | "
         "fine-tuning, s | attainment | iterations | ms each | utilisation | jobs done |",
@@ -49,6 +61,44 @@ def as_markdown(results: Results) -> str:
         )
     lines += _loads(results) + _fifo(results) + _overheads(results) + _claims(claims(results))
     return "\n".join([*lines, ""])
+
+
+def _measured(results: Results) -> list[str]:
+    """On what, under which load and objectives, and how sure the figures are."""
+    how = results.measured
+    if how is None:
+        return []
+    capacity, objectives = how.capacity, how.capacity.objectives
+    return [
+        "",
+        f"Measured on the real engine; {', '.join(f'{k}: {v}' for k, v in how.machine.items())}. "
+        f"Its matrix ceiling is {results.profile.ceilings.flops / 1e9:.0f} GFLOP/s, of which the "
+        f"utilisation counts products of the layers. Other processes took {how.others:.1%} of the "
+        "cores. The paper's claims are judged at its own scale only.",
+        "",
+        f"A request alone has its first token after {1e3 * capacity.ttft_s:.0f} ms (its forward: "
+        f"{1e3 * capacity.forward_s:.0f} ms by the profile) and then one every "
+        f"{1e3 * capacity.tpot_s:.1f} ms. One of a crowd of {CROWD} takes "
+        f"{1e3 * capacity.request_s:.0f} ms of the machine, a job that is alone "
+        f"{1e3 * capacity.job_s:.0f} ms: at a retrain rate of {FULL_RATE:.0%} the load asks for "
+        f"all of it. In time is a first token within {SLO_FACTOR:g} times the prompt's own forward "
+        f"by the profile; policies are told {1e3 * objectives.ttft_s:.0f} ms for it and "
+        f"{1e3 * objectives.tpot_s:.0f} ms a token, {SLO_FACTOR:g} times those of a request alone. "
+        f"`ekya` opens a window every {how.window_s:.2g} s. {_rounds(results, how.rounds)}",
+    ]
+
+
+def _rounds(results: Results, count: int) -> str:
+    """What becomes of them, and by how much they differ."""
+    if count == 1:
+        return "Figures are of one round."
+    groups = [group for part in PARTS for group in results.runs[part]]
+    names = {"throughput": "output tokens/s", "ttft_s": "mean TTFT", "tbt_s": "TBT"}
+    differ = ", ".join(f"{unrest(groups, name):.0%} in {text}" for name, text in names.items())
+    return (
+        f"Figures are of {count} rounds: counts are sums, the others means. Rounds of the same run "
+        f"differ by {differ} (medians)."
+    )
 
 
 def _loads(results: Results) -> list[str]:
@@ -110,12 +160,14 @@ def _overheads(results: Results) -> list[str]:
     """Table 1."""
     if not results.overheads:
         return []
+    where = "the least of three runs on the machine that simulated"
+    if results.measured is not None:
+        where = "of one run, between the passes of the model"
     lines = [
         "",
         "Table 1: what scheduling costs. Mean processor time of an iteration to decide, admit and "
-        "apply its results, the least of three runs on the machine that simulated; the most memory "
-        "that queues, sequences, the last plan and the account of cache blocks took, by the sizes "
-        "of their objects.",
+        f"apply its results, {where}; the most memory that queues, sequences, the last plan and "
+        "the account of cache blocks took, by the sizes of their objects.",
         "",
         "| policy | ms | paper | MB | paper |",
         "|---|---:|---:|---:|---:|",
@@ -130,7 +182,9 @@ def _overheads(results: Results) -> list[str]:
 
 
 def _claims(found: Sequence[Claim]) -> list[str]:
-    """What holds; below, why the others do not."""
+    """What holds; below, why the others do not. Nothing if nothing is claimed."""
+    if not found:
+        return []
     lines = ["", "| claim | paper | here | holds |", "|---|---|---|---|"]
     for claim in found:
         holds = "yes" if claim.holds else "**no**"

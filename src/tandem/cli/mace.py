@@ -1,86 +1,88 @@
-"""`tandem bench mace`: the paper's figures at its own scale, in simulation; tables and plots."""
+"""`tandem bench mace`: the paper's figures, simulated at its scale and measured at a small one.
+
+Writes tables, JSON and plots; what is run, and on which engines, is told elsewhere.
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tandem.bench.mace import (
-    FIFO_VARIANTS,
-    RETRAIN_RATES,
-    SCALES,
-    VARIANTS,
-    Engine,
-    Load,
-    Scale,
-    Variant,
-    at_rate,
-    run_variant,
-)
+from tandem.bench.mace import RETRAIN_RATES, SCALES, VARIANTS, MakeEngine, Scale, run_variant
 from tandem.bench.mace_claims import Results, claims
 from tandem.bench.mace_figures import draw_mace
+from tandem.bench.mace_measured import SMALL, WINDOWS, Measured, bearable, measure_capacity
 from tandem.bench.mace_overhead import measure_overhead
-from tandem.bench.mace_report import LEARNING_NOTE, as_markdown
-from tandem.build import build_simulation
+from tandem.bench.mace_report import as_page
+from tandem.bench.mace_sweep import PARTS, Run, Sweep, grouped, over_rounds
+from tandem.bench.machine import Watch, describe
+from tandem.cli.mace_engines import engines_over, load_engine, make_engine
+from tandem.cli.profile import measure as measure_profile
 from tandem.cli.simulate import load_profile
-from tandem.config import resolve
-from tandem.core.clock import VirtualClock
+from tandem.config import Settings
 from tandem.core.errors import TandemError
-from tandem.engine.loop import EngineLoop
+from tandem.core.ports import Executor
 from tandem.estimators.profile import Profile
-from tandem.sim.timeline import Timeline
 
 SCHEMA = "tandem-mace-2"
-# Loads of the sweep, as factors of a scale's own; at this retrain rate.
+# Loads of the sweep, as factors of a scale's own.
 LOADS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-SWEEP_RATE = 0.2
+# Fewer of both where time cannot be simulated.
+SMALL_RETRAIN_RATES = (0.0, 0.1, 0.3, 0.5)
+SMALL_LOADS = (0.5, 1.0, 1.5)
+# The machine is measured for as long as arrivals of so many runs take, but no longer than that.
+_PROFILE_RUNS, _MOST_PROFILE_S = 5, 30.0
 
 
 def mace_command(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("benchmarks/results"),
     scale: Annotated[
-        list[str] | None, typer.Option(help="server, edge; repeatable; default: both.")
+        list[str] | None,
+        typer.Option(help="server, edge, with --engine cpu; repeatable; default: all."),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Run this model too, on the CPU: demo, a directory or a name."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of all runs of --engine.")] = 2,
     seconds: Annotated[
         float | None, typer.Option(help="Of arrivals; default: the scale's.")
     ] = None,
     figures: Annotated[bool, typer.Option(help="Draw them; needs matplotlib.")] = True,
-    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 0,
+    seed: Annotated[int, typer.Option(help="Same seed, same loads.")] = 0,
 ) -> None:
-    """MACE's figures 5 and 10 to 13 and table 1 at the paper's scale, in simulation."""
+    """MACE's figures 5 and 10 to 13 and table 1: simulated, and measured with --engine."""
     console = Console(stderr=True)
-    chosen = [each for each in SCALES if scale is None or each.name in scale]
+    known = [*SCALES, SMALL] if engine is not None else [*SCALES]
+    chosen = [each for each in known if scale is None or each.name in scale]
     if not chosen:
-        known = ", ".join(each.name for each in SCALES)
-        raise typer.BadParameter(f"there is no such scale; known: {known}", param_hint="--scale")
+        names = ", ".join(each.name for each in known)
+        raise typer.BadParameter(f"there is no such scale; known: {names}", param_hint="--scale")
     try:
-        pages: list[str] = []
-        content: dict[str, object] = {"schema": SCHEMA, "seed": seed}
+        found: list[Results] = []
         for each in chosen:
             timed = each if seconds is None else replace(each, duration_s=seconds)
-            results = measure(timed, seed, console)
-            pages.append(as_markdown(results))
-            content[timed.name] = {
-                "rates": results.rates,
-                "loads": results.loads,
-                "fifo": results.fifo,
-                "overheads": results.overheads,
-                "claims": claims(results),
-            }
+            if each is SMALL and engine is not None:
+                results = measured(engine, timed, rounds, seed, console)
+            else:
+                results = simulated(timed, seed, console)
+            found.append(results)
             if figures:
                 draw_mace(results, out)
         out.mkdir(parents=True, exist_ok=True)
+        content: dict[str, Any] = {"schema": SCHEMA, "seed": seed}
+        content |= {results.scale.name: _content(results) for results in found}
         encoded = msgspec.json.encode(msgspec.to_builtins(content))
         (out / "mace.json").write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
-        page = "\n".join(["# MACE at the paper's scale, simulated", "", LEARNING_NOTE, "", *pages])
+        page = as_page(found)
         (out / "mace.md").write_text(page)
         typer.echo(page)
     except TandemError as error:
@@ -88,63 +90,87 @@ def mace_command(
         raise typer.Exit(2) from None
 
 
-def measure(scale: Scale, seed: int, console: Console) -> Results:
-    """Every variant at every retrain rate and at every load, in order of arrival, and its cost."""
-    profile = load_profile(scale.profile)
-    own = [Load(scale, profile, rate, seed) for rate in RETRAIN_RATES]
-    loads = [
-        Load(at_rate(scale, factor * scale.rate), profile, SWEEP_RATE, seed) for factor in LOADS
-    ]
-    usual = Load(scale, profile, SWEEP_RATE, seed)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+def simulated(scale: Scale, seed: int, console: Console) -> Results:
+    """At the paper's scale, by the data sheet of its device."""
+    sweep = Sweep(scale, load_profile(scale.profile), RETRAIN_RATES, LOADS, RETRAIN_RATES, seed)
+    return measure(sweep, make_engine, console)
 
-        def each(
-            of: Sequence[Load], variants: Sequence[Variant], what: str
-        ) -> Iterator[tuple[Variant, Load]]:
-            """All of them under each of the loads, with a bar."""
-            task = progress.add_task(what, total=len(of) * len(variants))
-            for load, variant in product(of, variants):
-                progress.update(
-                    task,
-                    description=f"{scale.name}, {what}: {load.scale.rate:g}/s "
-                    f"{load.retrain_rate:.0%} {variant.name}",
-                )
-                yield variant, load
+
+def measured(model: str, scale: Scale, rounds: int, seed: int, console: Console) -> Results:
+    """With `model` on this machine, under a load that it was found to bear."""
+    executor, settings, profile = _load(model, scale, console)
+    gc.collect()
+    gc.freeze()  # what exists now stays for good
+    watch, capacity = Watch(), measure_capacity(scale, profile, engines_over(executor))
+    scale = bearable(replace(scale, profile=settings.model.served_name), capacity)
+    rates, window_s = SMALL_RETRAIN_RATES, scale.duration_s / WINDOWS
+    fifo_rates = [rate for rate in rates if rate > 0.0]
+    sweep = Sweep(scale, profile, rates, SMALL_LOADS, fifo_rates, seed, rounds=rounds, timings=1)
+    results = measure(sweep, engines_over(executor, capacity.objectives, window_s), console)
+    machine = describe("cpu", executor.info.threads)
+    how = Measured(machine, capacity, window_s, rounds, watch.others())
+    return replace(results, measured=how)
+
+
+def measure(sweep: Sweep, make: MakeEngine, console: Console) -> Results:
+    """All runs of a sweep, and what scheduling costs."""
+    runs = sweep.runs()
+    timed = [Run("overhead", variant, sweep.usual) for variant in VARIANTS]
+    done, overheads = [], []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    # Rarely: the bar shares its cores with what is measured.
+    with Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=1) as progress:
+        task = progress.add_task(sweep.scale.name, total=len(runs) + len(timed))
+
+        def each(of: Sequence[Run]) -> Iterator[Run]:
+            for run in of:
+                load = run.load
+                what = f"{run.part}: {load.scale.rate:g}/s {load.retrain_rate:.0%}"
+                told = f"{sweep.scale.name}, {what} {run.variant.name}"
+                progress.update(task, description=told)
+                yield run
                 progress.advance(task)
 
-        return Results(
-            scale,
-            profile,
-            [run_variant(*run, make_engine) for run in each(own, VARIANTS, "rates")],
-            [run_variant(*run, make_engine) for run in each(loads, VARIANTS, "loads")],
-            [run_variant(*run, make_engine) for run in each(own, FIFO_VARIANTS, "fifo")],
-            [measure_overhead(*run, make_engine) for run in each([usual], VARIANTS, "overhead")],
+        for run in each(runs):
+            done.append((run, run_variant(run.variant, run.load, make)))
+        for run in each(timed):
+            overheads.append(measure_overhead(run.variant, run.load, make, runs=sweep.timings))
+    rounds = {part: grouped(done, part) for part in PARTS}
+    rows = {part: [over_rounds(group) for group in groups] for part, groups in rounds.items()}
+    parts = (rows["rates"], rows["loads"], rows["fifo"], overheads)
+    return Results(sweep.scale, sweep.profile, *parts, runs=rounds)
+
+
+def _load(model: str, scale: Scale, console: Console) -> tuple[Executor, Settings, Profile]:
+    """The model, and what its work takes on this machine."""
+    seconds = min(_MOST_PROFILE_S, _PROFILE_RUNS * scale.duration_s)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=1) as progress:
+        loading = progress.add_task("loading", total=1.0)
+        executor, settings = load_engine(
+            model, lambda stage, done: progress.update(loading, completed=done)
         )
+        task = progress.add_task("profile", total=1.0)
+        profile = measure_profile(
+            executor, settings, seconds, lambda done: progress.update(task, completed=done)
+        )
+    return executor, settings, profile
 
 
-def make_engine(variant: Variant, profile: Profile) -> Engine:
-    """A simulated engine of a variant, with a clock of its own."""
-    clock = VirtualClock()
-    timeline = Timeline(clock.now)
-    return Engine(make_loop(variant, profile, clock, timeline), clock, timeline)
-
-
-def make_loop(
-    variant: Variant, profile: Profile, clock: VirtualClock, timeline: Timeline
-) -> EngineLoop:
-    """The simulated engine of a variant."""
-    settings = resolve(
-        {
-            "scheduling": {
-                "policy": variant.policy,
-                "policy_options": dict(variant.options),
-                "max_sequences": variant.max_sequences,
-                "max_batch_tokens": 2048,
-                "tpot_slo": 0.1,
-            },
-            "cache": {"prefix_caching": variant.prefix_caching},
+def _content(results: Results) -> dict[str, Any]:
+    """Of a scale, for the JSON file."""
+    content: dict[str, Any] = {
+        "rates": results.rates,
+        "loads": results.loads,
+        "fifo": results.fifo,
+        "overheads": results.overheads,
+        "claims": claims(results),
+    }
+    if results.measured is not None:
+        content |= {
+            "scale": results.scale,
+            "ceilings": results.profile.ceilings,
+            "measured": results.measured,
+            "rounds": results.runs,
         }
-    )
-    loop, _ = build_simulation(settings, profile, clock, on_plan=timeline)
-    return loop
+    return content

@@ -54,7 +54,8 @@ class ModelInfo:
     slices count `num_layers`; `recording_tokens` rows may be recorded at once (0: no training).
     Adapters have a rank of at most `max_rank` (0: any); `linears` names the linear layers that can
     be trained. `weights_hash` identifies the base model's parameters. `threads` compute, where the
-    device is a CPU.
+    device is a CPU. Of the parameters, `layer_parameters` are multiplied with every row, which
+    embedding and head are not (0: not counted).
     """
 
     model: str
@@ -75,6 +76,7 @@ class ModelInfo:
     linears: tuple[str, ...] = ()
     weights_hash: str = ""
     threads: int = 0
+    layer_parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

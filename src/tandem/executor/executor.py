@@ -92,6 +92,7 @@ class DeviceExecutor:
             block_size=cache.block_size,
             num_blocks=num_blocks,
             num_parameters=model.num_parameters,
+            layer_parameters=model.layer_parameters,
             weight_bytes=model.weight_bytes,
             kernels=model.kernels,
             num_layers=len(model.layers),

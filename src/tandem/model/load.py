@@ -59,7 +59,8 @@ class LoadedModel:
     `layers` has the KV shape of each decoder layer in order. `backbone` maps tokens to the hidden
     states after the final norm; its names are those of the whole model after `prefix`. `stack` has
     its decoder layers one at a time, None where they cannot be had (then nothing can be trained).
-    `source` is the directory or hub name that the weights came from.
+    `source` is the directory or hub name that the weights came from. `layer_parameters` are those
+    of neither embedding nor head.
     """
 
     name: str
@@ -80,6 +81,7 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     num_parameters: int
+    layer_parameters: int
     weight_bytes: int
     weights_hash: str
 
@@ -146,6 +148,7 @@ def prepare_model(
     if model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{name} has no output embedding, so it cannot generate text")
     sizes = [(weight.numel(), weight.nbytes) for weight in model.parameters()]
+    layer_parameters = _layer_parameters(model)
     device, dtype = model.device, model.dtype
     digest = weights_hash(model)
     progress("testing the model", 0.5)
@@ -187,9 +190,17 @@ def prepare_model(
         max_model_len=limit,
         eos_token_ids=_eos_token_ids(model),
         num_parameters=sum(count for count, _ in sizes),
+        layer_parameters=layer_parameters,
         weight_bytes=sum(size for _, size in sizes),
         weights_hash=digest,
     )
+
+
+def _layer_parameters(model: PreTrainedModel) -> int:
+    """All but those of embedding and head, which are one and the same if they are tied."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    outside = {weight for end in ends for weight in end.parameters()}
+    return sum(weight.numel() for weight in model.parameters() if weight not in outside)
 
 
 def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str]:

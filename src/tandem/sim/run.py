@@ -77,8 +77,9 @@ class Occupancy:
 
 @dataclass(slots=True)
 class SimReport:
-    """All of a run."""
+    """All of a run; it began at `began_s` on the clock, all else counts from there."""
 
+    began_s: float = 0.0
     outcomes: dict[str, SimOutcome] = field(default_factory=dict)
     steps: list[StepOutcome] = field(default_factory=list)
     occupancy: list[Occupancy] = field(default_factory=list)
@@ -107,16 +108,16 @@ class Simulation:
         self._loop, self._clock = loop, clock
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
         self._next = 0
-        self._origin_s = clock.now()
         self._sample_s = sample_s
         self._executor = leaps
         self._leaper = Leaper(loop.scheduler) if leaps is not None else None
         self._sample_due_s = 0.0
         self._supply = supply
         self._unfinished = 0
-        self.report = SimReport()
         for spec in trainers:
             loop.open_trainer(spec)
+        self._origin_s = clock.now()  # nobody waits for a real device to open trainers
+        self.report = SimReport(self._origin_s)
 
     def run(
         self,

@@ -1,0 +1,90 @@
+"""Engines of the MACE comparison: simulated ones, and real ones over one model that is loaded once.
+
+All simulated ones have the same budgets, and so have all real ones. A real one's policy is told
+objectives of its own machine.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+from tandem.bench.mace import Engine, MakeEngine, Variant
+from tandem.build import build_executor, build_simulation, join_loop, resolve_model
+from tandem.config import Settings, resolve
+from tandem.core.clock import SleepingClock, VirtualClock
+from tandem.core.ports import Executor
+from tandem.core.slo import Slo
+from tandem.engine.client import Progress
+from tandem.engine.loop import EngineLoop
+from tandem.estimators.profile import Profile
+from tandem.sim.timeline import Timeline
+
+# Of real ones a sixth, as of the lengths.
+_BATCH_TOKENS, _SMALL_BATCH_TOKENS = 2048, 341
+# What policies are told of the paper's devices, and of any other before it was measured.
+_OBJECTIVES = Slo(ttft_s=1.0, tpot_s=0.1)
+KV_BYTES = 512 << 20
+
+
+def settings_of(
+    variant: Variant, objectives: Slo = _OBJECTIVES, batch_tokens: int = _BATCH_TOKENS
+) -> Settings:
+    """Of a variant's engine."""
+    return resolve(
+        {
+            "scheduling": {
+                "policy": variant.policy,
+                "policy_options": dict(variant.options),
+                "max_sequences": variant.max_sequences,
+                "max_batch_tokens": batch_tokens,
+                "ttft_slo": objectives.ttft_s,
+                "tpot_slo": objectives.tpot_s,
+            },
+            "cache": {"prefix_caching": variant.prefix_caching},
+        }
+    )
+
+
+def make_engine(variant: Variant, profile: Profile) -> Engine:
+    """A simulated engine of a variant, with a clock of its own."""
+    clock = VirtualClock()
+    timeline = Timeline(clock.now)
+    return Engine(make_loop(variant, profile, clock, timeline), clock, timeline)
+
+
+def make_loop(
+    variant: Variant, profile: Profile, clock: VirtualClock, timeline: Timeline
+) -> EngineLoop:
+    """The simulated engine of a variant."""
+    loop, _ = build_simulation(settings_of(variant), profile, clock, on_plan=timeline)
+    return loop
+
+
+def load_engine(model: str, progress: Progress) -> tuple[Executor, Settings]:
+    """`model` (`demo`, a directory or a name) on this machine's CPU. Raises as loading does."""
+    settings = resolve({"model": {"model": model, "device": "cpu"}})
+    room = replace(settings.cache, memory_bytes=KV_BYTES)
+    any_variant = Variant("any", "no_retrain")
+    limits = settings_of(any_variant, batch_tokens=_SMALL_BATCH_TOKENS).scheduling
+    settings = resolve_model(replace(settings, cache=room, scheduling=limits))
+    return build_executor(settings, progress), settings
+
+
+def engines_over(
+    executor: Executor, objectives: Slo = _OBJECTIVES, window_s: float = 10.0
+) -> MakeEngine:
+    """Makes engines over `executor`, one at a time, each with an empty cache; `ekya` opens a window
+    every `window_s`."""
+
+    def make(variant: Variant, profile: Profile) -> Engine:
+        gc.collect()  # of the engine before, rather than during this one's iterations
+        if variant.policy == "ekya":
+            variant = replace(variant, options={"interval_s": str(window_s)})
+        clock = SleepingClock()
+        settings = settings_of(variant, objectives, _SMALL_BATCH_TOKENS)
+        loop = join_loop(settings, executor, clock=clock, rates=profile.rates)
+        loop.on_plan = timeline = Timeline(clock.now)
+        return Engine(loop, clock, timeline)
+
+    return make
