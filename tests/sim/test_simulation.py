@@ -30,6 +30,7 @@ from tandem.sim.curves import Saturating
 from tandem.sim.run import Arrival, Simulation
 from tandem.sim.timeline import Timeline
 
+
 def test_nobody_waits_for_trainers_to_be_opened():
     """A real device takes its time for it; the load begins when it is done."""
     arrivals, trainers = load([(0.0, 8, 2)], steps=1)
