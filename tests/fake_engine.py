@@ -202,6 +202,7 @@ class FakeEngine:
         """Forget the name."""
         if name not in self.adapters:
             raise NotFound(f"there is no adapter {name!r}", param="name")
+        self._require_ready()
         del self.adapters[name]
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:

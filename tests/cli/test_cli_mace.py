@@ -87,6 +87,12 @@ def test_without_a_model_nothing_is_measured(tmp_path):
     assert result.exit_code == 2 and "known: server, edge" in " ".join(result.output.split())
 
 
+def test_a_model_that_no_scale_needs_is_refused(tmp_path):
+    flags = ["--engine", "demo", "--scale", "edge", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["bench", "mace", *flags])
+    assert result.exit_code == 2 and "--scale cpu" in " ".join(result.output.split())
+
+
 def test_a_model_that_is_not_there_is_said(tmp_path):
     flags = ["--engine", str(tmp_path / "none"), "--scale", "cpu", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["bench", "mace", *flags])

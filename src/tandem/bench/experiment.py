@@ -33,8 +33,8 @@ from tandem.core.ports import EngineClient
 from tandem.core.slo import Slo
 from tandem.sim.curves import write_curve
 
-# Python and the kernels' C++; not what is compiled of them.
-_CODE = {".py", ".cpp", ".h"}
+# Python, the kernels' C++ and the canary set; not what is compiled.
+_CODE = {".py", ".cpp", ".h", ".jsonl"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,9 @@ def mace_command(
     if not chosen:
         names = ", ".join(each.name for each in known)
         raise typer.BadParameter(f"there is no such scale; known: {names}", param_hint="--scale")
+    if engine is not None and SMALL not in chosen:
+        hint = f"nothing is measured without --scale {SMALL.name}"
+        raise typer.BadParameter(hint, param_hint="--engine")
     try:
         found: list[Results] = []
         for each in chosen:

@@ -6,6 +6,8 @@ since backward slices are made of layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tandem.core.errors import AdapterError
@@ -17,13 +19,20 @@ from tandem.training.parameters import LoraShape, ParameterLayout
 from tandem.training.trainer import Start
 
 
-def make_start(model: LoadedModel, spec: TrainerSpec, max_rank: int) -> Start:
-    """Raises `AdapterError` for a source or a shape that does not fit the model."""
+def make_start(
+    model: LoadedModel,
+    spec: TrainerSpec,
+    max_rank: int,
+    admit: Callable[[ParameterLayout], None] = lambda layout: None,
+) -> Start:
+    """Raises `AdapterError` for a source or a shape that does not fit the model, and whatever
+    `admit` does once the shape is known, before anything but the adapter itself takes memory."""
     if spec.source:
-        return _from_files(model, spec, max_rank)
+        return _from_files(model, spec, max_rank, admit)
     if spec.resume:
         raise AdapterError("a trainer that resumes needs a source", param="source")
     layout = ParameterLayout(_fresh_modules(model, spec.lora, max_rank))
+    admit(layout)
     return Start(layout, _targets(model, layout), layout.fresh(spec.lora.seed, model.device))
 
 
@@ -41,7 +50,12 @@ def trainable_linears(model: LoadedModel) -> tuple[str, ...]:
     return tuple(name for name in model.lora.linears if name.startswith(inside))
 
 
-def _from_files(model: LoadedModel, spec: TrainerSpec, max_rank: int) -> Start:
+def _from_files(
+    model: LoadedModel,
+    spec: TrainerSpec,
+    max_rank: int,
+    admit: Callable[[ParameterLayout], None],
+) -> Start:
     adapter = read_lora(
         spec.source,
         model.lora.linears,
@@ -63,6 +77,7 @@ def _from_files(model: LoadedModel, spec: TrainerSpec, max_rank: int) -> Start:
         for name in ordered
     }
     layout = ParameterLayout(modules)
+    admit(layout)
     pairs = {name: (adapter[name].a, adapter[name].b) for name in ordered}
     parameters = layout.flatten(pairs, model.device)
     targets = _targets(model, layout)

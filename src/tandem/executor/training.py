@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -77,8 +78,8 @@ class TrainingState:
         if not spec.name:
             raise AdapterError("a trainer needs a name", param="name")
         try:
-            start = make_start(self._model, spec, self._max_rank)
-            self._require_memory(spec.name, start.layout)
+            admit = partial(self._require_memory, spec.name)
+            start = make_start(self._model, spec, self._max_rank, admit)
             trainer = Trainer(spec, start, self._model.source)
         except (MemoryError, RuntimeError) as error:
             raise AdapterError(f"cannot open trainer {spec.name}: {error}") from error

@@ -190,7 +190,7 @@ class Versions:
             if version is not None:
                 await self._publisher.adopt(version)
             else:
-                await self._publisher.forget(name)
+                await self._publisher.withdraw(name)
             self._tools.metrics.version.labels(name).set(reached)
             self._tools.metrics.versions.labels(name, "rolled_back").inc()
         return reached
@@ -202,9 +202,10 @@ class Versions:
         async with self._learner.held(name):
             checkpoints = await self._store.write(_delete, name)
             self._models.withdraw(name)
+            await self._publisher.withdraw(name)
             own = (reference_name(name, 0).removesuffix("0"), loaded_checkpoint(name))
-            for loaded in [name, *self._client.adapters]:
-                if loaded == name or loaded.startswith(own):
+            for loaded in [*self._client.adapters]:
+                if loaded.startswith(own):
                     await self._publisher.forget(loaded)
             # No row names them any more: what a crash leaves of the versions, recovery removes.
             for folder in (self._publisher.path(name, 0).parent, *map(Path, checkpoints)):

@@ -98,9 +98,12 @@ def forget_checkpoints(connection: Connection, adapter: str) -> list[str]:
     unneeded = []
     for row in connection.execute(query).mappings().all():
         job = from_kept(connection, JobRecord, row)
-        needed = job.checkpoint_path if job.finished_s is None else ""
-        paths = [record.path for record in checkpoints(connection, job.job_id)]
-        unneeded += [path for path in paths if path != needed]
+        paths = {record.path for record in checkpoints(connection, job.job_id)}
+        if job.finished_s is None:
+            paths.discard(job.checkpoint_path)
+        elif job.checkpoint_path:  # it may have ended within an epoch
+            paths.add(job.checkpoint_path)
+        unneeded += sorted(paths)
         connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.job_id == job.job_id))
     return unneeded
 

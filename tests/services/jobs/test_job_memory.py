@@ -1,4 +1,4 @@
-"""A job whose trainer finds no memory waits for it."""
+"""A job waits: for memory of its trainer, and for a disk that does not take its adapter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 
+from fake_engine import FakeEngine
 from learning_world import OneTrainer
+from tandem.adapters.files import inspect_adapter
 from tandem.core.learning import JobStatus
 from tandem.core.training import TrainerState
+from tandem.core.version import AdapterVersion
+from tandem.services import backoff
 from tandem.services.jobs import run
+from tandem.services.learning import loaded
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -40,3 +45,32 @@ async def test_a_job_waits_for_memory(
         await engine.close_trainer("another")
         job = await ended(jobs, job_id)
         assert job.status is JobStatus.SUCCEEDED, job.error
+
+
+async def test_a_disk_that_does_not_take_what_was_loaded_delays_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_S", 0.02)
+    copies: list[Path] = []
+    copy = loaded.copy
+
+    def full_at_first(source: Path, target: Path) -> None:
+        copies.append(target)
+        if len(copies) < 3:
+            raise OSError(28, "No space left on device")
+        copy(source, target)
+
+    monkeypatch.setattr(loaded, "copy", full_at_first)
+    hand = tmp_path / "hand"
+    hand.mkdir()
+    (hand / "adapter_config.json").write_text("{}")
+    (hand / "adapter_model.safetensors").write_text("by hand")
+    engine = FakeEngine()
+    content_hash = inspect_adapter(hand).content_hash
+    engine.adapters["loaded"] = AdapterVersion("loaded", 1, content_hash, str(hand))
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        file = await upload(world, supervised(2))
+        job = await jobs.create(ask(file, model="demo:loaded"), CALLER)
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.SUCCEEDED, job.error
+        assert len(copies) == 3

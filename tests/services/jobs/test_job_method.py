@@ -89,6 +89,14 @@ def test_what_is_written_down_means_the_same_under_other_settings(
     ]
 
 
+def test_settings_that_nobody_could_make_today_are_kept() -> None:
+    old = LearningSettings(label_smoothing=0.6)
+    kept = written_down(read_method({"type": "dpo"}, None, old)[0], old)
+    assert read_method(kept, None, DEFAULTS, kept=True)[1].loss.label_smoothing == 0.6
+    with pytest.raises(InvalidRequest, match="label_smoothing"):  # as a client's wish
+        read_method(kept, None, DEFAULTS)
+
+
 def test_old_hyperparameters_are_supervised() -> None:
     _, method = read_method(None, {"n_epochs": 7}, DEFAULTS)
     assert method.kind is SampleKind.SFT and method.n_epochs == 7

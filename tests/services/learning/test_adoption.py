@@ -15,6 +15,7 @@ from learning_world import World, lose, until, world
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import Conflict, StoreError
 from tandem.core.learning import VersionState
+from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
 from tandem.services import backoff
 from tandem.services import versions as use_cases
@@ -88,6 +89,7 @@ Steer = Callable[[Versions], Any]
         ("_roll_back", lambda versions: versions.roll_back("formal", 1), 1),
         ("_roll_back", lambda versions: versions.roll_back("formal", 0), 0),
         ("_publish", lambda versions: versions.publish("formal", 1), 1),
+        ("_delete", lambda versions: versions.delete("formal"), 0),
     ],
 )
 async def test_what_an_administrator_has_committed_answers(
@@ -105,6 +107,25 @@ async def test_what_an_administrator_has_committed_answers(
         else:
             await until(lambda: "formal" not in engine.adapters)
         await until(lambda: shown(made) == number)
+
+
+@pytest.mark.parametrize(
+    "steer", [lambda v: v.roll_back("formal", 0), lambda v: v.delete("formal")]
+)
+async def test_what_is_taken_back_while_the_engine_restarts_stays_away(
+    tmp_path: Path, steer: Steer
+) -> None:
+    files_at(tmp_path / "hand", "by hand")
+    engine = started_with(tmp_path / "hand")
+    async with served(tmp_path / "store", engine) as (made, versions):
+        await learn(made, 2)
+        engine.die()
+        steering = asyncio.create_task(steer(versions))
+        await asyncio.sleep(0.3)
+        assert "formal" in engine.adapters  # which an engine that comes back loads again
+        engine.state = EngineState.READY
+        await steering
+        assert "formal" not in engine.adapters
 
 
 class SlowToLoad(FakeEngine):

@@ -16,7 +16,7 @@ import pytest
 from fake_engine import FakeEngine
 from learning_world import World, until, world
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import AdapterError, Conflict
+from tandem.core.errors import Conflict, StoreError
 from tandem.core.learning import AdapterRecord, VersionRecord
 from tandem.core.version import AdapterVersion
 from tandem.services import backoff
@@ -246,7 +246,7 @@ async def test_what_cannot_be_kept_is_tried_after_longer_and_longer_waits(
     async with served(tmp_path / "store", started_with(tmp_path / "hand")) as (made, _):
         keeper = loaded.Keeper("formal", replace(made.tools, now=lambda: now_s[0]))
         for now_s[0] in (0.0, 59.0, 60.0, 179.0, 180.0, 359.0, 360.0):
-            with pytest.raises(AdapterError, match="cannot be kept"):
+            with pytest.raises(StoreError, match="cannot be kept"):
                 await keeper.keep()
         assert copies == [0.0, 60.0, 180.0, 360.0]
 

@@ -67,7 +67,7 @@ async def settings_of(job: JobRecord, course: LearningTools) -> LearningSettings
 
 async def read_examples(job: JobRecord, course: LearningTools) -> Examples:
     """Raises `JobFailed`, and `OSError` while the disk fails."""
-    _, method = read_method(job.method, None, await settings_of(job, course))
+    _, method = read_method(job.method, None, await settings_of(job, course), kept=True)
     training = await _read(job, job.training_file, "training_file", method, course)
     held: list[Sample] = []
     if job.validation_file:

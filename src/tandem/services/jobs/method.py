@@ -129,10 +129,13 @@ def read_method(
     method: Mapping[str, Any] | None,
     hyperparameters: Mapping[str, Any] | None,
     defaults: LearningSettings,
+    *,
+    kept: bool = False,
 ) -> tuple[dict[str, Any], Method]:
     """OpenAI's objects, complete, and what they mean. Raises `InvalidRequest`.
 
-    `hyperparameters` is the old way to give them, for supervised jobs alone.
+    `hyperparameters` is the old way to give them, for supervised jobs alone. Of what a job has
+    `kept`, some may come from settings that nobody could make today.
     """
     if method is None:
         method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters or {}}}
@@ -154,7 +157,7 @@ def read_method(
         )
     chosen = options[parsed.type]
     given = (chosen.hyperparameters if chosen else None) or _Hyperparameters()
-    return _complete(parsed.type, given), _meaning(parsed.type, given, defaults)
+    return _complete(parsed.type, given), _meaning(parsed.type, given, defaults, kept)
 
 
 def written_down(method: Mapping[str, Any], defaults: LearningSettings) -> dict[str, Any]:
@@ -182,7 +185,7 @@ def _complete(kind: str, given: _Hyperparameters) -> dict[str, Any]:
     return {"type": kind, kind: {"hyperparameters": {**shown, **values}}}
 
 
-def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings) -> Method:
+def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings, kept: bool) -> Method:
     values = {
         name: value
         for name, value in msgspec.to_builtins(given).items()
@@ -217,7 +220,8 @@ def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings) -> 
         schedule=given.lr_scheduler_type or Schedule.CONSTANT,
         warmup_steps=values.get("warmup_steps", 0),
     )
-    check_bounds(rate, loss.label_smoothing if "label_smoothing" in values else 0.0)
+    if not kept:
+        check_bounds(rate, loss.label_smoothing if "label_smoothing" in values else 0.0)
     return Method(
         KINDS[kind],
         values.get("n_epochs"),

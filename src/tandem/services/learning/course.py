@@ -19,7 +19,7 @@ from tandem.core.learning import EventRecord, SampleKind, SampleState, VersionRe
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
 from tandem.services.learning.gate import Outcome, Verdict
-from tandem.services.learning.loaded import Keeper, keep_loaded
+from tandem.services.learning.loaded import Keeper, NotCopied, keep_loaded
 from tandem.services.learning.publish import Conclusion, candidate_name
 from tandem.services.learning.references import Model, References
 from tandem.services.learning.selection import choose, plan_steps
@@ -104,7 +104,7 @@ class Course:
             await self._store.write(samples.release, self.name)
             try:
                 await keep_loaded(self._tools, self.name)
-            except AdapterError as error:  # no reason to refuse what is to be done
+            except (AdapterError, NotCopied) as error:  # no reason to refuse what is to be done
                 await self._tell("warning", str(error), {})
             yield
 
@@ -115,7 +115,7 @@ class Course:
             yield
 
     async def keep_loaded(self) -> None:
-        """See `loaded.py`. Raises `AdapterError`."""
+        """See `loaded.py`. Raises `AdapterError`, `StoreError`."""
         async with self._lock:
             await keep_loaded(self._tools, self.name)
 

@@ -90,7 +90,8 @@ class Learner:
             yield
 
     async def keep_loaded(self, adapter: str) -> None:
-        """Make what was loaded by hand as `adapter` a version of it, if so. Raises `AdapterError`.
+        """Make what was loaded by hand as `adapter` a version of it, if so. Raises `AdapterError`
+        and `StoreError`.
 
         What is under way goes on, and is waited for.
         """

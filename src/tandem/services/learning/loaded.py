@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import AdapterError
+from tandem.core.errors import AdapterError, StoreError
 from tandem.core.learning import AdapterRecord, EventRecord, VersionRecord, VersionState
 from tandem.core.version import AdapterVersion
 from tandem.services.archives import copy
@@ -28,6 +28,10 @@ _AGAIN_S = 60.0
 _LONGEST_S = 3600.0
 
 
+class NotCopied(StoreError):
+    """The disk did not take the files of what was loaded by hand; it may later."""
+
+
 class Keeper:
     """Keeps what was loaded as `name`, for a caller who tries again and again.
 
@@ -39,7 +43,7 @@ class Keeper:
         self._name = name
         self._tools = tools
         self._refused: AdapterVersion | None = None
-        self._problem = AdapterError("")
+        self._problem: AdapterError | NotCopied = AdapterError("")
         self._wait_s = 0.0
         self._again_s = 0.0
 
@@ -48,10 +52,10 @@ class Keeper:
         loaded, now_s = await loaded_by_hand(self._tools, self._name), self._tools.now()
         known = loaded is not None and loaded == self._refused
         if known and now_s < self._again_s:
-            raise self._problem
+            raise self._problem.with_traceback(None)  # it would grow each time
         try:
             return await keep_loaded(self._tools, self._name)
-        except AdapterError as error:
+        except (AdapterError, NotCopied) as error:
             self._wait_s = min(2 * self._wait_s, _LONGEST_S) if known else _AGAIN_S
             self._refused, self._problem, self._again_s = loaded, error, now_s + self._wait_s
             raise
@@ -67,8 +71,8 @@ async def loaded_by_hand(tools: LearningTools, name: str) -> AdapterVersion | No
 async def keep_loaded(tools: LearningTools, name: str) -> bool:
     """Make it a version, of an adapter that may be new with it; whether there was something.
 
-    Nothing else may work on `name` meanwhile. Raises `AdapterError` if its files are not what was
-    loaded any more.
+    Nothing else may work on `name` meanwhile. Raises `AdapterError` if its files are gone or not
+    what was loaded any more, `NotCopied`, and `StoreError`.
     """
     loaded = await loaded_by_hand(tools, name)
     if loaded is not None:
@@ -87,7 +91,7 @@ async def settle_loaded(tools: LearningTools) -> None:
         if not published:
             try:
                 await keep_loaded(tools, record.name)
-            except AdapterError as error:
+            except (AdapterError, NotCopied) as error:
                 logger.error("%s", error)
         elif loaded.content_hash not in {version.content_hash for version in published}:
             logger.warning(
@@ -97,7 +101,7 @@ async def settle_loaded(tools: LearningTools) -> None:
                 record.name,
             )
         if published and not record.current:
-            await tools.publisher.forget(record.name)
+            await tools.publisher.withdraw(record.name)
 
 
 async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
@@ -109,10 +113,10 @@ async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
     except (AdapterError, OSError) as error:
         await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
         await tools.store.write(adapters.pass_over, adapter, loaded.number)
-        then = "import it anew" if isinstance(error, AdapterError) else "that is tried again"
-        raise AdapterError(
-            f"what answers as {loaded.label} cannot be kept as a version: {error}; {then}"
-        ) from error
+        problem = f"what answers as {loaded.label} cannot be kept as a version: {error}"
+        if isinstance(error, AdapterError | FileNotFoundError):
+            raise AdapterError(f"{problem}; import it anew") from error
+        raise NotCopied(f"{problem}; that is tried again") from error
     number = await tools.store.write(adapters.begin_version, adapter, loaded.number)
     await asyncio.to_thread(aside.rename, await publisher.staging_path(name, number))
     version = VersionRecord(

@@ -193,8 +193,10 @@ class Publisher:
         current, published = await self._store.read(_committed, name)
         answers = self._client.adapters.get(name)
         if current is None:
-            if published and answers is not None:  # rolled back to the base
-                await self.forget(name)
+            own = self.path(name, 0).parent
+            # Rolled back to the base, or deleted: what answers is loaded by hand, or a version.
+            if answers is not None and (published or Path(answers.path).is_relative_to(own)):
+                await self.withdraw(name)
                 return 0
             return None
         if answers == AdapterVersion(name, current.number, current.content_hash, current.path):
@@ -203,6 +205,16 @@ class Publisher:
         await self.adopt(current)
         await self.forget(candidate_name(name))
         return current.number
+
+    async def withdraw(self, name: str) -> None:
+        """Let no version answer as `name` any more; waits for the engine if need be."""
+        while True:
+            try:
+                await self._client.unload_adapter(name)
+            except NotFound:
+                return
+            except EngineDead:  # it would come back with what answered
+                await engine_ready(self._client)
 
     async def load_reference(self, record: VersionRecord, name: str = "") -> AdapterVersion:
         """A version that others are scored against, whatever its adapter's current one is.
