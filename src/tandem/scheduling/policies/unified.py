@@ -140,7 +140,7 @@ class Unified:
             queue = []
         requests = foresee(view, self._deadlines, serving, queue)
         kept = {seq.seq_id for seq in half_computed(items)}
-        victims = [seq for seq in self._overdue.victims(running) if seq.seq_id not in kept]
+        yielding = self._overdue.victims(running)
         if items:
             self._time.earn(view, items[0], requests)
         else:
@@ -171,12 +171,12 @@ class Unified:
                 beside.last,
                 theirs,
             )
-            return _decision(victims, order, beside)
+            return _decision(yielding, order, beside, kept)
         self._served = False
         if alone.gives_way:
             self._time.give_way(view, alone)
             self._alone_s = alone.used_s if offline else 0.0
-        return _decision(victims, (alone.first, alone.last), alone)
+        return _decision(yielding, (alone.first, alone.last), alone, kept)
 
     def _serve_offline(
         self,
@@ -238,7 +238,7 @@ class Unified:
         """Requests alone: the usual case, and the one that must cost least."""
         self._time.forget()
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
-        return _decision(running, (_all(serving), _all(queue)), LearningPart())
+        return _decision(running, (_all(serving), _all(queue)), LearningPart(), set())
 
     def _items(
         self, view: View, scored: list[Sequence], queue: list[Sequence]
@@ -277,10 +277,14 @@ def _all(sequences: list[Sequence]) -> list[Candidate]:
 
 
 def _decision(
-    yielding: list[Sequence], order: tuple[list[Candidate], ...], learning: LearningPart
+    yielding: list[Sequence],
+    order: tuple[list[Candidate], ...],
+    learning: LearningPart,
+    kept: set[int],
 ) -> Decision:
-    """Learning gives way first, but not what is overdue, then the latest of the least class."""
-    protected = learning.protected
+    """Learning gives way first, but not what is overdue (`kept` of it has computed something), then
+    the latest of the least class."""
+    protected = learning.protected | kept
     return Decision.on_device(
         tuple(chain.from_iterable(order)),
         slices=tuple(learning.slices),
