@@ -301,6 +301,17 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.commit(seq)
 
     @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def decode(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(self.live))
+        fits = self.cache.missing_blocks(seq, 1) == 0
+        expected = self.cache.table(seq, seq.computed + 1) if fits else None
+        assert self.cache.try_slot(seq) == expected
+        if fits and seq.remaining:
+            seq.computed += 1
+            self.cache.commit(seq)
+
+    @precondition(lambda self: self.live)
     @rule(data=st.data(), token=st.integers(0, 1))
     def generate(self, data: st.DataObject, token: int) -> None:
         data.draw(st.sampled_from(self.live)).tokens.append(token)

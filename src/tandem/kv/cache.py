@@ -166,11 +166,16 @@ class KVCache:
     def try_slot(self, seq: Sequence) -> tuple[tuple[int, ...], ...] | None:
         """The table that one more token needs, if it fits into blocks that the sequence has for
         itself; else None."""
-        table, index = self._tables[seq.seq_id], seq.computed // self.block_size
-        blocks = table.groups[0]
-        if index < len(blocks) and self._pools[0].count(blocks[index]) == 1:
+        table = self._tables[seq.seq_id]
+        if seq.computed < table.own_end:
+            return table.whole
+        index, blocks = seq.computed // self.block_size, table.groups[0]
+        if index >= len(blocks) or self._pools[0].count(blocks[index]) > 1:
+            return None
+        if index + 1 < len(blocks):
             return table.prefix(index + 1)
-        return None
+        table.own_end = (index + 1) * self.block_size
+        return table.whole
 
     def try_extend(self, seq: Sequence, num_tokens: int) -> tuple[BlockCopy, ...] | None:
         """Make room for `num_tokens` after `seq.computed`; None (and no change) if there is none.
@@ -213,6 +218,7 @@ class KVCache:
         """Give `child` the parent's blocks, all shared; the first to write copies the tail."""
         assert child.seq_id not in self._tables
         source = self._tables[parent.seq_id]
+        source.own_end = 0
         table = BlockTable(len(self._pools), source.root)
         for index in range(len(source)):
             blocks = source.logical(index)
@@ -296,6 +302,12 @@ class KVCache:
                 raise AccountingError("two nodes share a block")
             if pool.idle != sum(1 for block in owned if pool.count(block) == 0):
                 raise AccountingError("an idle block is in no node, or a node's block is free")
+        for table in self._tables.values():
+            last = table.groups[0][-1] if table.own_end else None
+            whole = len(table) * self.block_size
+            shared = last is not None and self._pools[0].count(last) > 1
+            if table.own_end not in (0, whole) or (shared and len(table.nodes) < len(table)):
+                raise AccountingError("a table takes a block for its own that is not")
         for node in in_tree:
             parent = node.parent
             if parent is None or parent.parent is None:

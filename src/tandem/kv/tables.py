@@ -12,18 +12,23 @@ from tandem.kv.prefix_tree import Node
 class BlockTable:
     """Blocks of one sequence in order of position.
 
+    `own_end` is the end of the last block if that was found to be this table's alone and nothing
+    has changed since, else 0. Once it is full, which it is to whoever has computed so far, the tree
+    may let others have it.
+
     | logical blocks | owner |
     |---|---|
     | `[0, len(nodes))` | the prefix tree; this table is one of their holders |
     | `[len(nodes), len(self))` | this table, and tables forked from it until one writes |
     """
 
-    __slots__ = ("_whole", "groups", "nodes", "root")
+    __slots__ = ("_whole", "groups", "nodes", "own_end", "root")
 
     def __init__(self, groups: int, root: Node) -> None:
         self.groups: list[list[int]] = [[] for _ in range(groups)]
         self.nodes: list[Node] = []
         self.root = root
+        self.own_end = 0
         self._whole: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
@@ -40,21 +45,27 @@ class BlockTable:
 
     def append(self, blocks: tuple[int, ...]) -> None:
         """Add one logical block at the end."""
-        self._whole = None
+        self._whole, self.own_end = None, 0
         for group, block in zip(self.groups, blocks, strict=True):
             group.append(block)
 
     def replace(self, index: int, blocks: tuple[int, ...]) -> None:
         """Exchange one logical block."""
-        self._whole = None
+        self._whole, self.own_end = None, 0
         for group, block in zip(self.groups, blocks, strict=True):
             group[index] = block
 
-    def prefix(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
-        """The first `num_blocks` blocks of every group, as a plan carries them."""
+    @property
+    def whole(self) -> tuple[tuple[int, ...], ...]:
+        """All blocks of every group, as a plan carries them."""
         whole = self._whole
         if whole is None:  # kept: a decode asks for the same blocks again and again
             whole = self._whole = tuple([tuple(group) for group in self.groups])
+        return whole
+
+    def prefix(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
+        """The first `num_blocks` blocks of every group, as a plan carries them."""
+        whole = self.whole
         if num_blocks == len(whole[0]):
             return whole
         return tuple([group[:num_blocks] for group in whole])

@@ -335,12 +335,14 @@ def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
 def _draw(seq: Sequence) -> Draw:
     sampling, prompt_tokens = seq.request.sampling, len(seq.request.prompt)
     position = len(seq.tokens) - prompt_tokens
+    if position >= sampling.min_tokens and not seq.needs_history:  # the usual case
+        return Draw(seq.seq_id, seq.index, position, sampling, prompt_tokens)
     return Draw(
         seq.seq_id,
         seq.index,
         position,
         sampling,
         prompt_tokens,
-        tuple(seq.tokens) if sampling.has_penalties else (),
+        tuple(seq.tokens) if seq.needs_history else (),
         tuple(sorted(seq.stop_ids)) if position < sampling.min_tokens else (),
     )

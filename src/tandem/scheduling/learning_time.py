@@ -246,7 +246,7 @@ class LearningTime:
                     found.protected |= {each.seq_id for each in forwards}
                 (found.first if item.overdue else found.last).extend(forwards)
                 left_s = room.left_s()
-            if item.step is not None:
+            if item.sliced:
                 slices, after_s = slices_within(
                     item.sliced, view.latency, left_s, needed and found.empty
                 )

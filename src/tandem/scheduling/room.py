@@ -27,7 +27,8 @@ PIECE_TOKENS = 64
 class LearningItem:
     """A training step, or a score that was asked for alone.
 
-    A step is `held` up while a score that has begun reads the parameters that it updates.
+    A step is `held` up while a score that has begun reads the parameters that it updates. `sliced`
+    holds it if layers of it or its update may run now.
     """
 
     priority: float
@@ -36,13 +37,12 @@ class LearningItem:
     step: StepWork | None = None
     overdue: bool = False
     held: bool = False
+    sliced: list[StepWork] = field(init=False, default_factory=list)
 
-    @property
-    def sliced(self) -> list[StepWork]:
-        """The step, if layers of it or its update may run now; otherwise nothing."""
-        if self.step is None or (self.held and self.step.updatable):
-            return []
-        return [self.step]
+    def __post_init__(self) -> None:
+        step = self.step
+        if step is not None and step.due and not (self.held and step.updatable):
+            self.sliced.append(step)
 
     def least_s(self, latency: LatencyModel) -> float:
         """Time of the smallest piece of work that it can be given."""

@@ -218,6 +218,11 @@ class StepWork:
         return self.begun and not self.sequences and not self.layers_left
 
     @property
+    def due(self) -> bool:
+        """Whether layers of it, or its update, may be computed now."""
+        return bool(self.owed()) or self.updatable
+
+    @property
     def recordings(self) -> list[RecordingWork]:
         """Of all its micro-batches, in order."""
         return [each for batch in self.micro_batches for each in batch.recordings]

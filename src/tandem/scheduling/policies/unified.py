@@ -84,11 +84,13 @@ def create(options: Options = Options()) -> Policy:
 
 @dataclass(slots=True)
 class _Offline:
-    """What of offline requests fits, the seconds that it adds, and the room after it."""
+    """What of offline requests fits, the seconds that it adds, and the room after it; whether it
+    was their `turn` to choose before learning."""
 
     candidates: list[Candidate] = field(default_factory=list)
     used_s: float = 0.0
     room: Room | None = None
+    turn: bool = False
 
 
 class Unified:
@@ -147,22 +149,9 @@ class Unified:
             self._time.forget()
         if not offline:
             self._offline_earned.forget()
-        turn = bool(offline) and (not items or self._balance.first)
-        alone, beside, found = LearningPart(), LearningPart(), _Offline()
-        if turn:
-            found = self._serve_offline(view, items, offline, requests, beside)
-        if found.candidates and found.room is not None:
-            if not self._options.temporal_only:
-                beside = self._time.fill(view, items, found.room, 0, needed=False)
-        elif items:
-            alone, beside = self._learn(view, items, requests, served=served)
-        apart = self._options.temporal_only and not beside.empty
-        if alone.empty and offline and not (found.candidates or apart):
-            found = self._serve_offline(view, items, offline, requests, beside)
-        if items and offline:
-            self._balance.count(view.now, found.used_s, alone.used_s + beside.used_s)
+        alone, beside, found = self._share(view, items, offline, requests, served=served)
         if alone.empty:
-            ours, theirs = (found.candidates, []) if turn else ([], found.candidates)
+            ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
             order = (
                 self._overdue.serve(view, serving),
                 beside.first,
@@ -177,6 +166,34 @@ class Unified:
             self._time.give_way(view, alone)
             self._alone_s = alone.used_s if offline else 0.0
         return _decision(yielding, (alone.first, alone.last), alone, kept)
+
+    def _share(
+        self,
+        view: View,
+        items: list[LearningItem],
+        offline: OfflineRequests,
+        requests: Serving,
+        *,
+        served: bool,
+    ) -> tuple[LearningPart, LearningPart, _Offline]:
+        """What learning does without the online requests and beside them, and what of offline ones
+        runs, in the room that they leave."""
+        alone, beside, found = LearningPart(), LearningPart(), _Offline()
+        turn = bool(offline) and (not items or self._balance.first)
+        if turn:
+            found = self._serve_offline(view, items, offline, requests, beside)
+        if found.candidates and found.room is not None:
+            if not self._options.temporal_only:
+                beside = self._time.fill(view, items, found.room, 0, needed=False)
+        elif items:
+            alone, beside = self._learn(view, items, requests, served=served)
+        apart = self._options.temporal_only and not beside.empty
+        if alone.empty and offline and not (found.candidates or apart):
+            found = self._serve_offline(view, items, offline, requests, beside)
+        if items and offline:
+            self._balance.count(view.now, found.used_s, alone.used_s + beside.used_s)
+        found.turn = turn
+        return alone, beside, found
 
     def _serve_offline(
         self,
