@@ -213,6 +213,26 @@ def test_an_adapters_checkpoints_are_deleted_with_it(tmp_path: Path) -> None:
             writer_of(client, name)
 
 
+def test_checkpoints_of_a_job_that_made_no_version_are_deleted_too(tmp_path: Path) -> None:
+    def judge(step: TrainingStep) -> None:
+        engine.step_s = 60.0  # for the second step
+
+    engine = FakeEngine(judge=judge)
+    with served(tmp_path, engine) as client:
+        job = begun(client)
+        [name] = eventually(lambda: names_of(client, job))
+        client.fine_tuning.jobs.cancel(job.id)
+        writer_of(client, name)
+        adapter = name.split(":")[1]
+        assert (tmp_path / "state" / "jobs" / job.id / "1").is_dir()
+        client.delete(f"/adapters/{adapter}", cast_to=object)
+        require_unknown(client, name)
+        assert names_of(client, job) == [] and not engine.adapters
+        assert not (tmp_path / "state" / "jobs" / job.id / "1").exists()
+        with pytest.raises(openai.NotFoundError, match=adapter):
+            client.delete(f"/adapters/{adapter}", cast_to=object)
+
+
 def test_only_a_key_of_the_jobs_owner_that_may_use_the_adapter_asks(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(KEYS)

@@ -6,7 +6,6 @@ Invariant: whatever changes what others are answered needs a key with `admin`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +24,7 @@ from tandem.core.learning import EventRecord, VersionRecord
 from tandem.core.version import AdapterVersion
 from tandem.services.adapters import Adapters
 from tandem.services.auth import Caller
+from tandem.services.imports import Imports
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.versions import AdapterView, Versions
 
@@ -84,7 +84,8 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
         _caller(request).require_admin()
         raw = await read_body(request, surface.max_body_bytes)
         body = parse(LoadAdapterRequest, raw or b"{}")
-        loading: Adapters | Versions = surface.versions or surface.adapters
+        versions = surface.versions
+        loading: Adapters | Imports = versions.imports if versions else surface.adapters
         version = await loading.load(name, body.path)
         return _json(_adapter_json(surface, name, version, None))
 
@@ -92,7 +93,7 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
     async def delete_adapter(name: str, request: Request) -> Response:
         """Forget a name, its versions and files; requests that run with it finish."""
         _caller(request).require_admin()
-        if surface.versions is not None and name in await _views(surface.versions):
+        if surface.versions is not None:
             await surface.versions.delete(name)
         else:
             await surface.adapters.unload(name)
@@ -182,12 +183,12 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
         body = parse(ImportRequest, await read_body(request, surface.max_body_bytes))
         if (body.path is None) == (body.file_id is None):
             raise InvalidRequest("send either 'path' or 'file_id'", param="path")
-        versions = _learning(surface)
+        imports = _learning(surface).imports
         if body.file_id is not None:
-            archive = await versions.uploaded(body.file_id, caller.tenant)
-            imported = await versions.import_archive(name, Path(archive))
+            archive = await imports.uploaded(body.file_id, caller.tenant)
+            imported = await imports.archive(name, archive)
         else:
-            imported = await versions.import_directory(name, body.path or "")
+            imported = await imports.directory(name, body.path or "")
         return _json(_version_json(imported, imported.number))
 
 

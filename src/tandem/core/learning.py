@@ -244,7 +244,8 @@ class JobStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A fine-tuning job. `step` of `total_steps` updates are committed, at `checkpoint_path`.
+    """A fine-tuning job. `step` of `total_steps` updates are committed, at `checkpoint_path` (empty
+    once it has ended and its adapter was deleted).
 
     `start_version` is the version of its adapter that it began from (0: none yet, None: it has not
     begun). `method` is OpenAI's object (`{"type": "dpo", "dpo": {"hyperparameters": ...}}`).

@@ -1,4 +1,4 @@
-"""Adapters that learn, and their versions: settings, publish, roll back, export, import, delete.
+"""Adapters that learn, and their versions: settings, publish, roll back, export, delete.
 
 The rules are the store's (`store/adapters.py`); this joins them with the engine, the files and the
 learner. Invariant: whatever changes which version answers also stops what was being learned from
@@ -9,41 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import AdapterError, Conflict, InvalidRequest, NotFound
-from tandem.core.learning import (
-    IMPORTED,
-    AdapterRecord,
-    EventRecord,
-    GateMode,
-    SampleState,
-    Split,
-    VersionRecord,
-    VersionState,
-)
-from tandem.core.version import AdapterVersion
+from tandem.core.errors import Conflict, InvalidRequest, NotFound
+from tandem.core.learning import AdapterRecord, EventRecord, SampleState, Split, VersionRecord
+from tandem.services import version_changes as changes
 from tandem.services.adapters import Adapters, check_name
-from tandem.services.archives import copy, pack, unpack
+from tandem.services.archives import pack
 from tandem.services.checkpoints import loaded_checkpoint
-from tandem.services.learning.gate import Outcome
+from tandem.services.imports import Imports
 from tandem.services.learning.learner import Learner
-from tandem.services.learning.publish import (
-    Conclusion,
-    candidate_name,
-    reference_name,
-    remove_tree,
-)
+from tandem.services.learning.publish import reference_name, remove_tree
 from tandem.services.learning.settings import LearningSettings, check_new, resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.services.models import Models
 from tandem.services.retention import trim_versions
-from tandem.services.uninterrupted import uninterrupted
-from tandem.store import Connection, adapters, events, files, jobs, samples
+from tandem.store import adapters, events, jobs, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +40,8 @@ class AdapterView:
 
 
 class Versions:
-    """The use cases around versions of adapters that the store knows."""
+    """The use cases around versions of adapters that the store knows; `imports` makes some of files
+    from elsewhere."""
 
     def __init__(
         self, tools: LearningTools, learner: Learner, models: Models, loading: Adapters
@@ -68,6 +53,7 @@ class Versions:
         self._learner = learner
         self._models = models
         self._loading = loading
+        self.imports = Imports(tools, learner, models, loading)
 
     async def announce_all(self) -> None:
         """Make the kept adapters known as models; at the start."""
@@ -106,7 +92,8 @@ class Versions:
         reference = wanted.reference_version
         if reference and not await self._store.read(adapters.version, name, reference):
             raise InvalidRequest(f"'{name}' has no version {reference}", param="reference")
-        await self._store.write(_create, AdapterRecord(name, self._tools.now()), dict(settings))
+        record = AdapterRecord(name, self._tools.now())
+        await self._store.write(changes.create, record, dict(settings))
         self._models.announce(name)
         await self._learner.discard(name)
         return await self.find(name)
@@ -129,7 +116,7 @@ class Versions:
         async with self._learner.held(name):
             event = self._event(name, f"version {number} published by request", number)
             self._publisher.require_room(name)
-            version, stored = await self._store.write(_publish, name, number, event)
+            version, stored = await self._store.write(changes.publish, name, number, event)
             if stored is not None:
                 self._tools.freshness.published(version, stored)
             await self._publisher.adopt(version)
@@ -141,10 +128,10 @@ class Versions:
 
     async def refuse(self, name: str, number: int) -> VersionRecord:
         """Give a candidate up that waits for a decision. Raises `NotFound`, `Conflict`."""
-        _require_candidate(await self._version(name, number))
+        changes.require_candidate(await self._version(name, number))
         async with self._learner.held(name):
             event = self._event(name, f"version {number} refused by request", number)
-            version = await self._store.write(_refuse, name, number, event)
+            version = await self._store.write(changes.refuse, name, number, event)
             self._tools.metrics.versions.labels(name, "refused").inc()
             await trim_versions(self._store, name)
         return version
@@ -181,12 +168,12 @@ class Versions:
         answers now. Raises `NotFound`, `Conflict`.
         """
         if (await self._known(name)).current == 0 and number is None:
-            raise _nothing_to_roll_back(name)
+            raise changes.nothing_to_roll_back(name)
         async with self._learner.held(name):
             if number != 0:
                 self._publisher.require_room(name)
             event = self._event(name, "rolled back", 0)
-            reached, version = await self._store.write(_roll_back, name, number, event)
+            reached, version = await self._store.write(changes.roll_back, name, number, event)
             if version is not None:
                 await self._publisher.adopt(version)
             else:
@@ -196,20 +183,22 @@ class Versions:
         return reached
 
     async def delete(self, name: str) -> None:
-        """Forget an adapter with its versions, its jobs' checkpoints and the files of both. Raises
-        `NotFound`."""
-        await self._known(name)
+        """Forget an adapter with its versions, its jobs' checkpoints and the files of both.
+
+        Of a name that does not learn, what is loaded (whose files stay) and checkpoints of jobs
+        that have made no version. Jobs that are under way go on. Raises `NotFound`.
+        """
+        check_name(name)
+        if await self._store.read(adapters.find, name) is None:
+            async with self._learner.settled(name):  # else it may begin to learn meanwhile
+                if await self._store.read(adapters.find, name) is None:
+                    await self._delete_unlearned(name)
+                    return
         async with self._learner.held(name):
-            checkpoints = await self._store.write(_delete, name)
+            checkpoints = await self._store.write(changes.delete, name)
             self._models.withdraw(name)
             await self._publisher.withdraw(name)
-            own = (reference_name(name, 0).removesuffix("0"), loaded_checkpoint(name))
-            for loaded in [*self._client.adapters]:
-                if loaded.startswith(own):
-                    await self._publisher.forget(loaded)
-            # No row names them any more: what a crash leaves of the versions, recovery removes.
-            for folder in (self._publisher.path(name, 0).parent, *map(Path, checkpoints)):
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await self._remove(name, [self._publisher.path(name, 0).parent, *checkpoints])
         self._tools.metrics.forget(name)
 
     async def archive(self, name: str, number: int | None) -> Path:
@@ -221,92 +210,24 @@ class Versions:
         version = await self._version(name, record.current if number is None else number)
         return await asyncio.to_thread(pack, Path(version.path))
 
-    async def load(self, name: str, path: str | None = None) -> AdapterVersion:
-        """As `Adapters.load`, for a name that does not learn. Raises `Conflict` if it does."""
-        check_name(name)
-        await self._require_unlearned(name)
-        async with self._learner.settled(name):  # what it learns first would be replaced
-            await self._require_unlearned(name)
-            return await self._loading.load(name, path)
+    async def _delete_unlearned(self, name: str) -> None:
+        loaded = name in self._client.adapters
+        if loaded:
+            await self._loading.unload(name)
+        checkpoints = await self._store.write(jobs.forget_checkpoints, name)
+        if not (loaded or checkpoints):
+            await self._loading.unload(name)  # which says what is loaded
+        await self._remove(name, checkpoints)
 
-    async def _require_unlearned(self, name: str) -> None:
-        if await self._store.read(adapters.find, name) is not None:
-            raise Conflict(f"'{name}' learns here; import the directory instead", param="name")
-
-    async def import_directory(self, name: str, path: str) -> VersionRecord:
-        """Publish a PEFT directory below the allowed roots as the next version of `name`.
-
-        Raises `InvalidRequest`, or `AdapterError` if the files do not fit the model.
-        """
-        check_name(name)
-        source = await self._loading.directory(name, path)
-        return await self._import(name, lambda target: copy(source, target))
-
-    async def import_archive(self, name: str, archive: Path) -> VersionRecord:
-        """The same with an uploaded zip of a PEFT directory."""
-        check_name(name)
-        return await self._import(name, lambda target: unpack(archive, target))
-
-    async def uploaded(self, file_id: str, tenant: str) -> Path:
-        """Where an uploaded file of this tenant lies. Raises `NotFound`."""
-        file = await self._store.read(files.find, file_id)
-        if file is None or file.tenant != tenant:
-            raise NotFound(f"the file '{file_id[:64]}' does not exist", param="file_id")
-        return Path(file.path)
-
-    async def _import(self, name: str, fill: Callable[[Path], None]) -> VersionRecord:
-        async with self._learner.held(name):
-            self._publisher.require_room(name)
-            aside = await self._publisher.staging_path(name, 0)  # no version has number 0
-            try:
-                await asyncio.to_thread(remove_tree, aside)
-                await asyncio.to_thread(fill, aside)
-                content_hash = (await asyncio.to_thread(inspect_adapter, aside)).content_hash
-                staged = await uninterrupted(
-                    self._client.load_adapter(candidate_name(name), str(aside))
-                )
-                version = await self._examined(name, replace(staged, path=str(aside)))
-            except BaseException:
-                await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
-                await self._publisher.forget(candidate_name(name))
-                raise
-            record = AdapterRecord(name, self._tools.now())
-            number = await self._store.write(adapters.begin_version, record)
-            await asyncio.to_thread(aside.rename, await self._publisher.staging_path(name, number))
-            version = replace(version, number=number, path=str(self._publisher.path(name, number)))
-            event = self._event(name, f"version {number} imported", number)
-            conclusion = Conclusion(replace(version, content_hash=content_hash), (), (), event)
-            version = await self._publisher.publish(conclusion)
-            self._models.announce(name)
-            self._tools.metrics.version.labels(name).set(number)
-        return version
-
-    async def _examined(self, name: str, staged: AdapterVersion) -> VersionRecord:
-        """An import is asked for by name, so it is measured and published; it has no number yet."""
-        record = await self._store.read(adapters.find, name)
-        own = {} if record is None else record.settings
-        settings = resolve_settings(self._tools.defaults, own)
-        verdict = await self._tools.examiner.examine(
-            name,
-            staged,
-            replace(settings, gate=GateMode.ALWAYS),
-            (),
-            self._tools.encoder(settings),
-        )
-        if verdict.outcome is Outcome.REFUSE:
-            raise AdapterError(f"'{name}' is not published: {'; '.join(verdict.reasons)}")
-        return VersionRecord(
-            adapter=name,
-            number=0,
-            content_hash=staged.content_hash,
-            path=staged.path,
-            created_s=self._tools.now(),
-            state=VersionState.CANDIDATE,
-            parent=0 if record is None else record.current,
-            origin=IMPORTED,
-            metrics=verdict.metrics,
-            reason="; ".join(verdict.reasons),
-        )
+    async def _remove(self, name: str, folders: Iterable[str | Path]) -> None:
+        """Take what else is loaded of an adapter out of the engine, and remove `folders`; no row
+        names them any more, and what a crash leaves of them, the next start removes."""
+        own = (reference_name(name, 0).removesuffix("0"), loaded_checkpoint(name))
+        for loaded in [*self._client.adapters]:
+            if loaded.startswith(own):
+                await self._publisher.forget(loaded)
+        for folder in folders:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _known(self, name: str) -> AdapterRecord:
         record = await self._store.read(adapters.find, name)
@@ -328,73 +249,3 @@ class Versions:
 
     def _event(self, name: str, message: str, number: int) -> EventRecord:
         return EventRecord(name, self._tools.now(), "info", message, {"version": number})
-
-
-def _create(connection: Connection, record: AdapterRecord, settings: dict[str, Any]) -> None:
-    adapters.create(connection, record)
-    adapters.set_settings(connection, record.name, settings)
-
-
-def _publish(
-    connection: Connection, name: str, number: int, event: EventRecord
-) -> tuple[VersionRecord, list[float] | None]:
-    """Make a version current as it is now; it, and when the feedback was stored that it is the
-    first to have learned from (None: it was published before)."""
-    version = _stored(connection, name, number)
-    if version.state is VersionState.PUBLISHED:
-        pinned = replace(event, message=f"version {number} pinned")
-        adapters.set_current(connection, name, number, pinned)
-        return version, None
-    used = adapters.trained_on(connection, name, number)
-    version = adapters.publish(connection, version, consumed=used, event=event)
-    learned = [each for each in samples.get(connection, used) if each.version == number]
-    return version, [sample.created_s for sample in learned]
-
-
-def _refuse(connection: Connection, name: str, number: int, event: EventRecord) -> VersionRecord:
-    version = _stored(connection, name, number)
-    _require_candidate(version)
-    version = replace(version, reason=version.reason or "refused by request")
-    used = adapters.trained_on(connection, name, number)
-    return adapters.refuse(connection, version, consumed=used, event=event)
-
-
-def _roll_back(
-    connection: Connection, name: str, number: int | None, event: EventRecord
-) -> tuple[int, VersionRecord | None]:
-    """Where it went, and that version; None is the base."""
-    record = adapters.find(connection, name)
-    before = 0 if record is None else record.current
-    if number is None:
-        current = adapters.version(connection, name, before)
-        if current is None:
-            raise _nothing_to_roll_back(name)
-        number = current.parent
-    message = f"rolled back from version {before} to {number}"
-    event = replace(event, message=message, data={"version": number})
-    return number, adapters.set_current(connection, name, number, event)
-
-
-def _stored(connection: Connection, name: str, number: int) -> VersionRecord:
-    version = adapters.version(connection, name, number)
-    if version is None:
-        raise NotFound(f"adapter '{name}' has no version {number}", param="version")
-    return version
-
-
-def _require_candidate(version: VersionRecord) -> None:
-    if version.state is not VersionState.CANDIDATE:
-        raise Conflict(
-            f"version {version.number} of '{version.adapter}' is {version.state.value} already"
-        )
-
-
-def _nothing_to_roll_back(name: str) -> Conflict:
-    return Conflict(f"'{name}' has no version to roll back", param="version")
-
-
-def _delete(connection: Connection, name: str) -> list[str]:
-    """The directories of checkpoints that nobody needs then."""
-    adapters.delete(connection, name)
-    events.forget(connection, name)
-    return jobs.forget_checkpoints(connection, name)

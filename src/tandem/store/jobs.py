@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -103,9 +104,20 @@ def forget_checkpoints(connection: Connection, adapter: str) -> list[str]:
             paths.discard(job.checkpoint_path)
         elif job.checkpoint_path:  # it may have ended within an epoch
             paths.add(job.checkpoint_path)
+            update(connection, replace(job, checkpoint_path=""))
         unneeded += sorted(paths)
         connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.job_id == job.job_id))
     return unneeded
+
+
+def directories(connection: Connection) -> set[str]:
+    """Those that jobs have committed: where they go on, and checkpoints."""
+    found = set()
+    for row in connection.execute(sa.select(JOBS)).mappings().all():
+        found.add(from_kept(connection, JobRecord, row).checkpoint_path)
+    for row in connection.execute(sa.select(CHECKPOINTS)).mappings().all():
+        found.add(from_kept(connection, CheckpointRecord, row).path)
+    return found
 
 
 def checkpoints(

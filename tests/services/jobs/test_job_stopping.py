@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,56 @@ async def test_an_answer_that_is_lost_leaves_no_job_behind(tmp_path: Path, done:
         if not done:
             await steer(jobs, "resume", job.job_id)
         await answers(world, await ended(jobs, job.job_id))
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_job_whose_making_nobody_acknowledged_is_worked_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    done: bool,
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_S", 0.01)
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        file = await upload(world, supervised(2))
+        lose(world.store, service._add, done=done)
+        with pytest.raises(StoreError):
+            await jobs.create(ask(file), CALLER)
+        made = await jobs.listed(TENANT, None, 10)
+        assert len(made) == done
+        await until(lambda: done or not jobs._workers._tasks)
+        for job in made or [await jobs.create(ask(file), CALLER)]:
+            await answers(world, await ended(jobs, job.job_id))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_job_whose_making_is_seen_late_is_worked_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection was lost while the database committed."""
+    monkeypatch.setattr(backoff, "FIRST_S", 0.05)
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        file = await upload(world, supervised(2))
+        write, asked = world.store.write, []
+
+        async def late(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if work is service._add and not asked:
+                asked.append(asyncio.create_task(_later(write(work, *args, **kwargs))))
+                raise StoreError("cannot write: the connection is lost")
+            return await write(work, *args, **kwargs)
+
+        monkeypatch.setattr(world.store, "write", late)
+        with pytest.raises(StoreError):
+            await jobs.create(ask(file), CALLER)
+        assert await jobs.listed(TENANT, None, 10) == []
+        await asked[0]
+        [job] = await jobs.listed(TENANT, None, 10)
+        await answers(world, await ended(jobs, job.job_id))
+
+
+async def _later(work: Coroutine[Any, Any, Any]) -> None:
+    await asyncio.sleep(0.02)
+    await work
 
 
 async def test_a_resume_does_not_wait_behind_other_jobs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -202,3 +203,31 @@ async def test_a_bug_ends_the_job_and_no_other(tmp_path: Path) -> None:
         world.engine.judge = lambda step: None
         job = await ended(jobs_, (await jobs_.create(ask(file_id), CALLER)).job_id)
         assert job.status is Status.SUCCEEDED
+
+
+async def test_directories_that_nothing_names_are_gone_after_a_restart(tmp_path: Path) -> None:
+    """Those of jobs that go on stay, and those that ended jobs name."""
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        file = await upload(world, supervised(4))
+        done = await ended(jobs, (await jobs.create(ask(file), CALLER)).job_id)
+        kept = [Path(each.path) for each in await jobs.checkpoints(done.job_id, TENANT, None, 10)]
+        file, under_way = await upload(world, supervised(16)), []
+        world.engine.step_s = 0.02
+        for _ in range(2):
+            steps = len(world.engine.steps)
+            job = await jobs.create(ask(file), CALLER)
+            await until(lambda steps=steps: len(world.engine.steps) > steps)
+            under_way.append(await jobs.pause(job.job_id, TENANT))
+        paused, given_up = under_way
+        await jobs.cancel(given_up.job_id, TENANT)
+        kept += [Path(job.checkpoint_path) for job in under_way]
+    assert len({*kept}) == 4 and all(path.is_dir() for path in kept)
+    strays = [kept[0].with_name("7"), tmp_path / "jobs" / "ftjob-nobody" / "1"]
+    for stray in strays:
+        shutil.copytree(kept[0], stray)
+    (tmp_path / "jobs" / "ftjob-nobody" / "notes").write_text("a file is left alone")
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        assert not any(stray.exists() for stray in strays)
+        assert all(path.is_dir() for path in kept)
+        await jobs.resume(paused.job_id, TENANT)
+        assert (await ended(jobs, paused.job_id)).status is JobStatus.SUCCEEDED

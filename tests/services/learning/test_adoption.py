@@ -17,8 +17,7 @@ from tandem.core.errors import Conflict, StoreError
 from tandem.core.learning import VersionState
 from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
-from tandem.services import backoff
-from tandem.services import versions as use_cases
+from tandem.services import backoff, version_changes
 from tandem.services.versions import Versions
 from tandem.store import adapters
 
@@ -86,10 +85,10 @@ Steer = Callable[[Versions], Any]
 @pytest.mark.parametrize(
     ("work", "steer", "number"),
     [
-        ("_roll_back", lambda versions: versions.roll_back("formal", 1), 1),
-        ("_roll_back", lambda versions: versions.roll_back("formal", 0), 0),
-        ("_publish", lambda versions: versions.publish("formal", 1), 1),
-        ("_delete", lambda versions: versions.delete("formal"), 0),
+        ("roll_back", lambda versions: versions.roll_back("formal", 1), 1),
+        ("roll_back", lambda versions: versions.roll_back("formal", 0), 0),
+        ("publish", lambda versions: versions.publish("formal", 1), 1),
+        ("delete", lambda versions: versions.delete("formal"), 0),
     ],
 )
 async def test_what_an_administrator_has_committed_answers(
@@ -99,7 +98,7 @@ async def test_what_an_administrator_has_committed_answers(
     engine = started_with(tmp_path / "hand")
     async with served(tmp_path / "store", engine) as (made, versions):
         await learn(made, 2)
-        lose(made.store, getattr(use_cases, work))
+        lose(made.store, getattr(version_changes, work))
         with pytest.raises(StoreError):
             await steer(versions)
         if number:
@@ -153,7 +152,7 @@ async def test_the_first_feedback_waits_for_what_is_being_loaded(tmp_path: Path)
     content = files_at(tmp_path / "hand", "by hand")
     engine = SlowToLoad()
     async with served(tmp_path / "store", engine) as (made, versions):
-        loading = asyncio.create_task(versions.load("formal", "hand"))
+        loading = asyncio.create_task(versions.imports.load("formal", "hand"))
         await asyncio.wait_for(engine.loading.wait(), 10)
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
@@ -165,7 +164,7 @@ async def test_the_first_feedback_waits_for_what_is_being_loaded(tmp_path: Path)
         assert (first.number, first.content_hash, first.origin) == (1, content, "import")
         assert (second.number, second.parent) == (2, 1)
         with pytest.raises(Conflict, match="learns here"):
-            await versions.load("formal", "hand")
+            await versions.imports.load("formal", "hand")
 
 
 async def test_what_learns_meanwhile_is_not_loaded_over(tmp_path: Path) -> None:
@@ -183,7 +182,8 @@ async def test_what_learns_meanwhile_is_not_loaded_over(tmp_path: Path) -> None:
             return found
 
         made.store.read = late  # type: ignore[method-assign, assignment]
-        loading = asyncio.create_task(versions.load("formal", "hand"))  # it does not learn yet
+        # It does not learn yet.
+        loading = asyncio.create_task(versions.imports.load("formal", "hand"))
         await asyncio.wait_for(entered.wait(), 10)
         await made.give([made.sample() for _ in range(4)])
         made.learner.notify("formal")
@@ -199,6 +199,38 @@ async def test_what_is_only_served_may_be_loaded_again(tmp_path: Path) -> None:
     engine.may_load.set()
     async with served(tmp_path / "store", engine) as (made, versions):
         for number in (1, 2):
-            loaded = await versions.load("formal", "hand")
+            loaded = await versions.imports.load("formal", "hand")
             assert (loaded.number, loaded.content_hash) == (number, content)
         assert await known(made) == []
+
+
+async def test_an_adapter_is_deleted_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    async with served(tmp_path / "store", FakeEngine(step_s=60.0)) as (made, versions):
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await until(lambda: bool(made.engine.trainers))
+        await asyncio.wait_for(versions.delete("formal"), 5)
+        assert not made.engine.trainers and await known(made) == []
+
+
+async def test_what_begins_to_learn_is_deleted_as_a_whole(tmp_path: Path) -> None:
+    """A name that is only loaded, of which there is a version when it is its turn."""
+    files_at(tmp_path / "hand", "by hand")
+    engine = started_with(tmp_path / "hand")
+    async with served(tmp_path / "store", engine) as (made, versions):
+        read, entered = made.store.read, asyncio.Event()
+
+        async def late(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            found = await read(work, *given, **named)
+            if work is adapters.find and not entered.is_set():
+                entered.set()
+                await until(lambda: bool(engine.trainers))
+            return found
+
+        made.store.read = late  # type: ignore[method-assign, assignment]
+        deleting = asyncio.create_task(versions.delete("formal"))
+        await asyncio.wait_for(entered.wait(), 10)
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await deleting
+        assert "formal" not in engine.adapters and await known(made) == []

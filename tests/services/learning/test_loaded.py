@@ -93,7 +93,7 @@ async def test_settings_or_an_import_find_it_as_a_version(tmp_path: Path) -> Non
     files_at(tmp_path / "other", "from elsewhere")
     engine = started_with(tmp_path / "hand")
     async with served(tmp_path / "store", engine) as (_, versions):
-        imported = await versions.import_directory("formal", "other")
+        imported = await versions.imports.directory("formal", "other")
         assert imported.number == 2
         assert engine.adapters["formal"].content_hash == imported.content_hash != content
     engine = started_with(tmp_path / "hand")
@@ -201,7 +201,7 @@ async def test_files_that_are_others_now_are_no_version(tmp_path: Path, how: str
         assert await known(made) == [] and engine.steps == []  # nothing begins at the base
         assert engine.adapters["formal"].label == "formal@1"
         assert not list((tmp_path / "store/adapters/formal").iterdir())
-        imported = await versions.import_directory("formal", "new")
+        imported = await versions.imports.directory("formal", "new")
         assert imported.number == 2  # `formal@1` has been something else
 
 

@@ -1,8 +1,8 @@
 """One fine-tuning job from its files to its version, committed every few steps.
 
 A commit is a directory (adapter and optimiser state) and then the job's row; after a crash the job
-goes on from the last one. Knows one job. Invariant: `job.step` updates are in `checkpoint_path`,
-always.
+goes on from the last one. Knows one job. Invariant: `job.step` updates are in `checkpoint_path`
+until the job has ended.
 """
 
 from __future__ import annotations

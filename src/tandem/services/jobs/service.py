@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +79,6 @@ class Jobs:
         await trim_jobs(self._store)
         under_way = await self._store.read(jobs.in_status, OPEN)
         for job in sorted(under_way, key=_begun, reverse=True):  # feedback waits for these
-            await asyncio.to_thread(self._tidy, job, await self._kept(job))
             if self._tools.trains:
                 self._workers.launch(job)
             else:
@@ -139,7 +137,11 @@ class Jobs:
         )
         told = EventRecord(job_id, job.created_s, "info", f"Created fine-tuning job: {job_id}")
         count = await asyncio.to_thread(_count, Path(training.path), meaning.kind)
-        await self._store.write(_add, job, caller, count, told)
+        try:
+            await self._store.write(_add, job, caller, count, told)
+        except StoreError:  # nobody knows whether it is kept; its worker will see
+            self._workers.launch(job)
+            raise
         self._workers.launch(job)
         return job
 
@@ -294,17 +296,6 @@ class Jobs:
                 param=param,
             )
         return file
-
-    async def _kept(self, job: JobRecord) -> set[str]:
-        kept = await self._store.read(jobs.checkpoints, job.job_id)
-        return {record.path for record in kept} | {job.checkpoint_path}
-
-    def _tidy(self, job: JobRecord, kept: set[str]) -> None:
-        """Remove directories that were written but never committed. Blocks."""
-        folder = self._tools.directory / "jobs" / job.job_id
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if str(path) not in kept:
-                shutil.rmtree(path)
 
 
 def _adapter_name(suffix: str, job_id: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -30,6 +30,10 @@ _AT_ONCE = 2
 _COMMIT_S = 30.0
 """How long a pause waits for the commit after the last step."""
 _INTERNAL = "internal error; the server's log has the details"
+
+
+class _NeverKept(Exception):
+    """The store does not have the job: whoever made it was told so."""
 
 
 class Workers:
@@ -92,6 +96,10 @@ class Workers:
             await asyncio.wait((task,), timeout=_COMMIT_S)
 
     async def _work(self, job: JobRecord) -> None:
+        with suppress(_NeverKept):
+            await self._work_on(job)
+
+    async def _work_on(self, job: JobRecord) -> None:
         # An older Tandem queued jobs that were paused before they had been validated.
         if job.status is JobStatus.VALIDATING or not job.total_steps:
             async with self._reading:  # whole files, in memory
@@ -125,12 +133,17 @@ class Workers:
 
         Whoever pauses it sees to the rest: it is not tried again then.
         """
-        backoff, step = Backoff(), 0
+        backoff, step, unknown = Backoff(), 0, False
         run: JobRun | None = None
         while True:
             try:
                 job = await self._store.read(jobs.find, job_id)
-                assert job is not None  # jobs are never deleted
+                if job is None and unknown:
+                    raise _NeverKept
+                if job is None:  # a commit that nobody acknowledged may still come
+                    unknown = True
+                    await backoff.wait()
+                    continue
                 if job.status not in OPEN:  # it was written, although that looked like a failure
                     return job
                 if job.step > step:

@@ -19,7 +19,7 @@ from tandem.services.learning.base import compare_base
 from tandem.services.learning.loaded import settle_loaded
 from tandem.services.learning.tools import LearningTools
 from tandem.services.retention import trim_versions
-from tandem.store import Connection, adapters, events, samples
+from tandem.store import Connection, adapters, events, jobs, samples
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
     given_back = await tools.store.write(samples.release, None)
     known = {record.path for record in await tools.store.read(adapters.versions)}
     removed = await asyncio.to_thread(remove_orphans, directory / "adapters", known)
+    committed = await tools.store.read(jobs.directories)
+    removed += await asyncio.to_thread(remove_orphans, directory / "jobs", committed)
     await trim_versions(tools.store)
     serving: list[str] = []
     lost: list[str] = []
@@ -64,11 +66,17 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
 
 
 def remove_orphans(directory: Path, known: set[str]) -> list[str]:
-    """Remove version directories that no row names. Blocks."""
+    """Remove directories of versions or checkpoints that no row names; what cannot be removed is no
+    reason not to start. Blocks."""
     removed: list[str] = []
     for path in sorted(directory.glob("*/*")) if directory.is_dir() else []:
-        if str(path) not in known:
+        if str(path) in known or not path.is_dir():
+            continue
+        try:
             shutil.rmtree(path)
+        except OSError as error:
+            logger.error("%s cannot be removed", path, exc_info=error)
+        else:
             removed.append(str(path))
     return removed
 
