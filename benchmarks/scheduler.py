@@ -54,7 +54,7 @@ INFO = ModelInfo(
 )  # fmt: skip
 RATES = Rates(
     forward=(0.012, 5e-5, 1e-4, 1e-6, 1e-6, 5e-5, 1e-4, 1e-5, 2e-5, 1e-3, 1e-6),
-    slices=(5e-4, 5e-5, 2e-6, 1e-6, 4e-7, 1e-3, 1e-6),
+    slices=(5e-4, 5e-5, 2e-6, 5e-5, 1e-6, 4e-7, 1e-3, 1e-6),
     update_s=3e-3,
     rho=0.2,
     measured=True,

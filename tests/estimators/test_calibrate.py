@@ -30,7 +30,8 @@ def true_rates(rho: float) -> Rates:
     forward = (
         0.012, 2e-4, 1e-4, 2e-5, 2e-5, 1e-4, 5e-3, 1e-4, 2e-4, 2e-3, 5e-5,
     )  # fmt: skip
-    return Rates(forward, (5e-4, 1e-4, 2e-5, 1e-5, 4e-6, 2e-3, 1e-6), 4e-3, rho, measured=True)
+    slices = (5e-4, 1e-4, 2e-5, 2e-3, 1e-5, 4e-6, 2e-3, 1e-6)
+    return Rates(forward, slices, 4e-3, rho, measured=True)
 
 
 def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples:
@@ -222,8 +223,8 @@ def test_a_profile_of_other_threads_is_of_something_else(tmp_path):
     [
         ("nothing", "cannot read"),
         ('{"schema": "other"}', "its schema is not"),
-        ('{"schema": "tandem-profile-1"}', "make it again"),
-        ('{"schema": "tandem-profile-2"}', "cannot read"),
+        ('{"schema": "tandem-profile-2"}', "make it again"),
+        ('{"schema": "tandem-profile-3"}', "cannot read"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path, content: str, said: str):

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tandem.core.plan import BackwardSlice, LanePlan, SliceResult, Span, StepResult, UpdateResult
-from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
+from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, LatencyModel, Rates
 from tandem.estimators.linear import MEASURED, LinearModel
 from tandem.estimators.work import BackwardWork, PassWork, pairs_of
 
@@ -71,7 +71,7 @@ def test_of_prefill_and_decode_the_shorter_counts_rho_times():
     """DESIGN section 4: mixed = max + rho * min, never less than the larger part."""
     terms = dict.fromkeys(FORWARD_TERMS, 1e-9) | {"pass": 0.02, "decode": 0.001, "row": 0.002}
     for rho in (0.0, 0.5, 1.0):
-        model = LatencyModel(Rates(tuple(terms.values()), (1e-3,) * 7, 0.01, rho))
+        model = LatencyModel(Rates(tuple(terms.values()), (1e-3,) * len(SLICE_TERMS), 0.01, rho))
         for decodes, rows in ((10, 4), (10, 100), (0, 5), (0, 50)):
             work = PassWork(decodes=decodes, context=decodes, longest=1, rows=rows)
             decode_s, prefill_s = 0.02 + 0.001 * decodes, 0.002 * rows
@@ -105,7 +105,9 @@ def test_rows_within_a_time_take_that_time_and_one_more_does_not(decodes, start,
 def test_a_prediction_is_what_its_features_add_up_to(seed, rho):
     """Predictions take a short cut past the features that the model learns from."""
     rng = random.Random(seed)
-    rates = Rates(tuple(rng.uniform(1e-6, 1e-2) for _ in FORWARD_TERMS), (1e-3,) * 7, 0.01, rho)
+    rates = Rates(
+        tuple(rng.uniform(1e-6, 1e-2) for _ in FORWARD_TERMS), (1e-3,) * len(SLICE_TERMS), 0.01, rho
+    )
     model = LatencyModel(rates)
     for work in passes(rng, 5):
         predicted = model.forward.predict(model._features(work))
@@ -244,7 +246,8 @@ def test_what_was_kept_of_a_forward_makes_a_slice_cheaper_by_as_much_as_it_does(
     def device_s(recorded: BackwardWork, layers: int) -> float:
         each = 2e-5 + 1.2e-5 * recorded.again + 5e-6 * recorded.rest
         first_s = 0.0 if recorded.begun else 3e-3 + 1e-5 * recorded.rows
-        return 1e-3 + first_s + 2e-3 * layers + each * layers * recorded.rows
+        layer_s = 2e-3 + 1.5e-3 * recorded.again + each * recorded.rows
+        return 1e-3 + first_s + layer_s * layers
 
     kinds = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.25, 0.75)]
     for _ in range(300):

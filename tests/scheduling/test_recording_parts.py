@@ -18,7 +18,8 @@ from tandem.estimators.work import BackwardWork
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.training import MicroBatchWork, recording_rows
 
-RATES = Rates((1e-3,) * 11, (1e-3, 1e-3, 1e-5, 1e-5, 1e-9, 1e-3, 1e-5), 1e-3, 1.0, True, True)
+SLICES = (1e-3, 1e-3, 1e-5, 1e-9, 1e-5, 1e-9, 1e-3, 1e-5)
+RATES = Rates((1e-3,) * 11, SLICES, 1e-3, 1.0, True, True)
 
 
 @dataclass

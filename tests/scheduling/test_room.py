@@ -15,7 +15,7 @@ from tandem.scheduling.room import LearningItem, Room
 
 RATES = Rates(
     (0.02, 1e-3, 1e-4, 1e-5, 1e-5, 1e-3, 1e-2, 1e-4, 1e-4, 0.01, 1e-4),
-    (1e-3, 1e-3, 1e-5, 1e-6, 1e-6, 1e-3, 1e-6),
+    (1e-3, 1e-3, 1e-5, 1e-6, 1e-6, 1e-6, 1e-3, 1e-6),
     0.01,
     0.2,
 )

@@ -39,7 +39,7 @@ BLOCK = 4
 # Every term counts, draws and scores as much as rows, and prompts and decodes overlap in part.
 RATES = Rates(
     forward=(0.02, 0.002, 0.1, 0.05, 0.05, 0.001, 20.0, 0.003, 0.002, 0.004, 0.001),
-    slices=(0.002, 0.003, 0.0003, 0.0002, 0.0001, 0.002, 0.0002),
+    slices=(0.002, 0.003, 0.0003, 0.001, 0.0002, 0.0001, 0.002, 0.0002),
     update_s=0.01,
     rho=0.3,
     measured=True,

@@ -35,7 +35,7 @@ def small_profile(
         num_parameters=0, weight_bytes=0, kernels="none", num_layers=3, recording_tokens=64,
     )  # fmt: skip
     forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 5)
-    slices = (0.002, NOTHING, 0.0003, 0.0002, *[NOTHING] * 3)
+    slices = (0.002, NOTHING, 0.0003, NOTHING, 0.0002, *[NOTHING] * 3)
     rates = Rates(forward, slices, 0.01, measured=True, slices_measured=True)
     return Profile(
         info, rates, Ceilings(1e12, 1e10), "made up", noise={"pass": noise}, resume_s=resume_s

@@ -34,7 +34,7 @@ FORWARD = {
 }  # fmt: skip
 RATES = Rates(
     tuple(FORWARD[term] for term in FORWARD_TERMS),
-    (5.2e-3, 2.6e-3, 2.4e-5, 1.2e-5, 5e-6, 4e-3, 1e-5),
+    (5.2e-3, 2.6e-3, 2.4e-5, 1e-9, 1.2e-5, 5e-6, 4e-3, 1e-5),
     0.0128,
     0.8,
     True,

@@ -35,7 +35,7 @@ from tandem.sim.executor import SimExecutor
 
 ALONE, BESIDE = (0.75, 0.0), (0.0, 1.0)
 SHEET = datasheet_profile("l4", "qwen2.5-0.5b")
-RATES = replace(SHEET.rates, slices=(1e-3, 1e-4, 1e-6, 1e-6, 4e-7, 2e-3, 1e-6))
+RATES = replace(SHEET.rates, slices=(1e-3, 1e-4, 1e-6, 1e-4, 1e-6, 4e-7, 2e-3, 1e-6))
 PROFILE = replace(SHEET, rates=RATES, kept_alone=ALONE, kept_beside=BESIDE)
 
 

@@ -160,7 +160,7 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
             device.launch_s / 4,
             layer_s,
             layer_row_s,
-            *(_NOTHING_S,) * 4,  # what is computed again is in the row already
+            *(_NOTHING_S,) * 5,  # what is computed again is in the row already
         ),
         update_s=2.0 * device.launch_s,
         rho=device.rho,

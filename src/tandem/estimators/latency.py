@@ -3,7 +3,8 @@
     prefill = alpha * pairs + beta * rows
     decode  = constant + gamma * longest + delta * mean + terms in the number and in all KV read
     pass    = max(prefill, decode) + rho * min(prefill, decode) + draws, scores, recordings
-    slice   = constant + layers + layers * rows * (1 + what is computed again) + first slice
+    slice   = constant + layers + layers * rows, more for layers whose forward is computed again
+              + first slice
     update  = constant
 
 `constant` is the time to stream the weights once, so that with rho = 0 a pass of one prompt takes
@@ -28,9 +29,12 @@ FORWARD_TERMS = (
     "pass", "decode", "context", "longest", "mean", "row", "pairs", "draw", "scored",
     "recording", "recorded",
 )  # fmt: skip
-# For a slice at all, for a layer, for a row of a layer; for a row whose forward is computed again,
-# and for one of whose forward only the rest is; for the first slice, and for a row in it.
-SLICE_TERMS = ("slice", "layer", "layer_row", "again", "rest", "first", "first_row")
+# For a slice at all, for a layer, for a row of a layer; for a layer whose forward is computed again
+# (its weights are read again), for a row of it, and for one of whose forward only the rest is; for
+# the first slice, and for a row in it.
+SLICE_TERMS = (
+    "slice", "layer", "layer_row", "again", "again_row", "rest_row", "first", "first_row",
+)  # fmt: skip
 _DECODE_TERMS = 5  # the first of FORWARD_TERMS
 
 # First guesses: a small machine that streams weights and multiplies at these rates.
@@ -107,6 +111,7 @@ class Rates:
                 _OVERHEAD_S / 2,
                 stream_s + _SMALL * layer_s,
                 layer_s,
+                stream_s + _SMALL * again_s,
                 again_s,
                 _REST_FACTOR * again_s,
                 _OVERHEAD_S / 2,
@@ -301,8 +306,8 @@ def features(work: PassWork, coefficients: tuple[float, ...], rho: float) -> tup
 def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
     """Features of a backward slice by `SLICE_TERMS`."""
     rows, first = work.rows * layers, 0.0 if work.begun else 1.0
-    again, rest = rows * work.again, rows * work.rest
-    return (1.0, layers, rows, again, rest, first, first * work.rows)
+    again, rest = layers * work.again, rows * work.rest
+    return (1.0, layers, rows, again, again * work.rows, rest, first, first * work.rows)
 
 
 def _joined(

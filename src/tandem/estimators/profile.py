@@ -18,7 +18,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
 
-SCHEMA = "tandem-profile-2"
+SCHEMA = "tandem-profile-3"
 
 
 # Shares of a model's layers of which a pass keeps everything, and the inner part.
