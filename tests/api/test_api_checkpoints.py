@@ -58,6 +58,16 @@ def begun(client: openai.OpenAI, epochs: int = 2, model: str = "demo") -> FineTu
     )
 
 
+def stuck_after_a_step() -> FakeEngine:
+    """An engine whose second step takes a minute."""
+
+    def judge(step: TrainingStep) -> None:
+        engine.step_s = 60.0
+
+    engine = FakeEngine(judge=judge)
+    return engine
+
+
 def trained(client: openai.OpenAI, epochs: int = 2, model: str = "demo") -> FineTuningJob:
     job = begun(client, epochs, model)
 
@@ -150,10 +160,7 @@ def test_two_jobs_on_one_adapter_have_checkpoints_of_their_own(tmp_path: Path) -
 
 
 def test_it_answers_while_its_job_runs_and_after_that_is_cancelled(tmp_path: Path) -> None:
-    def judge(step: TrainingStep) -> None:
-        engine.step_s = 60.0  # for the second step
-
-    engine = FakeEngine(judge=judge)
+    engine = stuck_after_a_step()
     with served(tmp_path, engine) as client:
         job = begun(client)
         [name] = eventually(lambda: names_of(client, job))
@@ -214,10 +221,7 @@ def test_an_adapters_checkpoints_are_deleted_with_it(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_a_job_that_made_no_version_are_deleted_too(tmp_path: Path) -> None:
-    def judge(step: TrainingStep) -> None:
-        engine.step_s = 60.0  # for the second step
-
-    engine = FakeEngine(judge=judge)
+    engine = stuck_after_a_step()
     with served(tmp_path, engine) as client:
         job = begun(client)
         [name] = eventually(lambda: names_of(client, job))

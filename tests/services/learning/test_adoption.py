@@ -167,21 +167,26 @@ async def test_the_first_feedback_waits_for_what_is_being_loaded(tmp_path: Path)
             await versions.imports.load("formal", "hand")
 
 
+def learns_after_a_look(made: World) -> asyncio.Event:
+    """Whoever looks next whether a name learns hears what was so before it began to; set then."""
+    read, entered = made.store.read, asyncio.Event()
+
+    async def late(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        found = await read(work, *given, **named)
+        if work is adapters.find and not entered.is_set():
+            entered.set()
+            await until(lambda: bool(made.engine.trainers))
+        return found
+
+    made.store.read = late  # type: ignore[method-assign, assignment]
+    return entered
+
+
 async def test_what_learns_meanwhile_is_not_loaded_over(tmp_path: Path) -> None:
     files_at(tmp_path / "hand", "by hand")
     engine = FakeEngine(step_s=0.2)
     async with served(tmp_path / "store", engine) as (made, versions):
-        entered = asyncio.Event()
-        read = made.store.read
-
-        async def late(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
-            found = await read(work, *given, **named)
-            if work is adapters.find and not entered.is_set():
-                entered.set()
-                await until(lambda: bool(engine.trainers))
-            return found
-
-        made.store.read = late  # type: ignore[method-assign, assignment]
+        entered = learns_after_a_look(made)
         # It does not learn yet.
         loading = asyncio.create_task(versions.imports.load("formal", "hand"))
         await asyncio.wait_for(entered.wait(), 10)
@@ -218,16 +223,7 @@ async def test_what_begins_to_learn_is_deleted_as_a_whole(tmp_path: Path) -> Non
     files_at(tmp_path / "hand", "by hand")
     engine = started_with(tmp_path / "hand")
     async with served(tmp_path / "store", engine) as (made, versions):
-        read, entered = made.store.read, asyncio.Event()
-
-        async def late(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
-            found = await read(work, *given, **named)
-            if work is adapters.find and not entered.is_set():
-                entered.set()
-                await until(lambda: bool(engine.trainers))
-            return found
-
-        made.store.read = late  # type: ignore[method-assign, assignment]
+        entered = learns_after_a_look(made)
         deleting = asyncio.create_task(versions.delete("formal"))
         await asyncio.wait_for(entered.wait(), 10)
         await made.give([made.sample() for _ in range(4)])
