@@ -59,6 +59,7 @@ class Plan:
     """What to measure."""
 
     model: str
+    device: str
     dtype: str
     policies: dict[str, dict[str, str]]
     loads: list[float]
@@ -96,7 +97,7 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
     """Load all engines, find the capacity, then run every window."""
     folder = ensure_model(plan.model, plan.cache)
     threads = len(os.sched_getaffinity(0))
-    common = {"dtype": plan.dtype, "threads": threads}
+    common = {"device": plan.device, "dtype": plan.dtype, "threads": threads}
     specs = [
         WorkerSpec(name, ENGINE, options={"policy": name, "options": options, **common})
         for name, options in plan.policies.items()
@@ -108,7 +109,7 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
             plan.tpot_slo or plan.slo_factor * alone.tpot_s,
         )
         setup = Setup(
-            describe("cpu", threads),
+            describe(plan.device, threads),
             workers.by_name[BASELINE].ready["versions"],
             plan.model,
             plan.dtype,
@@ -181,8 +182,9 @@ def choose(only: list[str] | None) -> dict[str, dict[str, str]]:
 
 def main(
     model: Annotated[str, typer.Option(help="llama-60m or qwen2.5-0.5b.")] = "llama-60m",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
-        str, typer.Option(help="auto (bfloat16 where this CPU computes in it), or a number type.")
+        str, typer.Option(help="auto (float32 on a CPU without bfloat16), or a number type.")
     ] = "auto",
     policy: Annotated[
         list[str] | None, typer.Option(help="Repeatable; no_retrain always runs; default: all.")
@@ -217,9 +219,11 @@ def main(
     workload = Workload(
         read_trace(trace), config.max_position_embeddings, config.vocab_size, seed, length_scale
     )
+    half = device != "cpu" or computes_in(torch.bfloat16)
     plan = Plan(
         model,
-        dtype if dtype != "auto" else "bfloat16" if computes_in(torch.bfloat16) else "float32",
+        device,
+        dtype if dtype != "auto" else "bfloat16" if half else "float32",
         policies,
         loads,
         rounds,

@@ -1,7 +1,8 @@
 """What a decision costs: policies at many running sequences, a long offline queue, many steps.
 
-No model and no device: plans are answered at once, sequences end and come at random (churn). Times
-are of `Scheduler.schedule` (decide and admit) and `apply`, on one core.
+Once with as many online requests as there are places, and once with fewer. No model and no device:
+plans are answered at once, sequences end and come at random (churn). Times are of
+`Scheduler.schedule` (decide and admit) and `apply`, on one core.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import gc
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +30,7 @@ from tandem.core.plan import (
     LanePlan,
     ScoreResult,
     SliceResult,
+    StepPlan,
     StepResult,
     UpdateResult,
 )
@@ -44,7 +49,7 @@ from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.view import Budgets
+from tandem.scheduling.view import Budgets, class_of
 
 INFO = ModelInfo(
     model="none", architecture="none", device="none", dtype="none", vocab_size=32_000,
@@ -54,7 +59,7 @@ INFO = ModelInfo(
 )  # fmt: skip
 RATES = Rates(
     forward=(0.012, 5e-5, 1e-4, 1e-6, 1e-6, 5e-5, 1e-4, 1e-5, 2e-5, 1e-3, 1e-6),
-    slices=(5e-4, 5e-5, 2e-6, 5e-5, 1e-6, 4e-7, 1e-3, 1e-6),
+    slices=(5e-4, 5e-5, 2e-6, 1e-5, 5e-5, 5e-5, 1e-6, 5e-6, 4e-7, 1e-3, 1e-6),
     update_s=3e-3,
     rho=0.2,
     measured=True,
@@ -64,32 +69,48 @@ RATES = Rates(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the scheduler holds all the time."""
+    """What the scheduler holds all the time: `places` for sequences that run, and requests and
+    steps that want them."""
 
-    running: int = 256
+    places: int = 256
+    online: int = 256
     offline: int = 2000
     steps: int = 50
 
 
-def measure(policy: str, load: Load, iterations: int, seed: int = 0) -> dict[str, list[float]]:
-    """Seconds of each `schedule` and `apply`, after a warm-up of a tenth."""
+LOADS = (Load(), Load(online=192))
+KINDS = tuple(WorkClass)
+
+
+@dataclass(slots=True)
+class Measured:
+    """Seconds of each `schedule` and `apply`, and how much each plan had."""
+
+    schedule_s: list[float] = field(default_factory=list)
+    apply_s: list[float] = field(default_factory=list)
+    spans: dict[str, list[int]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    learns: list[bool] = field(default_factory=list)
+
+
+def measure(policy: str, load: Load, iterations: int, seed: int = 0) -> Measured:
+    """So many iterations, after a warm-up of a tenth."""
     rng, device = Random(seed), LatencyModel(RATES)
     scheduler = Scheduler(
         build_policy(policy),
         KVCache(INFO.num_blocks, INFO.block_size),
-        Budgets(load.running, 2048),
+        Budgets(load.places, 2048),
         INFO,
         rates=RATES,
     )
     made = 0
     for number in range(load.steps):
         scheduler.learning.open_trainer(TrainerState(f"trainer-{number}", 0, 0))
-    now, times = 0.0, {"schedule": [], "apply": []}
+    now, found = 0.0, Measured()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)  # as the engine process has it
     for iteration in range(iterations + iterations // 10):
-        while _count(scheduler, WorkClass.ONLINE) < load.running:
+        while _count(scheduler, WorkClass.ONLINE) < load.online:
             scheduler.add(_request(made, rng, WorkClass.ONLINE, now), None)
             made += 1
         while _count(scheduler, WorkClass.OFFLINE) < load.offline:
@@ -108,19 +129,24 @@ def measure(policy: str, load: Load, iterations: int, seed: int = 0) -> dict[str
             continue
         results = [_result(lane, device) for lane in plan.lanes]
         now += results[0].elapsed_s
+        known, spans = scheduler.state.all, [span for lane in plan.lanes for span in lane.spans]
+        classes = Counter(class_of(known[span.seq_id]) for span in spans)
         resumed = time.perf_counter()
         scheduler.apply(results, now)
         applied = time.perf_counter()
         scheduler.learning.take_ended()
         if iteration >= iterations // 10:
-            times["schedule"].append(decided - began)
-            times["apply"].append(applied - resumed)
-    return times
+            found.schedule_s.append(decided - began)
+            found.apply_s.append(applied - resumed)
+            for kind in KINDS:
+                found.spans[kind].append(classes[kind])
+            found.learns.append(_learns(plan))
+    return found
 
 
 def _count(scheduler: Scheduler, work_class: WorkClass) -> int:
     sequences = scheduler.state.all.values()
-    return sum(s.scoring is None and s.request.work_class is work_class for s in sequences)
+    return sum(class_of(seq) is work_class for seq in sequences)
 
 
 def _request(number: int, rng: Random, work_class: WorkClass, now: float) -> Request:
@@ -151,6 +177,24 @@ def _result(lane: LanePlan, device: LatencyModel) -> StepResult:
     )
 
 
+def run(policy: str, load: Load, iterations: int) -> dict[str, Any]:
+    """What is written of a policy under a load."""
+    measured = measure(policy, load, iterations)
+    return {
+        "schedule": describe_times(measured.schedule_s),
+        "apply": describe_times(measured.apply_s),
+        "spans": {kind: fmean(numbers) for kind, numbers in measured.spans.items()},
+        "learning": fmean(measured.learns),
+    }
+
+
+def _learns(plan: StepPlan) -> bool:
+    return any(
+        lane.slices or lane.updates or any(span.score_targets for span in lane.spans)
+        for lane in plan.lanes
+    )
+
+
 def describe_times(values: Sequence[float]) -> dict[str, float]:
     """Milliseconds: p10 (what other processes disturb least), median, p99 and the largest."""
     ordered = sorted(values)
@@ -159,27 +203,32 @@ def describe_times(values: Sequence[float]) -> dict[str, float]:
 
 
 def as_markdown(data: dict[str, Any]) -> str:
-    """A page with the table."""
+    """A page with a table for each load."""
     machine = ", ".join(f"{name}: {value}" for name, value in data["machine"].items())
-    load = data["load"]
-    lines = [
-        "# What a decision costs",
-        "",
-        machine,
-        "",
-        f"{load['running']} running sequences, {load['offline']} offline requests and "
-        f"{load['steps']} training steps are there all the time; sequences end and come. "
-        f"{data['iterations']} iterations; milliseconds.",
-        "",
-        "| policy | decide and admit: p50 | p99 | max | apply: p50 | p99 |",
-        "|---|---|---|---|---|---|",
-    ]
-    for policy, row in data["policies"].items():
-        decide, apply = row["schedule"], row["apply"]
-        lines.append(
-            f"| `{policy}` | {decide['p50']:.2f} | {decide['p99']:.2f} | {decide['max']:.2f} "
-            f"| {apply['p50']:.2f} | {apply['p99']:.2f} |"
-        )
+    lines = ["# What a decision costs", "", machine, "", f"{data['iterations']} iterations a row."]
+    for found in data["loads"]:
+        load = found["load"]
+        lines += [
+            "",
+            f"## {load['online']} online requests, {load['places']} places",
+            "",
+            f"{load['places']} sequences at most run at once. {load['online']} online requests, "
+            f"{load['offline']} offline requests and {load['steps']} training steps are there all "
+            "the time; sequences end and come. Milliseconds; spans of a plan on average, by class, "
+            "and how many of all plans learn.",
+            "",
+            "| policy | decide and admit: p50 | p99 | max | apply: p50 | p99 "
+            "| online, offline, learning spans | learn |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for policy, row in found["policies"].items():
+            decide, apply = row["schedule"], row["apply"]
+            spans = ", ".join(f"{row['spans'][kind]:.1f}" for kind in KINDS)
+            lines.append(
+                f"| `{policy}` | {decide['p50']:.2f} | {decide['p99']:.2f} | {decide['max']:.2f} "
+                f"| {apply['p50']:.2f} | {apply['p99']:.2f} "
+                f"| {spans} | {row['learning']:.0%} |"
+            )
     return "\n".join([*lines, ""])
 
 
@@ -189,19 +238,18 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("benchmarks/results"),
 ) -> None:
     """Measure and write scheduler-DEVICE.json and .md."""
-    load = Load()
-    rows = {}
-    for name in policy or known_policies():
-        found = measure(name, load, iterations)
-        rows[name] = {part: describe_times(values) for part, values in found.items()}
-        print(name, rows[name])
+    loads = []
+    # Each in a process of its own: what one leaves in memory makes the next a third slower.
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for load in LOADS:
+            rows: dict[str, Any] = {}
+            for name in policy or known_policies():
+                rows[name] = pool.apply(run, (name, load, iterations))
+                print(load.online, name, rows[name])
+            loads.append({"load": asdict(load), "policies": rows})
     machine = describe("cpu", 1)
-    data = {
-        "machine": machine,
-        "load": {"running": load.running, "offline": load.offline, "steps": load.steps},
-        "iterations": iterations,
-        "policies": rows,
-    }
+    data = {"machine": machine, "iterations": iterations, "loads": loads}
+    out.mkdir(parents=True, exist_ok=True)
     stem = out / f"scheduler-{slug(machine)}"
     stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
     page = as_markdown(data)

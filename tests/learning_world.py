@@ -181,7 +181,7 @@ async def state_of(world: World, sample: Sample) -> SampleState:
 
 
 async def settled(world: World, adapter: str = "formal") -> None:
-    """Wait until nothing is accepted or assigned any more."""
+    """Wait until nothing is accepted or assigned any more, and the engine has what came of it."""
 
     async def left() -> int:
         states = (await world.store.read(samples.counts)).get(adapter, {}).get(Split.TRAIN, {})
@@ -190,3 +190,5 @@ async def settled(world: World, adapter: str = "formal") -> None:
     async with asyncio.timeout(20):
         while await left():
             await asyncio.sleep(0.02)
+        async with world.learner.settled(adapter):  # samples are consumed before a turn ends
+            pass

@@ -292,7 +292,7 @@ def peft_step(adapted, loss: LossSpec, micro_batches) -> float:
 
 def our_gradients(executor, name="t") -> dict[str, torch.Tensor]:
     trainer = executor.training._trainers[name]
-    return {k: v.double() for k, v in trainer.layout.named(trainer._gradient).items()}
+    return {k: v.double().cpu() for k, v in trainer.layout.named(trainer._gradient).items()}
 
 
 def worst_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

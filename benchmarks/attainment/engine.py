@@ -178,7 +178,12 @@ class PolicyEngine:
 async def _start(model: str, options: dict[str, Any]) -> AsyncEngineClient:
     settings = resolve(
         {
-            "model": {"model": model, "dtype": options["dtype"], "threads": options["threads"]},
+            "model": {
+                "model": model,
+                "device": options["device"],
+                "dtype": options["dtype"],
+                "threads": options["threads"],
+            },
             "cache": {"memory_bytes": KV_BYTES},
             "scheduling": {"policy": options["policy"], "policy_options": options["options"]},
         }

@@ -15,7 +15,8 @@ from tandem.config import LearningConfig
 
 TURNS = [{"role": "user", "content": "How are you?"}]
 ABOUT = {"messages": TURNS, "adapter": "formal"}
-OFF = LearningConfig(held_out=0.0, batch_samples=1000)
+UNPUBLISHED = LearningConfig(held_out=0.0, batch_samples=1000, gate="manual")
+"""What is learned waits for a decision: no version appears while a test looks."""
 
 
 def play(_: object, index: int) -> Script:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from feedback_client import ABOUT, OFF, TURNS, complete, kinds, play, send, served, told
+from feedback_client import ABOUT, TURNS, UNPUBLISHED, complete, kinds, play, send, served, told
 
 from fake_engine import FakeEngine
 from serving import make_app
@@ -21,7 +21,7 @@ from tandem.config import LearningConfig
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    with served(make_app(FakeEngine(play=play), learning=OFF)) as http:
+    with served(make_app(FakeEngine(play=play), learning=UNPUBLISHED)) as http:
         yield http
 
 

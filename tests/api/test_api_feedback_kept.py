@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from feedback_client import ABOUT, OFF, TURNS, complete, play, send, served, told
+from feedback_client import ABOUT, TURNS, UNPUBLISHED, complete, play, send, served, told
 
 from fake_engine import FakeEngine
 from serving import live, make_app
@@ -35,7 +35,7 @@ train = ["formal*"]
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    with served(make_app(FakeEngine(play=play), learning=OFF)) as http:
+    with served(make_app(FakeEngine(play=play), learning=UNPUBLISHED)) as http:
         yield http
 
 
@@ -98,7 +98,7 @@ def test_receipts_of_a_user_are_erased_by_the_adapter_that_was_asked(http: httpx
 
 def test_erased_text_is_in_no_file(tmp_path: Path) -> None:
     store = StoreConfig(directory=str(tmp_path))
-    with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
+    with served(make_app(FakeEngine(play=play), store=store, learning=UNPUBLISHED)) as http:
         asked = [{"role": "user", "content": "My telephone number is 494130."}]
         answer = complete(http, messages=asked, user="ann")
         send(http, completion_id=answer["id"], rating=True, adapter="formal")
@@ -111,7 +111,9 @@ def test_erased_text_is_in_no_file(tmp_path: Path) -> None:
 def test_a_key_does_what_it_may(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(KEYS)
-    app = make_app(FakeEngine(play=play), ServerConfig(api_key_file=str(file)), learning=OFF)
+    app = make_app(
+        FakeEngine(play=play), ServerConfig(api_key_file=str(file)), learning=UNPUBLISHED
+    )
     with live(app) as url:
 
         def client(key: str) -> httpx.Client:
@@ -167,7 +169,7 @@ def test_what_is_switched_off_says_so() -> None:
 
 def test_without_receipts_feedback_brings_its_messages(tmp_path: Path) -> None:
     store = StoreConfig(directory=str(tmp_path), receipt_days=0)
-    with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
+    with served(make_app(FakeEngine(play=play), store=store, learning=UNPUBLISHED)) as http:
         answer = complete(http)
         refused = send(http, 400, completion_id=answer["id"], rating=True, adapter="formal")
         assert "receipt_days" in refused["error"]["message"]
@@ -178,9 +180,9 @@ def test_without_receipts_feedback_brings_its_messages(tmp_path: Path) -> None:
 
 def test_feedback_survives_a_restart(tmp_path: Path) -> None:
     store = StoreConfig(directory=str(tmp_path))
-    with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
+    with served(make_app(FakeEngine(play=play), store=store, learning=UNPUBLISHED)) as http:
         answer = complete(http)
         said = send(http, **ABOUT, completion="x", rating=True)
-    with served(make_app(FakeEngine(play=play), store=store, learning=OFF)) as http:
+    with served(make_app(FakeEngine(play=play), store=store, learning=UNPUBLISHED)) as http:
         assert told(http.get(f"/feedback/{said['id']}").json()) == told(said)
         send(http, completion_id=answer["id"], rating=True, adapter="formal")

@@ -8,15 +8,18 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from tandem.bench.fidelity import Figures, Steps, compare, run_once
+from tandem.bench.fidelity import Account, Figures, Steps, compare, run_once
 from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation
 from tandem.cli import app
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
+from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.datasheet import datasheet_profile
+from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import Profile
+from tandem.sim.run import Simulation
 
 PROFILE = datasheet_profile("l4", "qwen2.5-0.5b")
 LOAD = [PlannedRequest(n, 0.1 * n, tuple(range(n, n + 40)), 5 + n % 4) for n in range(20)]
@@ -48,6 +51,39 @@ def test_training_goes_on_until_the_last_request_has_ended():
     assert found.parts["update"].count > 5 and found.training_tokens_s > 100.0
     for part in found.parts.values():
         assert part.predicted_s == pytest.approx(part.seconds)
+
+
+def test_an_account_that_learns_predicts_before_it_learns():
+    """On a device that is slower than its profile says, in passes, slices and updates alike."""
+    clock, steps = VirtualClock(), Steps(tokens=32)
+    rates = PROFILE.rates
+    slow = replace(
+        rates,
+        forward=tuple(1.3 * each for each in rates.forward),
+        slices=tuple(1.3 * each for each in rates.slices),
+        update_s=1.3 * rates.update_s,
+    )
+    loop, _ = build_simulation(resolve({}), replace(PROFILE, rates=slow), clock, seed=0)
+    fixed, learned = (Account(LatencyModel(rates), learns=each) for each in (False, True))
+    predicted: list[tuple[float, float]] = []
+
+    def on_plan(plan: LanePlan, result: StepResult) -> None:
+        fixed(plan, result)
+        learned(plan, result)
+        kind = next(iter(fixed.parts))
+        predicted.append((fixed.parts[kind].predicted_s, learned.parts[kind].predicted_s))
+
+    loop.on_plan = on_plan
+    arrivals, _ = arrivals_of(LOAD, Training(), PROFILE.info.vocab_size, 0)
+    supply = steps.supply(PROFILE.info.vocab_size, 0)
+    Simulation(loop, clock, arrivals, [steps.trainer], supply=supply).run()
+    assert set(fixed.parts) == set(learned.parts) >= {"training", "slice", "update"}
+    for kind, part in fixed.parts.items():
+        assert part.predicted_s == pytest.approx(part.seconds / 1.3)
+        mine = learned.parts[kind]
+        assert (mine.count, mine.seconds) == (part.count, part.seconds)
+        assert mine.predicted_s == pytest.approx(part.seconds, rel=0.1)
+    assert predicted[0][0] == predicted[0][1] < predicted[-1][0] < predicted[-1][1]
 
 
 def test_equal_seeds_supply_equal_steps_and_no_step_twice():

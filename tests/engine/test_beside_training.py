@@ -140,7 +140,7 @@ def answers(
 ) -> list[list[int]]:
     cache_config = CacheConfig(mix.block_size, mix.blocks * block_bytes(model, mix.block_size))
     # Objectives that leave learning room beside answers on any machine.
-    scheduling = SchedulingConfig(mix.policy, 6, mix.max_batch_tokens, ttft_slo=10.0, tpot_slo=1.0)
+    scheduling = SchedulingConfig(mix.policy, 6, mix.max_batch_tokens, ttft_slo=1e3, tpot_slo=1e2)
     learning = LearningConfig(recording_tokens=200)
     make = Leaking if leak else DeviceExecutor
     executor = make(model, cache_config, scheduling, AdapterConfig(), learning)

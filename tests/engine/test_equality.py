@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from devices import DEVICES
 from tandem.build import join_loop
 from tandem.config import AdapterConfig, CacheConfig, ModelConfig, SchedulingConfig, Settings
 from tandem.core.request import Request
@@ -89,8 +90,8 @@ SEEN = {"preemptions": 0, "prefix hits": 0}
 
 
 @cache
-def loaded(name: str, kernels: str) -> LoadedModel:
-    return prepare_model(make_model(name), ModelConfig(model=name, kernels=kernels))
+def loaded(name: str, kernels: str, device: str = "cpu") -> LoadedModel:
+    return prepare_model(make_model(name).to(device), ModelConfig(model=name, kernels=kernels))
 
 
 @cache
@@ -148,10 +149,11 @@ class Agreement:
         self.different += [(int(row), answer[int(row)]) for row in wrong.nonzero()]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"])
-def test_greedy_equals_transformers(name: str, kernels: str) -> None:
-    model, total = loaded(name, kernels), Agreement()
+def test_greedy_equals_transformers(name: str, kernels: str, device: str) -> None:
+    model, total = loaded(name, kernels, device), Agreement()
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip
@@ -183,12 +185,13 @@ def adapter_paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
     }
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
 def test_greedy_with_adapters_equals_peft(
-    name: str, kernels: str, adapter_paths: dict[str, dict[str, str]]
+    name: str, kernels: str, device: str, adapter_paths: dict[str, dict[str, str]]
 ) -> None:
-    model, paths, total = loaded(name, kernels), adapter_paths[name], Agreement()
+    model, paths, total = loaded(name, kernels, device), adapter_paths[name], Agreement()
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from rates import slice_rates
 from tandem.core.errors import InvalidRequest
 from tandem.core.plan import KeptLayers
 from tandem.estimators.calibrate import Samples, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
 from tandem.estimators.profile import (
+    SCHEMA,
     FitError,
     Profile,
     profiled_rates,
@@ -30,7 +32,10 @@ def true_rates(rho: float) -> Rates:
     forward = (
         0.012, 2e-4, 1e-4, 2e-5, 2e-5, 1e-4, 5e-3, 1e-4, 2e-4, 2e-3, 5e-5,
     )  # fmt: skip
-    slices = (5e-4, 1e-4, 2e-5, 2e-3, 1e-5, 4e-6, 2e-3, 1e-6)
+    slices = slice_rates(
+        slice=5e-4, layer=1e-4, layer_row=2e-5, layer_pairs=2e-2, layer_sequence=1e-4, again=2e-3,
+        again_row=1e-5, again_pairs=1e-2, rest_row=4e-6, first=2e-3, first_row=1e-6,
+    )  # fmt: skip
     return Rates(forward, slices, 4e-3, rho, measured=True)
 
 
@@ -48,7 +53,9 @@ def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples
         seconds = device.forward_s(work) * rng.uniform(1 - noise, 1 + noise)
         samples.passes.append((work, seconds))
         kept = rng.choice(((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)))
-        recorded = BackwardWork(rng.randint(8, 900), *kept, rng.random() < 0.5)
+        lengths = [rng.randint(8, 300) for _ in range(rng.choice((1, 2, 2, 8)))]
+        recorded = BackwardWork.of(lengths).with_kept(KeptLayers(0, *kept))
+        recorded = recorded.after_slice() if rng.random() < 0.5 else recorded
         layers = rng.randint(1, 24)
         samples.slices.append((recorded, layers, device.slice_s(recorded, layers)))
         samples.updates.append(4e-3)
@@ -162,6 +169,28 @@ def test_equal_samples_give_equal_rates():
     assert fit(samples, GUESS) == fit(samples, GUESS)
 
 
+def test_the_same_share_of_each_kind_is_held_out_and_a_rare_one_is_fitted():
+    """Whatever the turns in which kinds were measured."""
+    rng, samples = random.Random(0), Samples()
+    device = LatencyModel(true_rates(1.0))
+    for place in range(100):
+        work = PassWork()
+        if place % 5 == 0:  # in step with the share that is held out
+            work.span(0, rng.randint(2, 900), draws=1)
+        else:
+            for _ in range(rng.randint(1, 60)):
+                work.decode(rng.randint(1, 3000))
+        samples.passes.append((work, device.forward_s(work)))
+    alone = PassWork()
+    alone.span(0, 500, scored=499, recorded=500)
+    samples.passes.insert(50, (alone, device.forward_s(alone)))
+    found = fit(samples, GUESS)
+    assert (found.errors["decode"].samples, found.errors["prefill"].samples) == (16, 4)
+    assert "training" not in found.errors
+    model = LatencyModel(found.rates)
+    assert model.forward_s(alone) == pytest.approx(device.forward_s(alone), rel=0.02)
+
+
 @pytest.mark.parametrize("device", sorted(DEVICES))
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_data_sheets_give_times_of_the_right_size(device: str, shape: str):
@@ -177,9 +206,9 @@ def test_data_sheets_give_times_of_the_right_size(device: str, shape: str):
     products_s = 2.0 * sizes.parameters * 2000 / sheet.flops
     assert products_s < model.forward_s(prompt) < 4.0 * products_s + 2.0 * streaming_s + 5e-3
     layers_bytes = (sizes.parameters - sizes.vocabulary * sizes.hidden) * sizes.itemsize
-    short_s = model.slice_s(BackwardWork(1), sizes.layers)
+    short_s = model.slice_s(BackwardWork.of((1,)), sizes.layers)
     assert layers_bytes / sheet.bytes_per_s < short_s < 3.0 * streaming_s + 5e-3
-    long_s = model.slice_s(BackwardWork(8000), sizes.layers)
+    long_s = model.slice_s(BackwardWork.of((1000,) * 8), sizes.layers)
     assert 8.0 * products_s < long_s < 16.0 * products_s + short_s  # two products of 8000 rows
     assert sheet.source and profile.source == sheet.source
     held = profile.info.num_blocks * profile.info.block_size * sizes.kv_bytes
@@ -224,7 +253,8 @@ def test_a_profile_of_other_threads_is_of_something_else(tmp_path):
         ("nothing", "cannot read"),
         ('{"schema": "other"}', "its schema is not"),
         ('{"schema": "tandem-profile-2"}', "make it again"),
-        ('{"schema": "tandem-profile-3"}', "cannot read"),
+        ('{"schema": "tandem-profile-3"}', "make it again"),
+        (f'{{"schema": "{SCHEMA}"}}', "cannot read the profile .*: 'rates'"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path, content: str, said: str):

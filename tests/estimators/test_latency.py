@@ -10,15 +10,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tandem.core.plan import BackwardSlice, LanePlan, SliceResult, Span, StepResult, UpdateResult
-from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, LatencyModel, Rates
+from rates import guessed
+from tandem.core.plan import (
+    BackwardSlice,
+    KeptLayers,
+    LanePlan,
+    SliceResult,
+    Span,
+    StepResult,
+    UpdateResult,
+)
+from tandem.estimators.latency import (
+    FORWARD_TERMS,
+    SLICE_TERMS,
+    LatencyModel,
+    Rates,
+)
 from tandem.estimators.linear import MEASURED, LinearModel
 from tandem.estimators.work import BackwardWork, PassWork, pairs_of
-
-
-def guessed(**sizes: int) -> LatencyModel:
-    sizes = {"weight_bytes": 10**9, "num_parameters": 5 * 10**8, "num_layers": 24} | sizes
-    return LatencyModel(Rates.guess(**sizes))
 
 
 def passes(rng: random.Random, count: int) -> list[PassWork]:
@@ -63,8 +72,8 @@ def test_first_predictions_are_of_the_right_size():
     prompt.span(0, 256, draws=1)
     assert 0.02 < model.forward_s(decode) < 0.2
     assert 0.1 < model.forward_s(prompt) < 2.0
-    assert model.slice_s(BackwardWork(256), 24) > model.forward_s(prompt)
-    assert model.forward_s(PassWork()) == 0.0 and model.slice_s(BackwardWork(100), 0) == 0.0
+    assert model.slice_s(BackwardWork.of((256,)), 24) > model.forward_s(prompt)
+    assert model.forward_s(PassWork()) == 0.0 and model.slice_s(BackwardWork.of((100,)), 0) == 0.0
 
 
 def test_of_prefill_and_decode_the_shorter_counts_rho_times():
@@ -208,7 +217,7 @@ def test_costs_of_learning_are_guesses_until_they_were_observed_or_measured():
     model = guessed()
     for _ in range(30):
         assert model.guessed
-        model.observe_slice(BackwardWork(100), 2, 0.1)
+        model.observe_slice(BackwardWork.of((100,)), 2, 0.1)
     assert not model.guessed
     assert LatencyModel(replace(guessed().rates, slices_measured=False)).guessed
     assert not LatencyModel(guessed().rates).guessed
@@ -230,14 +239,14 @@ def test_layers_within_a_time_take_that_time():
     model = guessed(weight_bytes=0, num_parameters=10**9, num_layers=10)
     for layers in (1, 3, 9):
         for recorded in (
-            BackwardWork(100),
-            BackwardWork(100, 0.5, 0.5),
-            BackwardWork(100, begun=True),
+            BackwardWork.of((100,)),
+            BackwardWork.of((100,), 0.5, 0.5),
+            BackwardWork.of((100,), begun=True),
         ):
             seconds = model.slice_s(recorded, layers)
             assert model.layers_within(recorded, seconds) == layers
             assert model.layers_within(recorded, seconds * 0.999) == layers - 1
-    assert model.layers_within(BackwardWork(100), 0.0) == 0
+    assert model.layers_within(BackwardWork.of((100,)), 0.0) == 0
 
 
 def test_what_was_kept_of_a_forward_makes_a_slice_cheaper_by_as_much_as_it_does():
@@ -251,13 +260,41 @@ def test_what_was_kept_of_a_forward_makes_a_slice_cheaper_by_as_much_as_it_does(
 
     kinds = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.25, 0.75)]
     for _ in range(300):
-        recorded, layers = BackwardWork(rng.randint(8, 900), *rng.choice(kinds)), rng.randint(1, 24)
+        recorded, layers = (
+            BackwardWork.of((rng.randint(8, 900),), *rng.choice(kinds)),
+            rng.randint(1, 24),
+        )
         recorded = recorded.after_slice() if rng.random() < 0.5 else recorded
         model.observe_slice(recorded, layers, device_s(recorded, layers))
     for kind in kinds:
-        first = BackwardWork(400, *kind)
+        first = BackwardWork.of((400,), *kind)
         for recorded in (first, first.after_slice()):
             assert model.slice_s(recorded, 6) == pytest.approx(device_s(recorded, 6), rel=0.03)
+
+
+def test_attention_and_the_number_of_sequences_make_a_slice_dearer():
+    """Equal rows: eight sequences, or one that attends to eight times as many positions."""
+    rng, model = random.Random(0), guessed()
+
+    def device_s(work: BackwardWork, layers: int) -> float:
+        pairs_s = (4e-8 + 2e-8 * work.again) * work.pairs
+        return 1e-3 + layers * (2e-3 + 2e-5 * work.rows + 2e-4 * work.sequences + pairs_s)
+
+    for _ in range(1500):
+        lengths = [rng.randint(8, 500) for _ in range(rng.choice((1, 2, 4, 8)))]
+        work = BackwardWork.of(lengths, rng.choice((0.0, 1.0)), begun=True)
+        model.observe_slice(work, layers := rng.randint(1, 24), device_s(work, layers))
+    for lengths in ((125,) * 8, (1000,), (500, 500)):
+        for again in (0.0, 1.0):
+            work = BackwardWork.of(lengths, again, begun=True)
+            assert model.slice_s(work, 6) == pytest.approx(device_s(work, 6), rel=0.03)
+
+
+def test_the_work_of_a_backward_counts_every_sequence_for_itself():
+    work = BackwardWork.of((3, 1, 2))
+    assert (work.rows, work.sequences, work.pairs) == (6, 3, (1 + 2 + 3) + 1 + (1 + 2))
+    after = work.with_kept(KeptLayers(0, 0.5, 0.25)).after_slice()
+    assert after == BackwardWork(6, 3, work.pairs, 0.25, 0.25, begun=True)
 
 
 def test_it_learns_from_plans_and_results():
@@ -268,16 +305,16 @@ def test_it_learns_from_plans_and_results():
             0, "device", 0.5, forward_s=0.1, slices=(SliceResult(7, 4, 2, 0.3),),
             updates=(UpdateResult("t", 1, True, 1.0, 1.0, 0.1),),
         )  # fmt: skip
-        model.observe(LanePlan(0, "device", (span,)), result, lambda number: BackwardWork(50))
+        model.observe(LanePlan(0, "device", (span,)), result, lambda number: BackwardWork.of((50,)))
     assert model.forward_s(PassWork(rows=3, pairs=6)) == pytest.approx(0.1, rel=0.02)
-    assert model.slice_s(BackwardWork(50), 2) == pytest.approx(0.3, rel=0.02)
+    assert model.slice_s(BackwardWork.of((50,)), 2) == pytest.approx(0.3, rel=0.02)
     assert model.update_s() == pytest.approx(0.1, rel=0.02)
 
 
 def test_a_failed_slice_or_an_unknown_one_teaches_nothing():
     model = guessed(weight_bytes=0, num_parameters=10**6, num_layers=4)
     result = StepResult(0, "device", 0.5, slices=(SliceResult(7, 4, 2, 0.3, "broken"),))
-    model.observe(LanePlan(0, "device", ()), result, lambda number: BackwardWork(50))
+    model.observe(LanePlan(0, "device", ()), result, lambda number: BackwardWork.of((50,)))
     assert model.backward.errors.samples == 0 and math.isnan(model.backward.errors.mean)
 
 

@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny_models
+from devices import DEVICES
 from tandem.config import AdapterConfig, CacheConfig, ModelConfig, SchedulingConfig
 from tandem.core.errors import AdapterError, InvalidRequest
 from tandem.core.plan import DEVICE_LANE, BlockCopy, Draw, LanePlan, Span, StepResult
@@ -122,12 +123,13 @@ def _next_span(text: Text, rng: random.Random) -> Span:
     )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["off", "auto"])
 @pytest.mark.parametrize("name", sorted(tiny_models.ARCHITECTURES))
-def test_equals_generate_in_any_chunks_beside_any_neighbours(name, mode):
+def test_equals_generate_in_any_chunks_beside_any_neighbours(name, mode, device):
     rng = random.Random(name)
     reference = tiny_models.make_model(name)
-    executor = make_executor(tiny_models.make_model(name), mode)
+    executor = make_executor(tiny_models.make_model(name).to(device), mode)
     texts = make_texts(reference, 7, rng)
     for text in texts:
         for position in range(len(text.tokens) - 8, len(text.tokens)):
@@ -175,12 +177,13 @@ def test_a_broken_mask_is_noticed(name, mode, blur, monkeypatch):
     assert wrong > 0
 
 
-def test_half_precision_drifts_within_bounds():
+@pytest.mark.parametrize("device", DEVICES)
+def test_half_precision_drifts_within_bounds(device):
     """Log-probabilities in bfloat16, through every kernel, against float32."""
     config = {"initializer_range": 0.05, "num_hidden_layers": 4}
     torch.manual_seed(1)
     reference = LlamaForCausalLM(LlamaConfig(**tiny_models._COMMON | config)).eval()
-    executor = make_executor(copy.deepcopy(reference).to(torch.bfloat16), "auto")
+    executor = make_executor(copy.deepcopy(reference).to(device, torch.bfloat16), "auto")
     tokens = torch.randint(3, tiny_models.VOCAB, (60,)).tolist()
     table = (tuple(range(20, 35)),)
     drifts = []

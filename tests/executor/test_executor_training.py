@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import tiny_models
+from devices import DEVICES
 from tandem.core.errors import AdapterError, NoMemory, StoreError
 from tandem.core.plan import DEVICE_LANE, BackwardSlice, Discard, Draw, LanePlan, Span, Update
 from tandem.core.sampling import SamplingParams
@@ -25,6 +27,7 @@ from tandem.core.training import (
     TrainerSpec,
 )
 from tandem.core.version import AdapterVersion
+from tandem.executor import executor as forward_half
 from tandem.executor import training
 from training_harness import (
     Driver,
@@ -52,13 +55,14 @@ def executor():
 
 def parameters(executor, name="t"):
     snapshot = executor.snapshot_trainer(name)
-    return snapshot.layout.named(snapshot.parameters)
+    return snapshot.layout.named(snapshot.parameters.cpu())
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", sorted(ROLES))
-def test_ten_steps_end_where_peft_and_torch_end(kind):
+def test_ten_steps_end_where_peft_and_torch_end(kind, device):
     rng = random.Random(kind)
-    executor = make_executor(gentle("llama"))
+    executor = make_executor(gentle("llama").to(device))
     open_trainer(executor, learning_rate=2e-3, weight_decay=0.01)
     adapted = peft_model(gentle("llama"), executor)
     start = {key: value.clone() for key, value in parameters(executor).items()}
@@ -263,6 +267,23 @@ def test_unknown_and_stale_work_is_refused_by_name(executor):
     with pytest.raises(AdapterError):
         executor.snapshot_trainer("nobody")
     assert driver.executor.info.recording_tokens == 512
+
+
+def test_times_count_what_a_device_still_computes(executor, monkeypatch):
+    """One that computes behind the CPU takes 30 ms longer for everything here."""
+    for module in (forward_half, training):
+        monkeypatch.setattr(module, "wait_for", lambda device: time.sleep(0.03))
+    driver = Driver(executor)
+    open_trainer(executor)
+    (sequence,) = random_sequences(random.Random(6), 1, ROLES[LossKind.SFT])
+    number, _ = driver.record("t", 0, [sequence])
+    layers = executor.info.num_layers
+    parts = [BackwardSlice(number, hi, hi - 1, (1.0,)) for hi in range(layers, 0, -1)]
+    span = Span(9, 0, (5, 6), ((200,),), draws=(Draw(9, 0, 0, SamplingParams(temperature=0.0)),))
+    result = driver.run(span, slices=tuple(parts), updates=(Update("t", 0),))
+    assert 0.03 <= result.forward_s < result.elapsed_s
+    times = [*(piece.elapsed_s for piece in result.slices), result.updates[0].elapsed_s]
+    assert len(times) == layers + 1 and all(seconds >= 0.03 for seconds in times)
 
 
 def test_the_account_names_every_purpose(executor):

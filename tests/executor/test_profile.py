@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from fake_executor import FakeExecutor
+from rates import slice_rates
 from tandem.config import SchedulingConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.plan import LanePlan
@@ -26,8 +28,11 @@ def device_rates() -> Rates:
     """On it, a layer whose forward was kept whole is about half as dear as one without."""
     rates = datasheet_profile("l4", "qwen2.5-0.5b").rates
     slice_s, layer_s, row_s = rates.slices[:3]
-    again = (layer_s / 4, row_s / 2)
-    slices = (slice_s, layer_s, row_s / 2, *again, row_s / 6, 1e-3, 1e-6)
+    slices = slice_rates(
+        slice=slice_s, layer=layer_s, layer_row=row_s / 2, layer_pairs=100.0 * row_s,
+        layer_sequence=layer_s / 4, again=layer_s / 4, again_row=row_s / 2,
+        again_pairs=50.0 * row_s, rest_row=row_s / 6, first=1e-3, first_row=1e-6,
+    )  # fmt: skip
     return replace(rates, slices=slices)
 
 
@@ -51,7 +56,7 @@ def test_the_rates_of_a_device_are_found_again():
     assert all(error.mape < 0.03 for error in found.errors.values())
     truth = LatencyModel(device_rates())
     model = LatencyModel(found.rates)
-    for recorded in (BackwardWork(300, 0.0, 1.0), BackwardWork(300, 0.0, 0.0)):
+    for recorded in (BackwardWork.of((300,), 0.0, 1.0), BackwardWork.of((300,), 0.0, 0.0)):
         wanted = truth.slice_s(recorded, 12)
         assert model.slice_s(recorded, 12) == pytest.approx(wanted, rel=0.03)
     assert model.update_s() == pytest.approx(truth.update_s(), rel=0.01)
@@ -66,7 +71,7 @@ def test_a_few_usual_shapes_tell_roughly_what_work_takes():
     works = [PassWork.of(plan) for plan in plans if plan.spans]
     errors = [abs(model.forward_s(work) / truth.forward_s(work) - 1.0) for work in works]
     assert sum(errors) / len(errors) < 0.2
-    guess, recorded = LatencyModel(Rates.guess_for(executor.info)), BackwardWork(400)
+    guess, recorded = LatencyModel(Rates.guess_for(executor.info)), BackwardWork.of((400,))
     wrong, rough = (
         math.log(each.slice_s(recorded, 6) / truth.slice_s(recorded, 6)) for each in (guess, model)
     )
@@ -114,6 +119,30 @@ def test_every_block_was_written_before_a_pass_reads_it():
         written |= {copy.target for copy in plan.copies}
         assert all(written.issuperset(span.block_tables[0]) for span in plan.spans)
     assert 100 < len(written) <= 3000
+
+
+def test_a_number_of_rows_that_is_new_runs_once_before_it_counts():
+    plans: list[LanePlan] = []
+    samples = probe(device(plans), LIMITS, seconds=1.0)
+    ran = Counter(plan.num_tokens for plan in plans if plan.spans)
+    counted = Counter(work.tokens for work, _ in samples.passes)
+    assert len(counted) > 30
+    assert all(ran[rows] > count for rows, count in counted.items())
+    opened = Counter(sum(each.lengths) for plan in plans for each in plan.opens)
+    learned = Counter(work.rows for work, _, _ in samples.slices if not work.begun)
+    assert learned and all(opened[rows] > count for rows, count in learned.items())
+
+
+def test_micro_batches_have_few_sequences_and_many_of_many_lengths():
+    """Of two alike, attention could not be told from the other work of a row."""
+    plans: list[LanePlan] = []
+    samples = probe(device(plans), LIMITS, seconds=1.0)
+    opened = [each.lengths for plan in plans for each in plan.opens]
+    assert {len(lengths) for lengths in opened} >= {1, 2, 4, 8}
+    assert all(sum(lengths) >= 8 and min(lengths) > 0 for lengths in opened)
+    counted = [(work.sequences, work.pairs) for work, _, _ in samples.slices]
+    wanted = {(work.sequences, work.pairs) for work in map(BackwardWork.of, opened)}
+    assert counted and wanted.issuperset(counted)
 
 
 def test_equal_passes_tell_what_no_prediction_can_be_better_than():

@@ -140,6 +140,20 @@ def test_a_full_cache_says_no_and_changes_nothing():
     cache.check()
 
 
+def test_a_decode_takes_a_block_that_is_free_or_cached_but_from_nobody():
+    cache = KVCache(3, SIZE)
+    compute(cache, seq := sequence(0, list(range(SIZE))))
+    compute(cache, other := sequence(1, [9] * 2 * SIZE))
+    seq.tokens.append(7)
+    assert cache.try_slot(seq) is None
+    assert cache.held_blocks == 3
+    cache.release(other)
+    found = cache.try_slot(seq)
+    assert found is not None and len(found[0]) == 2
+    assert (cache.held_blocks, cache.cached_blocks, cache.counters.evictions_blocks) == (2, 1, 1)
+    cache.check()
+
+
 def fill(cache: KVCache, seq_id: int, num_blocks: int) -> Sequence:
     """Hold `num_blocks` more blocks that nobody else can use."""
     tokens = [1000 + seq_id] * (num_blocks * SIZE)
@@ -300,14 +314,19 @@ class CacheMachine(RuleBasedStateMachine):
             seq.computed += tokens
             self.cache.commit(seq)
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: any(seq.remaining for seq in self.live))
     @rule(data=st.data())
     def decode(self, data: st.DataObject) -> None:
-        seq = data.draw(st.sampled_from(self.live))
-        fits = self.cache.missing_blocks(seq, 1) == 0
-        expected = self.cache.table(seq, seq.computed + 1) if fits else None
-        assert self.cache.try_slot(seq) == expected
-        if fits and seq.remaining:
+        seq = data.draw(st.sampled_from([each for each in self.live if each.remaining]))
+        full = self.cache.held_by([seq]) * SIZE == seq.computed
+        grows = full and self.cache.available_blocks > 0
+        fits = grows or self.cache.missing_blocks(seq, 1) == 0
+        held = self.cache.held_by([seq])
+        found = self.cache.try_slot(seq)
+        assert (found is not None) == fits
+        assert self.cache.held_by([seq]) == held + grows
+        if found is not None:
+            assert found == self.cache.table(seq, seq.computed + 1)
             seq.computed += 1
             self.cache.commit(seq)
 

@@ -14,10 +14,18 @@ from tandem.model.attention.interface import tandem_attention
 from tandem.model.attention.sdpa import SdpaKernel, _buckets
 
 BLOCK, KV_HEADS, GROUP, DIM = 4, 2, 3, 8
-KERNELS = [SdpaKernel(), CpuKernel()]
+KERNELS = ["sdpa", "cpu", pytest.param("triton", marks=pytest.mark.gpu)]
 
 
-def case(spans, seed=0, dtype=torch.float32):
+def make_kernel(name):
+    if name == "triton":
+        from tandem.model.attention.triton_kernel import TritonKernel
+
+        return TritonKernel()
+    return SdpaKernel() if name == "sdpa" else CpuKernel()
+
+
+def case(spans, seed=0, dtype=torch.float32, device="cpu"):
     """Random history in a scattered cache, new rows, and the layout that joins them."""
     rng = np.random.default_rng(seed)
     starts, lengths = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
@@ -30,11 +38,11 @@ def case(spans, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape):
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator).to(device, dtype)
 
     cache = LayerKV(*(noise(int(used.sum()) + 3, BLOCK, KV_HEADS, DIM) for _ in range(2)))
     layout, positions = BatchLayout.build(
-        SpanArrays(starts, lengths, tables), BLOCK, torch.device("cpu"), dtype
+        SpanArrays(starts, lengths, tables), BLOCK, torch.device(device), dtype
     )
     rows = int(lengths.sum())
     new = (
@@ -73,15 +81,9 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("window", [0, 3, 8])
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("mix", sorted(MIXES))
-def test_equals_the_formula(kernel, mix, window, softcap):
-    if kernel.name == "cpu" and not kernels.status().available:
-        pytest.skip("no C++ kernels on this machine")
+def compare(kernel, mix, window, softcap, device):
     params = AttentionParams(scale=0.3, window=window, softcap=softcap)
-    cache, layout, _, new = case(MIXES[mix])
+    cache, layout, _, new = case(MIXES[mix], device=device)
     expected = reference(cache, layout, new, params)
     batch = kernel.prepare(layout)
     for _ in range(2):  # a second layer of the same iteration reuses the metadata
@@ -89,6 +91,34 @@ def test_equals_the_formula(kernel, mix, window, softcap):
         assert torch.allclose(out.double(), expected, atol=2e-5)
     assert torch.equal(cache.keys.flatten(0, 1)[layout.slots], new[1])
     assert torch.equal(cache.values.flatten(0, 1)[layout.slots], new[2])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("window", [0, 3, 8])
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_equals_the_formula(name, mix, window, softcap):
+    if name == "cpu" and not kernels.status().available:
+        pytest.skip("no C++ kernels on this machine")
+    compare(make_kernel(name), mix, window, softcap, "cuda" if name == "triton" else "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_the_reference_equals_the_formula_on_a_gpu(mix, window):
+    compare(SdpaKernel(), mix, window, 0.0, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_sixteen_bits_are_rounded_and_no_more(mix):
+    params = AttentionParams(scale=0.3)
+    cache, layout, _, new = case(MIXES[mix], dtype=torch.bfloat16, device="cuda")
+    expected = reference(cache, layout, new, params)
+    out = make_kernel("triton").prepare(layout).attend(*new, cache, params)
+    assert out.dtype == torch.bfloat16
+    assert float((out.double() - expected).norm() / expected.norm()) < 5e-3
 
 
 def test_one_batch_serves_layers_with_and_without_window():

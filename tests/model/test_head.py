@@ -134,25 +134,39 @@ def test_no_rows() -> None:
 
 @amx
 def test_only_the_kernel_takes_many_rows() -> None:
-    assert make_head().rows_at_once == 2048
-    assert make_head(vocab=1 << 16).logits_at_once == 256
+    cpu = torch.device("cpu")
+    assert make_head().rows_at_once(cpu) == 2048
     # A transposed weight of this many inputs has no panels.
-    assert make_head(vocab=(1 << 16) + 1).rows_at_once == 255
+    assert make_head(vocab=(1 << 16) + 1).rows_at_once(cpu) == 63
     capped = make_head(vocab=1 << 16)
     capped.softcap = 3.0
-    assert capped.rows_at_once == 256
+    assert capped.rows_at_once(cpu) == 64
+
+
+@pytest.mark.parametrize(("device", "rows"), [("cpu", 64), ("cuda", 256)])
+def test_logits_at_once_depend_on_the_device(device: str, rows: int) -> None:
+    head = Head(nn.Linear(8, 1 << 16, bias=False))
+    assert head.logits_at_once(torch.device(device)) == rows
+    assert head.rows_at_once(torch.device(device)) == rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [{}, {"softcap": 2.0}, {"factor": 0.25, "divisor": 2.0}])
-def test_what_follows_the_head_counts(shape: dict[str, float], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("spread", [1.0, 200.0], ids=["usual", "powers overflow"])
+def test_what_follows_the_head_counts(
+    shape: dict[str, float], dtype: torch.dtype, spread: float
+) -> None:
+    if "softcap" in shape:
+        shape = {"softcap": shape["softcap"] * spread}
     generator = torch.Generator().manual_seed(5)
     plain = nn.Linear(32, 50, bias=False).requires_grad_(False)
-    plain.weight.copy_(torch.randn(50, 32, generator=generator))
+    plain.weight.copy_(torch.randn(50, 32, generator=generator) * spread)
     head = Head(PackedLinear(plain.weight.to(dtype)), **shape)
     hidden = torch.randn(9, 32, generator=generator).to(dtype)
     targets = torch.randint(50, (9,), generator=generator)
     logprobs, slopes = head.score(hidden, targets, gradient=True)
+    alone, none = head.score(hidden, targets, gradient=False)
+    assert none is None and torch.equal(alone, logprobs)
     leaf = hidden.double().requires_grad_()
     wide = Head(nn.Linear(32, 50, bias=False).double().requires_grad_(False), **shape)
     assert isinstance(wide.linear, nn.Linear)
@@ -160,6 +174,7 @@ def test_what_follows_the_head_counts(shape: dict[str, float], dtype: torch.dtyp
     expected = wide(leaf).log_softmax(-1).gather(1, targets[:, None])[:, 0]
     (expected_slopes,) = torch.autograd.grad(expected.sum(), leaf)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
-    assert (logprobs - expected.detach()).abs().max() <= tolerance * 5
+    largest = max(5.0, float(expected.detach().abs().max()))
+    assert (logprobs - expected.detach()).abs().max() <= tolerance * largest
     assert slopes is not None
     assert (slopes.double() - expected_slopes).norm() <= tolerance * expected_slopes.norm()

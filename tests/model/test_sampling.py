@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from devices import DEVICES
 from tandem.core.plan import Draw
 from tandem.core.sampling import SamplingParams
 from tandem.model.randomness import uniforms
@@ -84,10 +85,11 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_distribution_equals_the_definition(name):
+def test_distribution_equals_the_definition(name, device):
     params = CASES[name]
-    row = logits_of(sum(map(ord, name)))
+    row = logits_of(sum(map(ord, name))).to(device)
     fields = {"history": (1, 2, 2, 7, 7, 7, 9), "prompt_tokens": 2, "banned": (11, 12)}
     draws = [draw_of(params, position, **fields) for position in range(COUNT)]
     found = sample(row.expand(COUNT, -1), draws)
@@ -98,11 +100,12 @@ def test_distribution_equals_the_definition(name):
     assert (error <= 5.0 * np.sqrt(expected * (1 - expected) / COUNT) + 1e-9).all()
 
 
-def test_answers_do_not_depend_on_batch_mates():
+@pytest.mark.parametrize("device", DEVICES)
+def test_answers_do_not_depend_on_batch_mates(device):
     rng = random.Random(4)
     names = sorted(CASES)
     draws = [Draw(i, i % 3, i, CASES[rng.choice(names)], 1, (1, 2, 3, 2), (5,)) for i in range(64)]
-    logits = logits_of(9, rows=64, vocab=3000)
+    logits = logits_of(9, rows=64, vocab=3000).to(device)
     together = sample(logits, draws)
     for i in rng.sample(range(64), 20):
         assert sample(logits[i : i + 1], [draws[i]]) == [together[i]]
@@ -122,16 +125,18 @@ def test_nucleus_larger_than_the_candidates():
     assert len(set(tokens)) > 800
 
 
-def test_equal_scores_are_drawn_alike_whatever_the_batch():
-    row = torch.zeros(1, 3000, dtype=torch.bfloat16)
+@pytest.mark.parametrize("device", DEVICES)
+def test_equal_scores_are_drawn_alike_whatever_the_batch(device):
+    row = torch.zeros(1, 3000, dtype=torch.bfloat16, device=device)
     three = draw_of(SamplingParams(top_k=3, seed=1))
     many = draw_of(SamplingParams(top_k=2000), 5)
     alone = sample(row, [three])[0]
     assert sample(row.expand(2, -1), [three, many])[0] == alone
 
 
-def test_greedy_takes_the_first_of_the_best():
-    row = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
+@pytest.mark.parametrize("device", DEVICES)
+def test_greedy_takes_the_first_of_the_best(device):
+    row = torch.tensor([[0.0, 3.0, 3.0, 1.0]], device=device)
     assert sample(row, [draw_of(SamplingParams(temperature=0.0))])[0].token == 1
 
 

@@ -102,6 +102,14 @@ def test_a_missed_deadline_moves_and_takes_the_later_ones_along():
     assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.16)
 
 
+def test_a_deadline_that_has_moved_may_be_missed_again():
+    seq, deadlines = sequence(0, output=1), Deadlines()
+    deadlines.slack_s(FakeView(5.0), [seq])
+    deadlines.slack_s(FakeView(6.0), [seq])  # moves: due at 6.08, by the objective at 6.12
+    assert deadlines.slack_s(FakeView(6.1), [seq]) == 0.0
+    assert deadlines.slack_s(FakeView(6.13), [seq]) == pytest.approx(0.08)
+
+
 def test_the_next_request_may_wait_as_long_as_the_last_ones_could():
     """Their objective less their prompt's own time; hopeless ones and one of 24 do not count."""
     deadlines = Deadlines()
@@ -127,4 +135,4 @@ def test_what_is_known_of_requests_that_are_gone_is_forgotten():
     deadlines, running = Deadlines(), [sequence(number, output=1) for number in range(4)]
     deadlines.slack_s(FakeView(5.0), running)
     deadlines.forget_ended(FakeView(5.0, serving=running[:1], waiting=running[1:2]))
-    assert set(deadlines._from_s) == {0, 1}
+    assert set(deadlines._clocks) == {0, 1}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rates import slice_rates
 from tandem.core.request import Request
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
@@ -18,7 +19,9 @@ from tandem.estimators.work import BackwardWork
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.training import MicroBatchWork, recording_rows
 
-SLICES = (1e-3, 1e-3, 1e-5, 1e-9, 1e-5, 1e-9, 1e-3, 1e-5)
+SLICES = slice_rates(
+    slice=1e-3, layer=1e-3, layer_row=1e-5, again_row=1e-5, first=1e-3, first_row=1e-5
+)
 RATES = Rates((1e-3,) * 11, SLICES, 1e-3, 1.0, True, True)
 
 
@@ -63,9 +66,23 @@ def test_recordings_hold_every_gradient_once_in_order(sequences, most_rows):
 def test_a_layer_of_a_recording_takes_a_tenth_of_the_objective():
     latency = LatencyModel(RATES)
     rows = recording_rows(latency, 0.2)
-    assert latency.slice_s(BackwardWork(rows, begun=True), 1) == pytest.approx(0.02, rel=0.01)
+    assert latency.slice_s(BackwardWork.of((rows,), begun=True), 1) == pytest.approx(0.02, rel=0.01)
+    assert latency.slice_s(BackwardWork.of((rows + 1,), begun=True), 1) > 0.02
     assert recording_rows(latency, 0.4) == pytest.approx(0.04 / 0.02 * rows, rel=0.2)
     assert recording_rows(Slow(), 0.2) == 128, "smaller ones would cost more than they spare"
+
+
+@pytest.mark.parametrize("pairs_s", [1e-9, 1e-3, 1.0, 30.0])
+def test_a_long_sequence_has_as_many_rows_as_its_attention_leaves_time_for(pairs_s: float):
+    slices = slice_rates(slice=1e-3, layer=1e-3, layer_row=1e-5, layer_pairs=pairs_s)
+    latency = LatencyModel(replace(RATES, slices=slices))
+    for seconds in (3e-3, 2e-2, 0.5):
+        rows = latency.recording_rows_within(seconds)
+        took_s = [
+            latency.slice_s(BackwardWork.of((each,), begun=True), 1) for each in (rows, rows + 1)
+        ]
+        assert took_s[0] <= seconds * (1.0 + 1e-6) and took_s[1] > seconds * (1.0 - 1e-6)
+    assert latency.recording_rows_within(1e-3) == 0
 
 
 def test_the_strictest_of_the_last_objectives_counts():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rates import slice_rates
 from tandem.core.plan import RecordTarget
 from tandem.core.request import Request
 from tandem.core.sequence import Scoring, Sequence, SequenceStatus
@@ -15,7 +16,16 @@ from tandem.scheduling.room import LearningItem, Room
 
 RATES = Rates(
     (0.02, 1e-3, 1e-4, 1e-5, 1e-5, 1e-3, 1e-2, 1e-4, 1e-4, 0.01, 1e-4),
-    (1e-3, 1e-3, 1e-5, 1e-6, 1e-6, 1e-6, 1e-3, 1e-6),
+    slice_rates(
+        slice=1e-3,
+        layer=1e-3,
+        layer_row=1e-5,
+        again=1e-6,
+        again_row=1e-6,
+        rest_row=1e-6,
+        first=1e-3,
+        first_row=1e-6,
+    ),
     0.01,
     0.2,
 )

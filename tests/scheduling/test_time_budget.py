@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from fake_executor import FakeExecutor
+from rates import slice_rates
 from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.decision import Candidate, Decision, SliceCandidate
@@ -39,7 +40,16 @@ BLOCK = 4
 # Every term counts, draws and scores as much as rows, and prompts and decodes overlap in part.
 RATES = Rates(
     forward=(0.02, 0.002, 0.1, 0.05, 0.05, 0.001, 20.0, 0.003, 0.002, 0.004, 0.001),
-    slices=(0.002, 0.003, 0.0003, 0.001, 0.0002, 0.0001, 0.002, 0.0002),
+    slices=slice_rates(
+        slice=0.002,
+        layer=0.003,
+        layer_row=0.0003,
+        again=0.001,
+        again_row=0.0002,
+        rest_row=0.0001,
+        first=0.002,
+        first_row=0.0002,
+    ),
     update_s=0.01,
     rho=0.3,
     measured=True,

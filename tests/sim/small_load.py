@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from fake_executor import Costs
+from rates import slice_rates
 from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation
@@ -35,7 +36,7 @@ def small_profile(
         num_parameters=0, weight_bytes=0, kernels="none", num_layers=3, recording_tokens=64,
     )  # fmt: skip
     forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 5)
-    slices = (0.002, NOTHING, 0.0003, NOTHING, 0.0002, *[NOTHING] * 3)
+    slices = slice_rates(NOTHING, slice=0.002, layer_row=0.0003, again_row=0.0002)
     rates = Rates(forward, slices, 0.01, measured=True, slices_measured=True)
     return Profile(
         info, rates, Ceilings(1e12, 1e10), "made up", noise={"pass": noise}, resume_s=resume_s

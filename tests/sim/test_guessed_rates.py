@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rates import slice_rates
 from tandem.build import join_loop
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
@@ -34,7 +35,15 @@ FORWARD = {
 }  # fmt: skip
 RATES = Rates(
     tuple(FORWARD[term] for term in FORWARD_TERMS),
-    (5.2e-3, 2.6e-3, 2.4e-5, 1e-9, 1.2e-5, 5e-6, 4e-3, 1e-5),
+    slice_rates(
+        slice=5.2e-3,
+        layer=2.6e-3,
+        layer_row=2.4e-5,
+        again_row=1.2e-5,
+        rest_row=5e-6,
+        first=4e-3,
+        first_row=1e-5,
+    ),
     0.0128,
     0.8,
     True,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rates import slice_rates
 from tandem.build import join_loop
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
@@ -35,7 +36,19 @@ from tandem.sim.executor import SimExecutor
 
 ALONE, BESIDE = (0.75, 0.0), (0.0, 1.0)
 SHEET = datasheet_profile("l4", "qwen2.5-0.5b")
-RATES = replace(SHEET.rates, slices=(1e-3, 1e-4, 1e-6, 1e-4, 1e-6, 4e-7, 2e-3, 1e-6))
+RATES = replace(
+    SHEET.rates,
+    slices=slice_rates(
+        slice=1e-3,
+        layer=1e-4,
+        layer_row=1e-6,
+        again=1e-4,
+        again_row=1e-6,
+        rest_row=4e-7,
+        first=2e-3,
+        first_row=1e-6,
+    ),
+)
 PROFILE = replace(SHEET, rates=RATES, kept_alone=ALONE, kept_beside=BESIDE)
 
 

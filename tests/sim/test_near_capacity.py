@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from rates import slice_rates
 from tandem.build import join_loop
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
@@ -34,7 +35,11 @@ from tandem.sim.run import Arrival, Simulation
 # terms of slices are told apart by estimate.
 RATES = Rates(
     (6.4e-3, 5.6e-5, 7.2e-4, 5.4e-5, 4.2e-5, 3.6e-5, 5.2e-3, 2.8e-5, 2.2e-5, 9.0e-3, 3.0e-5),
-    (2.2e-3, 8.2e-4, 9e-6, 1e-9, 4e-6, 2e-6, 2e-3, 4e-6), 2.8e-3, 1.0, True, True,
+    slice_rates(
+        slice=2.2e-3, layer=8.2e-4, layer_row=9e-6, again_row=4e-6, rest_row=2e-6, first=2e-3,
+        first_row=4e-6,
+    ),
+    2.8e-3, 1.0, True, True,
 )  # fmt: skip
 NOISE = tuple(-0.1 + 0.005 * place for place in range(40))
 INFO = ModelInfo(

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tiny_models
+from devices import DEVICES
 from tandem.core.plan import Span, working_key
 from tandem.core.training import LossKind, LossSpec, Role
 from tandem.model.attention import dense
@@ -72,10 +73,11 @@ def compare(executor, base, kind, rng, pressure=0.0, haste=0.0):
     return worst_error(our_gradients(executor), peft_gradients(adapted))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["off", "auto"])
 @pytest.mark.parametrize("name", sorted(tiny_models.ARCHITECTURES))
-def test_equals_plain_autograd(name, mode):
-    executor = make_executor(gentle(name), mode)
+def test_equals_plain_autograd(name, mode, device):
+    executor = make_executor(gentle(name).to(device), mode)
     for kind in sorted(ROLES):
         assert compare(executor, gentle(name), kind, random.Random(name), 0.3) < TOLERANCE
 

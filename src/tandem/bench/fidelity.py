@@ -88,10 +88,13 @@ class Part:
 
 
 class Account:
-    """A listener of a loop's plans: their time by kind, beside what `rates` predict."""
+    """A listener of a loop's plans: their time by kind, beside what a time model predicts for it.
 
-    def __init__(self, rates: Rates) -> None:
-        self._latency = LatencyModel(rates)
+    A model that `learns` does so from each plan once it has predicted it.
+    """
+
+    def __init__(self, latency: LatencyModel, *, learns: bool = False) -> None:
+        self._latency, self._learns = latency, learns
         self._backward: dict[int, BackwardWork] = {}
         self.parts: dict[str, Part] = {}
         self.trained_rows = 0
@@ -103,27 +106,31 @@ class Account:
         for number in [number for discard in plan.discards for number in discard.micro_batches]:
             self._backward.pop(number, None)
         for opened in plan.opens:
-            self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
+            self._backward[opened.micro_batch] = BackwardWork.of(opened.lengths)
         for kept in result.kept:
             if (opened_before := self._backward.get(kept.micro_batch)) is not None:
                 self._backward[kept.micro_batch] = opened_before.with_kept(kept)
+        before = dict(self._backward)
         self.executed_s += result.elapsed_s
         self.trained_rows += work.recorded
         if work.tokens:
-            self._part(kind_of(work)).add(result.forward_s, latency.forward_s(work))
+            self.count(kind_of(work), result.forward_s, latency.forward_s(work))
         for piece in result.slices:
             backward = self._backward.pop(piece.micro_batch, None)
-            if backward is None:  # opened in an iteration that failed
+            if backward is None or piece.problem is not None:  # the former: its iteration failed
                 continue
             predicted_s = latency.slice_s(backward, piece.hi - piece.lo)
-            self._part("slice").add(piece.elapsed_s, predicted_s)
+            self.count("slice", piece.elapsed_s, predicted_s)
             if piece.lo > 0:
                 self._backward[piece.micro_batch] = backward.after_slice()
         for update in result.updates:
-            self._part("update").add(update.elapsed_s, latency.update_s())
+            self.count("update", update.elapsed_s, latency.update_s())
+        if self._learns:
+            latency.observe(plan, result, before.get)
 
-    def _part(self, kind: str) -> Part:
-        return self.parts.setdefault(kind, Part())
+    def count(self, kind: str, seconds: float, predicted_s: float) -> None:
+        """Work of one kind took `seconds`."""
+        self.parts.setdefault(kind, Part()).add(seconds, predicted_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +163,7 @@ def run_once(
     on_progress: Callable[[float], None] = lambda now: None,
 ) -> Figures:
     """Let the arrivals come to one loop, with training beside them if there are `steps`."""
-    account = Account(rates)
+    account = Account(LatencyModel(rates))
     loop.on_plan = account
     supply = steps.supply(loop.info.vocab_size, seed) if steps is not None else None
     trainers = [steps.trainer] if steps is not None else []

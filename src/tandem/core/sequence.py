@@ -65,9 +65,9 @@ class Sequence:
 
     With `scoring`, `tokens` are those to forward: all but the last of what is scored; of the
     whole, the first `scored` need no log-probability any more. `order` sorts online before offline
-    before learning and each by arrival; it never changes, nor does `needs_history`: whether draws
-    depend on the tokens so far. `mixed` says that its KV is of several adapter versions, so that
-    nobody else may read what it adds.
+    before learning and each by arrival; it never changes, nor do `prompt_tokens`, the length of the
+    prompt, and `needs_history`: whether draws depend on the tokens so far. `mixed` says that its KV
+    is of several adapter versions, so that nobody else may read what it adds.
     """
 
     seq_id: int
@@ -87,6 +87,7 @@ class Sequence:
     scoring: Scoring | None = None
     mixed: bool = False
     order: tuple[int, float, int] = field(init=False)
+    prompt_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,17 +95,13 @@ class Sequence:
         offline = request.work_class is WorkClass.OFFLINE
         rank = 2 if self.scoring is not None else int(offline)
         self.order = (rank, request.arrival_s, self.seq_id)
+        self.prompt_tokens = len(request.prompt)
         self.needs_history = request.sampling.has_penalties
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
-        return len(self.request.prompt)
 
     @property
     def output_tokens(self) -> int:
         """Number of tokens generated so far."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.prompt_tokens
 
     @property
     def remaining(self) -> int:

@@ -1,12 +1,13 @@
 """Rates from micro-benchmarks: least squares over relative errors, no coefficient below 0.
 
-Pure arithmetic over samples; who runs them is `executor/profile`. Samples are split by number, so
-that errors are reported on passes that the fit has not seen. Invariant: equal samples give equal
-rates.
+Pure arithmetic over samples; who runs them is `executor/profile`. Samples are split by kind and
+number, so that errors are reported on passes that the fit has not seen. Invariant: equal samples
+give equal rates.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,7 +20,7 @@ from tandem.estimators.work import BackwardWork, PassWork
 
 T = TypeVar("T")
 
-# Every so-manyth sample is held out.
+# Every so-manyth sample of a kind is held out.
 _HOLD_OUT = 5
 _RHOS = tuple(step / 10 for step in range(11))
 _ROUNDS = 4  # which of prefill and decode takes longer depends on the coefficients
@@ -62,9 +63,9 @@ class Fit:
 
 def fit(samples: Samples, guess: Rates) -> Fit:
     """Rates for `samples`; where there are none of a kind, those of `guess`."""
-    known, unseen = _split(samples.passes)
+    known, unseen = _split(samples.passes, lambda each: kind_of(each[0]))
     forward, rho = _fit_passes(known, guess) if known else (guess.forward, guess.rho)
-    pieces, unseen_pieces = _split(samples.slices)
+    pieces, unseen_pieces = _split(samples.slices, lambda each: "slice")
     slices = guess.slices
     if pieces:
         rows = [slice_features(work, layers) for work, layers, _ in pieces]
@@ -178,12 +179,19 @@ def _least_squares(
     return tuple(value * scale for value, scale in zip(theta, guess, strict=True))
 
 
-def _split(samples: Sequence[T]) -> tuple[list[T], list[T]]:
-    """Those to fit and those held out; all of them twice if there are too few to divide."""
+def _split(samples: Sequence[T], kind: Callable[[T], str]) -> tuple[list[T], list[T]]:
+    """Those to fit and those held out, the same share of each kind; all of them twice if there are
+    too few to divide."""
     if len(samples) < 4 * _HOLD_OUT:
         return list(samples), list(samples)
-    known = [each for place, each in enumerate(samples) if place % _HOLD_OUT]
-    return known, list(samples[::_HOLD_OUT])
+    known: list[T] = []
+    unseen: list[T] = []
+    met = Counter[str]()
+    for each in samples:
+        name = kind(each)
+        met[name] += 1  # the first of a kind are to be fitted
+        (known if met[name] % _HOLD_OUT else unseen).append(each)
+    return known, unseen
 
 
 def _kept(found: Sequence[tuple[bool, KeptLayers]]) -> tuple[KeptShare, KeptShare]:
@@ -199,13 +207,7 @@ def _kept(found: Sequence[tuple[bool, KeptLayers]]) -> tuple[KeptShare, KeptShar
 
 
 def _error(pairs: Sequence[tuple[float, float]]) -> FitError | None:
-    if not pairs:
-        return None
-    relative = [predicted / seconds - 1.0 for predicted, seconds in pairs]
-    ordered = sorted(abs(value) for value in relative)
-    count = len(ordered)
-    p95 = ordered[min(count - 1, int(0.95 * count))]
-    return FitError(count, sum(relative) / count, sum(ordered) / count, p95)
+    return FitError.of([predicted / seconds - 1.0 for predicted, seconds in pairs])
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:

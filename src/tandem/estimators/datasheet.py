@@ -105,6 +105,8 @@ _RECORDING_SHARE = 0.05
 _BLOCK_TOKENS = 16
 # Recomputing a layer and going back through frozen weights: two products where forward has one.
 _BACKWARD_PRODUCTS = 2.0
+# Attention computed again and back through it: seven products where forward has two.
+_BACKWARD_PAIRS = 3.5
 # What the terms of the forms are worth that a roofline does not know; above 0 by contract.
 _NOTHING_S = 1e-9
 
@@ -160,7 +162,8 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
             device.launch_s / 4,
             layer_s,
             layer_row_s,
-            *(_NOTHING_S,) * 5,  # what is computed again is in the row already
+            _BACKWARD_PAIRS * pair_s * 1e6 / shape.layers,
+            *(_NOTHING_S,) * 7,  # what is computed again is in the row and the pairs already
         ),
         update_s=2.0 * device.launch_s,
         rho=device.rho,

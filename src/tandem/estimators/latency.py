@@ -3,13 +3,14 @@
     prefill = alpha * pairs + beta * rows
     decode  = constant + gamma * longest + delta * mean + terms in the number and in all KV read
     pass    = max(prefill, decode) + rho * min(prefill, decode) + draws, scores, recordings
-    slice   = constant + layers + layers * rows, more for layers whose forward is computed again
-              + first slice
+    slice   = constant + layers * (1 + rows + pairs + sequences), more for layers whose forward is
+              computed again, + first slice
     update  = constant
 
 `constant` is the time to stream the weights once, so that with rho = 0 a pass of one prompt takes
 `max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds the two up. Learns from every executed
-plan; knows no device and no policy.
+plan: slowly what each part takes, and quickly by how much a busy machine is slower just now at all
+of it, the `pace`. Knows no device and no policy.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ FORWARD_TERMS = (
     "pass", "decode", "context", "longest", "mean", "row", "pairs", "draw", "scored",
     "recording", "recorded",
 )  # fmt: skip
-# For a slice at all, for a layer, for a row of a layer; for a layer whose forward is computed again
-# (its weights are read again), for a row of it, and for one of whose forward only the rest is; for
-# the first slice, and for a row in it.
+# For a slice at all; for a layer, and its rows, pairs and sequences; for a layer whose forward is
+# computed again (its weights are read again), and its rows and pairs; for a row of a layer of whose
+# forward only the rest is; for the first slice, and for a row in it.
 SLICE_TERMS = (
-    "slice", "layer", "layer_row", "again", "again_row", "rest_row", "first", "first_row",
+    "slice", "layer", "layer_row", "layer_pairs", "layer_sequence", "again", "again_row",
+    "again_pairs", "rest_row", "first", "first_row",
 )  # fmt: skip
 _DECODE_TERMS = 5  # the first of FORWARD_TERMS
 
@@ -47,6 +49,7 @@ _TOKEN_S = 5e-5  # at least
 # What a layer's backward takes, in forwards: products with the weights and of the adapters; and
 # what the part takes that kernels do not keep.
 _BACKWARD_FACTOR = 2.0
+_BACKWARD_PAIRS_FACTOR = 2.5  # its attention has five products where the forward's has two
 _REST_FACTOR = 0.4
 # Terms that hardly count on most devices, as a share of others like them.
 _SMALL = 0.05
@@ -55,6 +58,11 @@ _SMALL = 0.05
 _MOST_SKIPPED = 7
 # Backward slices after which nothing is a guess any more.
 _ENOUGH_SLICES = 30
+# The pace is that of about the last ten pieces of work; none counts as more than this many times as
+# long as predicted, or its inverse. Of the first ones all is still put down to the coefficients.
+_PACE_GAIN = 0.1
+_MOST_PACE = 1.5
+_SETTLED_SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,7 @@ class Rates:
         # A layer has about 12 width^2 parameters; keys and values are as wide as half the model.
         width = math.sqrt(max(1.0, num_parameters / (12.0 * max(1, num_layers))))
         pairs_s = token_s * 1e6 / (6.0 * width)
+        layer_pairs_s = pairs_s / max(1, num_layers)
         kv_bytes = width * num_layers * weight_bytes / max(1, num_parameters)
         context_s = max(1e3 * kv_bytes / _BYTES_PER_S, 1e-9)
         return Rates(
@@ -111,8 +120,11 @@ class Rates:
                 _OVERHEAD_S / 2,
                 stream_s + _SMALL * layer_s,
                 layer_s,
+                _BACKWARD_PAIRS_FACTOR * layer_pairs_s,
+                _SMALL * _OVERHEAD_S,
                 stream_s + _SMALL * again_s,
                 again_s,
+                layer_pairs_s,
                 _REST_FACTOR * again_s,
                 _OVERHEAD_S / 2,
                 again_s,
@@ -140,6 +152,7 @@ class LatencyModel:
         self.backward = LinearModel(rates.slices, slice_variance)
         self.update = LinearModel((rates.update_s,), slice_variance)
         self._rho = rates.rho
+        self._pace = 1.0
         self._usual_rows = 0
         self._skipped = 0
 
@@ -173,12 +186,13 @@ class LatencyModel:
 
     def added_s(self, work: PassWork) -> float:
         """Seconds that `work` adds to a pass that runs anyway."""
-        return self.forward_s(work) - self.forward.coefficients[0]
+        return self.forward_s(work) - self._pace * self.forward.coefficients[0]
 
     def added_decode_s(self, context: int) -> float:
         """Seconds that one decode after `context` tokens adds to a pass that runs anyway."""
         coefficients = self.forward.coefficients
-        return coefficients[1] + coefficients[2] * self._kv_each * context + coefficients[5]
+        each = coefficients[1] + coefficients[2] * self._kv_each * context + coefficients[5]
+        return self._pace * each
 
     def rows_within(self, work: PassWork, start: int, most: int, seconds: float) -> int:
         """How many training rows from position `start` on can join `work` in so many seconds.
@@ -198,7 +212,7 @@ class LatencyModel:
 
     def slice_s(self, work: BackwardWork, layers: int) -> float:
         """A backward slice of `layers` layers over a micro-batch."""
-        return self.backward.predict(slice_features(work, layers)) if layers else 0.0
+        return self._pace * self.backward.predict(slice_features(work, layers)) if layers else 0.0
 
     def layers_within(self, work: BackwardWork, seconds: float) -> int:
         """How many layers of a micro-batch a slice of `seconds` can have."""
@@ -210,14 +224,24 @@ class LatencyModel:
         return int(min((seconds - fixed) / max(each, 1e-9), 1e6) + 1e-9)
 
     def recording_rows_within(self, seconds: float) -> int:
-        """Most rows of a recording of which a layer, not its first, takes at most `seconds`; may be
-        0."""
-        one, two = (self.slice_s(BackwardWork(rows, begun=True), 1) for rows in (1, 2))
-        return int(min(max(0.0, 1.0 + (seconds - one) / max(two - one, 1e-12)), _MOST_ROWS))
+        """Most rows of a recording of which a layer, not its first, takes at most `seconds`, if
+        they are one sequence; may be 0. As several they attend to less, and each adds a little."""
+
+        def layer_s(rows: int) -> float:
+            return self.slice_s(BackwardWork.of((rows,), begun=True), 1)
+
+        one, two, three = layer_s(1), layer_s(2), layer_s(3)
+        if seconds < one:
+            return 0
+        # A parabola through the three; its root in the form that has no 0 / 0 for a line.
+        half = max(0.0, three - 2.0 * two + one) / 2.0
+        slope, left_s = max(two - one - half, 1e-12), seconds - one
+        more = 2.0 * left_s / (slope + math.sqrt(slope * slope + 4.0 * half * left_s))
+        return int(min(1.0 + more, _MOST_ROWS))
 
     def update_s(self) -> float:
         """An optimiser step."""
-        return self.update.predict((1.0,))
+        return self._pace * self.update.predict((1.0,))
 
     def observe(
         self, lane: LanePlan, result: StepResult, backward: Callable[[int], BackwardWork | None]
@@ -244,15 +268,23 @@ class LatencyModel:
     def observe_forward(self, work: PassWork, seconds: float) -> None:
         """A pass took `seconds`."""
         if work.tokens:
-            self.forward.observe(self._features(work), seconds)
+            self._follow(self.forward, self._features(work), seconds)
 
     def observe_slice(self, work: BackwardWork, layers: int, seconds: float) -> None:
         """A backward slice took `seconds`."""
-        self.backward.observe(slice_features(work, layers), seconds)
+        self._follow(self.backward, slice_features(work, layers), seconds)
 
     def observe_update(self, seconds: float) -> None:
         """An optimiser step took `seconds`."""
-        self.update.observe((1.0,), seconds)
+        self.update.observe((1.0,), seconds, self._pace)
+
+    def _follow(self, model: LinearModel, features: tuple[float, ...], seconds: float) -> None:
+        """Learn from a pass or a slice what its parts take, and the pace of all work."""
+        settled = model.errors.samples >= _SETTLED_SAMPLES
+        took = model.observe(features, seconds, self._pace)
+        if settled and took is not None:
+            took = min(max(took, 1.0 / _MOST_PACE), _MOST_PACE)
+            self._pace *= (took / self._pace) ** _PACE_GAIN
 
     def _routine(self, lane: LanePlan) -> bool:
         """Whether a plan is too much like the last ones to be worth the time to learn from it."""
@@ -269,7 +301,8 @@ class LatencyModel:
     def _joined_s(self, work: PassWork, start: int, more: int) -> float:
         """Seconds of `work` and of `more` training rows from position `start` on.
 
-        What `forward.predict` makes of their features, without making them: policies ask often.
+        What `forward.predict` makes of their features at the present pace, without making them:
+        policies ask often.
         """
         fixed, decode, context, row, pairs, draw, scored, recording, recorded = (
             self.forward.coefficients
@@ -284,7 +317,7 @@ class LatencyModel:
         beside_s = draw * work.draws + scored * (work.scored + more)
         if rows := work.recorded + more:
             beside_s += recording + recorded * rows
-        return longer + self._rho * shorter + beside_s
+        return self._pace * (longer + self._rho * shorter + beside_s)
 
     def _features(self, work: PassWork) -> tuple[float, ...]:
         mean = work.context / work.decodes if work.decodes else 0.0
@@ -305,9 +338,10 @@ def features(work: PassWork, coefficients: tuple[float, ...], rho: float) -> tup
 
 def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
     """Features of a backward slice by `SLICE_TERMS`."""
-    rows, first = work.rows * layers, 0.0 if work.begun else 1.0
-    again, rest = layers * work.again, rows * work.rest
-    return (1.0, layers, rows, again, again * work.rows, rest, first, first * work.rows)
+    rows, pairs, first = layers * work.rows, layers * work.pairs / 1e6, 0.0 if work.begun else 1.0
+    once = (1.0, layers, rows, pairs, layers * work.sequences)
+    again = (layers * work.again, rows * work.again, pairs * work.again, rows * work.rest)
+    return (*once, *again, first, first * work.rows)
 
 
 def _joined(

@@ -52,18 +52,27 @@ class LinearModel:
         """Seconds for this much work."""
         return _dot(self.coefficients, features)
 
-    def observe(self, features: Sequence[float], seconds: float) -> None:
-        """Learn from one executed piece of work; what took no time says nothing."""
+    def observe(self, features: Sequence[float], seconds: float, pace: float = 1.0) -> float | None:
+        """Learn from one executed piece of work; what took no time says nothing.
+
+        Returns how many times as long as predicted it took, None for no time. That `pace` times the
+        prediction was expected counts for `errors`, and where coefficients are fitted anew.
+        """
         if seconds <= 0.0:
-            return
+            return None
         predicted = max(self.predict(features), 1e-9)
-        self.errors.count(predicted, seconds)
-        seconds = self._believable(predicted, seconds, features)
+        observed = seconds / predicted
+        self.errors.count(pace * predicted, seconds)
+        believed = self._believable(predicted, seconds, features)
+        if believed is None:
+            # What the pace explains already stays its own.
+            observed, believed = pace, seconds / pace
+            self._blame(features, believed)
         # Relative to what is expected, so that short and long iterations count alike.
         x = [s * f / predicted for s, f in zip(self._scale, features, strict=True)]
         gain = [_dot(row, x) for row in self._covariance]
         divisor = _FORGETTING + _dot(x, gain)
-        step = (seconds / predicted - _dot(self._theta, x)) / divisor
+        step = (believed / predicted - _dot(self._theta, x)) / divisor
         self._theta = [max(_LEAST, t + g * step) for t, g in zip(self._theta, gain, strict=True)]
         # Forgetting must not inflate what the samples say nothing about.
         spread = sum(row[place] for place, row in enumerate(self._covariance))
@@ -73,10 +82,14 @@ class LinearModel:
             for row, g in zip(self._covariance, gain, strict=True)
         ]
         self.coefficients = tuple([t * s for t, s in zip(self._theta, self._scale, strict=True)])
+        return observed
 
-    def _believable(self, predicted: float, seconds: float, features: Sequence[float]) -> float:
-        """What a sample counts as; fits anew what too many surprises have in common."""
-        kind = tuple([feature != 0.0 for feature in features])
+    def _believable(
+        self, predicted: float, seconds: float, features: Sequence[float]
+    ) -> float | None:
+        """What a sample counts as; None if it is a surprise too many, and what they have in common
+        is to be fitted anew."""
+        kind = _kind(features)
         near = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
         if near == seconds:
             self._first = 0
@@ -89,18 +102,16 @@ class LinearModel:
         count = self._surprises.get(kind, self._first) + 1
         self._first = 0
         self._surprises[kind] = count
-        if count < _PATIENCE_SAMPLES:
-            return near
-        self._blame(kind, features, seconds)
-        return seconds
+        return near if count < _PATIENCE_SAMPLES else None
 
-    def _blame(self, kind: tuple[bool, ...], features: Sequence[float], seconds: float) -> None:
+    def _blame(self, features: Sequence[float], seconds: float) -> None:
         """Let a sample's features explain its time, all in the same proportion.
 
         What was no part of it keeps its coefficient; so does what was part of the last sample that
         was no surprise, if the others alone can explain this one. A coefficient that is too high
         would hardly ever be observed again, since work that seems dear is not planned.
         """
+        kind = _kind(features)
         theta = [max(each, _FLOOR) for each in self._theta]
         parts = [t * s * f for t, s, f in zip(theta, self._scale, features, strict=True)]
         blamed = [here and not fine for here, fine in zip(kind, self._believed, strict=True)]
@@ -127,6 +138,11 @@ class LinearModel:
             ]
             for row in places
         ]
+
+
+def _kind(features: Sequence[float]) -> tuple[bool, ...]:
+    """Which features a sample has."""
+    return tuple([feature != 0.0 for feature in features])
 
 
 def _within(kind: Sequence[bool], other: Sequence[bool]) -> bool:

@@ -8,6 +8,7 @@ its numbers are finite.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
 
-SCHEMA = "tandem-profile-3"
+SCHEMA = "tandem-profile-4"
 
 
 # Shares of a model's layers of which a pass keeps everything, and the inner part.
@@ -37,6 +38,16 @@ class FitError:
     bias: float
     mape: float
     p95: float
+
+    @staticmethod
+    def of(relative: Sequence[float]) -> FitError | None:
+        """Of these errors; None if there are none."""
+        if not relative:
+            return None
+        ordered = sorted(map(abs, relative))
+        count = len(ordered)
+        p95 = ordered[min(count - 1, int(0.95 * count))]
+        return FitError(count, sum(relative) / count, sum(ordered) / count, p95)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Counts only; knows no seconds. Invariant: a row of a pass is either a decode or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.core.plan import KeptLayers, LanePlan, Span
@@ -107,15 +107,26 @@ class BackwardWork:
     """The backward of a micro-batch of so many rows; its first slice, before it has `begun`, has
     more to do.
 
-    Of a share of the layers the forward has to be computed `again`, of another only the `rest`,
-    the part that is not kept. Which layers these are is not told: a slice has the mean. What is let
-    go later for memory, or because a sequence has no coefficient, is not told either.
+    The rows are those of `sequences` sequences, which attend to `pairs` positions in all. Of a
+    share of the layers the forward has to be computed `again`, of another only the `rest`, the part
+    that is not kept. Which layers these are is not told: a slice has the mean. What is let go later
+    for memory, or because a sequence has no coefficient, is not told either.
     """
 
     rows: int
+    sequences: int
+    pairs: int
     again: float = 1.0
     rest: float = 0.0
     begun: bool = False
+
+    @staticmethod
+    def of(
+        lengths: Sequence[int], again: float = 1.0, rest: float = 0.0, *, begun: bool = False
+    ) -> BackwardWork:
+        """Of sequences of so many rows; by default before anything is known to be kept."""
+        pairs = sum([pairs_of(0, rows) for rows in lengths])
+        return BackwardWork(sum(lengths), len(lengths), pairs, again, rest, begun)
 
     def with_kept(self, kept: KeptLayers) -> BackwardWork:
         """The same when this is known to be kept of it."""

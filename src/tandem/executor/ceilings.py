@@ -13,6 +13,7 @@ from statistics import median
 import torch
 
 from tandem.estimators.profile import Ceilings
+from tandem.executor.device import wait_for
 from tandem.model.linear import pack
 
 _LEAST_SIDE, _SIDE = 256, 2048
@@ -44,7 +45,6 @@ def _time(call: Callable[[], object], device: torch.device) -> float:
     for _ in range(_REPEATS):
         began = time.perf_counter()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         times.append(time.perf_counter() - began)
     return median(times[1:])

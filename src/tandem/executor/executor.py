@@ -33,6 +33,7 @@ from tandem.core.ports import TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 from tandem.executor.batch import SpanLimits, build_batch
+from tandem.executor.device import wait_for
 from tandem.executor.forward import GaveWay, SpanOutcome, run_batch
 from tandem.executor.kv_storage import (
     KVStorage,
@@ -116,8 +117,16 @@ class DeviceExecutor:
 
         Where a device computes behind the CPU, what was handed to it is done before giving way.
         """
+        # Autograd's own thread for a device would have to be woken for each layer, and begins
+        # without the device's context.
+        with torch.autograd.set_multithreading_enabled(False):
+            result = self._execute(plan, urgent if plan.gives_way else never)
+        self._finished.append(result)
+        self._tickets += 1
+        return self._tickets
+
+    def _execute(self, plan: LanePlan, stop: Urgent) -> StepResult:
         started = time.perf_counter()
-        stop = urgent if plan.gives_way else never
         if plan.share != self._share:
             self._use(plan.share)
         self._prepare(plan)
@@ -138,28 +147,25 @@ class DeviceExecutor:
             plan, outcomes = replace(plan, spans=(), slices=(), updates=()), {}
             failed.clear()
         draws, scores = self._collect(plan.spans, outcomes, failed)
+        wait_for(self._model.device)
         forwarded = time.perf_counter()
         kept = self._training.kept(plan.spans) if self._training is not None else ()
         slices = [result for each in plan.slices if (result := self._run_slice(each, stop))]
         due = takewhile(lambda _: not stop(), plan.updates)
         updates = tuple(self._run_update(each) for each in due)
-        self._finished.append(
-            StepResult(
-                plan.step,
-                plan.lane,
-                time.perf_counter() - started,
-                draws,
-                scores,
-                tuple(failed.items()),
-                forward_s=forwarded - started,
-                slices=tuple(slices),
-                updates=updates,
-                kept=kept,
-                stopped=stopped,
-            )
+        return StepResult(
+            plan.step,
+            plan.lane,
+            time.perf_counter() - started,
+            draws,
+            scores,
+            tuple(failed.items()),
+            forward_s=forwarded - started,
+            slices=tuple(slices),
+            updates=updates,
+            kept=kept,
+            stopped=stopped,
         )
-        self._tickets += 1
-        return self._tickets
 
     def _use(self, share: float) -> None:
         """Compute on a share of the CPU's threads, at least one, from now on."""

@@ -157,7 +157,7 @@ def _outcome(
         return SpanOutcome(draws, score, False)
     rows = [row for row, target in enumerate(span.score_targets) if target >= 0]
     found: list[TokenLogprob] = []
-    top, piece = span.score_top or 0, model.head.logits_at_once
+    top, piece = span.score_top or 0, model.head.logits_at_once(hidden.device)
     for start in range(0, len(rows), piece):
         some = rows[start : start + piece]
         logits = model.head(_pick(hidden[first : first + len(span.tokens)], some))

@@ -1,9 +1,11 @@
 """Micro-benchmarks through the executor's own door: plans of many shapes, timed.
 
 Decodes, prompts, both together, training forwards beside them, backward slices and updates, at
-random sizes until the time is up (`probe`) or at a few usual ones (`rough_rates`). What they mean
-is `estimators/calibrate`'s business. Invariant: the executor is left without trainers and
-recordings; its KV holds rubbish, so profile before serving.
+random sizes until the time is up (`probe`) or at a few usual ones (`rough_rates`). A number of rows
+that is new runs once before it counts (of a backward, one layer): matrix libraries compile or
+choose a kernel for it then, and a server has met it before; so sizes are drawn to one that was met
+where it is near. What the times mean is `estimators/calibrate`'s business. Invariant: the executor
+is left without trainers and recordings; its KV holds rubbish, so profile before serving.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, count, pairwise
 from random import Random
 
 from tandem.config import SchedulingConfig
@@ -46,10 +48,15 @@ _USUAL_CONTEXT = 256
 # Passes that warm caches, kernels and the allocator up and are not counted.
 _WARM_UP = 7
 # Of these there are so many; each is counted at least once, however little time there is.
-_KINDS = 5
+_KINDS = 6
+# Sizes that differ by this share at most are as good as each other.
+_NEAR = 0.06
 # What `rough_rates` runs: decodes and rows of a prompt, at first for caches and kernels only.
 _FIRST_SHAPES = ((1, 0), (8, 64))
 _USUAL_SHAPES = ((1, 0), (8, 0), (0, 64), (32, 0), (0, 128), (8, 256), (0, 512))
+# Sequences of a micro-batch, and the fewest rows of all of them.
+_SEQUENCES = (1, 2, 2, 4, 8)
+_LEAST_ROWS = 8
 # Blocks that one plan writes.
 _BLOCKS_AT_ONCE = 256
 # What a sleep costs does not depend on its length from here on.
@@ -74,6 +81,10 @@ class _Pass:
     opens: list[OpenMicroBatch] = field(default_factory=list)
     rows: int = 0
     blocks: int = 0
+
+    def copy(self) -> _Pass:
+        """The same, to be added to apart."""
+        return replace(self, spans=[*self.spans], opens=[*self.opens])
 
 
 def probe(
@@ -116,6 +127,9 @@ class _Prober:
         self._executor, self._limits, self._rng = executor, limits, rng
         self._steps, self._numbers = count(), count()
         self._revision, self._written = -1, 0
+        # Numbers of rows that a pass had, and that a micro-batch had.
+        self._met: set[int] = set()
+        self._learned: set[int] = set()
         info = executor.info
         self._trains = info.recording_tokens > 0
         self._most_rows = min(limits.max_batch_tokens, info.max_model_len - 1)
@@ -125,12 +139,14 @@ class _Prober:
         if self._trains:
             spec = TrainerSpec(_TRAINER, LoraSpec(rank=self._limits.rank), OptimizerSpec())
             self._revision = self._executor.open_trainer(spec).revision
-        while True:
+        for turn in count():
             self._pass(decodes=self._sequences())
+            yield
+            self._pass(decodes=self._sequences(), even=True)
             yield
             self._pass(prompt=self._rows())
             yield
-            self._mixed()
+            self._mixed(again=turn % 2 == 1)
             yield
             self._resume()
             yield
@@ -162,15 +178,30 @@ class _Prober:
     def _rows(self) -> int:
         return max(2, self._about(self._most_rows))
 
-    def _about(self, most: int) -> int:
-        """From 1 to `most`, every order of magnitude as often."""
-        return max(1, min(most, round(math.exp(self._rng.uniform(0.0, math.log(most + 0.49))))))
+    def _about(self, most: int, least: int = 1) -> int:
+        """From `least` to `most`, every order of magnitude as often."""
+        drawn = self._rng.uniform(math.log(least), math.log(most + 0.49))
+        return max(least, min(most, round(math.exp(drawn))))
+
+    def _near(self, rows: int, met: set[int]) -> int:
+        """One of those that were met, if it is near to `rows`; else these."""
+        nearest = min(met, key=lambda each: abs(each - rows), default=rows)
+        return nearest if abs(nearest - rows) <= _NEAR * rows else rows
+
+    def _lengths(self, total: int) -> list[int]:
+        """Rows of each sequence of a micro-batch of `total`: of one, of a pair, of several."""
+        sequences = min(self._rng.choice(_SEQUENCES), self._limits.max_sequences)
+        ends = list(accumulate(self._rng.uniform(0.6, 1.4) for _ in range(sequences)))
+        cuts = [0, *(round(total * end / ends[-1]) for end in ends)]
+        return [hi - lo for lo, hi in pairwise(cuts) if hi > lo]
 
     # ------------------------------------------------------------------ passes
 
-    def _pass(self, decodes: int = 0, prompt: int = 0, longest: int = _LONGEST) -> None:
+    def _pass(
+        self, decodes: int = 0, prompt: int = 0, longest: int = _LONGEST, *, even: bool = False
+    ) -> None:
         made = _Pass()
-        self._add_decodes(made, decodes, longest)
+        self._add_decodes(made, decodes, longest, even=even)
         if prompt:
             self._add_prompt(made, prompt, longest)
         if made.spans:
@@ -188,67 +219,84 @@ class _Prober:
             times.append(self._submit(plan).forward_s)
         self.samples.resumes.append(times[2] - times[1])
 
-    def _mixed(self) -> None:
-        """Decodes and a prompt, three times: the first is counted, the others tell how well one
-        pass predicts the same again."""
+    def _mixed(self, *, again: bool) -> None:
+        """Decodes and a prompt; if `again`, three times: the first is counted, the others tell how
+        well one pass predicts the same again."""
         made = _Pass()
         self._add_decodes(made, self._sequences())
         self._add_prompt(made, self._rows())
         if not made.spans:
             return
-        results = [self._execute(made, counted=place == 0) for place in range(3)]
-        if not any(result.failed for result in results):
+        results = [self._execute(made, counted=place == 0) for place in range(3 if again else 1)]
+        if again and not any(result.failed for result in results):
             self.samples.repeats.append((results[1].forward_s, results[2].forward_s))
 
     def _step(self, beside: int) -> None:
         """A micro-batch: recorded in one pass, backward in slices, and an update."""
-        rng, info = self._rng, self._executor.info
         made = _Pass()
-        self._add_decodes(made, beside)
+        self._add_decodes(made, min(beside, self._limits.max_sequences - max(_SEQUENCES)))
         most = min(self._most_rows, self._limits.max_batch_tokens - made.rows)
-        total = min(max(8, self._about(max(8, most))), info.recording_tokens, max(1, most))
-        first = max(1, round(total * rng.uniform(0.4, 0.6)))
-        lengths = [rows for rows in (first, total - first) if rows > 0]
+        most = min(max(1, most), self._executor.info.recording_tokens)
+        total = self._near(self._about(most, min(_LEAST_ROWS, most)), self._learned)
+        total = min(total, most)
+        lengths = self._lengths(total)
+        block_size, num_blocks = self._executor.info.block_size, self._executor.info.num_blocks
+        if made.blocks + sum([-(-rows // block_size) for rows in lengths]) > num_blocks:
+            made = _Pass()  # alone, since both do not fit
+        if total not in self._learned or made.rows + total not in self._met:
+            self._learn(made.copy(), lengths, counted=False)
+        self._learn(made, lengths, counted=True)
+
+    def _learn(self, made: _Pass, lengths: list[int], *, counted: bool) -> None:
         number = next(self._numbers)
         made.opens.append(OpenMicroBatch(number, _TRAINER, self._revision, tuple(lengths)))
         for place, rows in enumerate(lengths):
             if not self._add_span(made, 0, rows, record=RecordTarget(number, place)):
                 return
-        result = self._execute(made)
+        result = self._execute(made, counted=counted)
+        self._met.add(made.rows)
+        self._learned.add(sum(lengths))
         if result.failed:
             self._discard(number)
             return
-        backward = BackwardWork(sum(lengths))
+        samples = self.samples if counted else Samples()
+        backward = BackwardWork.of(lengths)
         for kept in result.kept:
             backward = backward.with_kept(kept)
-            self.samples.kept.append((len(made.spans) == len(lengths), kept))
-        coefficients = (1e-3,) * len(lengths)
-        hi = info.num_layers
+            samples.kept.append((len(made.spans) == len(lengths), kept))
+        hi = self._executor.info.num_layers
         while hi > 0:
-            lo = max(0, hi - self._about(info.num_layers))
-            piece = BackwardSlice(number, hi, lo, coefficients)
+            lo = max(0, hi - (self._about(self._executor.info.num_layers) if counted else 1))
+            piece = BackwardSlice(number, hi, lo, (1e-3,) * len(lengths))
             result = self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), slices=(piece,)))
             found = result.slices[0]
             if found.problem is not None:
                 self._discard(number)
                 return
-            self.samples.slices.append((backward, hi - lo, found.elapsed_s))
+            samples.slices.append((backward, hi - lo, found.elapsed_s))
             backward = backward.after_slice()
             hi = lo
+            if not counted:  # the other layers are like that one
+                self._discard(number)
+                return
         update = Update(_TRAINER, self._revision)
         made_update = self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), updates=(update,)))
         self._revision = made_update.updates[0].revision
-        self.samples.updates.append(made_update.updates[0].elapsed_s)
+        samples.updates.append(made_update.updates[0].elapsed_s)
 
     def _discard(self, micro_batch: int) -> None:
         discard = Discard(_TRAINER, (micro_batch,))
         self._submit(LanePlan(next(self._steps), DEVICE_LANE, (), discards=(discard,)))
 
     def _add_prompt(self, made: _Pass, rows: int, longest: int = _LONGEST) -> None:
+        rows = max(2, self._near(made.rows + rows, self._met) - made.rows)
         self._add_span(made, self._rng.choice((0, 0, self._about(longest))), rows, draws=True)
 
-    def _add_decodes(self, made: _Pass, sequences: int, longest: int = _LONGEST) -> None:
-        usual = self._about(longest)
+    def _add_decodes(
+        self, made: _Pass, sequences: int, longest: int = _LONGEST, *, even: bool = False
+    ) -> None:
+        """Contexts around one of any order of magnitude, or of any length (`even`)."""
+        usual = self._rng.randint(1, longest) if even else self._about(longest)
         for _ in range(sequences):
             context = max(1, round(usual * self._rng.uniform(0.3, 1.7)))
             if not self._add_span(made, context, 1, draws=True):
@@ -302,6 +350,9 @@ class _Prober:
     def _execute(self, made: _Pass, *, counted: bool = True) -> StepResult:
         self._write(made.blocks)
         lane = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans), opens=tuple(made.opens))
+        if made.rows not in self._met and not made.opens:  # those that learn are done twice anyway
+            self._met.add(made.rows)
+            self._submit(lane)
         result = self._submit(lane)
         if counted and not result.failed:
             self.samples.passes.append((PassWork.of(lane), result.forward_s))

@@ -56,7 +56,7 @@ def _sum_some(
     }
     rows = [batch.first_rows[place] + row for place in places for row in offsets[place]]
     targets = [batch.spans[place].score_targets[row] for place in places for row in offsets[place]]
-    piece = head.rows_at_once
+    piece = head.rows_at_once(hidden.device)
     logprobs: list[Tensor] = []
     slopes: list[Tensor] = []
     for start in range(0, len(rows), piece):

@@ -30,6 +30,7 @@ from tandem.core.plan import (
 from tandem.core.ports import Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.executor.batch import Batch
+from tandem.executor.device import wait_for
 from tandem.executor.graphs import GraphKeeper, graph_keeper
 from tandem.executor.inner import InnerKeeper, inner_keeper
 from tandem.executor.starts import make_start, trainable_prefixes
@@ -200,6 +201,7 @@ class TrainingState:
             else:
                 if plan.lo == 0:
                     self.recordings.close(plan.micro_batch)
+        wait_for(self._model.device)
         elapsed = time.perf_counter() - started
         return SliceResult(plan.micro_batch, plan.hi, plan.lo, elapsed, problem)
 
@@ -215,6 +217,7 @@ class TrainingState:
         if applied.applied:
             self._close_recordings(plan.trainer)
             self._refresh(trainer)
+        wait_for(self._model.device)
         return UpdateResult(
             plan.trainer,
             trainer.revision,

@@ -165,14 +165,18 @@ class KVCache:
 
     def try_slot(self, seq: Sequence) -> tuple[tuple[int, ...], ...] | None:
         """The table that one more token needs, if it fits into blocks that the sequence has for
-        itself; else None."""
-        table = self._tables[seq.seq_id]
-        if seq.computed < table.own_end:
+        itself or into one that can be had without preempting anybody; else None (and no change)."""
+        table, computed = self._tables[seq.seq_id], seq.computed
+        if computed < table.own_end:
             return table.whole
-        index, blocks = seq.computed // self.block_size, table.groups[0]
-        if index >= len(blocks) or self._pools[0].count(blocks[index]) > 1:
+        index, blocks = computed // self.block_size, table.groups[0]
+        if index == len(blocks):
+            if not self.available_blocks:
+                return None
+            table.append(self._allocate())
+        elif self._pools[0].count(blocks[index]) > 1:
             return None
-        if index + 1 < len(blocks):
+        elif index + 1 < len(blocks):
             return table.prefix(index + 1)
         table.own_end = (index + 1) * self.block_size
         return table.whole

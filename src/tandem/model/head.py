@@ -17,8 +17,9 @@ from tandem.model.linear import AmxWeight, PackedLinear
 
 # Inputs of an AMX weight are a multiple of this.
 _SIDE = 32
-# Logits in float32 of the rows that are scored at once.
-_LOGIT_BYTES = 64 << 20
+# Logits in float32 of the rows that are scored at once: much for an accelerator; on a CPU what the
+# allocator finds room for without clearing new pages.
+_LOGIT_BYTES, _CPU_LOGIT_BYTES = 64 << 20, 16 << 20
 # As many rows as that at once where no logits are kept; it is 40 MiB for a width of 1,024.
 _KERNEL_ROWS = 2048
 
@@ -72,14 +73,16 @@ class Head:
         with torch.no_grad():
             logits = self._shaped(raw.detach())
             scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            total = scores.logsumexp(dim=-1, keepdim=True)
+            bend = 1.0 - (scores / self.softcap).square() if gradient and self.softcap else None
             chosen = targets[:, None]
-            logprobs = (scores.gather(1, chosen) - total)[:, 0]
+            # All in place: `logsumexp` would need the logits once more.
+            wanted, peak = scores.gather(1, chosen), scores.amax(dim=-1, keepdim=True)
+            total = scores.sub_(peak).exp_().sum(dim=-1, keepdim=True)
+            logprobs = (wanted - peak - total.log())[:, 0]
             if not gradient:
                 return logprobs, None
-            bend = 1.0 - (scores / self.softcap).square() if self.softcap else None
             # d(log p)/d(logits) = onehot - softmax, then back through what follows `lm_head`.
-            slope = scores.sub_(total).exp_().neg_()
+            slope = scores.div_(total.neg_())
             slope.scatter_add_(1, chosen, torch.ones_like(slope[:, :1]))
             if bend is not None:
                 slope.mul_(bend)
@@ -88,18 +91,17 @@ class Head:
         (rows,) = torch.autograd.grad(raw, leaf, slope.to(raw.dtype))
         return logprobs, rows
 
-    @property
-    def rows_at_once(self) -> int:
-        """Rows for one call of `score`: some tens of MiB."""
+    def rows_at_once(self, device: torch.device) -> int:
+        """Rows for one call of `score` on `device`: 16 to 64 MiB of logits or sums."""
         if self._packed() is not None:
             return _KERNEL_ROWS
-        return self.logits_at_once
+        return self.logits_at_once(device)
 
-    @property
-    def logits_at_once(self) -> int:
-        """Rows whose float32 logits take 64 MiB."""
+    def logits_at_once(self, device: torch.device) -> int:
+        """Rows whose float32 logits take 64 MiB, or 16 on a CPU."""
         vocab: Any = self.linear.out_features
-        return max(1, _LOGIT_BYTES // (4 * vocab))
+        most = _CPU_LOGIT_BYTES if device.type == "cpu" else _LOGIT_BYTES
+        return max(1, most // (4 * vocab))
 
     def _packed(self) -> tuple[PackedLinear, AmxWeight] | None:
         """What the kernel scores with, if it computes this head: packed both ways, and plain."""

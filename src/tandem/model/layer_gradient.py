@@ -171,7 +171,7 @@ def layer_gradient(
     """Layer `index` of `replay` with the adapter's weights by the names of its modules; None if
     its kind is not known here."""
     called = replay.called(index)
-    if called is None or not kernels.status().available:
+    if called is None:
         return None
     layer, arguments = called
     context = arguments["attention_context"]

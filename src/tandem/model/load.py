@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,9 @@ def prepare_model(
     limit = exact_model_length(name, description, config.max_model_len)
     if config.threads:
         torch.set_num_threads(config.threads)
+    if model.device.type == "cuda":
+        # It plans for every new shape anew, which takes a hundred times as long as to attend.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     model.eval().requires_grad_(False)
     if model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{name} has no output embedding, so it cannot generate text")
@@ -208,15 +212,17 @@ def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str
 
     Returns the attention kernel and what was done, in words for `ModelInfo.kernels`.
     """
+    kernel: AttentionKernel
     if not _wants_kernels(model, name):
-        return SdpaKernel(), "sdpa"
+        kernel = SdpaKernel() if name == "off" else _device_kernel(model)
+        return kernel, kernel.name
     done = []
     # Fusing joins layers that packing would otherwise take apart one by one.
     if fuse_modules(model).replaced:
         done.append("fused")
     pack_linears(model)
     done.append("packed")
-    kernel: AttentionKernel = CpuKernel() if kernels.status().available else SdpaKernel()
+    kernel = CpuKernel() if kernels.status().available else SdpaKernel()
     return kernel, "+".join([kernel.name, *done])
 
 
@@ -224,6 +230,15 @@ def _wants_kernels(model: PreTrainedModel, name: str) -> bool:
     if name not in ("auto", "off"):
         raise InvalidRequest(f"model.kernels is {name!r}; use auto or off", param="kernels")
     return name == "auto" and model.device.type == "cpu"
+
+
+def _device_kernel(model: PreTrainedModel) -> AttentionKernel:
+    """Off the CPU. Triton comes with torch's builds for CUDA, though not with all of them."""
+    if model.device.type != "cuda" or model.dtype.itemsize > 4 or find_spec("triton") is None:
+        return SdpaKernel()
+    from tandem.model.attention.triton_kernel import TritonKernel
+
+    return TritonKernel()
 
 
 def _stack(name: str, backbone: nn.Module, count: int) -> LayerStack | None:

@@ -116,15 +116,10 @@ class Admission:
         """Backward slices of steps, and the updates of those that have nothing else left."""
         slices: list[BackwardSlice] = []
         updates: list[Update] = []
-        ending = (
-            {
-                span.seq_id
-                for span in grant.spans
-                if span.end == len(self._state.all[span.seq_id].tokens)
-            }
-            if wishes
-            else set()
-        )
+        ending: set[int] = set()
+        if wishes and self._learning.scores.sequences:  # nothing else holds an update up
+            known, spans = self._state.all, grant.spans
+            ending = {span.seq_id for span in spans if span.end == len(known[span.seq_id].tokens)}
         first_wishes: dict[str, SliceCandidate] = {}
         for wish in wishes:
             first_wishes.setdefault(wish.step_id, wish)
@@ -321,28 +316,31 @@ def _span(seq: Sequence, num_tokens: int, forks: list[Sequence], cache: KVCache)
 
 def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
     """The last token of a running sequence whose prompt, forks and scores are done with, if it has
-    its place: the usual case."""
-    start, tokens = seq.computed, seq.tokens
-    if len(tokens) - start != 1 or start < len(seq.request.prompt) or seq.scoring is not None:
+    its place or a block is to be had for it: the usual case."""
+    start, tokens, prompt_tokens = seq.computed, seq.tokens, seq.prompt_tokens
+    if len(tokens) - start != 1 or start < prompt_tokens or seq.scoring is not None:
         return None
     blocks = cache.try_slot(seq)
     if blocks is None:
         return None
-    adapter = seq.adapter.content_hash if seq.adapter is not None else None
-    return Span(seq.seq_id, start, (tokens[-1],), blocks, adapter, (_draw(seq),))
+    seq_id, adapter = seq.seq_id, seq.adapter
+    position, sampling = start + 1 - prompt_tokens, seq.request.sampling
+    if seq.needs_history or position < sampling.min_tokens:
+        draw = _draw(seq)
+    else:  # as `_draw` makes it, without its call
+        draw = Draw(seq_id, seq.index, position, sampling, prompt_tokens)
+    key = adapter.content_hash if adapter is not None else None
+    return Span(seq_id, start, (tokens[-1],), blocks, key, (draw,))
 
 
 def _draw(seq: Sequence) -> Draw:
-    sampling, prompt_tokens = seq.request.sampling, len(seq.request.prompt)
-    position = len(seq.tokens) - prompt_tokens
-    if position >= sampling.min_tokens and not seq.needs_history:  # the usual case
-        return Draw(seq.seq_id, seq.index, position, sampling, prompt_tokens)
+    sampling, position = seq.request.sampling, seq.output_tokens
     return Draw(
         seq.seq_id,
         seq.index,
         position,
         sampling,
-        prompt_tokens,
+        seq.prompt_tokens,
         tuple(seq.tokens) if seq.needs_history else (),
         tuple(sorted(seq.stop_ids)) if position < sampling.min_tokens else (),
     )

@@ -42,7 +42,9 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._from_s: dict[int, float] = {}  # of what has a token: the time to count from
+        # Of what has a token: the next one is due at the first number + the second, 0.8 TPOT, times
+        # the length of prompt and answer.
+        self._clocks: dict[int, tuple[float, float]] = {}
         self._slacks_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None
         self._left: deque[float] = deque(maxlen=_REMEMBERED)
@@ -58,46 +60,54 @@ class Deadlines:
 
         What needs several iterations has its share of the slack in each.
         """
-        now, most_tokens, online = view.now, view.budgets.max_batch_tokens, WorkClass.ONLINE
-        counted, default, least_s = self._from_s, view.default_slo, float("inf")
+        now, most_tokens, clocks = view.now, view.budgets.max_batch_tokens, self._clocks
+        least_s = float("inf")
         for seq in sequences:
-            request = seq.request
-            if request.work_class is not online:
-                continue
-            slo, length = request.slo or default, len(seq.tokens)
-            tokens, tpot_s = length - len(request.prompt), _AIM * slo.tpot_s
-            if tokens:
-                since = counted.get(seq.seq_id)
-                if since is None:
-                    self._remember(view, seq, slo.ttft_s)
-                    since = counted[seq.seq_id] = now - (tokens - 1) * tpot_s
-                due = tokens + _BEHIND
-                if tokens < _SHORT_TOKENS and request.sampling.max_tokens <= _SHORT_TOKENS:
-                    due = tokens
-                slack_s = since + due * tpot_s - now
+            length, clock = len(seq.tokens), clocks.get(seq.seq_id)
+            if clock is not None:
+                slack_s = clock[0] + length * clock[1] - now
                 if slack_s < 0.0:
-                    last = request.sampling.max_tokens - 1
-                    if since + min(tokens + _BEHIND, last) * slo.tpot_s < now:
-                        counted[seq.seq_id] = now - (due - 1) * tpot_s
-                        slack_s = tpot_s
-                    else:
-                        slack_s = 0.0
+                    slack_s = self._behind_s(view, seq, clock)
+            elif seq.request.work_class is WorkClass.ONLINE:
+                slack_s = self._begin_s(view, seq)
             else:
-                slack_s = request.arrival_s + slo.ttft_s - now
-                if slack_s < 0.0:
-                    slack_s = tpot_s
-            left = length - seq.computed
-            if left > most_tokens:
-                slack_s /= -(-left // most_tokens)
+                continue
+            if length > most_tokens and length - seq.computed > most_tokens:
+                slack_s /= -(-(length - seq.computed) // most_tokens)
             if slack_s < least_s:
                 least_s = slack_s
         return least_s
+
+    def _begin_s(self, view: View, seq: Sequence) -> float:
+        """Slack of a sequence that has no clock; it gets one with its first token."""
+        request, length = seq.request, len(seq.tokens)
+        slo = request.slo or view.default_slo
+        tpot_s = _AIM * slo.tpot_s
+        if length > seq.prompt_tokens:
+            self._remember(view, seq, slo.ttft_s)
+            ahead = 1 + _allowance(seq)
+            self._clocks[seq.seq_id] = (view.now + (ahead - length) * tpot_s, tpot_s)
+            return ahead * tpot_s
+        slack_s = request.arrival_s + slo.ttft_s - view.now
+        return slack_s if slack_s >= 0.0 else tpot_s
+
+    def _behind_s(self, view: View, seq: Sequence, clock: tuple[float, float]) -> float:
+        """Slack of a sequence that is behind: none, or a token's if its deadline has to move."""
+        base_s, tpot_s = clock
+        request, length = seq.request, len(seq.tokens)
+        slo = request.slo or view.default_slo
+        first_s = base_s + (seq.prompt_tokens - _allowance(seq)) * tpot_s
+        counted = min(seq.output_tokens + _BEHIND, request.sampling.max_tokens - 1)
+        if first_s + counted * slo.tpot_s >= view.now:
+            return 0.0
+        self._clocks[seq.seq_id] = (view.now + (1 - length) * tpot_s, tpot_s)
+        return tpot_s
 
     def _remember(self, view: View, seq: Sequence, ttft_s: float) -> None:
         """Note what a request could have waited, and what share of its objective was left when its
         first token came, unless its prompt takes too long by itself."""
         work = PassWork()
-        work.span(0, len(seq.request.prompt), draws=1)
+        work.span(0, seq.prompt_tokens, draws=1)
         slack_s = ttft_s - view.latency.forward_s(work)
         if slack_s > 0.0:
             left_s = seq.request.arrival_s + ttft_s - (seq.first_token_s or view.now)
@@ -108,6 +118,11 @@ class Deadlines:
 
     def forget_ended(self, view: View) -> None:
         """Drop what is known of sequences that are gone, once it is much."""
-        if len(self._from_s) > 2 * view.budgets.max_sequences:
+        if len(self._clocks) > 2 * view.budgets.max_sequences:
             alive = {seq.seq_id for seq in (*view.serving, *view.waiting)}
-            self._from_s = {key: value for key, value in self._from_s.items() if key in alive}
+            self._clocks = {key: value for key, value in self._clocks.items() if key in alive}
+
+
+def _allowance(seq: Sequence) -> int:
+    """Tokens that an answer may lie behind."""
+    return _BEHIND if seq.request.sampling.max_tokens > _SHORT_TOKENS else 0

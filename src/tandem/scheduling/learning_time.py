@@ -246,9 +246,10 @@ class LearningTime:
                     found.protected |= {each.seq_id for each in forwards}
                 (found.first if item.overdue else found.last).extend(forwards)
                 left_s = room.left_s()
-            if item.sliced:
+            step = item.sliced
+            if step is not None:
                 slices, after_s = slices_within(
-                    item.sliced, view.latency, left_s, needed and found.empty
+                    [step], view.latency, left_s, needed and found.empty
                 )
                 room.pass_s -= left_s - after_s
                 left_s = after_s
@@ -263,7 +264,7 @@ class LearningTime:
         """Slices alone, if any fit: a request that arrives waits for these, not for a pass too."""
         found = LearningPart()
         if seconds > 0.0:
-            steps = [step for item in items for step in item.sliced]
+            steps = [step for item in items if (step := item.sliced) is not None]
             found.slices, left_s = slices_within(steps, view.latency, seconds, at_least_one=False)
             found.used_s = seconds - left_s
             found.spent_s = self._earned.spend(found.used_s)

@@ -59,8 +59,10 @@ def set_apart(
     if overdue is not None and overdue in running:
         running.remove(overdue)
         online.append(overdue)
-    while queue and queue[-1] is not overdue and _is_offline(queue[-1]):
-        queue = queue[:-1]
+    end = len(queue)
+    while end and queue[end - 1] is not overdue and _is_offline(queue[end - 1]):
+        end -= 1
+    queue = queue[:end]
     waiting: list[Sequence] = []
     slots = view.budgets.max_sequences - len(view.running) - len(queue)
     slots -= _kept_slots(view) if learns else 0

@@ -42,11 +42,9 @@ def is_lone_score(seq: Sequence) -> bool:
 
 def startable_scores(view: View) -> Iterator[Sequence]:
     """Scores that wait, oldest first; not those under parameters that are about to be updated."""
-    changing = {step.trainer for step in view.steps if step.updatable}
-    for seq in view.learning_in_order:
-        scoring = seq.scoring
-        if scoring is not None and scoring.step_id is None and scoring.trainer not in changing:
-            yield seq
+    waiting = [seq for seq in view.scores if is_waiting(seq)]
+    changing = {step.trainer for step in view.steps if step.updatable} if waiting else set()
+    return (seq for seq in waiting if seq.scoring and seq.scoring.trainer not in changing)
 
 
 def slices_within(

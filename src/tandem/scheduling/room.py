@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
+from msgspec import Struct
+
 from tandem.core.decision import Candidate
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.latency import LatencyModel
@@ -23,12 +25,11 @@ from tandem.scheduling.view import View
 PIECE_TOKENS = 64
 
 
-@dataclass(slots=True)
-class LearningItem:
+# A struct, since one is made for every step in every iteration (docs/adr/0017).
+class LearningItem(Struct, gc=False):
     """A training step, or a score that was asked for alone.
 
-    A step is `held` up while a score that has begun reads the parameters that it updates. `sliced`
-    holds it if layers of it or its update may run now.
+    A step is `held` up while a score that has begun reads the parameters that it updates.
     """
 
     priority: float
@@ -37,12 +38,14 @@ class LearningItem:
     step: StepWork | None = None
     overdue: bool = False
     held: bool = False
-    sliced: list[StepWork] = field(init=False, default_factory=list)
 
-    def __post_init__(self) -> None:
+    @property
+    def sliced(self) -> StepWork | None:
+        """The step if layers of it or its update may run now."""
         step = self.step
-        if step is not None and step.due and not (self.held and step.updatable):
-            self.sliced.append(step)
+        if step is None or not step.due or (self.held and step.updatable):
+            return None
+        return step
 
     def least_s(self, latency: LatencyModel) -> float:
         """Time of the smallest piece of work that it can be given."""

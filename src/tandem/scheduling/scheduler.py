@@ -335,7 +335,7 @@ class Scheduler:
 
     def _ended(self, seq: Sequence, token: int) -> FinishReason | None:
         sampling, length = seq.request.sampling, len(seq.tokens)
-        made = length - len(seq.request.prompt)
+        made = length - seq.prompt_tokens
         if token in seq.stop_ids and made > sampling.min_tokens:
             return FinishReason.STOP
         if made >= sampling.max_tokens or length >= self.max_model_len:

@@ -7,7 +7,7 @@ revision only. Invariant: a score ends once, with its sum or with a reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, ValuesView
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
@@ -37,6 +37,11 @@ class Scores:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
+
+    @property
+    def sequences(self) -> ValuesView[Sequence]:
+        """All of them, oldest first, waiting and running."""
+        return self._sequences.values()
 
     def add(
         self, seq_id: int, request: ScoreRequest, version: AdapterVersion | None, now: float

@@ -136,7 +136,7 @@ class MicroBatchWork:
         recordings = []
         for group in groups:
             lengths = tuple([sequences[place].rows for place in group])
-            work = BackwardWork(sum(lengths))
+            work = BackwardWork.of(lengths)
             recordings.append(RecordingWork(next(numbers), tuple(group), lengths, layers, work))
         return MicroBatchWork(sequences, tuple(recordings), [None] * len(sequences))
 
@@ -220,7 +220,7 @@ class StepWork:
     @property
     def due(self) -> bool:
         """Whether layers of it, or its update, may be computed now."""
-        return bool(self.owed()) or self.updatable
+        return self.started_s is not None and (bool(self.owed()) or self.updatable)
 
     @property
     def recordings(self) -> list[RecordingWork]:

@@ -103,6 +103,11 @@ class View:
         return self._learning.heads
 
     @property
+    def scores(self) -> ValuesView[Sequence]:
+        """Scores that were asked for alone, oldest first, waiting and running."""
+        return self._learning.scores.sequences
+
+    @property
     def learning_starts(self) -> int:
         """How many times a sequence of learning has started, since the beginning."""
         return self._state.learning_starts

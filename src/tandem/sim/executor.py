@@ -94,7 +94,7 @@ class SimExecutor:
             self._open[opened.micro_batch] = opened
             self._first[opened.micro_batch] = before[opened.trainer]
             before[opened.trainer] += len(opened.lengths)
-            self._backward[opened.micro_batch] = BackwardWork(sum(opened.lengths))
+            self._backward[opened.micro_batch] = BackwardWork.of(opened.lengths)
         began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan))
         pieces = self.info.num_layers + 1 if stop is not never else 1  # the head is one
         stopped, done = self._spend([seconds / pieces] * pieces, stop) < pieces, plan

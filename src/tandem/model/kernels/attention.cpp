@@ -109,7 +109,10 @@ void attend(const Problem<T>& p, int64_t spans) {
   };
   const auto part = [&](int64_t slot) { return view(partials.data() + slot * size); };
   const int64_t count = static_cast<int64_t>(items.size());
-  const int64_t grain = std::clamp<int64_t>(count / (16 * at::get_num_threads()), 1, 8);
+  const int64_t threads = at::get_num_threads();
+  int64_t grain = std::clamp<int64_t>(count / (16 * threads), 1, 8);
+  // One thread takes all heads of a part, whose keys lie side by side, where enough parts are left.
+  if (!tiled) grain = std::max(grain, std::min(p.kv_heads, count / (4 * threads)));
   for_each_item(count, grain, [&](const auto& take) {
     LineFloats own(size);
     const auto run = [&](const auto& one) {

@@ -31,6 +31,9 @@ constexpr int KEY_TILE = 16;         // keys that lie together in a block of the
 constexpr float NEVER = -1e30f;      // running maximum before the first key
 constexpr float LOG2_E = 1.4426950408889634f;
 
+// For functions that only fetch: GCC sees no effect in calls of them, and drops those.
+#define FETCHES [[gnu::always_inline]] inline
+
 struct Item {
   int32_t span, kv_head, row0, rows, key_begin, key_end;
   int32_t partition, partitions, slot;  // slot: first of the partitions in the scratch, or -1
@@ -369,7 +372,7 @@ void soften_and_add(const Bf16Problem& p, const Item& it, int tiles, int64_t k0,
 }
 
 // Fetches keys k0 and on of an item, with their values, into the second-level cache.
-inline void fetch_keys(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys) {
+FETCHES void fetch_keys(const Bf16Problem& p, const Item& it, int64_t k0, int64_t keys) {
   const int64_t end = std::min<int64_t>(k0 + keys, it.key_end);
   for (int64_t j = k0; j < end; ++j) {
     const int64_t at = p.offset(it, j);

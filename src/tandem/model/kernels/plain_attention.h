@@ -23,6 +23,9 @@ constexpr int VECTOR_BYTES = 16, ROWS_AT_ONCE = 4;
 constexpr int64_t PANEL = 16, LANES = VECTOR_BYTES / 4;
 // Fewer rows than this are not worth panels: each key is read once for all of them.
 constexpr int64_t WORTH_PANELS = 4;
+// Keys between the one that is read and the one that is fetched: heads lie side by side in a token,
+// so the next key of a head may be too far off for the processor to foresee.
+constexpr int64_t KEYS_AHEAD = 8;
 
 using Vector = float __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
@@ -109,7 +112,7 @@ void load_panels(const Problem<T>& p, const Item& it, int64_t k0, int64_t keys, 
 
 // Fetches a panel of keys, with their values, into the second-level cache.
 template <typename T>
-void fetch_panel(const Problem<T>& p, const Item& it, int64_t k0) {
+FETCHES void fetch_panel(const Problem<T>& p, const Item& it, int64_t k0) {
   constexpr int64_t LINE = 64 / sizeof(T);
   const int64_t end = std::min<int64_t>(k0 + PANEL, it.key_end);
   for (int64_t j = k0; j < end; ++j) {
@@ -121,11 +124,21 @@ void fetch_panel(const Problem<T>& p, const Item& it, int64_t k0) {
   }
 }
 
+// Fetches a head's key or value, of `cache`, a few places after `key`.
+template <typename T>
+FETCHES void fetch_ahead(const Problem<T>& p, const Item& it, const T* cache, int64_t key) {
+  constexpr int64_t LINE = 64 / sizeof(T);
+  if (key + KEYS_AHEAD >= it.key_end) return;
+  const T* at = cache + p.offset(it, key + KEYS_AHEAD);
+  for (int64_t d = 0; d < p.dim; d += LINE) __builtin_prefetch(at + d);
+}
+
 // Scores of few rows, key by key.
 template <typename T>
 void score_few(const Problem<T>& p, const Item& it, int64_t k0, int64_t keys, PlainWorkspace& w) {
   for (int64_t j = 0; j < keys; ++j) {
     const T* from = p.k + p.offset(it, k0 + j);
+    fetch_ahead(p, it, p.k, k0 + j);
     for (int64_t r = 0; r < it.rows; ++r) {
       const float* q = w.queries + r * w.columns;
       float dot = 0.0f;
@@ -140,6 +153,7 @@ template <typename T>
 void add_few(const Problem<T>& p, const Item& it, int64_t k0, int64_t keys, PlainWorkspace& w) {
   for (int64_t j = 0; j < keys; ++j) {
     const T* from = p.v + p.offset(it, k0 + j);
+    fetch_ahead(p, it, p.v, k0 + j);
     for (int64_t r = 0; r < it.rows; ++r) {
       const float weight = w.scores[r * KEY_BLOCK + j];
       float* sums = w.sums + r * w.columns;

@@ -261,31 +261,26 @@ class Unified:
         self, view: View, scored: list[Sequence], queue: list[Sequence]
     ) -> list[LearningItem]:
         """Learning work by MACE's priority; overdue is what has passed the oldest prompt."""
-        ageing, gamma = 1.0 / self._options.patience_s, self._options.gamma
-
-        def priority(arrival_s: float, urgency: float) -> float:
-            return (view.now - arrival_s) * ageing + gamma * urgency
-
+        ageing, gamma, now = 1.0 / self._options.patience_s, self._options.gamma, view.now
         read = {seq.scoring.trainer for seq in scored if seq.scoring and is_lone_score(seq)}
-        items = [
-            LearningItem(
-                priority(step.arrival_s, step.urgency),
-                step.arrival_s,
-                step.sequences.values(),
-                step,
-                held=step.trainer in read,
-            )
-            for step in view.steps
-        ]
+        items = []
+        for step in view.steps:
+            since, held = step.arrival_s, bool(read) and step.trainer in read
+            priority = (now - since) * ageing + gamma * step.urgency
+            waits = step.sequences.values()
+            items.append(LearningItem(priority, since, waits, step, held=held))
         scores = [*filter(is_lone_score, scored), *startable_scores(view)]
         for seq in scores[: view.budgets.max_sequences]:
             since = seq.request.arrival_s
-            items.append(LearningItem(priority(since, _UNKNOWN_LOSS), since, [seq]))
+            priority = (now - since) * ageing + gamma * _UNKNOWN_LOSS
+            items.append(LearningItem(priority, since, [seq]))
         items.sort(key=lambda item: (-item.priority, item.arrival_s))
-        oldest = min((seq.request.arrival_s for seq in queue), default=view.now)
-        prompt = _PROMPT_PRIORITY + _PROMPT_AGEING * ageing * (view.now - oldest)
+        oldest = min([seq.request.arrival_s for seq in queue], default=now)
+        prompt = _PROMPT_PRIORITY + _PROMPT_AGEING * ageing * (now - oldest)
         for item in items:
-            item.overdue = item.priority > prompt
+            if not item.priority > prompt:  # nor is any that comes after it
+                break
+            item.overdue = True
         return items
 
 
