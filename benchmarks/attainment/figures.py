@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from tandem.bench.bootstrap import Clusters, Interval, difference
+from tandem.bench.bootstrap import Clusters, Interval, nested_difference
 from tandem.bench.measure import Outcome, distribution
 from tandem.core.slo import Slo
 
@@ -120,7 +120,7 @@ def meets_tpot(outcome: Outcome, slo: Slo) -> bool:
 def pairs(
     ours: Sequence[Measurement], theirs: Sequence[Measurement], slo: Slo
 ) -> dict[str, list[tuple[float, float]]]:
-    """Whether each request attained under (ours, theirs), by load, round and request.
+    """Whether each request attained under (ours, theirs), by load and round.
 
     Rounds that only one of the two has are left out.
     """
@@ -128,19 +128,23 @@ def pairs(
     found: dict[str, list[tuple[float, float]]] = {}
     for window in ours:
         match = other.get((window.load, window.round))
-        if match is None:
+        if match is None or not window.outcomes:
             continue
         met = {each.index: each.meets(slo) for each in match.outcomes}
         assert met.keys() == {each.index for each in window.outcomes}, "not the same requests"
-        for each in window.outcomes:
-            key = f"{window.load}/{window.round}/{each.index}"
-            found[key] = [(float(each.meets(slo)), float(met[each.index]))]
+        found[f"{window.load}/{window.round}"] = [
+            (float(each.meets(slo)), float(met[each.index])) for each in window.outcomes
+        ]
     return found
 
 
 def gap(clusters: Clusters) -> Interval:
-    """Difference of the attainments as a share, with its interval."""
-    return difference(clusters)
+    """Difference of the attainments as a share, with its interval.
+
+    Rounds are drawn, and requests within them: those of a round share its queue and the machine's
+    speed.
+    """
+    return nested_difference(clusters)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tandem.bench.bootstrap import difference, ratio
+from tandem.bench.bootstrap import difference, nested_difference, ratio
 
 
 def test_interval_holds_a_steady_difference_tightly() -> None:
@@ -33,3 +33,31 @@ def test_ratio_of_means() -> None:
     assert found.value == pytest.approx(12.0 / 8.0)
     assert found.low <= found.value <= found.high
     assert found == ratio({"a": [(2.0, 1.0)], "b": [(4.0, 3.0), (6.0, 4.0)]})
+
+
+def test_nested_interval_is_as_wide_as_clusters_differ() -> None:
+    rng = random.Random(2)
+    shifts = [-0.3, -0.1, 0.0, 0.1, 0.2, 0.1]  # of whole clusters
+    apart = {
+        str(place): [(float(rng.random() < 0.5 + shift), 0.5) for _ in range(200)]
+        for place, shift in enumerate(shifts)
+    }
+    found, plain = nested_difference(apart), difference(apart)
+    assert found.value == pytest.approx(plain.value)
+    assert found.low < plain.low and found.high > plain.high
+    single = {
+        f"{key}/{n}": [each] for key, values in apart.items() for n, each in enumerate(values)
+    }
+    drawn = difference(single)
+    assert found.high - found.low > 2.0 * (drawn.high - drawn.low)
+
+
+def test_nested_interval_of_one_cluster_is_that_of_its_observations() -> None:
+    rng = random.Random(3)
+    values = [(rng.gauss(0.2, 1.0), 0.0) for _ in range(300)]
+    found = nested_difference({"all": values})
+    single = difference({str(place): [each] for place, each in enumerate(values)})
+    assert found.value == pytest.approx(single.value)
+    assert found.low == pytest.approx(single.low, abs=0.02)
+    assert found.high == pytest.approx(single.high, abs=0.02)
+    assert found == nested_difference({"all": values})
