@@ -103,3 +103,23 @@ def test_the_first_samples_say_nothing_of_the_pace():
     for rows in range(1, 10):
         observe_both(model, rows, 3.0)
     assert model.update_s() == truth.update_s()
+
+
+def test_what_is_met_in_a_spell_does_not_pay_for_the_pace_twice():
+    """The pace tells that the machine is slow: what is new, or rare, is not dearer for it."""
+    truth, factor = guessed(), 1.35
+    model = LatencyModel(replace(truth.rates, slices_measured=False))
+    for spell in (1.0, factor):
+        for rows in range(1, 30):
+            work = PassWork()
+            work.span(0, rows)
+            model.observe_forward(work, spell * truth.forward_s(work))
+    backward = BackwardWork.of((40,))
+    for _ in range(9):
+        model.observe_slice(backward, 2, factor * truth.slice_s(backward, 2))
+        model.observe_update(factor * truth.update_s())
+    for found, usual in (
+        (model.slice_s(backward, 2), truth.slice_s(backward, 2)),
+        (model.update_s(), truth.update_s()),
+    ):
+        assert found == pytest.approx(factor * usual, rel=0.03)

@@ -8,9 +8,9 @@
     update  = constant
 
 `constant` is the time to stream the weights once, so that with rho = 0 a pass of one prompt takes
-`max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds the two up. Learns from every executed
-plan: slowly what each part takes, and quickly by how much a busy machine is slower just now at all
-of it, the `pace`. Knows no device and no policy.
+`max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds the two up. Learns from executed plans
+(of decodes alike, from one in eight): slowly what each part takes, and quickly by how much a busy
+machine is slower just now at all of it, the `pace`. Knows no device and no policy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ _MOST_SKIPPED = 7
 # Backward slices after which nothing is a guess any more.
 _ENOUGH_SLICES = 30
 # The pace is that of about the last ten pieces of work; none counts as more than this many times as
-# long as predicted, or its inverse. Of the first ones all is still put down to the coefficients.
+# long as predicted, or its inverse. What a kind's first ones took beyond the pace that the others
+# tell is put down to the coefficients.
 _PACE_GAIN = 0.1
 _MOST_PACE = 1.5
 _SETTLED_SAMPLES = 10
@@ -276,13 +277,15 @@ class LatencyModel:
 
     def observe_update(self, seconds: float) -> None:
         """An optimiser step took `seconds`."""
-        self.update.observe((1.0,), seconds, self._pace)
+        self.update.observe((1.0,), seconds / self._pace)
 
     def _follow(self, model: LinearModel, features: tuple[float, ...], seconds: float) -> None:
         """Learn from a pass or a slice what its parts take, and the pace of all work."""
-        settled = model.errors.samples >= _SETTLED_SAMPLES
+        if model.errors.samples < _SETTLED_SAMPLES:
+            model.observe(features, seconds / self._pace)
+            return
         took = model.observe(features, seconds, self._pace)
-        if settled and took is not None:
+        if took is not None:
             took = min(max(took, 1.0 / _MOST_PACE), _MOST_PACE)
             self._pace *= (took / self._pace) ** _PACE_GAIN
 
