@@ -172,10 +172,13 @@ def _goals(goals: Sequence[dict[str, Any]]) -> list[str]:
     for goal in goals:
         rivals = ", ".join(f"`{name}` {rate:.0f}" for name, rate in goal["rivals"].items())
         within = "no" if not goal["within"] else "yes, surely" if goal["sure"] else "yes"
+        ahead = "yes" if goal["ahead"] else "no"
+        if not goal["rivals"] and not goal["training_tokens_per_s"]:
+            ahead = "-"  # nobody trained
         lines.append(
             f"| {goal['load']:.0%} | {_points(goal['interval']['value'])}"
             f" ({_range(goal['interval'])}) | {within} | {goal['training_tokens_per_s']:.0f} |"
-            f" {rivals or 'none'} | {'yes' if goal['ahead'] else 'no'} |"
+            f" {rivals or 'none'} | {ahead} |"
         )
     return lines
 

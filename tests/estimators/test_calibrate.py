@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -146,8 +147,10 @@ def test_a_fit_is_not_held_by_a_guess_that_is_far_off(factor: float):
 
 def test_noise_is_what_the_fit_could_not_explain():
     found = fit(samples_of(true_rates(0.4), 300, 0.1), GUESS)
-    assert set(found.noise) == {"decode", "prefill", "mixed", "training", "slice"}
-    passes = [each for kind, noise in found.noise.items() if kind != "slice" for each in noise]
+    assert set(found.noise) == {"pass", "decode", "prefill", "mixed", "training", "slice"}
+    each = [found.noise[kind] for kind in ("decode", "prefill", "mixed", "training")]
+    passes = found.noise["pass"]
+    assert passes == tuple(sorted(chain.from_iterable(each)))
     assert len(passes) == 60 and -0.15 < min(passes) < -0.05 and 0.05 < max(passes) < 0.15
 
 

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from devices import INTERPRETED, TRITON
 from tandem.core.errors import UnsupportedModel
 from tandem.model import kernels
 from tandem.model.attention.base import AttentionParams, BatchLayout, LayerKV, SpanArrays
 from tandem.model.attention.cpu import CpuKernel
 from tandem.model.attention.interface import tandem_attention
 from tandem.model.attention.sdpa import SdpaKernel, _buckets
+from tandem.model.attention.tiles import cut
 
 BLOCK, KV_HEADS, GROUP, DIM = 4, 2, 3, 8
-KERNELS = ["sdpa", "cpu", pytest.param("triton", marks=pytest.mark.gpu)]
+KERNELS = ["sdpa", "cpu", TRITON]
 
 
 def make_kernel(name):
@@ -100,7 +102,8 @@ def compare(kernel, mix, window, softcap, device):
 def test_equals_the_formula(name, mix, window, softcap):
     if name == "cpu" and not kernels.status().available:
         pytest.skip("no C++ kernels on this machine")
-    compare(make_kernel(name), mix, window, softcap, "cuda" if name == "triton" else "cpu")
+    device = "cuda" if name == "triton" and not INTERPRETED else "cpu"
+    compare(make_kernel(name), mix, window, softcap, device)
 
 
 @pytest.mark.gpu
@@ -137,6 +140,27 @@ def test_buckets_bound_the_padding():
     padded = sum(len(bucket) * blocks[bucket].max() for bucket in buckets)
     assert padded <= 2 * np.maximum(blocks, 8).sum()
     assert len(buckets) <= 7
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4, 64, 128])
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_tiles_cover_every_row_once(mix, heads):
+    starts, lengths = (np.array(column) for column in zip(*MIXES[mix], strict=True))
+    _, positions = BatchLayout.build(
+        SpanArrays(starts, lengths, np.zeros((len(starts), 1), np.int32)),
+        1 << 20,
+        torch.device("cpu"),
+        torch.float32,
+    )
+    owner, first = np.repeat(np.arange(len(starts)), lengths), np.cumsum(lengths) - lengths
+    covered = []
+    for tiles in cut(starts, lengths, heads):
+        assert list(tiles.table[:, 2]) == sorted(tiles.table[:, 2], reverse=True)
+        for row, count, position, span in tiles.table.tolist():
+            assert 0 < count <= tiles.rows and row + count <= first[span] + lengths[span]
+            assert owner[row] == span and positions[row] == position
+            covered += range(row, row + count)
+    assert sorted(covered) == list(range(int(lengths.sum())))
 
 
 def test_positions_and_slots_follow_the_tables():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,8 +14,10 @@ from transformers import AutoModelForCausalLM
 import tiny_models
 from tandem.config import ModelConfig
 from tandem.core.errors import InvalidRequest, UnsupportedModel
+from tandem.model.attention.base import attend_once
+from tandem.model.attention.sdpa import SdpaKernel
 from tandem.model.linear import PackedLinear
-from tandem.model.load import load_model
+from tandem.model.load import _device_kernel, load_model
 
 
 @pytest.fixture
@@ -72,6 +78,34 @@ def test_kernels_off_leaves_the_modules_as_they_are(folder):
     assert packed.lora.linears == plain.lora.linears
     with pytest.raises(InvalidRequest, match="kernels"):
         load_model(ModelConfig(model=str(folder), kernels="fast"))
+
+
+@pytest.mark.gpu
+def test_a_gpu_attends_by_triton(folder):
+    assert load_model(ModelConfig(str(folder), device="cuda")).kernels == "triton"
+
+
+class Works(SdpaKernel):
+    """In place of Triton's kernel."""
+
+
+class LacksCompiler(SdpaKernel):
+    def prepare(self, layout):
+        raise subprocess.CalledProcessError(1, "cc")
+
+
+@pytest.mark.parametrize("found", [Works, LacksCompiler])
+def test_a_kernel_that_cannot_compile_is_not_chosen(monkeypatch, caplog, found):
+    module = SimpleNamespace(TritonKernel=found)
+    monkeypatch.setitem(sys.modules, "tandem.model.attention.triton_kernel", module)
+    monkeypatch.setattr(
+        "tandem.model.load.attend_once",
+        lambda kernel, device, dtype: attend_once(kernel, torch.device("cpu"), dtype),
+    )
+    model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+    works = found is Works
+    assert type(_device_kernel(model)) is (Works if works else SdpaKernel)
+    assert works is not ("not available" in caplog.text)
 
 
 def test_a_checkpoint_without_some_weights_is_refused(folder):

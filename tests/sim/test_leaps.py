@@ -56,7 +56,9 @@ def run_both_ways(
         ]
         learned = [(step.step_id, step.started_s, step.finished_s) for step in report.steps]
         demand = (loop.scheduler.demand.demand, loop.scheduler.demand.errors.report())
-        state = (clock.now(), loop.scheduler.latency.rates, loop.scheduler.cache.counters, demand)
+        latency = loop.scheduler.latency
+        speed = (latency.rates, latency.update_s())  # the latter at the present pace
+        state = (clock.now(), speed, loop.scheduler.cache.counters, demand)
         found.append((seen, learned, report.iterations, *state, cached_depths(loop)))
     return found
 

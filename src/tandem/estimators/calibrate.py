@@ -79,7 +79,9 @@ def fit(samples: Samples, guess: Rates) -> Fit:
 
     noise: dict[str, list[float]] = {}
     for work, seconds in unseen:
-        noise.setdefault(kind_of(work), []).append(seconds / predict(work) - 1.0)
+        residual = seconds / predict(work) - 1.0
+        for kind in ("pass", kind_of(work)):
+            noise.setdefault(kind, []).append(residual)
     errors = {
         kind: error
         for kind, member in KINDS.items()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from tandem.config import ModelConfig
 from tandem.core.errors import InvalidRequest, NotFound, UnsupportedModel
 from tandem.model import kernels
-from tandem.model.attention.base import AttentionContext, AttentionKernel, LayerShape
+from tandem.model.attention.base import AttentionContext, AttentionKernel, LayerShape, attend_once
 from tandem.model.attention.cpu import CpuKernel
 from tandem.model.attention.interface import IMPLEMENTATION, register
 from tandem.model.attention.sdpa import SdpaKernel
@@ -233,12 +232,19 @@ def _wants_kernels(model: PreTrainedModel, name: str) -> bool:
 
 
 def _device_kernel(model: PreTrainedModel) -> AttentionKernel:
-    """Off the CPU. Triton comes with torch's builds for CUDA, though not with all of them."""
-    if model.device.type != "cuda" or model.dtype.itemsize > 4 or find_spec("triton") is None:
+    """Off the CPU. Triton comes with torch's builds for CUDA, though not with all of them, and
+    needs a C compiler at run time."""
+    if model.device.type != "cuda" or model.dtype.itemsize > 4:
         return SdpaKernel()
-    from tandem.model.attention.triton_kernel import TritonKernel
+    try:
+        from tandem.model.attention.triton_kernel import TritonKernel
 
-    return TritonKernel()
+        kernel = TritonKernel()
+        attend_once(kernel, model.device, model.dtype)
+    except Exception as error:  # compilers fail in any way
+        logger.warning("Triton's attention is not available, using torch's (slower): %s", error)
+        return SdpaKernel()
+    return kernel
 
 
 def _stack(name: str, backbone: nn.Module, count: int) -> LayerStack | None:

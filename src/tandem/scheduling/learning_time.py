@@ -24,10 +24,11 @@ from tandem.scheduling.view import View
 FULL_SHARE = 0.9
 # Of the time that a request which comes next may wait, an iteration takes at most so much.
 _WAIT_SHARE = 0.25
-# Of the slack of running answers, learning that gives way takes at most so much at once: this while
-# requests get their first token at once, the other where those are late. What is kept lets answers
-# end early, and fewer run when the next ones come.
-_MOST_SHARE = 0.5
+# Of the slack of the requests, learning takes at most so much at once: these times the share of the
+# TTFT objective that the last ones had left (`Deadlines.ease`), alone and beside them, and the third
+# at any rate. What is kept lets answers end early, and fewer run when the next ones come.
+_ALONE_SHARE = 1.0 / 3.0
+_BESIDE_SHARE = 2.0
 _LEAST_SHARE = 0.05
 # A pass that gives way is preferred to one beside requests that could take less than half as long.
 _MUCH_LONGER = 2.0
@@ -161,7 +162,9 @@ class LearningTime:
         full_s = FULL_SHARE * ceiling_s if requests.rows else 0.0
         if requests.rows:  # a pass without them comes out of the same pause
             ceiling_s = min(ceiling_s, self._ceiling - (view.now - self.served_s))
-        beside_s = self.spare_s(view, requests, ceiling_s)
+        ease, slack_s = self._deadlines.ease, self.spare_s(view, requests)
+        share = min(1.0, max(_LEAST_SHARE, _BESIDE_SHARE * ease))
+        beside_s = min(share * slack_s, ceiling_s - requests.predicted_s)
         # While prompts wait, what is earned does too, until nothing more can be.
         least_s = first.least_s(view.latency)
         owed_s = self._most_earned_s(view, least_s) if requests.queue else least_s
@@ -173,8 +176,7 @@ class LearningTime:
             alone_s = self._idle_s
         elif not requests.queue:
             pause_s = self._ceiling - (view.now - self.served_s)
-            share = max(_LEAST_SHARE, _MOST_SHARE * self._deadlines.ease)
-            alone_s = min(share * self.spare_s(view, requests), pause_s)
+            alone_s = min(max(_LEAST_SHARE, _ALONE_SHARE * ease) * slack_s, pause_s)
         pass_s = min(alone_s, max(self._giving_way.pass_s, least_s))
         if pass_s < least_s:
             pass_s = 0.0

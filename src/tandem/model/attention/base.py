@@ -123,6 +123,16 @@ class AttentionKernel(Protocol):
         ...
 
 
+def attend_once(kernel: AttentionKernel, device: torch.device, dtype: torch.dtype) -> None:
+    """One row of zeros; raises whatever a kernel that cannot work on `device` raises."""
+    nothing = np.zeros(1, dtype=np.int64)
+    spans = SpanArrays(nothing, nothing + 1, np.zeros((1, 1), dtype=np.int32))
+    layout, _ = BatchLayout.build(spans, 16, device, dtype)
+    row = torch.zeros((1, 1, 16), dtype=dtype, device=device)
+    cache = LayerKV(*(torch.zeros((1, 16, 1, 16), dtype=dtype, device=device) for _ in range(2)))
+    kernel.prepare(layout).attend(row, row, row, cache, AttentionParams(1.0))
+
+
 class InnerSink(Protocol):
     """Who keeps what layers compute on the way."""
 

@@ -8,20 +8,16 @@ compiles nothing for a new number of rows. Needs `triton`, which comes with torc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tandem.model.attention.base import AttentionBatch, AttentionParams, BatchLayout, LayerKV
+from tandem.model.attention.tiles import cut
 
-# Lines of a tile, each a row of one query head, at least what the matrix units take; and of a
-# prompt's tile where the rows have fewer.
-_LEAST_LINES, _PROMPT_LINES = 16, 64
 # Keys of a tile; half as many as long as they take more bytes.
 _KEYS, _KEY_BYTES = 128, 16384
 
@@ -35,8 +31,7 @@ def _attend(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Tile `program_id(0)` of KV head `program_id(1)`; `tiles` int32 [tiles, 4] are the first row
-    in the batch, the rows, the first row's position and the span."""
+    """Tile `program_id(0)` of KV head `program_id(1)`; `tiles` is the table of `Tiles`."""
     head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
     tile = tiles + tl.program_id(0) * 4
@@ -115,21 +110,14 @@ class TritonKernel:
         return TritonBatch(layout)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Tiles of at most `rows` rows each: int32 [count, 4] on the device."""
-
-    rows: int
-    table: Tensor
-
-
 class TritonBatch:
     """One iteration's tiles, by how many query heads share a KV head."""
 
     def __init__(self, layout: BatchLayout) -> None:
         self._layout = layout
         self._blocks = torch.from_numpy(layout.tables).to(layout.device)
-        self._tiles: dict[int, list[_Tiles]] = {}
+        # Most rows of a tile, and the tiles on the device.
+        self._tiles: dict[int, list[tuple[int, Tensor]]] = {}
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
@@ -141,17 +129,20 @@ class TritonBatch:
         padded = triton.next_power_of_2(group)
         tiles = self._tiles.get(padded)
         if tiles is None:
-            tiles = self._tiles[padded] = _cut(self._layout, padded)
+            found, device = cut(self._layout.starts, self._layout.lengths, padded), query.device
+            tiles = [(each.rows, torch.from_numpy(each.table).to(device)) for each in found]
+            self._tiles[padded] = tiles
         if query.stride(2) != 1:
             query = query.contiguous()
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for some in tiles:
-            self._launch(some, query, out, cache, params, padded)
+        for rows, table in tiles:
+            self._launch(rows, table, query, out, cache, params, padded)
         return out
 
     def _launch(
         self,
-        tiles: _Tiles,
+        rows: int,
+        tiles: Tensor,
         query: Tensor,
         out: Tensor,
         cache: LayerKV,
@@ -163,33 +154,13 @@ class TritonBatch:
         keys = _KEYS
         while keys > 16 and keys * dim_pad * query.element_size() > _KEY_BYTES:
             keys //= 2
-        launch: Any = _attend[(tiles.table.shape[0], kv_heads)]
+        launch: Any = _attend[(tiles.shape[0], kv_heads)]
         launch(
-            query, cache.keys, cache.values, out, tiles.table, self._blocks, self._blocks.shape[1],
+            query, cache.keys, cache.values, out, tiles, self._blocks, self._blocks.shape[1],
             params.scale, params.window, params.softcap,
             query.stride(0), query.stride(1), out.stride(0),
             DIM=dim, DIM_PAD=dim_pad, GROUP=query.shape[1] // kv_heads, GROUP_PAD=padded,
-            ROWS=tiles.rows, KEYS=keys, BLOCK=block_size,
+            ROWS=rows, KEYS=keys, BLOCK=block_size,
             WINDOW=params.window > 0, SOFTCAP=params.softcap > 0.0,
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         )  # fmt: skip
-
-
-def _cut(layout: BatchLayout, padded: int) -> list[_Tiles]:
-    """Decodes in tiles of few rows, everything else in larger ones; the longest begin first."""
-    first_rows = np.cumsum(layout.lengths) - layout.lengths
-    found = []
-    for single, lines in ((True, _LEAST_LINES), (False, _PROMPT_LINES)):
-        spans = np.flatnonzero((layout.lengths == 1) == single)
-        if not spans.size:
-            continue
-        rows = max(1, lines // padded)
-        counts = -(-layout.lengths[spans] // rows)
-        owner = np.repeat(spans, counts)
-        within = (np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)) * rows
-        left = np.minimum(rows, layout.lengths[owner] - within)
-        position = layout.starts[owner] + within
-        table = np.stack([first_rows[owner] + within, left, position, owner], axis=1)
-        table = table[np.argsort(-position, kind="stable")].astype(np.int32)
-        found.append(_Tiles(rows, torch.from_numpy(table).to(layout.device)))
-    return found
