@@ -24,9 +24,9 @@ from tandem.scheduling.view import View
 FULL_SHARE = 0.9
 # Of the time that a request which comes next may wait, an iteration takes at most so much.
 _WAIT_SHARE = 0.25
-# Of the slack of the requests, learning takes at most so much at once: these times the share of the
-# TTFT objective that the last ones had left (`Deadlines.ease`), alone and beside them, and the third
-# at any rate. What is kept lets answers end early, and fewer run when the next ones come.
+# Of the slack of the requests, learning takes at most so much at once: these times the share of
+# their TTFT objective that the last ones had left (`Deadlines.ease`), alone and beside them, and the
+# last at any rate. What is kept lets answers end early, and fewer run when the next ones come.
 _ALONE_SHARE = 1.0 / 3.0
 _BESIDE_SHARE = 2.0
 _LEAST_SHARE = 0.05
