@@ -136,3 +136,24 @@ def test_what_is_known_of_requests_that_are_gone_is_forgotten():
     deadlines.slack_s(FakeView(5.0), running)
     deadlines.forget_ended(FakeView(5.0, serving=running[:1], waiting=running[1:2]))
     assert set(deadlines._clocks) == {0, 1}
+
+
+def test_answers_that_get_slow_later_count_as_late_once():
+    """Not at their beginning, when they may well catch up; nor every time that they are behind."""
+
+    def ease(*behind_at: int) -> float:
+        """After 60 requests with 0.9 of their objective left, some behind at so many tokens."""
+        deadlines = Deadlines()
+        for number in range(60):
+            seq = sequence(number, output=1)
+            seq.first_token_s = 0.1
+            deadlines.slack_s(FakeView(0.1), [seq])
+        for number, tokens in enumerate(behind_at):
+            seq = sequence(number, output=tokens)
+            assert deadlines.slack_s(FakeView(10.0), [seq]) == pytest.approx(0.08)
+            for later_s in (20.0, 30.0, 40.0):
+                deadlines.slack_s(FakeView(later_s), [seq])
+        return deadlines.ease
+
+    assert ease() == ease(40, 50) == ease(*[10] * 9) == pytest.approx(0.9)
+    assert ease(40, 50, 32) == 0.0

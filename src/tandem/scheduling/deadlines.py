@@ -25,6 +25,8 @@ _SHORT_TOKENS = 4
 # Requests that say what those to come can wait; of 24 the one with the least slack does not count.
 _REMEMBERED = 64
 _SPARED = 24
+# An answer that is behind its objective after so many tokens is late; before, it may well catch up.
+_LATE_TOKENS = 32
 
 
 class Deadlines:
@@ -39,6 +41,7 @@ class Deadlines:
 
     `ease` is the share of their TTFT objective that the last requests had left when their first
     token came, but for the few with the least: near 1 while they are served at once, 0 if late.
+    Whose answer is late further on counts once more, as late.
     """
 
     def __init__(self) -> None:
@@ -48,6 +51,7 @@ class Deadlines:
         self._slacks_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None
         self._left: deque[float] = deque(maxlen=_REMEMBERED)
+        self._late: set[int] = set()  # answers whose deadline has moved
         self.ease = 1.0
 
     def wait_s(self, view: View) -> float:
@@ -101,6 +105,9 @@ class Deadlines:
         if first_s + counted * slo.tpot_s >= view.now:
             return 0.0
         self._clocks[seq.seq_id] = (view.now + (1 - length) * tpot_s, tpot_s)
+        if seq.output_tokens >= _LATE_TOKENS and seq.seq_id not in self._late:
+            self._late.add(seq.seq_id)
+            self._note(0.0)
         return tpot_s
 
     def _remember(self, view: View, seq: Sequence, ttft_s: float) -> None:
@@ -111,16 +118,21 @@ class Deadlines:
         slack_s = ttft_s - view.latency.forward_s(work)
         if slack_s > 0.0:
             left_s = seq.request.arrival_s + ttft_s - (seq.first_token_s or view.now)
-            self._left.append(max(0.0, left_s / ttft_s))
-            self.ease = sorted(self._left)[len(self._left) // _SPARED]
+            self._note(max(0.0, left_s / ttft_s))
             self._slacks_s.append(slack_s)
             self._wait_s = sorted(self._slacks_s)[len(self._slacks_s) // _SPARED]
+
+    def _note(self, left: float) -> None:
+        """So much of its objective was left when a request got a token."""
+        self._left.append(left)
+        self.ease = sorted(self._left)[len(self._left) // _SPARED]
 
     def forget_ended(self, view: View) -> None:
         """Drop what is known of sequences that are gone, once it is much."""
         if len(self._clocks) > 2 * view.budgets.max_sequences:
             alive = {seq.seq_id for seq in (*view.serving, *view.waiting)}
             self._clocks = {key: value for key, value in self._clocks.items() if key in alive}
+            self._late &= alive
 
 
 def _allowance(seq: Sequence) -> int:

@@ -24,12 +24,12 @@ from tandem.scheduling.view import View
 FULL_SHARE = 0.9
 # Of the time that a request which comes next may wait, an iteration takes at most so much.
 _WAIT_SHARE = 0.25
-# Of the slack of the requests, learning takes at most so much at once: these times the share of
-# their TTFT objective that the last ones had left (`Deadlines.ease`), alone and beside them, and the
-# last at any rate. What is kept lets answers end early, and fewer run when the next ones come.
-_ALONE_SHARE = 1.0 / 3.0
+# Of the slack of the requests, learning takes at most so much at once: as many times what the last
+# ones had left of their objectives (`Deadlines.ease`), alone and beside them, and the least share
+# at any rate. What is kept lets answers end early, and fewer run when the next ones come.
+_ALONE_SHARE = 0.5
 _BESIDE_SHARE = 2.0
-_LEAST_SHARE = 0.05
+_LEAST_SHARE = 0.02
 # A pass that gives way is preferred to one beside requests that could take less than half as long.
 _MUCH_LONGER = 2.0
 # Where a whole ceiling is free and yet nothing seems to fit, the smallest piece of it is tried
