@@ -37,10 +37,11 @@ PROFILE = datasheet_profile("l4", "qwen2.5-0.5b")
 
 def test_residuals_of_a_profile_become_errors_of_predictions():
     """Noise is what a pass took over what was predicted; errors are the other way round."""
-    profile = replace(PROFILE, noise={"decode": (0.25, -0.2), "mixed": (1.0,), "slice": (-0.5,)})
+    noise = {"pass": (-0.2, 0.25, 1.0), "decode": (0.25, -0.2), "mixed": (1.0,), "slice": (-0.5,)}
+    profile = replace(PROFILE, noise=noise)
     found = held_out(profile)
     assert found["decode"] == pytest.approx([-0.2, 0.25])
-    assert found["pass"] == pytest.approx([-0.2, 0.25, -0.5])
+    assert found["pass"] == pytest.approx([0.25, -0.2, -0.5])
     assert found["slice"] == pytest.approx([1.0]) and found[WHOLE] == []
 
 
