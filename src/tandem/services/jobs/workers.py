@@ -1,8 +1,9 @@
 """Works on jobs: their files at once, their training when it is their turn.
 
 A bounded number of jobs trains at the same time, and one for each adapter, in the order in which
-their files were found valid; one that has begun goes first. Knows no tenants. Invariant: a store or a disk that fails
-for a while delays a job and does not end it, and delays nobody who pauses or cancels one.
+their files were found valid; one that has begun goes first. Knows no tenants. Invariant: a store or
+a disk that fails for a while delays a job and does not end it, and delays nobody who pauses or
+cancels one.
 """
 
 from __future__ import annotations
