@@ -15,8 +15,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from attainment.engine import profiled
 from attainment.figures import (
     BASELINE,
+    OURS,
     Measurement,
     Unloaded,
     capacity,
@@ -25,12 +27,13 @@ from attainment.figures import (
 )
 from attainment.report import Setup, as_data, as_markdown
 from attainment.workload import Job, Workload
-from peers.driver import Worker, Workers, WorkerSpec
+from peers.driver import Worker, Workers, WorkerSpec, in_new_process
 from peers.machine import describe, slug
 from peers.models import configs, ensure_model
 from tandem.bench.machine import busy_cpu_s
 from tandem.bench.traces import read_trace
 from tandem.core.slo import Slo
+from tandem.estimators.profile import write_profile
 from tandem.model.load import computes_in
 
 # Name -> options. Ekya's interval is that of `tandem bench mace`.
@@ -64,23 +67,29 @@ class Plan:
     policies: dict[str, dict[str, str]]
     loads: list[float]
     rounds: int
+    rival_rounds: int
     seconds: float
     capacity_s: float
     slo_factor: float
     ttft_slo: float | None
     tpot_slo: float | None
+    profile_s: float
     cache: Path
     say: Callable[[str], None] = print
 
 
-def turns(policies: list[str], loads: list[float], rounds: int) -> list[tuple[int, float, str]]:
+def turns(
+    policies: list[str], loads: list[float], rounds: int, rival_rounds: int
+) -> list[tuple[int, float, str]]:
     """(round, load, policy) of every window: all policies of a round and load one after the other,
-    beginning with another one each time."""
+    beginning with another one each time; after `rival_rounds` only those that are compared."""
     found: list[tuple[int, float, str]] = []
     for round_ in range(rounds):
+        rivals = round_ < rival_rounds
+        chosen = [each for each in policies if rivals or each in (BASELINE, OURS)]
         for place, load in enumerate(loads):
-            turn = (round_ * len(loads) + place) % len(policies)
-            found += [(round_, load, policy) for policy in policies[turn:] + policies[:turn]]
+            turn = (round_ * len(loads) + place) % len(chosen)
+            found += [(round_, load, policy) for policy in chosen[turn:] + chosen[:turn]]
     return found
 
 
@@ -98,6 +107,7 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
     folder = ensure_model(plan.model, plan.cache)
     threads = len(os.sched_getaffinity(0))
     common = {"device": plan.device, "dtype": plan.dtype, "threads": threads}
+    common["profile"], source = _profile(plan, folder, common)
     specs = [
         WorkerSpec(name, ENGINE, options={"policy": name, "options": options, **common})
         for name, options in plan.policies.items()
@@ -119,6 +129,7 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
             *workload.mean_tokens(),
             plan.seconds,
             plan.policies,
+            source,
         )
         plan.say(
             f"capacity {most:.2f} requests/s; objectives: TTFT {1e3 * slo.ttft_s:.0f} ms,"
@@ -128,6 +139,17 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
             warm_up = workload.open_loop(0.5 * most, DRAIN_S, plan.rounds, plan.rounds + 1)
             worker.run(asdict(_prepared(warm_up, name, slo)))
         return setup, _windows(plan, setup, workload, workers)
+
+
+def _profile(plan: Plan, folder: Path, common: dict[str, Any]) -> tuple[str, str]:
+    """File and source of the profile that every engine starts from, measured in a process of its
+    own; empty if they are to start from rates that they measure themselves."""
+    if not plan.profile_s:
+        return "", ""
+    path = plan.cache / f"attainment-{plan.model}.profile.json"
+    profile = in_new_process(profiled, str(folder), common, plan.profile_s)
+    write_profile(profile, path)
+    return str(path), profile.source
 
 
 def _bounds(plan: Plan, workload: Workload, worker: Worker) -> tuple[Unloaded, float]:
@@ -142,7 +164,8 @@ def _bounds(plan: Plan, workload: Workload, worker: Worker) -> tuple[Unloaded, f
 def _windows(plan: Plan, setup: Setup, workload: Workload, workers: Workers) -> list[Measurement]:
     kept = plan.cache / f"attainment-{plan.model}.json"
     found: list[Measurement] = []
-    for round_, load, policy in turns(list(plan.policies), plan.loads, plan.rounds):
+    order = turns(list(plan.policies), plan.loads, plan.rounds, plan.rival_rounds)
+    for round_, load, policy in order:
         rate = load * setup.capacity
         job = workload.open_loop(rate, plan.seconds, round_, plan.rounds + 1)
         answer, others = _watched(workers.by_name[policy], _prepared(job, policy, setup.slo))
@@ -194,12 +217,18 @@ def main(
     ] = None,
     minutes: Annotated[float, typer.Option(help="Of all windows together, about.")] = 18.0,
     rounds: Annotated[int, typer.Option(help="Windows of each policy and load.")] = 2,
+    rival_rounds: Annotated[
+        int | None, typer.Option(help="Of those with policies other than unified; default: all.")
+    ] = None,
     slo_factor: Annotated[
         float, typer.Option(help="Objectives as multiples of an unloaded request's latencies.")
     ] = 5.0,
     ttft_slo: Annotated[float | None, typer.Option(help="Seconds, instead of a multiple.")] = None,
     tpot_slo: Annotated[float | None, typer.Option(help="Seconds, instead of a multiple.")] = None,
     capacity_s: Annotated[float, typer.Option(help="How long capacity is measured.")] = 24.0,
+    profile_s: Annotated[
+        float, typer.Option(help="Of the profile that all start from; 0: each finds out by itself.")
+    ] = 60.0,
     length_scale: Annotated[float, typer.Option(help="Of the trace's lengths.")] = 0.25,
     option: Annotated[list[str] | None, typer.Option(help="POLICY.NAME=VALUE; repeatable.")] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, and of the order of lengths.")] = 0,
@@ -214,7 +243,8 @@ def main(
     if not trace.is_file():
         raise SystemExit(f"skipped: no shared data at {data}")
     loads, policies = sorted(load or LOADS), with_options(choose(policy), option or [])
-    seconds = window_seconds(minutes, rounds * len(loads) * len(policies))
+    rival_rounds = rounds if rival_rounds is None else min(rounds, rival_rounds)
+    seconds = window_seconds(minutes, len(turns(list(policies), loads, rounds, rival_rounds)))
     config = configs()[model]
     workload = Workload(
         read_trace(trace), config.max_position_embeddings, config.vocab_size, seed, length_scale
@@ -227,11 +257,13 @@ def main(
         policies,
         loads,
         rounds,
+        rival_rounds,
         seconds,
         capacity_s,
         slo_factor,
         ttft_slo,
         tpot_slo,
+        profile_s,
         cache.resolve(),
     )
     setup, windows = measure(plan, workload)

@@ -11,11 +11,9 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -24,6 +22,7 @@ import torch
 import typer
 
 from attainment.workload import Workload
+from peers.driver import in_new_process
 from peers.machine import describe, slug
 from peers.models import configs, ensure_model
 from tandem.bench.fidelity import Account
@@ -199,12 +198,6 @@ def _cell(figures: dict[str, float] | None) -> str:
     return f"{figures['mape']:.1%}, {figures['p95']:.1%} ({figures['samples']})"
 
 
-def in_new_process(call: Callable[..., Any], *given: Any) -> Any:
-    """What `call` returns: a server has not run the profile that it was given."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(call, *given).result()
-
-
 def _ignore(stage: str, done: float | None) -> None:
     pass
 
@@ -239,6 +232,7 @@ def main(
     found: list[dict[str, Any]] = []
     errors: dict[str, list[Errors]] = {"held_out": [], "profiled": [], "corrected": []}
     for number in range(rounds):
+        # A server has not run the profile that it was given.
         profile = in_new_process(profiled, settings, profile_s)
         planned = load.open_loop(rate, serve_s, number, rounds + 1).requests()
         window = in_new_process(served, settings, profile, planned, number)

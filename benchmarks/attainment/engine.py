@@ -21,8 +21,9 @@ from coexecution.engine_tandem import AHEAD, LORA, OPTIMIZER, TRAINER
 from coexecution.workload import Training
 from tandem.bench.measure import Outcome
 from tandem.bench.workload import PlannedRequest
-from tandem.build import build_engine_client
-from tandem.config import resolve
+from tandem.build import build_engine_client, build_executor
+from tandem.cli.profile import measure
+from tandem.config import Settings, resolve
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
@@ -34,6 +35,7 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.engine.client import AsyncEngineClient
+from tandem.estimators.profile import Profile
 
 # All engines are in memory at once.
 KV_BYTES = 1 << 29
@@ -175,20 +177,31 @@ class PolicyEngine:
         return await Window(self._client, job, self._names).run()
 
 
-async def _start(model: str, options: dict[str, Any]) -> AsyncEngineClient:
-    settings = resolve(
+def profiled(model: str, options: dict[str, Any], seconds: float) -> Profile:
+    """What `tandem profile` finds of a model that is loaded for it, with the engines' options."""
+    settings = _settings(model, options, {})
+    executor = build_executor(settings)
+    return measure(executor, settings, seconds, lambda done: None)
+
+
+def _settings(model: str, options: dict[str, Any], scheduling: dict[str, Any]) -> Settings:
+    named = {name: options[name] for name in ("device", "dtype", "threads")}
+    return resolve(
         {
-            "model": {
-                "model": model,
-                "device": options["device"],
-                "dtype": options["dtype"],
-                "threads": options["threads"],
-            },
+            "model": {"model": model, **named},
             "cache": {"memory_bytes": KV_BYTES},
-            "scheduling": {"policy": options["policy"], "policy_options": options["options"]},
+            "scheduling": scheduling,
         }
     )
-    client = build_engine_client(settings)
+
+
+async def _start(model: str, options: dict[str, Any]) -> AsyncEngineClient:
+    scheduling = {
+        "policy": options["policy"],
+        "policy_options": options["options"],
+        "profile": options["profile"],
+    }
+    client = build_engine_client(_settings(model, options, scheduling))
     await client.start()
     await client.open_trainer(TrainerSpec(TRAINER, LORA, OPTIMIZER))
     return client

@@ -51,6 +51,7 @@ class Setup:
     mean_output_tokens: float
     seconds: float
     policies: dict[str, dict[str, str]] = field(default_factory=dict)
+    profile: str = ""
 
 
 def as_data(setup: Setup, windows: Sequence[Measurement]) -> dict[str, Any]:
@@ -118,6 +119,7 @@ def as_markdown(data: dict[str, Any]) -> str:
         f" {1e3 * alone['ttft_s']:.0f} ms, TPOT {1e3 * alone['tpot_s']:.1f} ms (medians)."
         f" Objectives: TTFT {1e3 * slo['ttft_s']:.0f} ms, TPOT {1e3 * slo['tpot_s']:.1f} ms."
         f" {requests} requests in windows of {data['seconds']:.0f} s."
+        + (f" The engines start from a profile, {data['profile']}." if data["profile"] else "")
         + (f" Policy options: {options}." if options else ""),
     ]
     for load in sorted({row["load"] for row in data["rows"]}):

@@ -14,8 +14,10 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -193,3 +195,9 @@ def vllm_environ(env_dir: Path, cores: Sequence[int], kv_gib: int) -> dict[str, 
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def in_new_process(call: Callable[..., Any], *given: Any) -> Any:
+    """What `call` returns in a process that ends with it."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(call, *given).result()

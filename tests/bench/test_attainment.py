@@ -40,6 +40,8 @@ from tandem.core.events import EngineStats, TokenEvent
 from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.core.training import StepOutcome, TrainingStep
+from tandem.estimators.datasheet import datasheet_profile
+from tandem.estimators.profile import read_profile
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
@@ -239,6 +241,7 @@ def test_report_of_two_loads() -> None:
         20.0,
         10.0,
         {**policies, "mace": {}, "adainf": {}},
+        "measured in 60 s: 9 passes",
     )
     data = json.loads(json.dumps(as_data(setup, windows)))
     page = as_markdown(data)
@@ -249,6 +252,7 @@ def test_report_of_two_loads() -> None:
     assert "| `unified` | 100.0% | 100.0% | 100.0% | +0.0 (+0.0 to +0.0) | +0.0, +0.0 |" in page
     assert "| 60% | +0.0 (+0.0 to +0.0) | yes, surely | 100 | `mace` 50 | yes |" in page
     assert "Policy options: unified ceiling_s=0.1." in page
+    assert "The engines start from a profile, measured in 60 s: 9 passes." in page
     assert "fell behind" not in page
     assert "took 0% of the cores in the median window, 25% in the worst" in page
     data["rows"][0]["client_lag_p99_ms"] = 80.0
@@ -259,10 +263,18 @@ def test_report_of_two_loads() -> None:
 
 
 def test_every_policy_runs_once_a_round_and_load_in_changing_order() -> None:
-    turns = command().turns(["a", "b", "c"], [0.3, 0.6], 2)
+    turns = command().turns(["a", "b", "c"], [0.3, 0.6], 2, 2)
     assert len(turns) == 12 == len(set(turns))
     firsts = [policy for _, _, policy in turns[::3]]
     assert firsts == ["a", "b", "c", "a"]
+
+
+def test_rivals_run_in_the_first_rounds_only() -> None:
+    turns = command().turns(["no_retrain", "unified", "ekya"], [0.6], 3, 1)
+    assert [policy for _, _, policy in turns[:3]] == ["no_retrain", "unified", "ekya"]
+    assert [(number, policy) for number, _, policy in turns[3:]] == [
+        (1, "unified"), (1, "no_retrain"), (2, "no_retrain"), (2, "unified")
+    ]  # fmt: skip
 
 
 def test_time_is_divided_between_windows() -> None:
@@ -283,6 +295,30 @@ def test_policies_and_options_by_name() -> None:
     for wrong in ("mace.bins=false", "unified.ceiling_s", "unified"):
         with pytest.raises(typer.BadParameter):
             module.with_options(module.choose(["unified"]), [wrong])
+
+
+def plan(module: ModuleType, folder: Path, profile_s: float) -> Any:
+    return module.Plan(
+        "tiny", "cpu", "float32", {}, [0.9], 1, 1, 10.0, 10.0, 5.0, None, None, profile_s, folder
+    )
+
+
+def test_engines_start_from_one_profile_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, measured = command(), datasheet_profile("l4", "qwen2.5-0.5b")
+    asked: list[tuple[Any, ...]] = []
+
+    def in_new_process(call: Any, *given: Any) -> Any:
+        asked.append((call, *given))
+        return measured
+
+    monkeypatch.setattr(module, "in_new_process", in_new_process)
+    common = {"device": "cpu", "dtype": "float32", "threads": 2}
+    assert module._profile(plan(module, tmp_path, 0.0), Path("model"), common) == ("", "")
+    path, source = module._profile(plan(module, tmp_path, 30.0), Path("model"), common)
+    assert read_profile(Path(path)).rates == measured.rates and source == measured.source
+    assert asked == [(engine.profiled, "model", common, 30.0)]
 
 
 def test_without_the_traces_it_says_so(tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ from tandem.scheduling.view import View
 FULL_SHARE = 0.9
 # Of the time that a request which comes next may wait, an iteration takes at most so much.
 _WAIT_SHARE = 0.25
-# Of the slack of the requests, learning takes at most so much at once: as many times what the last
-# ones had left of their objectives (`Deadlines.ease`), alone and beside them, and the least share
-# at any rate. What is kept lets answers end early, and fewer run when the next ones come.
+# Of the slack of the requests, learning takes at most so much at once: of what the last ones had
+# left of their objectives (`Deadlines.ease`), beside them so many times, and alone its square, at
+# most this share of it; the least share at any rate. What is kept lets answers end early, and fewer
+# run when the next ones come.
 _ALONE_SHARE = 0.5
 _BESIDE_SHARE = 2.0
 _LEAST_SHARE = 0.02
@@ -176,7 +177,7 @@ class LearningTime:
             alone_s = self._idle_s
         elif not requests.queue:
             pause_s = self._ceiling - (view.now - self.served_s)
-            alone_s = min(max(_LEAST_SHARE, _ALONE_SHARE * ease) * slack_s, pause_s)
+            alone_s = min(max(_LEAST_SHARE, min(_ALONE_SHARE, ease) * ease) * slack_s, pause_s)
         pass_s = min(alone_s, max(self._giving_way.pass_s, least_s))
         if pass_s < least_s:
             pass_s = 0.0
