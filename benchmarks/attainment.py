@@ -218,7 +218,8 @@ def main(
     minutes: Annotated[float, typer.Option(help="Of all windows together, about.")] = 18.0,
     rounds: Annotated[int, typer.Option(help="Windows of each policy and load.")] = 2,
     rival_rounds: Annotated[
-        int | None, typer.Option(help="Of those with policies other than unified; default: all.")
+        int | None,
+        typer.Option(min=1, help="Of those with policies other than unified; default: all."),
     ] = None,
     slo_factor: Annotated[
         float, typer.Option(help="Objectives as multiples of an unloaded request's latencies.")

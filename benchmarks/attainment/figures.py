@@ -152,7 +152,8 @@ class Verdict:
     """What became of the two goals under one load.
 
     `sure` if the whole interval is within the margin. `rivals` are the other policies that train
-    and attain within it, with their training tokens/s; `ahead` if ours trains more than each.
+    and attain within it, with their training tokens/s; `ahead` if ours trains more than each in the
+    rounds of the latter.
     """
 
     load: float
@@ -183,6 +184,13 @@ def verdict(load: float, windows: Sequence[Measurement], slo: Slo) -> Verdict | 
     trained = {name: float(summary(by_policy[name], slo)["training_tokens_per_s"]) for name in gaps}
     ours = trained.pop(OURS)
     rivals = {name: rate for name, rate in trained.items() if gaps[name].value >= -MARGIN}
+    # Rivals may have had fewer rounds.
+    had = {name: {each.round for each in by_policy[name]} for name in rivals}
+    own = by_policy[OURS]
+    ours_in = {
+        name: summary([each for each in own if each.round in rounds], slo)["training_tokens_per_s"]
+        for name, rounds in had.items()
+    }
     interval = gaps[OURS]
     return Verdict(
         load,
@@ -191,7 +199,7 @@ def verdict(load: float, windows: Sequence[Measurement], slo: Slo) -> Verdict | 
         sure=interval.low >= -MARGIN,
         training_tokens_per_s=ours,
         rivals=rivals,
-        ahead=all(ours > rate for rate in rivals.values()),
+        ahead=all(ours_in[name] > rate for name, rate in rivals.items()),
     )
 
 

@@ -119,7 +119,7 @@ def as_markdown(data: dict[str, Any]) -> str:
         f" {1e3 * alone['ttft_s']:.0f} ms, TPOT {1e3 * alone['tpot_s']:.1f} ms (medians)."
         f" Objectives: TTFT {1e3 * slo['ttft_s']:.0f} ms, TPOT {1e3 * slo['tpot_s']:.1f} ms."
         f" {requests} requests in windows of {data['seconds']:.0f} s."
-        + (f" The engines start from a profile, {data['profile']}." if data["profile"] else "")
+        + (f" The engines start from a profile, {data['profile']}." if data.get("profile") else "")
         + (f" Policy options: {options}." if options else ""),
     ]
     for load in sorted({row["load"] for row in data["rows"]}):
@@ -128,7 +128,7 @@ def as_markdown(data: dict[str, Any]) -> str:
             "",
             f"## {load:.0%} of capacity: {rows[0]['rate']:.2f} requests/s",
             "",
-            f"{rows[0]['requests']} requests a policy, {len(rows[0]['rounds'])} rounds.",
+            _counts(rows),
             "",
             "| " + " | ".join(COLUMNS) + " |",
             "|---" * len(COLUMNS) + "|",
@@ -147,6 +147,20 @@ def as_markdown(data: dict[str, Any]) -> str:
     if late > 1e3 * CLIENT_LAG_LIMIT_S:
         lines.append("**The load generator fell behind: the load was not the one intended.**")
     return "\n".join(lines) + "\n"
+
+
+def _counts(rows: Sequence[dict[str, Any]]) -> str:
+    by_rounds: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_rounds.setdefault(len(row["rounds"]), []).append(row)
+    if len(by_rounds) == 1:
+        return f"{rows[0]['requests']} requests a policy, {len(rows[0]['rounds'])} rounds."
+    parts = [
+        f"{found[0]['requests']} requests in {rounds} round{'s' * (rounds > 1)} of "
+        + ", ".join(f"`{row['policy']}`" for row in found)
+        for rounds, found in by_rounds.items()
+    ]
+    return "; ".join(parts) + "."
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -6,20 +6,28 @@ less than what the requests themselves are predicted to take.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.view import View
 
+# Prompts join a pass without more ado while it takes at most this share of their TTFT objective.
+_LONG = 0.3
+# What costs as much as it saves to the last bits is worth it.
+_TIE = 1.0 + 1e-6
+
 
 @dataclass(slots=True)
 class Serving:
-    """Waiting requests, the rows of the running ones, the pass of all of them, and seconds until
-    the first token is due."""
+    """Waiting requests and which of them join the pass, the rows of the running ones, the pass of
+    all that take part, and seconds until the first token is due."""
 
     queue: list[Sequence] = field(default_factory=list)
+    joining: list[Sequence] = field(default_factory=list)
     running_rows: int = 0
     work: PassWork = field(default_factory=PassWork)
     predicted_s: float = 0.0
@@ -37,33 +45,108 @@ def foresee(
     """Rows and time of the requests as admission will grant them, nearly; and the time budget.
 
     Slack that was saved up is spent in passes of up to the ceiling: few long ones cost less than
-    many short ones.
+    many short ones. A prompt that is held back needs time for its own pass before it is due.
     """
     deadlines.forget_ended(view)
     most, work = view.budgets.max_batch_tokens, PassWork()
-    served, left = _add_requests(running, most, work)
-    queued, _ = _add_requests(queue, left, work)
-    due_s = deadlines.slack_s(view, running[:served] + queue[:queued])
+    served, left, ending = _add_running(running, most, work)
+    joining, work, held = _choose(view, work, left, ending, queue)
+    due_s = deadlines.slack_s(view, running[:served] + joining)
+    if held is not None:
+        due_s = min(due_s, deadlines.slack_s(view, [held]) - _alone_s(view, held))
     predicted_s = view.latency.forward_s(work)
-    return Serving(queue, most - left, work, predicted_s, max(due_s, predicted_s))
+    return Serving(queue, joining, most - left, work, predicted_s, max(due_s, predicted_s))
 
 
-def _add_requests(sequences: list[Sequence], left: int, work: PassWork) -> tuple[int, int]:
-    """Add the rows of requests to `work`, `left` at most; how many take part, and what is left."""
+def joins(view: View, running: list[Sequence], queue: list[Sequence]) -> list[Sequence]:
+    """The first of the waiting requests that are worth their place in the next pass.
+
+    All first tokens of a pass come at its end. Another prompt delays those before it by what it
+    takes, and saves itself and all behind it the constant cost of a pass; one of which only a part
+    fits, a part of that. In a pass that is long for its objective it joins only if it saves more
+    than it costs, summed over those who wait. Answers that have begun, and what has no objective,
+    join while there are rows.
+    """
+    if not queue:
+        return queue
+    work = PassWork()
+    _, left, ending = _add_running(running, view.budgets.max_batch_tokens, work)
+    return _choose(view, work, left, ending, queue)[0]
+
+
+def _choose(
+    view: View, work: PassWork, left: int, ending: int, queue: list[Sequence]
+) -> tuple[list[Sequence], PassWork, Sequence | None]:
+    """Who joins `work`, in which `ending` prompts end and `left` rows are free; the work with them,
+    and who is held back although there are rows."""
+    joining: list[Sequence] = []
+    before_s = view.latency.forward_s(work)
+    for place, seq in enumerate(queue):
+        if left <= 0:
+            break
+        start = _start(view, seq)
+        needed = len(seq.tokens) - start
+        taken = min(needed, left)
+        joined = work.copy()
+        joined.span(start, taken, draws=int(taken == needed))
+        after_s = view.latency.forward_s(joined)
+        if ending and after_s > _most_s(view, seq):
+            added_s = after_s - before_s
+            saved_s = (_span_s(view, start, taken) - added_s) * taken / needed
+            if ending * added_s > _TIE * (len(queue) - place) * saved_s:
+                return joining, work, seq
+        joining.append(seq)
+        work, before_s = joined, after_s
+        left -= taken
+        ending += taken == needed
+    return joining, work, None
+
+
+def _most_s(view: View, seq: Sequence) -> float:
+    """How long a pass may be that `seq` joins without more ado."""
+    request = seq.request
+    if request.work_class is not WorkClass.ONLINE or len(seq.tokens) > seq.prompt_tokens:
+        return math.inf
+    return _LONG * (request.slo or view.default_slo).ttft_s
+
+
+def _start(view: View, seq: Sequence) -> int:
+    """The first token of a waiting sequence that is not cached."""
+    return seq.computed or min(view.match(seq), len(seq.tokens) - 1)
+
+
+def _alone_s(view: View, seq: Sequence) -> float:
+    """Seconds of a pass with nothing but `seq`."""
+    start = _start(view, seq)
+    return _span_s(view, start, min(len(seq.tokens) - start, view.budgets.max_batch_tokens))
+
+
+def _span_s(view: View, start: int, rows: int) -> float:
+    alone = PassWork()
+    alone.span(start, rows)
+    return view.latency.forward_s(alone)
+
+
+def _add_running(sequences: list[Sequence], left: int, work: PassWork) -> tuple[int, int, int]:
+    """Add the rows of running requests to `work`, `left` at most; how many take part, what is left,
+    and how many prompts end."""
     contexts: list[int] = []
-    served = 0
+    served = ending = 0
     for seq in sequences:
         if left <= 0:
             break
         served += 1
         length, computed = len(seq.tokens), seq.computed
         taken = length - computed
+        if taken == 1 and computed:
+            contexts.append(length)
+            left -= 1
+            continue
         if taken > left:
             taken = left
         left -= taken
-        if taken == 1 and computed:
-            contexts.append(length)
-        else:
-            work.span(computed, taken, draws=int(taken == length - computed))
+        ends = taken == length - computed
+        ending += ends
+        work.span(computed, taken, draws=int(ends))
     work.decode_all(contexts)
-    return served, left
+    return served, left, ending

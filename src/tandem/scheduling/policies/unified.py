@@ -28,7 +28,7 @@ from tandem.scheduling.room import (
     half_computed,
     stands_in_the_way,
 )
-from tandem.scheduling.serving import Serving, foresee
+from tandem.scheduling.serving import Serving, foresee, joins
 from tandem.scheduling.turns import Turns
 from tandem.scheduling.view import Policy, View
 
@@ -155,7 +155,7 @@ class Unified:
             order = (
                 self._overdue.serve(view, serving),
                 beside.first,
-                _all(queue),
+                _all(requests.joining),
                 ours,
                 beside.last,
                 theirs,
@@ -255,7 +255,8 @@ class Unified:
         """Requests alone: the usual case, and the one that must cost least."""
         self._time.forget()
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
-        return _decision(running, (_all(serving), _all(queue)), LearningPart(), set())
+        joining = joins(view, serving, queue)
+        return _decision(running, (_all(serving), _all(joining)), LearningPart(), set())
 
     def _items(
         self, view: View, scored: list[Sequence], queue: list[Sequence]

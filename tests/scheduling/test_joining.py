@@ -1,0 +1,148 @@
+"""Which waiting prompts join a pass: short ones do not wait for the end of long ones behind them,
+while a queue shares the constant cost of a pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rates import slice_rates
+from tandem.core.request import Request
+from tandem.core.sequence import Sequence
+from tandem.core.slo import Slo, WorkClass
+from tandem.estimators.latency import LatencyModel, Rates
+from tandem.scheduling.deadlines import Deadlines
+from tandem.scheduling.serving import foresee, joins
+from tandem.scheduling.view import Budgets
+
+# A pass takes 10 ms and 1 ms a row; a first token is in time after 200 ms.
+RATES = Rates((0.01, 1e-9, 1e-9, 1e-9, 1e-9, 1e-3, *[1e-9] * 5), slice_rates(), 0.01, 1.0, True)
+SLO = Slo(0.2, 0.05)
+BUDGETS = Budgets(256, 1024)
+
+
+@dataclass
+class Stage:
+    """What is read of a view."""
+
+    now: float = 0.0
+    default_slo: Slo = SLO
+    latency: LatencyModel = field(default_factory=lambda: LatencyModel(RATES))
+    budgets: Budgets = BUDGETS
+    cached: int = 0
+
+    def match(self, seq: Sequence) -> int:
+        return self.cached
+
+
+def prompts(*lengths: int, slo: Slo | None = None) -> list[Sequence]:
+    found = []
+    for number, length in enumerate(lengths):
+        request = Request(str(number), (1,) * length, slo=slo)
+        found.append(Sequence(number, request, 0, None, [1] * length))
+    return found
+
+
+def decoding(count: int) -> list[Sequence]:
+    running = prompts(*[20] * count)
+    for seq in running:
+        seq.computed = len(seq.tokens) - 1
+    return running
+
+
+def joined(queue: list[Sequence], running: list[Sequence] | None = None, **view: object) -> int:
+    """How many join; they are the first ones."""
+    found = joins(Stage(**view), running or [], queue)
+    assert found == queue[: len(found)]
+    return len(found)
+
+
+def test_a_short_prompt_does_not_wait_for_a_part_of_a_long_one():
+    assert joined(prompts(50, 1000)) == 1
+    assert joined(prompts(50, 1000), decoding(8)) == 1
+    assert joined(prompts(1000, 50)) == 1, "of the second only a part fits"
+    assert joined(prompts(600, 300)) == 1
+
+
+def test_the_first_of_the_queue_always_joins_unless_a_prompt_ends_before_it():
+    assert joined(prompts(5000, 50)) == 1
+    half = prompts(1100)
+    half[0].computed = 1000
+    assert joined(prompts(900), half) == 0, "the first token of a hundred rows comes first"
+    half[0].computed = 0  # it does not end in this pass, and leaves no row
+    assert joined(prompts(900), half) == 0
+
+
+def test_in_passes_that_are_short_for_the_objective_prompts_are_together():
+    assert joined(prompts(20, 15, 10)) == 3
+    assert joined(prompts(50, 300), default_slo=Slo(2.0, 0.05)) == 2
+    assert joined(prompts(50, 300, slo=Slo(2.0, 0.05))) == 2, "its own objective"
+    assert joined(prompts(50, 300)) == 1
+
+
+def test_what_costs_less_than_it_saves_joins():
+    assert joined(prompts(900, 9)) == 2
+    assert joined(prompts(900, 12)) == 1
+    assert joined(prompts(900, 12, 500)) == 2, "two save the constant cost of a pass"
+
+
+def test_a_long_queue_shares_passes():
+    assert joined(prompts(*[100] * 60)) >= 5
+    assert joined(prompts(*[100] * 3)) == 1
+
+
+@pytest.mark.parametrize("rows", [0, 1000, 1024])
+def test_no_more_join_than_there_are_rows(rows):
+    assert (
+        joined(prompts(10, 10, 10), decoding(rows), default_slo=Slo(9.0, 1.0))
+        == {
+            0: 3,
+            1000: 3,
+            1024: 0,
+        }[rows]
+    )
+
+
+def test_cached_rows_count_for_nothing():
+    assert joined(prompts(50, 1000), cached=990) == 2
+    assert joined(prompts(*[1000] * 9), cached=992, default_slo=Slo(9.0, 1.0)) == 9
+
+
+def test_an_answer_that_has_begun_and_offline_requests_join_while_there_are_rows():
+    begun = prompts(50, 900)
+    begun[1].tokens.append(1)
+    assert joined(begun) == 2
+    offline = prompts(50)
+    request = Request("offline", (1,) * 900, work_class=WorkClass.OFFLINE)
+    assert joined([*offline, Sequence(9, request, 0, None, [1] * 900)]) == 2
+
+
+def test_what_is_held_back_needs_time_for_its_own_pass():
+    """190 ms until its first token is due, of which its pass takes 160."""
+    view, queue = Stage(now=0.01), prompts(50, 150)
+    found = foresee(view, Deadlines(), [], queue)
+    assert found.queue == queue and found.joining == queue[:1]
+    assert found.rows == 50 and found.predicted_s == pytest.approx(0.06, rel=1e-3)
+    assert found.due_s == pytest.approx(0.06, rel=1e-3), "30 ms, but never less than the pass takes"
+    view.default_slo = Slo(0.3, 0.05)
+    found = foresee(view, Deadlines(), [], prompts(80, 150))
+    assert found.due_s == pytest.approx(0.29 - 0.16, rel=1e-3)
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=40))
+def test_pass_by_pass_all_of_a_queue_end(lengths):
+    queue, running, passes = prompts(*lengths), [], 0
+    while queue or running:
+        running += (found := joins(Stage(), running, queue))
+        queue, left = queue[len(found) :], 1024
+        for seq in running:
+            taken = min(left, len(seq.tokens) - seq.computed)
+            seq.computed += taken
+            left -= taken
+        assert left < 1024, "a pass without any rows"
+        running = [seq for seq in running if seq.computed < len(seq.tokens)]
+        passes += 1
+    assert passes <= len(lengths) + sum(lengths) // 1024 + 1
