@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from attainment.engine import profiled
+from attainment.engine import profiled, settings_of
 from attainment.figures import (
     BASELINE,
     OURS,
@@ -147,7 +147,7 @@ def _profile(plan: Plan, folder: Path, common: dict[str, Any]) -> tuple[str, str
     if not plan.profile_s:
         return "", ""
     path = plan.cache / f"attainment-{plan.model}.profile.json"
-    profile = in_new_process(profiled, str(folder), common, plan.profile_s)
+    profile = in_new_process(profiled, settings_of(str(folder), common), plan.profile_s)
     write_profile(profile, path)
     return str(path), profile.source
 

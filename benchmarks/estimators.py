@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from attainment.engine import profiled
 from attainment.workload import Workload
 from peers.driver import in_new_process
 from peers.machine import describe, slug
@@ -30,7 +31,6 @@ from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.traces import read_trace
 from tandem.bench.workload import PlannedRequest
 from tandem.build import build_executor, join_loop
-from tandem.cli.profile import measure
 from tandem.config import Settings, resolve
 from tandem.core.clock import SleepingClock
 from tandem.core.plan import LanePlan, StepResult
@@ -94,11 +94,6 @@ class Served:
     profiled: Errors
     corrected: Errors
     iterations: int
-
-
-def profiled(settings: Settings, seconds: float) -> Profile:
-    """The profile of a model that is loaded for it."""
-    return measure(build_executor(settings, _ignore), settings, seconds, lambda done: None)
 
 
 def served(

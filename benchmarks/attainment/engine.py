@@ -177,14 +177,13 @@ class PolicyEngine:
         return await Window(self._client, job, self._names).run()
 
 
-def profiled(model: str, options: dict[str, Any], seconds: float) -> Profile:
-    """What `tandem profile` finds of a model that is loaded for it, with the engines' options."""
-    settings = _settings(model, options, {})
-    executor = build_executor(settings)
-    return measure(executor, settings, seconds, lambda done: None)
+def profiled(settings: Settings, seconds: float) -> Profile:
+    """What `tandem profile` finds of a model that is loaded for it."""
+    return measure(build_executor(settings), settings, seconds, lambda done: None)
 
 
-def _settings(model: str, options: dict[str, Any], scheduling: dict[str, Any]) -> Settings:
+def settings_of(model: str, options: dict[str, Any], **scheduling: Any) -> Settings:
+    """Those of all engines, with `scheduling`; of `options`, what all have in common."""
     named = {name: options[name] for name in ("device", "dtype", "threads")}
     return resolve(
         {
@@ -196,12 +195,14 @@ def _settings(model: str, options: dict[str, Any], scheduling: dict[str, Any]) -
 
 
 async def _start(model: str, options: dict[str, Any]) -> AsyncEngineClient:
-    scheduling = {
-        "policy": options["policy"],
-        "policy_options": options["options"],
-        "profile": options["profile"],
-    }
-    client = build_engine_client(_settings(model, options, scheduling))
+    settings = settings_of(
+        model,
+        options,
+        policy=options["policy"],
+        policy_options=options["options"],
+        profile=options["profile"],
+    )
+    client = build_engine_client(settings)
     await client.start()
     await client.open_trainer(TrainerSpec(TRAINER, LORA, OPTIMIZER))
     return client

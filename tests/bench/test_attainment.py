@@ -253,6 +253,9 @@ def test_report_of_two_loads() -> None:
     assert "| 60% | +0.0 (+0.0 to +0.0) | yes, surely | 100 | `mace` 50 | yes |" in page
     assert "Policy options: unified ceiling_s=0.1." in page
     assert "The engines start from a profile, measured in 60 s: 9 passes." in page
+    assert (
+        "in 2 rounds of `no_retrain`, `unified`, `mace`; 1 requests in 1 round of `adainf`" in page
+    )
     assert "fell behind" not in page
     assert "took 0% of the cores in the median window, 25% in the worst" in page
     data["rows"][0]["client_lag_p99_ms"] = 80.0
@@ -318,7 +321,7 @@ def test_engines_start_from_one_profile_or_none(
     assert module._profile(plan(module, tmp_path, 0.0), Path("model"), common) == ("", "")
     path, source = module._profile(plan(module, tmp_path, 30.0), Path("model"), common)
     assert read_profile(Path(path)).rates == measured.rates and source == measured.source
-    assert asked == [(engine.profiled, "model", common, 30.0)]
+    assert asked == [(engine.profiled, engine.settings_of("model", common), 30.0)]
 
 
 def test_without_the_traces_it_says_so(tmp_path: Path) -> None:

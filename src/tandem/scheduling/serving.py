@@ -48,14 +48,13 @@ def foresee(
     many short ones. A prompt that is held back needs time for its own pass before it is due.
     """
     deadlines.forget_ended(view)
-    most, work = view.budgets.max_batch_tokens, PassWork()
-    served, left, ending = _add_running(running, most, work)
-    joining, work, held = _choose(view, work, left, ending, queue)
-    due_s = deadlines.slack_s(view, running[:served] + joining)
+    found = Serving(queue)
+    served, held = _fill(view, running, found)
+    due_s = deadlines.slack_s(view, running[:served] + found.joining)
     if held is not None:
         due_s = min(due_s, deadlines.slack_s(view, [held]) - _alone_s(view, held))
-    predicted_s = view.latency.forward_s(work)
-    return Serving(queue, joining, most - left, work, predicted_s, max(due_s, predicted_s))
+    found.due_s = max(due_s, found.predicted_s)
+    return found
 
 
 def joins(view: View, running: list[Sequence], queue: list[Sequence]) -> list[Sequence]:
@@ -69,37 +68,37 @@ def joins(view: View, running: list[Sequence], queue: list[Sequence]) -> list[Se
     """
     if not queue:
         return queue
-    work = PassWork()
-    _, left, ending = _add_running(running, view.budgets.max_batch_tokens, work)
-    return _choose(view, work, left, ending, queue)[0]
+    found = Serving(queue)
+    _fill(view, running, found)
+    return found.joining
 
 
-def _choose(
-    view: View, work: PassWork, left: int, ending: int, queue: list[Sequence]
-) -> tuple[list[Sequence], PassWork, Sequence | None]:
-    """Who joins `work`, in which `ending` prompts end and `left` rows are free; the work with them,
-    and who is held back although there are rows."""
-    joining: list[Sequence] = []
-    before_s = view.latency.forward_s(work)
+def _fill(view: View, running: list[Sequence], found: Serving) -> tuple[int, Sequence | None]:
+    """The pass of the running requests and of those of the queue that join; how many of the former
+    take part, and who of the queue is held back although there are rows."""
+    most, latency, queue = view.budgets.max_batch_tokens, view.latency, found.queue
+    served, left, ending = _add_running(running, most, found.work)
+    found.running_rows = most - left
+    found.predicted_s = latency.forward_s(found.work)
     for place, seq in enumerate(queue):
         if left <= 0:
             break
         start = _start(view, seq)
         needed = len(seq.tokens) - start
         taken = min(needed, left)
-        joined = work.copy()
+        joined = found.work.copy()
         joined.span(start, taken, draws=int(taken == needed))
-        after_s = view.latency.forward_s(joined)
-        if ending and after_s > _most_s(view, seq):
-            added_s = after_s - before_s
+        joined_s = latency.forward_s(joined)
+        if ending and joined_s > _most_s(view, seq):
+            added_s = joined_s - found.predicted_s
             saved_s = (_span_s(view, start, taken) - added_s) * taken / needed
             if ending * added_s > _TIE * (len(queue) - place) * saved_s:
-                return joining, work, seq
-        joining.append(seq)
-        work, before_s = joined, after_s
+                return served, seq
+        found.joining.append(seq)
+        found.work, found.predicted_s = joined, joined_s
         left -= taken
         ending += taken == needed
-    return joining, work, None
+    return served, None
 
 
 def _most_s(view: View, seq: Sequence) -> float:
