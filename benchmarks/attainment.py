@@ -88,7 +88,7 @@ def turns(
         rivals = round_ < rival_rounds
         chosen = [each for each in policies if rivals or each in (BASELINE, OURS)]
         for place, load in enumerate(loads):
-            turn = (round_ * len(loads) + place) % len(chosen)
+            turn = (round_ + place) % len(chosen)
             found += [(round_, load, policy) for policy in chosen[turn:] + chosen[:turn]]
     return found
 
@@ -272,7 +272,7 @@ def main(
     page = as_markdown(result)
     out.mkdir(parents=True, exist_ok=True)
     stem = out / f"attainment-{slug(setup.machine)}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    stem.with_suffix(".json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     stem.with_suffix(".md").write_text(page)
     plan.say(page)
 

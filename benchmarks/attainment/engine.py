@@ -86,7 +86,9 @@ class Window:
             "step_tokens": self._training().step_tokens,
             "stats": {name: getattr(after, name) - getattr(before, name) for name in COUNTED},
             "prediction_errors": {
-                name: asdict(error) for name, error in after.prediction_errors.items()
+                name: asdict(error)
+                for name, error in after.prediction_errors.items()
+                if error.samples
             },
         }
 

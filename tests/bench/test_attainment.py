@@ -206,6 +206,17 @@ def test_only_policies_that_attain_are_rivals() -> None:
     assert verdict(0.3, windows, SLO) is None
 
 
+@pytest.mark.parametrize(("round_", "ahead"), [(0, True), (1, False)])
+def test_rivals_are_compared_in_the_rounds_that_they_had(round_: int, ahead: bool) -> None:
+    good = [outcome(index) for index in range(100)]
+    windows = [window("no_retrain", good, each) for each in range(2)]
+    windows += [window("unified", good, each, steps=steps) for each, steps in ((0, 18), (1, 6))]
+    windows.append(window("mace", good, round_, steps=15))
+    found = verdict(0.6, windows, SLO)
+    assert found is not None and found.training_tokens_per_s == pytest.approx(120.0)
+    assert found.rivals == {"mace": pytest.approx(150.0)} and found.ahead is ahead
+
+
 def test_bounds_come_from_closed_loops() -> None:
     ended = [asdict(outcome(index)) for index in range(10)]
     answer: dict[str, Any] = {"seconds": 8.0, "outcomes": [*ended, asdict(Outcome(10, 0.0, 0.0))]}
@@ -269,7 +280,12 @@ def test_every_policy_runs_once_a_round_and_load_in_changing_order() -> None:
     turns = command().turns(["a", "b", "c"], [0.3, 0.6], 2, 2)
     assert len(turns) == 12 == len(set(turns))
     firsts = [policy for _, _, policy in turns[::3]]
-    assert firsts == ["a", "b", "c", "a"]
+    assert firsts == ["a", "b", "b", "c"]
+    for loads in ([0.3, 0.6], [0.3, 0.6, 0.9]):
+        turns = command().turns(["no_retrain", "unified"], loads, 4, 0)
+        for load in loads:
+            firsts = [policy for _, one, policy in turns[::2] if one == load]
+            assert firsts[::2] != firsts[1::2], "no policy is always the first one"
 
 
 def test_rivals_run_in_the_first_rounds_only() -> None:

@@ -83,6 +83,15 @@ def test_in_passes_that_are_short_for_the_objective_prompts_are_together():
     assert joined(prompts(50, 300)) == 1
 
 
+def test_the_objectives_that_count_are_of_those_who_would_wait():
+    tight, loose = Slo(0.1, 0.05), Slo(10.0, 0.05)
+    assert joined([*prompts(50, slo=tight), *prompts(900, slo=loose)]) == 1
+    assert joined([*prompts(900, slo=loose), *prompts(50, slo=tight)]) == 2
+    assert joined(prompts(50, slo=tight), prompts(900, slo=loose)) == 1
+    assert joined(prompts(50, slo=loose), prompts(900, slo=tight)) == 0, "it has begun"
+    assert joined([*prompts(9, slo=tight), *prompts(9, 800, slo=loose)]) == 2
+
+
 def test_what_costs_less_than_it_saves_joins():
     assert joined(prompts(900, 9)) == 2
     assert joined(prompts(900, 12)) == 1
@@ -124,6 +133,20 @@ def test_what_is_held_back_needs_time_for_its_own_pass():
     view.default_slo = Slo(0.3, 0.05)
     found = foresee(view, Deadlines(), [], prompts(80, 150))
     assert found.due_s == pytest.approx(0.29 - 0.16, rel=1e-3)
+
+
+def test_all_that_is_held_back_counts():
+    view = Stage(default_slo=Slo(0.5, 0.05))
+    found = foresee(view, Deadlines(), [], prompts(80, 150, 100))
+    assert len(found.joining) == 1
+    assert found.due_s == pytest.approx(0.5 - 0.26, rel=1e-3), "both, in one pass"
+    urgent = [*prompts(80, 150), *prompts(100, slo=Slo(0.4, 0.05))]
+    assert foresee(view, Deadlines(), [], urgent).due_s == pytest.approx(0.4 - 0.26, rel=1e-3)
+    view.default_slo = Slo(5.0, 0.05)
+    queue = [*prompts(80, 150, 1000), *prompts(9, slo=Slo(0.2, 0.05))]
+    found = foresee(view, Deadlines(), prompts(100, slo=Slo(0.3, 0.05)), queue)
+    assert not found.joining
+    assert found.due_s == pytest.approx(0.3), "a batch of rows, the last one is not of it"
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=40))

@@ -15,7 +15,8 @@ from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.view import View
 
-# Prompts join a pass without more ado while it takes at most this share of their TTFT objective.
+# Prompts join a pass without more ado while it takes at most this share of the TTFT objective of
+# each prompt that ends in it.
 _LONG = 0.3
 # What costs as much as it saves to the last bits is worth it.
 _TIE = 1.0 + 1e-6
@@ -45,14 +46,14 @@ def foresee(
     """Rows and time of the requests as admission will grant them, nearly; and the time budget.
 
     Slack that was saved up is spent in passes of up to the ceiling: few long ones cost less than
-    many short ones. A prompt that is held back needs time for its own pass before it is due.
+    many short ones. Prompts that are held back need time for their own pass before they are due.
     """
     deadlines.forget_ended(view)
     found = Serving(queue)
-    served, held = _fill(view, running, found)
+    served, left = _fill(view, running, found)
     due_s = deadlines.slack_s(view, running[:served] + found.joining)
-    if held is not None:
-        due_s = min(due_s, deadlines.slack_s(view, [held]) - _alone_s(view, held))
+    if left > 0:
+        due_s = min(due_s, _held_s(view, deadlines, queue[len(found.joining) :]))
     found.due_s = max(due_s, found.predicted_s)
     return found
 
@@ -62,9 +63,9 @@ def joins(view: View, running: list[Sequence], queue: list[Sequence]) -> list[Se
 
     All first tokens of a pass come at its end. Another prompt delays those before it by what it
     takes, and saves itself and all behind it the constant cost of a pass; one of which only a part
-    fits, a part of that. In a pass that is long for its objective it joins only if it saves more
-    than it costs, summed over those who wait. Answers that have begun, and what has no objective,
-    join while there are rows.
+    fits, a part of that. Where the pass gets long for the objective of one of those before it, it
+    joins only if it saves more than it costs, summed over those who wait. Answers that have begun,
+    and what has no objective, join while there are rows.
     """
     if not queue:
         return queue
@@ -73,11 +74,13 @@ def joins(view: View, running: list[Sequence], queue: list[Sequence]) -> list[Se
     return found.joining
 
 
-def _fill(view: View, running: list[Sequence], found: Serving) -> tuple[int, Sequence | None]:
+def _fill(view: View, running: list[Sequence], found: Serving) -> tuple[int, int]:
     """The pass of the running requests and of those of the queue that join; how many of the former
-    take part, and who of the queue is held back although there are rows."""
+    take part, and how many rows are left: if any, all that did not join are held back."""
     most, latency, queue = view.budgets.max_batch_tokens, view.latency, found.queue
-    served, left, ending = _add_running(running, most, found.work)
+    served, left, ends = _add_running(running, most, found.work)
+    ending = len(ends)
+    most_s = min([_most_s(view, seq) for seq in ends], default=math.inf)
     found.running_rows = most - left
     found.predicted_s = latency.forward_s(found.work)
     for place, seq in enumerate(queue):
@@ -89,35 +92,49 @@ def _fill(view: View, running: list[Sequence], found: Serving) -> tuple[int, Seq
         joined = found.work.copy()
         joined.span(start, taken, draws=int(taken == needed))
         joined_s = latency.forward_s(joined)
-        if ending and joined_s > _most_s(view, seq):
+        if joined_s > most_s and _is_prompt(seq):
             added_s = joined_s - found.predicted_s
             saved_s = (_span_s(view, start, taken) - added_s) * taken / needed
             if ending * added_s > _TIE * (len(queue) - place) * saved_s:
-                return served, seq
+                break
         found.joining.append(seq)
         found.work, found.predicted_s = joined, joined_s
         left -= taken
-        ending += taken == needed
-    return served, None
+        if taken == needed:
+            ending += 1
+            most_s = min(most_s, _most_s(view, seq))
+    return served, left
+
+
+def _is_prompt(seq: Sequence) -> bool:
+    """Whether somebody waits for its first token."""
+    return seq.request.work_class is WorkClass.ONLINE and len(seq.tokens) == seq.prompt_tokens
 
 
 def _most_s(view: View, seq: Sequence) -> float:
-    """How long a pass may be that `seq` joins without more ado."""
+    """How long the pass in which `seq` ends may get without more ado."""
     request = seq.request
-    if request.work_class is not WorkClass.ONLINE or len(seq.tokens) > seq.prompt_tokens:
+    if request.work_class is not WorkClass.ONLINE:
         return math.inf
     return _LONG * (request.slo or view.default_slo).ttft_s
+
+
+def _held_s(view: View, deadlines: Deadlines, held: list[Sequence]) -> float:
+    """Seconds until a pass of those that are held back has to begin, at the latest; of a batch's
+    rows of them, as if they shared it."""
+    work, due_s = PassWork(), math.inf
+    for seq in held:
+        start = _start(view, seq)
+        work.span(start, min(len(seq.tokens) - start, view.budgets.max_batch_tokens), draws=1)
+        due_s = min(due_s, deadlines.slack_s(view, [seq]) - view.latency.forward_s(work))
+        if work.tokens >= view.budgets.max_batch_tokens:
+            break
+    return due_s
 
 
 def _start(view: View, seq: Sequence) -> int:
     """The first token of a waiting sequence that is not cached."""
     return seq.computed or min(view.match(seq), len(seq.tokens) - 1)
-
-
-def _alone_s(view: View, seq: Sequence) -> float:
-    """Seconds of a pass with nothing but `seq`."""
-    start = _start(view, seq)
-    return _span_s(view, start, min(len(seq.tokens) - start, view.budgets.max_batch_tokens))
 
 
 def _span_s(view: View, start: int, rows: int) -> float:
@@ -126,11 +143,14 @@ def _span_s(view: View, start: int, rows: int) -> float:
     return view.latency.forward_s(alone)
 
 
-def _add_running(sequences: list[Sequence], left: int, work: PassWork) -> tuple[int, int, int]:
+def _add_running(
+    sequences: list[Sequence], left: int, work: PassWork
+) -> tuple[int, int, list[Sequence]]:
     """Add the rows of running requests to `work`, `left` at most; how many take part, what is left,
-    and how many prompts end."""
+    and whose prompts end."""
     contexts: list[int] = []
-    served = ending = 0
+    ending: list[Sequence] = []
+    served = 0
     for seq in sequences:
         if left <= 0:
             break
@@ -145,7 +165,8 @@ def _add_running(sequences: list[Sequence], left: int, work: PassWork) -> tuple[
             taken = left
         left -= taken
         ends = taken == length - computed
-        ending += ends
+        if ends:
+            ending.append(seq)
         work.span(computed, taken, draws=int(ends))
     work.decode_all(contexts)
     return served, left, ending
