@@ -216,7 +216,7 @@ def main(
         list[float] | None, typer.Option(help="Repeatable, a share of the capacity.")
     ] = None,
     minutes: Annotated[float, typer.Option(help="Of all windows together, about.")] = 18.0,
-    rounds: Annotated[int, typer.Option(help="Windows of each policy and load.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Windows of each policy and load.")] = 2,
     rival_rounds: Annotated[
         int | None,
         typer.Option(min=1, help="Of those with policies other than unified; default: all."),
@@ -228,7 +228,10 @@ def main(
     tpot_slo: Annotated[float | None, typer.Option(help="Seconds, instead of a multiple.")] = None,
     capacity_s: Annotated[float, typer.Option(help="How long capacity is measured.")] = 24.0,
     profile_s: Annotated[
-        float, typer.Option(help="Of the profile that all start from; 0: each finds out by itself.")
+        float,
+        typer.Option(
+            min=0, help="Of the profile that all start from; 0: each finds out by itself."
+        ),
     ] = 60.0,
     length_scale: Annotated[float, typer.Option(help="Of the trace's lengths.")] = 0.25,
     option: Annotated[list[str] | None, typer.Option(help="POLICY.NAME=VALUE; repeatable.")] = None,

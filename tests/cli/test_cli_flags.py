@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import tandem.cli
+from tandem.build import known_policies
 from tandem.cli.flags import HELP, all_settings, parse_size, settings_from
 from tandem.config import Settings
 from tandem.core.errors import InvalidRequest
@@ -39,6 +40,10 @@ def test_every_setting_is_documented_with_its_flag_and_default() -> None:
         )
         for setting in all_settings()
     }
+
+
+def test_the_policy_flag_names_every_policy() -> None:
+    assert [name for name in known_policies() if name not in HELP["scheduling.policy"]] == []
 
 
 def test_flags_that_are_not_given_leave_the_defaults() -> None:

@@ -102,6 +102,29 @@ def test_what_cannot_be_is_said_and_nothing_is_run(flags: list[str], said: str):
     assert said in " ".join(result.output.split())
 
 
+def test_no_policy_runs_while_a_later_one_cannot():
+    flags = ["--policy", "unified", "--policy", "adainf", "--policy-option", "ceiling_s=0.1"]
+    result = run("simulate", *LOAD, *flags)
+    assert result.exit_code == 2 and "has no option 'ceiling_s'" in result.output
+    assert "times real time" not in result.output
+
+
+def test_the_folder_of_a_report_is_made_before_anything_is_measured(tmp_path):
+    out = tmp_path / "new" / "run.json"
+    assert run("simulate", *LOAD, "--out", str(out)).exit_code == 0
+    assert json.loads(out.read_text())["summary"]["completed"] == 20
+    for command in (["simulate", *LOAD], ["profile", "demo"], ["bench", "fidelity", "demo"]):
+        for wrong, said in ((out / "x.json", "cannot make the folder"), (tmp_path, "is a folder")):
+            result = run(*command, "--out", str(wrong))
+            assert result.exit_code == 2 and said in " ".join(result.output.split())
+
+
+def test_how_long_to_measure_is_above_nought():
+    for command in (["profile", "demo"], ["bench", "fidelity", "demo"]):
+        result = run(*command, "--seconds", "0")
+        assert result.exit_code == 2 and "or equal to 1" in result.output
+
+
 def test_the_demo_model_is_profiled(tmp_path):
     out = tmp_path / "demo.json"
     result = run("profile", "demo", "--seconds", "3", "--out", str(out), "--kv-memory", "64MiB")

@@ -3,18 +3,23 @@ while a queue shares the constant cost of a pass."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_executor import FakeExecutor
 from rates import slice_rates
+from tandem.build import build_policy
 from tandem.core.request import Request
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
+from tandem.core.training import ScoreRequest
 from tandem.estimators.latency import LatencyModel, Rates
+from tandem.kv.cache import KVCache
 from tandem.scheduling.deadlines import Deadlines
+from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.serving import foresee, joins
 from tandem.scheduling.view import Budgets
 
@@ -147,6 +152,21 @@ def test_all_that_is_held_back_counts():
     found = foresee(view, Deadlines(), prompts(100, slo=Slo(0.3, 0.05)), queue)
     assert not found.joining
     assert found.due_s == pytest.approx(0.3), "a batch of rows, the last one is not of it"
+
+
+@pytest.mark.parametrize("learning", [False, True])
+def test_unified_asks(learning):
+    info = replace(FakeExecutor(200, 16, max_model_len=2000).info, eos_token_ids=())
+    scheduler = Scheduler(
+        build_policy("unified"), KVCache(200, 16), BUDGETS, info, default_slo=SLO, rates=RATES
+    )
+    for number, length in enumerate((50, 900)):
+        scheduler.add(Request(str(number), tuple(range(length))), None)
+    if learning:
+        scheduler.learning.add_score(ScoreRequest("lesson", (1,) * 500, 1), None, 0.0)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert [len(span.tokens) for span in plan.lanes[0].spans] == [50]
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=40))

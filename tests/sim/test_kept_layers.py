@@ -12,12 +12,14 @@ from tandem.config import resolve
 from tandem.core.clock import VirtualClock
 from tandem.core.plan import (
     DEVICE_LANE,
+    BackwardSlice,
     KeptLayers,
     LanePlan,
     OpenMicroBatch,
     RecordTarget,
     Span,
     StepResult,
+    Update,
 )
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
@@ -79,6 +81,27 @@ def test_slices_are_predicted_by_what_their_passes_kept(profile):
     assert kept == {profile.kept_alone, profile.kept_beside}
     assert loop.scheduler.latency.backward.errors.samples > 5
     assert loop.scheduler.latency.backward.errors.p95 < 1e-6
+
+
+def test_on_half_of_the_device_all_takes_twice_as_long():
+    def took(share: float) -> tuple[float, float, float]:
+        clock = VirtualClock()
+        executor = SimExecutor(PROFILE, clock, curve=Saturating(), noise=False)
+        executor.open_trainer(TrainerSpec("learner"))
+        spans = (Span(1, 0, (1,) * 10, ((1,),), record=RecordTarget(1, 0)),)
+        opens = (OpenMicroBatch(1, "learner", 0, (10,)),)
+        backward = BackwardSlice(1, PROFILE.info.num_layers, 0, (1.0,))
+        for plan in (
+            LanePlan(0, DEVICE_LANE, spans, opens=opens, share=share),
+            LanePlan(1, DEVICE_LANE, (), slices=(backward,), share=share),
+            LanePlan(2, DEVICE_LANE, (), updates=(Update("learner", 1),), share=share),
+        ):
+            executor.submit(plan)
+        passes, slices, updates = executor.poll()
+        assert clock.now() == pytest.approx(sum(e.elapsed_s for e in (passes, slices, updates)))
+        return passes.elapsed_s, slices.slices[0].elapsed_s, updates.updates[0].elapsed_s
+
+    assert took(0.5) == pytest.approx([2.0 * seconds for seconds in took(1.0)])
 
 
 def test_a_pass_is_alone_if_all_its_micro_batches_are_whole():

@@ -17,6 +17,7 @@ from tandem.cli import adapters, bench, feedback, finetune
 from tandem.cli.fidelity import fidelity_command
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.cli.mace import mace_command
+from tandem.cli.output import with_folder
 from tandem.cli.simulate_flags import simulate_command
 from tandem.core.errors import TandemError
 
@@ -98,8 +99,11 @@ def profile_command(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings (docs/settings.md lists them)")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure")] = 60.0,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: by the model")] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long to measure")] = 60.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write; default: by the model", callback=with_folder),
+    ] = None,
     **flags: Any,
 ) -> None:
     """Measure a model on this machine: what its passes, layers and updates take."""

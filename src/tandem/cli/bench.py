@@ -35,6 +35,7 @@ from tandem.bench.stream import LoadOptions
 from tandem.bench.teaching import TeachingOptions
 from tandem.bench.workload import Limits, PlannedRequest, Shape, warmup
 from tandem.build import build_engine_client
+from tandem.cli.output import with_folder
 from tandem.config import ModelConfig, SchedulingConfig, Settings
 from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.ports import EngineClient
@@ -46,7 +47,9 @@ Url = Annotated[str, typer.Option(help="The server, e.g. http://127.0.0.1:8000."
 Model = Annotated[str, typer.Option(help="Model id; default: the first that the server lists.")]
 Key = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key, if needed.")]
 Seed = Annotated[int, typer.Option(help="Same seed and flags, same workload.")]
-Out = Annotated[Path | None, typer.Option(help="Write the report here as JSON.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Write the report here as JSON.", callback=with_folder)
+]
 TRACE = "Azure CSV, Mooncake JSONL or vidur lengths (.gz too): lengths, shared prefixes, times."
 USAGE = "Ask for token counts (stream_options.include_usage); without: events are counted."
 

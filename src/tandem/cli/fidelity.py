@@ -22,6 +22,7 @@ from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.workload import Limits
 from tandem.build import build_executor, build_simulation, join_loop, resolve_model
 from tandem.cli.flags import settings_from, takes_settings
+from tandem.cli.output import with_folder
 from tandem.cli.profile import measure
 from tandem.config import Settings
 from tandem.core.clock import SleepingClock, VirtualClock
@@ -47,7 +48,7 @@ class FidelityOptions:
 @takes_settings
 def fidelity_command(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings")] = None,
-    seconds: Annotated[float, typer.Option(help="Of arrivals, in each run.")] = 600.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of arrivals, in each run.")] = 600.0,
     rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = 2.0,
     prompt_tokens: Annotated[str, typer.Option(help=FORMS)] = "lognormal:256:0.6",
     output_tokens: Annotated[str, typer.Option(help=FORMS)] = "lognormal:64:0.6",
@@ -55,10 +56,12 @@ def fidelity_command(
     step_tokens: Annotated[int, typer.Option(help="Of each of a step's two sequences.")] = 256,
     runs: Annotated[int, typer.Option(min=1, help="Of each side.")] = 3,
     profile_seconds: Annotated[
-        float, typer.Option(help="How long to measure without --profile.")
+        float, typer.Option(min=1.0, help="How long to measure without --profile.")
     ] = 60.0,
     seed: Annotated[int, typer.Option(help="Same seed, same load.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the report here as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the report here as JSON.", callback=with_folder)
+    ] = None,
     **flags: Any,
 ) -> None:
     """The same load on the real engine and in the simulator. Exit status 1 if they differ."""

@@ -57,7 +57,10 @@ HELP = {
     "cache.block_size": "Tokens in one KV block",
     "cache.memory_bytes": "Memory for the KV cache, e.g. 4GiB; 0: a share of what is free",
     "cache.prefix_caching": "Reuse the KV of equal beginnings of prompts",
-    "scheduling.policy": "Who runs next: the name of a scheduling policy, e.g. fcfs or priority",
+    "scheduling.policy": (
+        "Who runs next: adainf, ekya, fcfs, mace, no_retrain, priority, static or unified "
+        "(docs/policies.md), or package.module:Class"
+    ),
     "scheduling.max_sequences": "Most choices that run at the same time",
     "scheduling.max_batch_tokens": "Most tokens computed in one iteration",
     "scheduling.policy_options": "Option of the policy, as NAME=VALUE; repeatable",

@@ -130,7 +130,6 @@ def write(
     figures: bool,
 ) -> list[Path]:
     """The JSON report and, unless unwanted, the figures beside it."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(as_json(found))
     if not figures:
         return [out]

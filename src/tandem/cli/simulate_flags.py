@@ -11,6 +11,7 @@ from rich.console import Console
 from tandem.bench.lengths import FORMS, parse_lengths
 from tandem.bench.options import Arrivals, WorkloadOptions
 from tandem.bench.workload import Limits
+from tandem.cli.output import with_folder
 from tandem.config import resolve
 from tandem.core.errors import InvalidRequest, TandemError
 
@@ -21,7 +22,9 @@ _TRACE = "Azure CSV, Mooncake JSONL or vidur lengths (.gz too): lengths, shared 
 
 def simulate_command(
     profile: Annotated[str, typer.Option(help=_PROFILE)] = "a100-40g:llama-3-8b",
-    policy: Annotated[list[str] | None, typer.Option(help="Repeatable; default: unified.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="As of `tandem serve`; repeatable; default: unified.")
+    ] = None,
     policy_option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE, for all policies; repeatable.")
     ] = None,
@@ -52,11 +55,15 @@ def simulate_command(
     figures: Annotated[bool, typer.Option(help="Draw latency, timeline, occupancy.")] = False,
     seed: Annotated[int, typer.Option(help="Same seed and flags, same run.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="JSON report; -POLICY is added for several policies.")
+        Path | None,
+        typer.Option(
+            help="JSON report; -POLICY is added for several policies.", callback=with_folder
+        ),
     ] = None,
 ) -> None:
     """Run a load through the real scheduler on a device that is only computed."""
     from tandem.bench.simulation import Training
+    from tandem.build import build_policy
     from tandem.cli.simulate import SimulateOptions, load_profile, show, simulate, write
 
     console = Console(stderr=True)
@@ -65,6 +72,8 @@ def simulate_command(
         if loss_curve is not None and not (retrain_rate or training_steps):
             raise InvalidRequest("--loss-curve needs --retrain-rate or --training-steps")
         options = dict(_pair(each) for each in policy_option or ())
+        for name in chosen:  # a wrong one shall not cost the runs of the others
+            build_policy(name, options)
         limits = Limits(max_requests, duration, max_prompt_tokens, max_output_tokens)
         found_profile = load_profile(profile)
         default = Arrivals.TRACE if trace is not None else Arrivals.POISSON

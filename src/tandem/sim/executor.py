@@ -84,7 +84,10 @@ class SimExecutor:
         return self._profile.info
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
-        """Let the time of `plan` pass; if it gives way, a layer's at a time."""
+        """Let the time of `plan` pass; if it gives way, a layer's at a time.
+
+        On a share of the device all takes as many times longer, bound by memory or not.
+        """
         stop = urgent if plan.gives_way else never
         for discard in plan.discards:
             for number in discard.micro_batches:
@@ -95,7 +98,7 @@ class SimExecutor:
             self._first[opened.micro_batch] = before[opened.trainer]
             before[opened.trainer] += len(opened.lengths)
             self._backward[opened.micro_batch] = BackwardWork.of(opened.lengths)
-        began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan))
+        began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan)) / plan.share
         pieces = self.info.num_layers + 1 if stop is not never else 1  # the head is one
         stopped, done = self._spend([seconds / pieces] * pieces, stop) < pieces, plan
         if stopped:
@@ -111,9 +114,9 @@ class SimExecutor:
         )
         scores = tuple([self._score(span) for span in done.spans if span.score_targets])
         kept = self._keep(done.spans)
-        slices = self._slices(done.slices, stop)
+        slices = self._slices(done.slices, stop, plan.share)
         due = takewhile(lambda _: not stop(), done.updates)
-        updates = tuple([self._update(each.trainer) for each in due])
+        updates = tuple([self._update(each.trainer, plan.share) for each in due])
         self._ended_s = self._clock.now()
         elapsed_s = self._ended_s - began_s
         result = StepResult(
@@ -224,13 +227,15 @@ class SimExecutor:
             self._clock.advance(seconds)
         return len(pieces_s)
 
-    def _slices(self, plans: tuple[BackwardSlice, ...], urgent: Urgent) -> tuple[SliceResult, ...]:
+    def _slices(
+        self, plans: tuple[BackwardSlice, ...], urgent: Urgent, share: float
+    ) -> tuple[SliceResult, ...]:
         found: list[SliceResult] = []
         for plan in plans:
             work, began_s = self._backward[plan.micro_batch], self._clock.now()
             layers = plan.hi - plan.lo
             predicted_s = self._latency.slice_s(work, layers)
-            seconds = self._noisy(predicted_s, "slice")
+            seconds = self._noisy(predicted_s, "slice") / share
             pieces_s = [seconds]
             if urgent is not never:  # the first layer has what a slice costs at all
                 upto_s = [self._latency.slice_s(work, n) for n in range(layers + 1)]
@@ -247,8 +252,8 @@ class SimExecutor:
             found.append(SliceResult(plan.micro_batch, plan.hi, lo, elapsed_s))
         return tuple(found)
 
-    def _update(self, name: str) -> UpdateResult:
-        trainer, seconds = self._trainers[name], self._latency.update_s()
+    def _update(self, name: str, share: float) -> UpdateResult:
+        trainer, seconds = self._trainers[name], self._latency.update_s() / share
         trainer.revision += 1
         self._clock.advance(seconds)
         return UpdateResult(name, trainer.revision, True, 1.0, 1e-4, seconds)

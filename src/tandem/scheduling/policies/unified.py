@@ -46,9 +46,10 @@ class Options:
     `ceiling_s` bounds an iteration's predicted time beside requests (one that arrives waits for its
     end), and so does a quarter of what requests of late could have waited without missing their
     TTFT objective; `idle_s` that of learning alone, which gives way. `min_share` of the time is
-    learning's under any load, and more until it is known what learning costs. `patience_s` is after
-    how long a step of no urgency goes before prompts (one over MACE's delta_ft); `gamma` weighs
-    urgency. `temporal_only` keeps learning out of passes with requests (for comparison).
+    learning's under any load, and more while no prompt waits until it is known what learning
+    costs. `patience_s` is after how long a step of no urgency goes before prompts (one over MACE's
+    delta_ft); `gamma` weighs urgency. `temporal_only` keeps learning out of passes with requests
+    (for comparison).
     `late_share` of the starts are of requests that are too late for their TTFT objective, while
     others are not (1: first come, first served). Of the time that online requests leave,
     `offline_share` is offline requests', if learning wants it too; `min_share` is theirs as it is
