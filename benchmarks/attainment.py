@@ -74,6 +74,7 @@ class Plan:
     ttft_slo: float | None
     tpot_slo: float | None
     profile_s: float
+    sequence_tokens: int
     cache: Path
     say: Callable[[str], None] = print
 
@@ -130,6 +131,7 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
             plan.seconds,
             plan.policies,
             source,
+            plan.sequence_tokens,
         )
         plan.say(
             f"capacity {most:.2f} requests/s; objectives: TTFT {1e3 * slo.ttft_s:.0f} ms,"
@@ -137,7 +139,7 @@ def measure(plan: Plan, workload: Workload) -> tuple[Setup, list[Measurement]]:
         )
         for name, worker in workers.by_name.items():
             warm_up = workload.open_loop(0.5 * most, DRAIN_S, plan.rounds, plan.rounds + 1)
-            worker.run(asdict(_prepared(warm_up, name, slo)))
+            worker.run(asdict(_prepared(warm_up, name, setup)))
         return setup, _windows(plan, setup, workload, workers)
 
 
@@ -168,7 +170,7 @@ def _windows(plan: Plan, setup: Setup, workload: Workload, workers: Workers) -> 
     for round_, load, policy in order:
         rate = load * setup.capacity
         job = workload.open_loop(rate, plan.seconds, round_, plan.rounds + 1)
-        answer, others = _watched(workers.by_name[policy], _prepared(job, policy, setup.slo))
+        answer, others = _watched(workers.by_name[policy], _prepared(job, policy, setup))
         window = measurement(policy, load, round_, answer, others)
         found.append(window)
         kept.write_text(json.dumps({**asdict(setup), "windows": [asdict(one) for one in found]}))
@@ -189,9 +191,15 @@ def _watched(worker: Worker, job: Job) -> tuple[dict[str, Any], float]:
     return answer, max(0.0, others_s / (os.cpu_count() or 1) / (time.perf_counter() - began_s))
 
 
-def _prepared(job: Job, policy: str, slo: Slo) -> Job:
+def _prepared(job: Job, policy: str, setup: Setup) -> Job:
     """With objectives, and training for whoever trains."""
-    return replace(job, train=policy != BASELINE, ttft_slo=slo.ttft_s, tpot_slo=slo.tpot_s)
+    return replace(
+        job,
+        train=policy != BASELINE,
+        sequence_tokens=setup.sequence_tokens,
+        ttft_slo=setup.slo.ttft_s,
+        tpot_slo=setup.slo.tpot_s,
+    )
 
 
 def choose(only: list[str] | None) -> dict[str, dict[str, str]]:
@@ -234,6 +242,9 @@ def main(
         ),
     ] = 60.0,
     length_scale: Annotated[float, typer.Option(help="Of the trace's lengths.")] = 0.25,
+    sequence_tokens: Annotated[
+        int, typer.Option(min=2, help="Of each of the two sequences of a training step.")
+    ] = 512,
     option: Annotated[list[str] | None, typer.Option(help="POLICY.NAME=VALUE; repeatable.")] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, and of the order of lengths.")] = 0,
     data: Annotated[Path, typer.Option(help="The shared data's folder.")] = Path("../shared/data"),
@@ -268,6 +279,7 @@ def main(
         ttft_slo,
         tpot_slo,
         profile_s,
+        sequence_tokens,
         cache.resolve(),
     )
     setup, windows = measure(plan, workload)

@@ -52,7 +52,6 @@ TRACE = Path("traces") / "azure_llm_2023_conv.csv.gz"
 PROFILE = Path(__file__).parent / "attainment" / "llama-60m-amx.profile.json"
 CONTEXT = 2048
 OFFLINE = "offline"
-STEP_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class Plan:
     slo: Slo
     guessed: bool
     length_scale: float
+    sequence_tokens: int
     offline: int
 
 
@@ -98,7 +98,7 @@ def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
     }
     rates = None if plan.guessed else profile.rates
     loop = join_loop(resolve({"scheduling": scheduling}), executor, clock=clock, rates=rates)
-    supply = None if name == BASELINE else lambda: _step(next(numbers))
+    supply = None if name == BASELINE else lambda: _step(next(numbers), plan.sequence_tokens)
     arrivals += _offline(plan.offline if name != BASELINE else 0, profile.info.vocab_size, stretch)
     trainers, until_s = [TrainerSpec("learner")], plan.seconds if plan.offline else math.inf
     simulation = Simulation(loop, clock, arrivals, trainers, leaps=executor, supply=supply)
@@ -108,7 +108,7 @@ def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
     online = outcomes_of(report)
     # Those of the last moments have no time to be answered in a run that is broken off.
     met = [each.meets(plan.slo) for each in online if each.intended_s < until_s - 5.0]
-    rows = len(report.steps) * 2 * (STEP_TOKENS - 1)
+    rows = len(report.steps) * 2 * (plan.sequence_tokens - 1)
     tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.output_tokens)
     return Found(100.0 * sum(met) / len(met), rows / clock.now(), tokens / clock.now())
 
@@ -124,9 +124,9 @@ def _offline(number: int, vocabulary: int, seed: int) -> list[Arrival]:
     return found
 
 
-def _step(number: int) -> TrainingStep:
+def _step(number: int, tokens: int) -> TrainingStep:
     """As those of `attainment.engine`."""
-    group = tuple(TrainingSequence(tuple(range(STEP_TOKENS)), 1, Role.TARGET) for _ in range(2))
+    group = tuple(TrainingSequence(tuple(range(tokens)), 1, Role.TARGET) for _ in range(2))
     return TrainingStep(f"step-{number}", "learner", LossSpec(LossKind.SFT), (group,))
 
 
@@ -165,6 +165,9 @@ def main(
     tpot_slo: Annotated[float, typer.Option(help="Seconds.")] = 0.038,
     guessed: Annotated[bool, typer.Option(help="The scheduler is not told the profile.")] = False,
     length_scale: Annotated[float, typer.Option(help="Of the trace's lengths.")] = 0.25,
+    sequence_tokens: Annotated[
+        int, typer.Option(min=2, help="Of each of the two sequences of a training step.")
+    ] = 512,
     offline: Annotated[int, typer.Option(help="Offline requests, there from the start.")] = 0,
     profile: Annotated[Path, typer.Option(help="A file of `tandem profile`.")] = PROFILE,
     data: Annotated[Path, typer.Option(help="The shared data's folder.")] = Path("../shared/data"),
@@ -174,7 +177,8 @@ def main(
     if not (data / TRACE).is_file():
         raise SystemExit(f"skipped: no shared data at {data}")
     slo = Slo(ttft_slo, tpot_slo)
-    plan = Plan(profile, data, capacity, seconds, stretches, slo, guessed, length_scale, offline)
+    lengths = (length_scale, sequence_tokens)
+    plan = Plan(profile, data, capacity, seconds, stretches, slo, guessed, *lengths, offline)
     for row in table(plan, policy):
         typer.echo(row)
 

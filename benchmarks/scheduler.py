@@ -23,7 +23,6 @@ import typer
 
 from peers.machine import describe, slug
 from tandem.bench.measure import percentile
-from tandem.build import build_policy, known_policies
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (
     DrawResult,
@@ -48,6 +47,7 @@ from tandem.core.training import (
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
+from tandem.scheduling.registry import build_policy, known_policies
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets, class_of
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import tandem
-from tandem.build import known_policies
 from tandem.cli import app
 from tandem.cli.flags import all_settings
+from tandem.scheduling.registry import known_policies
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(tandem.__file__).parent

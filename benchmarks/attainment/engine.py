@@ -142,7 +142,9 @@ class Window:
         outcome.ended_s, outcome.error = self._now_s(), None
 
     def _training(self) -> Training:
-        return Training("sft", self._job.vocabulary, self._job.seed, self._job.seconds, ())
+        job = self._job
+        tokens = job.sequence_tokens
+        return Training("sft", job.vocabulary, job.seed, job.seconds, (), tokens=tokens)
 
     async def _train(self) -> None:
         """One step after the other, until cancelled."""

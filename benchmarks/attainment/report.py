@@ -52,6 +52,7 @@ class Setup:
     seconds: float
     policies: dict[str, dict[str, str]] = field(default_factory=dict)
     profile: str = ""
+    sequence_tokens: int = 512
 
 
 def as_data(setup: Setup, windows: Sequence[Measurement]) -> dict[str, Any]:
@@ -119,6 +120,7 @@ def as_markdown(data: dict[str, Any]) -> str:
         f" {1e3 * alone['ttft_s']:.0f} ms, TPOT {1e3 * alone['tpot_s']:.1f} ms (medians)."
         f" Objectives: TTFT {1e3 * slo['ttft_s']:.0f} ms, TPOT {1e3 * slo['tpot_s']:.1f} ms."
         f" {requests} requests in windows of {data['seconds']:.0f} s."
+        f" A training step: 2 x {data['sequence_tokens']} tokens."
         + (f" The engines start from a profile, {data['profile']}." if data.get("profile") else "")
         + (f" Policy options: {options}." if options else ""),
     ]

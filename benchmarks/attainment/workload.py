@@ -26,7 +26,8 @@ class Job:
     """One window. Request i arrives at `at_s[i]`; with `at_once`, a closed loop of so many takes
     the requests in order instead, and begins none after `seconds`.
 
-    With `train`, two training steps are queued all the time. Requests carry the objectives.
+    With `train`, two training steps of two sequences of `sequence_tokens` are queued all the time.
+    Requests carry the objectives.
     """
 
     seconds: float
@@ -37,6 +38,7 @@ class Job:
     seed: int
     at_once: int = 0
     train: bool = False
+    sequence_tokens: int = 512
     ttft_slo: float = 1.0
     tpot_slo: float = 0.1
 

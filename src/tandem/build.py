@@ -8,16 +8,14 @@ a module, this is the engine process.
 from __future__ import annotations
 
 import gc
-import importlib
-import inspect
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,6 @@ import msgspec
 
 from tandem.config import Settings
 from tandem.core.clock import Clock, MonotonicClock, VirtualClock
-from tandem.core.errors import InvalidRequest
 from tandem.core.slo import Objectives, Slo
 from tandem.engine.client import AsyncEngineClient, Progress
 from tandem.engine.host import MakeLoop, serve
@@ -35,8 +32,9 @@ from tandem.engine.thread import ThreadTransport
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, profiled_rates
 from tandem.kv.cache import KVCache
+from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.view import Budgets, Policy
+from tandem.scheduling.view import Budgets
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -70,47 +68,6 @@ def resolve_model(settings: Settings) -> Settings:
     served = model.served_name or Path(model.model.rstrip("/")).name
     path = str(DEMO_PATH) if model.model == DEMO_NAME else model.model
     return replace(settings, model=replace(model, model=path, served_name=served))
-
-
-def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
-    """The policy `name` of `scheduling/policies`, or `package.module:factory` from elsewhere.
-
-    A factory that takes `options` names a dataclass as their type; texts are converted to it.
-    Raises `InvalidRequest` that lists the known policies, or the policy's options.
-    """
-    module, _, factory_name = name.partition(":")
-    if not factory_name:
-        module, factory_name = f"tandem.scheduling.policies.{name.replace('-', '_')}", "create"
-    try:
-        factory = getattr(importlib.import_module(module), factory_name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidRequest(
-            f"there is no policy {name!r} ({error}); known: {', '.join(known_policies())}, or "
-            "package.module:Class"
-        ) from error
-    taken = inspect.signature(factory, eval_str=True).parameters.get("options")
-    kinds = [] if taken is None else [taken.annotation]
-    known = [field.name for kind in kinds for field in fields(kind)]
-    if unknown := [option for option in options or {} if option not in known]:
-        raise InvalidRequest(
-            f"policy {name!r} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}"
-        )
-    try:
-        given = [msgspec.convert(dict(options or {}), kind, strict=False) for kind in kinds]
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"options of policy {name!r}: {error}") from error
-    policy = factory(*given)
-    if not isinstance(policy, Policy):
-        raise InvalidRequest(
-            f"{name!r} is no policy: it lacks `decide`, `decodes_alike` or `records_in_parts`"
-        )
-    return policy
-
-
-def known_policies() -> list[str]:
-    """Names of the policies that are shipped: one file each."""
-    folder = Path(__file__).parent / "scheduling" / "policies"
-    return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
 
 
 def build_loop(

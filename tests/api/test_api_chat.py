@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from fake_engine import FakeEngine, Script
 from serving import demo_tokenizer, live, make_app
 from tandem.core.request import Request
+from tandem.core.slo import Slo
 from tandem.core.version import AdapterVersion
 
 TEXT = "Hello, how are you today? €"
@@ -225,3 +226,24 @@ def test_text_parts_are_joined_and_developer_means_system(
     )
     text = demo_tokenizer().decode(engine.requests[-1].prompt)
     assert text.startswith("system\nBe nice.\nuser\nHello\nassistant\nHi\nuser\nBye\n")
+
+
+def test_objectives_come_as_fields_or_headers(client: openai.OpenAI, engine: FakeEngine) -> None:
+    headers = {"x-tandem-ttft-slo": "0.5", "X-Tandem-TPOT-SLO": "0.05"}
+    for fields, ttft_s in (({}, 0.5), ({"ttft_slo": 2.0}, 2.0)):
+        client.chat.completions.create(
+            model="demo", messages=TURNS, extra_headers=headers, extra_body=fields
+        )
+        assert engine.requests[-1].slo == Slo(ttft_s, 0.05)
+    client.completions.create(model="demo", prompt="Hi", extra_headers=headers)
+    assert engine.requests[-1].slo == Slo(0.5, 0.05)
+
+
+@pytest.mark.parametrize("text", ["fast", "0", "nan", "inf", "-1", "1e9", ""])
+def test_an_objective_of_a_header_is_checked(client: openai.OpenAI, text: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(
+            model="demo", prompt="Hi", extra_headers={"x-tandem-tpot-slo": text}
+        )
+    assert refused.value.param == "x-tandem-tpot-slo"
+    assert "header 'x-tandem-tpot-slo': " in refused.value.message

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from constants.dials import DIALS, defaults, drawn, one_at_a_time, options_of, stepped
 from constants.rule import allowed, by_workload, judge, score
 from constants.workloads import HELD_OUT, SEARCH, Run, Share, measure, objective
-from tandem.build import build_policy
 from tandem.cli.simulate import load_profile
 from tandem.scheduling.policies import mace, unified
+from tandem.scheduling.registry import build_policy
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OWN = {"mace": mace.Options(), "unified": unified.Options()}

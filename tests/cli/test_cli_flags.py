@@ -12,10 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 import tandem.cli
-from tandem.build import known_policies
 from tandem.cli.flags import HELP, all_settings, parse_size, settings_from
 from tandem.config import Settings
 from tandem.core.errors import InvalidRequest
+from tandem.scheduling.registry import known_policies
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 NOTHING = {setting.parameter: None for setting in all_settings()}

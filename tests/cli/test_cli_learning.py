@@ -47,7 +47,7 @@ def test_adapters_from_the_command_line(url: str, tmp_path: Path) -> None:
     assert made.exit_code == 0 and "'rank': 4" in made.output, made.output
     assert "formal@1 answers now" in run(url, "adapters", "import", "formal", "given").output
     assert "formal@2 answers now" in run(url, "adapters", "import", "formal", "given").output
-    listed = run(url, "adapters", "list").output
+    listed = run(url.removesuffix("/v1"), "adapters", "list").output
     assert "demo:formal" in listed and "formal@2" in listed and "manual" in listed
     versions = run(url, "adapters", "versions", "formal").output
     assert "2 *" in versions and "import" in versions

@@ -150,14 +150,14 @@ def test_what_cannot_be_started_says_why(flags: list[str], message: str, tmp_pat
         base = ["--store-directory", str(tmp_path)]
         base += [] if "--port" in flags else ["--port", "0"]
         result = CliRunner().invoke(tandem.cli.app, ["serve", "demo", *base, *given])
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert isinstance(result.exception, SystemExit)
 
 
 def test_a_model_directory_that_is_missing_is_named() -> None:
     result = CliRunner().invoke(tandem.cli.app, ["serve", "./no-such-dir"])
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == 2, result.output
     assert "there is no directory './no-such-dir'" in result.stderr
 
 
@@ -166,6 +166,6 @@ def test_a_mistake_that_the_engine_finds_is_one_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [*SERVE, *own], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "error:" in done.stderr and "memory" in done.stderr
     assert "Traceback" not in done.stderr and "unexpectedly" not in done.stderr

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from tandem.cli import app
+from tandem.cli.profile import doubts
 from tandem.estimators.datasheet import datasheet_profile
-from tandem.estimators.profile import read_profile, write_profile
+from tandem.estimators.profile import FitError, read_profile, write_profile
 
 LOAD = ["--rate", "4", "--max-requests", "20", "--prompt-tokens", "64", "--output-tokens", "8"]
 
@@ -83,7 +85,7 @@ def test_a_recorded_curve_is_followed(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--profile", "nowhere.json"], "cannot read the profile nowhere.json"),
+        (["--profile", "nowhere.json"], "there is no profile nowhere.json; `tandem profile MODEL`"),
         (["--profile", "h1000:llama-3-8b"], "no data sheet of 'h1000'"),
         (["--policy", "luck"], "there is no policy 'luck'"),
         (["--policy", "mace", "--policy-option", "pi_ft=9"], "the paper demands"),
@@ -132,5 +134,17 @@ def test_the_demo_model_is_profiled(tmp_path):
     profile = read_profile(out)
     assert profile.info.num_layers > 0 and profile.ceilings.flops > 1e9
     assert profile.threads == profile.info.threads == torch.get_num_threads()
-    assert "held out" in result.output and profile.errors["pass"].samples > 0
+    assert "held out" in result.output and "measure for longer" in result.output
+    assert profile.errors["pass"].samples > 0
     assert set(profile.versions) == {"tandem", "torch", "transformers", "measured"}
+
+
+def test_what_a_profile_cannot_say_is_told():
+    sheet = datasheet_profile("l4", "qwen2.5-0.5b")
+    assert list(doubts(sheet)) == [
+        "no time was left for passes and slices: what these take is a guess"
+    ]
+    measured = replace(sheet, rates=replace(sheet.rates, measured=True, slices_measured=True))
+    assert list(doubts(measured)) == []
+    errors = {"pass": FitError(400, 0, 0, 0), "slice": FitError(3, 0, 0, 0)}
+    assert "say little (slice 3)" in next(doubts(replace(measured, errors=errors)))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from fake_answers import expected_tokens
 from fake_executor import Costs, FakeExecutor
-from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.events import TokenEvent
 from tandem.core.plan import DEVICE_LANE, Draw, LanePlan, StepPlan
@@ -27,6 +26,7 @@ from tandem.core.training import (
 )
 from tandem.engine.loop import EngineLoop
 from tandem.kv.cache import KVCache
+from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.scores import ScoreFailed
 from tandem.scheduling.view import Budgets

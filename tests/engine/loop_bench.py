@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from fake_answers import expected_tokens
 from fake_executor import EOS, FakeExecutor
-from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.events import TokenEvent
 from tandem.core.plan import Draw, LanePlan
@@ -15,6 +14,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
 from tandem.engine.loop import EngineLoop
 from tandem.kv.cache import KVCache
+from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fake_answers import draw_of, expected_score, expected_tokens, link
 from fake_executor import FakeExecutor
-from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.events import TokenEvent
 from tandem.core.plan import Draw, LanePlan
@@ -21,6 +20,7 @@ from tandem.core.training import Score, ScoreRequest
 from tandem.core.version import AdapterVersion
 from tandem.engine.loop import EngineLoop
 from tandem.kv.cache import KVCache
+from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
 

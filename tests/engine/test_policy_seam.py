@@ -13,7 +13,6 @@ import pytest
 from learning_bench import Bench, request
 
 from fake_executor import Costs
-from tandem.build import build_policy
 from tandem.core.decision import Candidate, Decision, LaneDecision
 from tandem.core.plan import DEVICE_LANE, LanePlan
 from tandem.core.ports import Urgent
@@ -22,6 +21,7 @@ from tandem.core.slo import Slo, WorkClass
 from tandem.estimators.work import PassWork
 from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.queues import class_then_arrival
+from tandem.scheduling.registry import build_policy
 from tandem.scheduling.view import View, class_of
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fake_executor import FakeExecutor
 from rates import slice_rates
-from tandem.build import build_policy
 from tandem.core.request import Request
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
@@ -19,6 +18,7 @@ from tandem.core.training import ScoreRequest
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.kv.cache import KVCache
 from tandem.scheduling.deadlines import Deadlines
+from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.serving import foresee, joins
 from tandem.scheduling.view import Budgets

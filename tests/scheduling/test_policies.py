@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_executor import FakeExecutor
-from tandem.build import build_policy, known_policies
 from tandem.core.decision import Candidate, Decision
 from tandem.core.errors import InvalidRequest
 from tandem.core.plan import DrawResult, LanePlan, StepPlan, StepResult
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.kv.cache import KVCache
+from tandem.scheduling.registry import build_policy, known_policies
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets, Policy, View
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.build import build_policy
 from tandem.core.errors import InvalidRequest
 from tandem.scheduling.policies.ekya import PeriodicRetraining
 from tandem.scheduling.policies.unified import Options, Unified
+from tandem.scheduling.registry import build_policy
 
 
 def test_texts_are_converted():
@@ -23,8 +23,9 @@ def test_texts_are_converted():
     [
         ("unified", {"none": "1"}, "ceiling_s"),
         ("fcfs", {"interval_s": "1"}, "it has: none"),
-        ("ekya", {"interval_s": "soon"}, "interval_s"),
-        ("ekya", {"interval_s": "0"}, "above 0"),
+        ("ekya", {"interval_s": "soon"}, "interval_s .* type float, not 'soon'"),
+        ("unified", {"temporal_only": "perhaps"}, "temporal_only .* type bool, not 'perhaps'"),
+        ("ekya", {"interval_s": "0"}, "with interval_s=0: .* above 0"),
         ("unified", {"min_share": "2"}, "min_share"),
         ("unified", {"late_share": "0"}, "late_share"),
         ("unified", {"offline_share": "0"}, "offline_share"),

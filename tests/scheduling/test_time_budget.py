@@ -12,7 +12,6 @@ from msgspec import structs
 
 from fake_executor import FakeExecutor
 from rates import slice_rates
-from tandem.build import build_policy
 from tandem.core.clock import VirtualClock
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.plan import DEVICE_LANE, LanePlan
@@ -33,6 +32,7 @@ from tandem.engine.loop import EngineLoop
 from tandem.estimators.latency import Rates
 from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
+from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets, Policy, View
 

@@ -8,11 +8,12 @@ import pytest
 from small_load import COSTS, IMPATIENT, config, load, small_profile
 
 from fake_executor import FakeExecutor
-from tandem.build import build_simulation, join_loop, known_policies
+from tandem.build import build_simulation, join_loop
 from tandem.core.clock import VirtualClock
 from tandem.core.events import PredictionError
 from tandem.core.plan import DrawResult, LanePlan
 from tandem.core.ports import Urgent, never
+from tandem.scheduling.registry import known_policies
 from tandem.sim.run import Simulation
 from tandem.sim.timeline import Timeline
 

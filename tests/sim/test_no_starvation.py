@@ -1,7 +1,7 @@
 """Nobody starves: more online requests wait than can start, for as long as anything else is there.
 
 Of every policy it is said here which class it lets starve, and why; and of `unified` for how long
-an offline request waits at most (docs/policies.md, deviations).
+an offline request waits at most (docs/unified.md).
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_load import config, load, small_profile
 
-from tandem.build import build_simulation, known_policies
+from tandem.build import build_simulation
 from tandem.core.clock import VirtualClock
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import WorkClass
 from tandem.core.training import ScoreRequest, TrainingStep
+from tandem.scheduling.registry import known_policies
 
 # By design: what a policy does not promise under such a load.
 STARVES = {

@@ -11,7 +11,7 @@ from small_load import IMPATIENT, OFFLINE, SHAPES, VOCABULARY, config, load, run
 
 from tandem.bench.simulation import TRAINER, Training, arrivals_of, outcomes_of
 from tandem.bench.workload import PlannedRequest
-from tandem.build import build_simulation, known_policies
+from tandem.build import build_simulation
 from tandem.core.clock import VirtualClock
 from tandem.core.decision import Decision
 from tandem.core.errors import PolicyFault
@@ -25,6 +25,7 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.estimators.datasheet import datasheet_profile
+from tandem.scheduling.registry import known_policies
 from tandem.scheduling.view import Policy, View
 from tandem.sim.curves import Saturating
 from tandem.sim.run import Arrival, Simulation

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 
@@ -27,7 +28,13 @@ from tandem.api.render import (
     WholeAnswer,
     event,
 )
-from tandem.api.schemas import ChatRequest, CompletionRequest, SamplingFields, parse
+from tandem.api.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    parse,
+    slo_of_header,
+)
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.sampling import SamplingParams
@@ -36,7 +43,9 @@ from tandem.services.auth import Caller
 from tandem.services.generation import Options
 
 ADAPTER_HEADER = "x-tandem-adapter"
+TTFT_HEADER, TPOT_HEADER = "x-tandem-ttft-slo", "x-tandem-tpot-slo"
 DEFAULT_COMPLETION_TOKENS = 16
+Sampled = TypeVar("Sampled", bound=SamplingFields)
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +55,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = parse(ChatRequest, await read_body(request, surface.max_body_bytes))
+        body = await _body(request, surface, ChatRequest)
         options = chat_options(body, await _caller(request, surface, body))
         wants = _wants(body, logprobs=bool(body.logprobs))
 
@@ -60,7 +69,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        body = parse(CompletionRequest, await read_body(request, surface.max_body_bytes))
+        body = await _body(request, surface, CompletionRequest)
         options = completion_options(body, await _caller(request, surface, body))
         wants = _wants(body, logprobs=body.logprobs is not None)
 
@@ -69,6 +78,17 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
             return await _respond(surface, answer, CompletionShape(), wants)
 
         return await until_disconnect(request, work())
+
+
+async def _body(request: Request, surface: Surface, kind: type[Sampled]) -> Sampled:
+    """The checked body, with the objectives of the headers where it has none."""
+    body = parse(kind, await read_body(request, surface.max_body_bytes))
+    headers = request.headers
+    if body.ttft_slo is None and TTFT_HEADER in headers:
+        body.ttft_slo = slo_of_header(TTFT_HEADER, headers[TTFT_HEADER])
+    if body.tpot_slo is None and TPOT_HEADER in headers:
+        body.tpot_slo = slo_of_header(TPOT_HEADER, headers[TPOT_HEADER])
+    return body
 
 
 async def _caller(request: Request, surface: Surface, body: SamplingFields) -> Caller:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
 from tandem.core.errors import InvalidRequest
@@ -19,9 +19,18 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_SLO_S = 3600.0
+SloSeconds = Annotated[float, Field(gt=0, le=3600.0)]
+_SLO = TypeAdapter(SloSeconds)
 PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
 _MAX_INT = 2**31 - 1
+# pydantic's kind of problem -> what is said of the value.
+_LIMITS = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} item(s), not {actual_length}",
+    "too_long": "must have at most {max_length} items, not {actual_length}",
+}
 
 
 def _stop_list(value: object) -> object:
@@ -125,8 +134,8 @@ class SamplingFields(Body):
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = None
-    ttft_slo: Annotated[float, Field(gt=0, le=MAX_SLO_S)] | None = None
-    tpot_slo: Annotated[float, Field(gt=0, le=MAX_SLO_S)] | None = None
+    ttft_slo: SloSeconds | None = None
+    tpot_slo: SloSeconds | None = None
     user: Annotated[str, Field(pattern=PERSON)] | None = None
     safety_identifier: Annotated[str, Field(pattern=PERSON)] | None = None
     store: bool | None = None
@@ -205,17 +214,33 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
     return parsed
 
 
+def slo_of_header(name: str, text: str) -> float:
+    """Seconds of an objective that came as a header. Raises `InvalidRequest` that names it."""
+    try:
+        return _SLO.validate_strings(text)
+    except ValidationError as error:
+        raise InvalidRequest(f"header '{name}': {_says(error.errors()[0])}", param=name) from None
+
+
 def _refusal(error: ValidationError) -> InvalidRequest:
-    first: Any = error.errors(include_url=False, include_context=False)[0]
+    first: Any = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
-    message = str(first["msg"]).removeprefix("Value error, ")
     path = _path(first["loc"])
     if not path:
         return InvalidRequest("the body must be a JSON object", code="invalid_type")
     if first["type"] == "missing":
         return InvalidRequest(f"missing required parameter: '{path}'", param=path)
-    return InvalidRequest(f"'{path}': {message[0].lower()}{message[1:]}", param=path)
+    return InvalidRequest(f"'{path}': {_says(first)}", param=path)
+
+
+def _says(problem: Any) -> str:
+    """What is wrong with a value."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in _LIMITS:
+        return _LIMITS[kind].format(**context)
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{message[0].lower()}{message[1:]}"
 
 
 def _path(location: tuple[int | str, ...]) -> str:

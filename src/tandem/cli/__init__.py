@@ -17,9 +17,8 @@ from tandem.cli import adapters, bench, feedback, finetune
 from tandem.cli.fidelity import fidelity_command
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.cli.mace import mace_command
-from tandem.cli.output import with_folder
+from tandem.cli.output import refusals, with_folder
 from tandem.cli.simulate_flags import simulate_command
-from tandem.core.errors import TandemError
 
 app = typer.Typer(
     help="Serve a language model and keep teaching it on the same accelerator.",
@@ -64,11 +63,8 @@ def serve_command(
     from tandem.cli.serve import serve_forever
 
     console = Console(stderr=True)
-    try:
+    with refusals():
         code = serve_forever(settings_from(flags, os.environ, config), console)
-    except TandemError as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False)
-        raise typer.Exit(1) from None
     raise typer.Exit(code)
 
 
@@ -110,11 +106,8 @@ def profile_command(
     from tandem.cli.profile import profile_model
 
     console = Console(stderr=True)
-    try:
+    with refusals():
         profile_model(settings_from(flags, os.environ, config), seconds, out, console)
-    except TandemError as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False)
-        raise typer.Exit(1) from None
 
 
 app.command("simulate")(simulate_command)

@@ -7,8 +7,6 @@ answered (`serve`) or all was clean (`soak`), 1 if not, 2 for flags that cannot 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -35,13 +33,13 @@ from tandem.bench.stream import LoadOptions
 from tandem.bench.teaching import TeachingOptions
 from tandem.bench.workload import Limits, PlannedRequest, Shape, warmup
 from tandem.build import build_engine_client
-from tandem.cli.output import with_folder
+from tandem.cli.output import refusals, with_folder
 from tandem.config import ModelConfig, SchedulingConfig, Settings
-from tandem.core.errors import InvalidRequest, TandemError
+from tandem.core.errors import InvalidRequest
 from tandem.core.ports import EngineClient
 from tandem.core.slo import Slo
 
-app = typer.Typer(help="Measure a running server from outside.", no_args_is_help=True)
+app = typer.Typer(help="Measure servers, policies and the simulator.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Option(help="The server, e.g. http://127.0.0.1:8000.")]
 Model = Annotated[str, typer.Option(help="Model id; default: the first that the server lists.")]
@@ -75,7 +73,12 @@ def serve(
     ] = 1,
     ttft_slo: Annotated[float | None, typer.Option(help="Seconds; for goodput.")] = None,
     tpot_slo: Annotated[float | None, typer.Option(help="Seconds; for goodput.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Words instead of token ids.")] = False,
+    text: Annotated[
+        bool,
+        typer.Option(
+            "--text", help="Words instead of token ids, of which some have no text and so no event."
+        ),
+    ] = False,
     vocab_size: Annotated[int, typer.Option(help="Prompt ids are drawn below this.")] = 1000,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.0,
     ignore_eos: Annotated[
@@ -90,7 +93,7 @@ def serve(
 ) -> None:
     """Open-loop load: requests leave at their time however slow the server is."""
     given = {name: value for name, value in locals().items() if name != "api_key"}
-    with _refusals():
+    with refusals():
         workload = WorkloadOptions(
             arrivals=arrivals,
             prompts=parse_lengths(prompt_tokens),
@@ -145,7 +148,7 @@ def soak_command(
     out: Out = None,
 ) -> None:
     """Many clients that come and go; then the server must hold nothing. Tandem servers only."""
-    with _refusals():
+    with refusals():
         origin = Origin.parse(url)
         options = SoakOptions(
             origin=origin,
@@ -220,7 +223,7 @@ def learning(
     """
     rates = tuple(retrain_rate or _EXPERIMENT.retrain_rates)
     batch = _TEACHING.batch
-    with _refusals():
+    with refusals():
         options = ExperimentOptions(
             load=LoadOptions(rate, max(rates), pairs, output_tokens),
             teaching=TeachingOptions(learning_rate=learning_rate, beta=beta),
@@ -313,13 +316,3 @@ def _slo(ttft_s: float | None, tpot_s: float | None) -> Slo | None:
         return None
     unbounded = float("inf")
     return Slo(unbounded if ttft_s is None else ttft_s, unbounded if tpot_s is None else tpot_s)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Our own errors as one line and exit status 2."""
-    try:
-        yield
-    except TandemError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False)
-        raise typer.Exit(2) from error

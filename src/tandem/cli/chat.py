@@ -14,6 +14,8 @@ from typing import Any, Self
 import httpx
 from rich.console import Console
 
+from tandem.cli.remote import base_url
+
 HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt and forgets, "
     "/exit leaves; Ctrl-C stops an answer"
@@ -33,7 +35,7 @@ class ChatServer:
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout)
+        self._http = httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout)
         self._model = model
         self._options = {
             name: value for name, value in (options or {}).items() if value is not None

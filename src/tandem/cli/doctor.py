@@ -108,11 +108,11 @@ def _torch(flags: frozenset[str]) -> list[Finding]:
         size = properties.total_memory / _GIB
         device = Finding("device", Level.GOOD, f"cuda: {properties.name}, {size:.0f} GiB")
         bf16 = torch.cuda.is_bf16_supported()
-        return [device, _dtype(bf16, "the GPU has no bfloat16: use --dtype float16")]
+        return [device, _dtype(bf16, "the GPU has no bfloat16: --dtype float16 is faster")]
     threads = torch.get_num_threads()
     device = Finding("device", Level.GOOD, f"cpu: {threads} threads, no CUDA device")
     fast = bool(flags & {"amx_bf16", "avx512_bf16"}) or platform.machine() in ("arm64", "aarch64")
-    return [device, _dtype(fast, "bfloat16 is slow on this CPU: use --dtype float32")]
+    return [device, _dtype(fast, "--dtype auto takes float32 on this CPU: bfloat16 would be slow")]
 
 
 def _dtype(bf16: bool, advice: str) -> Finding:

@@ -22,11 +22,11 @@ from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.workload import Limits
 from tandem.build import build_executor, build_simulation, join_loop, resolve_model
 from tandem.cli.flags import settings_from, takes_settings
-from tandem.cli.output import with_folder
+from tandem.cli.output import refusals, with_folder
 from tandem.cli.profile import measure
 from tandem.config import Settings
 from tandem.core.clock import SleepingClock, VirtualClock
-from tandem.core.errors import InvalidRequest, TandemError
+from tandem.core.errors import InvalidRequest
 from tandem.core.ports import Executor
 from tandem.estimators.profile import Profile, read_profile
 from tandem.sim.run import Arrival
@@ -66,7 +66,7 @@ def fidelity_command(
 ) -> None:
     """The same load on the real engine and in the simulator. Exit status 1 if they differ."""
     console = Console(stderr=True)
-    try:
+    with refusals():
         settings = resolve_model(settings_from(flags, os.environ, config))
         limits = Limits(duration_s=seconds)
         lengths = (parse_lengths(prompt_tokens), parse_lengths(output_tokens))
@@ -74,9 +74,6 @@ def fidelity_command(
         steps = Steps(tokens=step_tokens, rank=settings.learning.rank) if train else None
         options = FidelityOptions(workload, steps, runs, profile_seconds)
         real, simulated = measure_both(settings, options, console)
-    except TandemError as error:
-        console.print(f"error: {error}", markup=False)
-        raise typer.Exit(2) from None
     found = compare(real, simulated)
     shown = Console()
     shown.print(_figures(found))

@@ -25,10 +25,10 @@ from tandem.bench.mace_report import as_page
 from tandem.bench.mace_sweep import PARTS, Run, Sweep, grouped, over_rounds
 from tandem.bench.machine import Watch, describe
 from tandem.cli.mace_engines import engines_over, load_engine, make_engine
+from tandem.cli.output import refusals
 from tandem.cli.profile import measure as measure_profile
 from tandem.cli.simulate import load_profile
 from tandem.config import Settings
-from tandem.core.errors import TandemError
 from tandem.core.ports import Executor
 from tandem.estimators.profile import Profile
 
@@ -69,7 +69,7 @@ def mace_command(
     if engine is not None and SMALL not in chosen:
         hint = f"nothing is measured without --scale {SMALL.name}"
         raise typer.BadParameter(hint, param_hint="--engine")
-    try:
+    with refusals():
         found: list[Results] = []
         for each in chosen:
             timed = each if seconds is None else replace(each, duration_s=seconds)
@@ -88,9 +88,6 @@ def mace_command(
         page = as_page(found)
         (out / "mace.md").write_text(page)
         typer.echo(page)
-    except TandemError as error:
-        console.print(f"error: {error}", markup=False)
-        raise typer.Exit(2) from None
 
 
 def simulated(scale: Scale, seed: int, console: Console) -> Results:

@@ -1,10 +1,16 @@
-"""Files that commands write at their end."""
+"""What commands write at their end, and how they end when they cannot."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
+from rich.console import Console
+from rich.text import Text
+
+from tandem.core.errors import InvalidRequest, TandemError
 
 
 def with_folder(out: Path | None) -> Path | None:
@@ -21,3 +27,14 @@ def with_folder(out: Path | None) -> Path | None:
             f"cannot make the folder {out.parent}: {error.strerror}"
         ) from error
     return out
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Our own errors as one line on stderr; exit status 2 if what was asked for cannot be done, as
+    with a wrong option, else 1."""
+    try:
+        yield
+    except TandemError as error:
+        Console(stderr=True).print(Text(f"error: {error}", style="red"))
+        raise typer.Exit(2 if isinstance(error, InvalidRequest) else 1) from error

@@ -6,7 +6,7 @@ Loads the model as `serve` does, runs micro-benchmarks and writes a profile file
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from tandem.core.ports import Executor
 from tandem.estimators.calibrate import fit
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
 from tandem.estimators.profile import Profile, write_profile
+
+# Samples of a kind that were held out: of fewer, the worst in twenty is one.
+_FEW = 20
 
 
 def profile_model(settings: Settings, seconds: float, out: Path | None, console: Console) -> Path:
@@ -46,6 +49,8 @@ def profile_model(settings: Settings, seconds: float, out: Path | None, console:
             f"the machine's own unrest: a pass predicts the same pass right after it with a mean"
             f" error of {again.mape:.1%}, 95% below {again.p95:.1%} ({again.samples} pairs)"
         )
+    for doubt in doubts(profile):
+        console.print(f"[yellow]{doubt}[/]")
     console.print(f"written to {path}; use it: tandem serve --profile {path}")
     return path
 
@@ -84,6 +89,17 @@ def measure(
         },
         threads=info.threads,
     )
+
+
+def doubts(profile: Profile) -> Iterator[str]:
+    """What of a profile says little, because there was no time to measure it."""
+    rates = profile.rates
+    kinds = (("passes", rates.measured), ("slices", rates.slices_measured))
+    if guessed := [kind for kind, measured in kinds if not measured]:
+        yield f"no time was left for {' and '.join(guessed)}: what these take is a guess"
+    few = [f"{kind} {each.samples}" for kind, each in profile.errors.items() if each.samples < _FEW]
+    if few:
+        yield f"errors of few samples say little ({', '.join(few)}): measure for longer, --seconds"
 
 
 def _terms(profile: Profile) -> Table:

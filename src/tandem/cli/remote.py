@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -18,7 +19,7 @@ from rich.text import Text
 
 _CONNECT_TIMEOUT_S = 10.0
 
-Url = Annotated[str, typer.Option(help="Base URL of the server, with its /v1")]
+Url = Annotated[str, typer.Option(help="Base URL of the server; without a path, its /v1")]
 Key = Annotated[str, typer.Option(help="API key", envvar=["TANDEM_API_KEY", "OPENAI_API_KEY"])]
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
@@ -87,12 +88,17 @@ class Remote:
         return body
 
 
+def base_url(url: str) -> str:
+    """`url`, with `/v1` if it has no path: where OpenAI-compatible servers have their routes."""
+    return f"{url.rstrip('/')}/v1" if urlsplit(url).path in ("", "/") else url
+
+
 @contextmanager
 def connected(url: str, api_key: str) -> Iterator[Remote]:
     """A server for the length of a command; errors end it with one line and the code 1."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-    with httpx.Client(base_url=url, headers=headers, timeout=timeout) as http:
+    with httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout) as http:
         try:
             yield Remote(http)
         except RemoteError as error:

@@ -11,9 +11,9 @@ from rich.console import Console
 from tandem.bench.lengths import FORMS, parse_lengths
 from tandem.bench.options import Arrivals, WorkloadOptions
 from tandem.bench.workload import Limits
-from tandem.cli.output import with_folder
+from tandem.cli.output import refusals, with_folder
 from tandem.config import resolve
-from tandem.core.errors import InvalidRequest, TandemError
+from tandem.core.errors import InvalidRequest
 
 _PROFILE = "A file of `tandem profile`, or DEVICE:SHAPE of a data sheet, as a100-40g:llama-3-8b."
 _CURVE = "CSV with step,train_loss, as a job's result file; default: a model of the falling loss."
@@ -63,12 +63,12 @@ def simulate_command(
 ) -> None:
     """Run a load through the real scheduler on a device that is only computed."""
     from tandem.bench.simulation import Training
-    from tandem.build import build_policy
     from tandem.cli.simulate import SimulateOptions, load_profile, show, simulate, write
+    from tandem.scheduling.registry import build_policy
 
     console = Console(stderr=True)
     chosen = policy or ["unified"]
-    try:
+    with refusals():
         if loss_curve is not None and not (retrain_rate or training_steps):
             raise InvalidRequest("--loss-curve needs --retrain-rate or --training-steps")
         options = dict(_pair(each) for each in policy_option or ())
@@ -118,9 +118,6 @@ def simulate_command(
                     found, report, timeline, found_profile.info.num_blocks, path, figures
                 ):
                     console.print(f"written: {written}")
-    except TandemError as error:
-        console.print(f"error: {error}", markup=False)
-        raise typer.Exit(2) from None
 
 
 def _pair(text: str) -> tuple[str, str]:

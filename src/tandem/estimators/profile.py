@@ -111,6 +111,9 @@ def read_profile(path: Path) -> Profile:
         rates["forward"] = [rates["forward"][name] for name in FORWARD_TERMS]
         rates["slices"] = [rates["slices"][name] for name in SLICE_TERMS]
         profile = msgspec.convert(content, Profile)
+    except FileNotFoundError as error:
+        hint = "`tandem profile MODEL` writes one"
+        raise InvalidRequest(f"there is no profile {path}; {hint}", param="profile") from error
     except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
         raise InvalidRequest(f"cannot read the profile {path}: {error}", param="profile") from error
     seconds = (*profile.rates.forward, *profile.rates.slices, profile.rates.update_s)
