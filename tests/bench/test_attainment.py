@@ -253,6 +253,7 @@ def test_report_of_two_loads() -> None:
         10.0,
         {**policies, "mace": {}, "adainf": {}},
         "measured in 60 s: 9 passes",
+        sequence_tokens=128,
     )
     data = json.loads(json.dumps(as_data(setup, windows)))
     page = as_markdown(data)
@@ -260,6 +261,7 @@ def test_report_of_two_loads() -> None:
     assert data["rows"][1]["rate"] == pytest.approx(1.5)
     assert [len(row["rounds"]) for row in data["rows"]] == [2, 2, 2, 2, 2, 2, 1]
     assert "## 30% of capacity: 1.50 requests/s" in page
+    assert "A training step: 2 x 128 tokens." in page
     assert "| `unified` | 100.0% | 100.0% | 100.0% | +0.0 (+0.0 to +0.0) | +0.0, +0.0 |" in page
     assert "| 60% | +0.0 (+0.0 to +0.0) | yes, surely | 100 | `mace` 50 | yes |" in page
     assert "Policy options: unified ceiling_s=0.1." in page
@@ -317,9 +319,8 @@ def test_policies_and_options_by_name() -> None:
 
 
 def plan(module: ModuleType, folder: Path, profile_s: float) -> Any:
-    return module.Plan(
-        "tiny", "cpu", "float32", {}, [0.9], 1, 1, 10.0, 10.0, 5.0, None, None, profile_s, folder
-    )
+    given = (10.0, 10.0, 5.0, None, None, profile_s, 64, folder)
+    return module.Plan("tiny", "cpu", "float32", {}, [0.9], 1, 1, *given)
 
 
 def test_engines_start_from_one_profile_or_none(
