@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import tandem
 from tandem.cli import app
 from tandem.cli.flags import all_settings
+from tandem.scheduling.policies.unified import Options
 from tandem.scheduling.registry import known_policies
 
 ROOT = Path(__file__).parents[1]
@@ -152,6 +154,12 @@ def test_every_policy_has_a_row_and_no_other() -> None:
     text = (ROOT / "docs" / "policies.md").read_text()
     assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == known_policies()
     assert sorted(re.findall(r"^\*\*`(\w+)`\*\*$", text, re.MULTILINE)) == known_policies()
+
+
+def test_the_table_of_unified_has_its_options_and_defaults() -> None:
+    text = (ROOT / "docs" / "unified.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", text, re.MULTILINE)
+    assert rows == [(each.name, str(each.default).lower()) for each in fields(Options)]
 
 
 def test_every_decision_record_is_listed_in_order() -> None:
