@@ -261,6 +261,9 @@ def main(
     rival_rounds = rounds if rival_rounds is None else min(rounds, rival_rounds)
     seconds = window_seconds(minutes, len(turns(list(policies), loads, rounds, rival_rounds)))
     config = configs()[model]
+    if sequence_tokens > config.max_position_embeddings:
+        most = config.max_position_embeddings
+        raise typer.BadParameter(f"at most {most} tokens fit {model}", param_hint="--sequence-tokens")
     workload = Workload(
         read_trace(trace), config.max_position_embeddings, config.vocab_size, seed, length_scale
     )

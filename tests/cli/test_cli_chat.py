@@ -126,7 +126,7 @@ def test_fields_that_are_null_and_an_end_without_a_space(monkeypatch: pytest.Mon
     said = (event("null"), event('{"content": null}'), event('{"content": "Fine."}'))
     rest = ('data: {"choices": null}\n\n', "data:\n\n", "data:[DONE]\n\n")
     with live(odd_server(ONE_MODEL, "".join((*said, *rest)))) as url:
-        code, shown = talk(monkeypatch, f"{url}/v1", ["Hi"])
+        code, shown = talk(monkeypatch, url, ["Hi"])
     assert code == 0 and "Fine.\n" in shown and "error" not in shown
 
 

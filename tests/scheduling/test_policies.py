@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
@@ -163,8 +166,15 @@ def test_an_order_of_eviction_is_over_with_its_iteration():
 def test_a_policy_is_one_file_and_others_come_by_path(monkeypatch):
     assert {"fcfs", "priority"} <= set(known_policies())
     assert isinstance(build_policy(f"{__name__}:Fixed"), Fixed)
-    with pytest.raises(InvalidRequest, match="fcfs"):
+    with pytest.raises(InvalidRequest, match="no policy 'none-such'; known: .*fcfs"):
         build_policy("none-such")
+    for wrong in (":X", ".a:B", "os:sep", "json:nothing", "none.such:X", f"{__name__}:"):
+        with pytest.raises(InvalidRequest, match=re.escape(repr(wrong))):
+            build_policy(wrong)
+    broken = ModuleType("broken")  # is there, but lacks `create`
+    monkeypatch.setitem(sys.modules, "tandem.scheduling.policies.broken", broken)
+    with pytest.raises(InvalidRequest, match="no policy 'broken' .*has no attribute 'create'"):
+        build_policy("broken")
     with pytest.raises(InvalidRequest, match="decodes_alike"):
         build_policy(f"{__name__}:Unfinished")
 

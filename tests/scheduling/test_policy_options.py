@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
 import pytest
 
 from tandem.core.errors import InvalidRequest
@@ -18,6 +22,17 @@ def test_texts_are_converted():
     assert build_policy("unified")._options == Options()  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True)
+class Needs:
+    needed: Annotated[int, msgspec.Meta(le=10)]
+    kind: Literal["a", "b"] = "a"
+
+
+class Demanding:
+    def __init__(self, options: Needs) -> None:
+        raise AssertionError("made of wrong options")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "needle"),
     [
@@ -26,13 +41,16 @@ def test_texts_are_converted():
         ("ekya", {"interval_s": "soon"}, "interval_s .* type float, not 'soon'"),
         ("unified", {"temporal_only": "perhaps"}, "temporal_only .* type bool, not 'perhaps'"),
         ("ekya", {"interval_s": "0"}, "with interval_s=0: .* above 0"),
-        ("unified", {"min_share": "2"}, "min_share"),
-        ("unified", {"late_share": "0"}, "late_share"),
-        ("unified", {"offline_share": "0"}, "offline_share"),
-        ("unified", {"offline_share": "1.1"}, "offline_share"),
-        ("unified", {"overdue_share": "0"}, "overdue_share"),
-        ("unified", {"overdue_share": "1.1"}, "overdue_share"),
-        ("unified", {"offline_patience_s": "0"}, "offline_patience_s"),
+        ("unified", {"min_share": "2"}, "min_share.* at most 1"),
+        ("unified", {"late_share": "0"}, "late_share.* above 0"),
+        ("unified", {"offline_share": "0"}, "offline_share.* above 0"),
+        ("unified", {"offline_share": "1.1"}, "offline_share.* below 1"),
+        ("unified", {"overdue_share": "0"}, "overdue_share.* above 0"),
+        ("unified", {"overdue_share": "1.1"}, "overdue_share.* at most 1"),
+        ("unified", {"offline_patience_s": "0"}, "offline_patience_s must be above 0"),
+        (f"{__name__}:Demanding", {}, "with no option: .*`needed`"),
+        (f"{__name__}:Demanding", {"needed": "11"}, "needed .* not '11' .*<= 10"),
+        (f"{__name__}:Demanding", {"needed": "1", "kind": "c"}, "kind .* not 'c' .*Invalid enum"),
     ],
 )
 def test_wrong_options_are_refused_by_name(name, options, needle):

@@ -1,6 +1,6 @@
 """What clients may send, field by field, in OpenAI's terms plus vLLM's extra sampling fields.
 
-Types are strict (no number out of a string) and numbers finite. Knows no model: limits that need
+Types in bodies are strict (no number out of a string) and numbers finite. Knows no model: limits that need
 one (vocabulary, context) are the services'. Invariant: a parsed body holds no field that will be
 ignored without being listed in `fields.UNUSED`.
 """
@@ -238,7 +238,7 @@ def _says(problem: Any) -> str:
     """What is wrong with a value."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _LIMITS:
-        return _LIMITS[kind].format(**context)
+        return _LIMITS[kind].format(**{name: f"{limit:.15g}" for name, limit in context.items()})
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{message[0].lower()}{message[1:]}"
 

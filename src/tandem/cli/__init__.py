@@ -18,6 +18,7 @@ from tandem.cli.fidelity import fidelity_command
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.cli.mace import mace_command
 from tandem.cli.output import refusals, with_folder
+from tandem.cli.remote import DEFAULT_URL, Key, Url
 from tandem.cli.simulate_flags import simulate_command
 
 app = typer.Typer(
@@ -70,18 +71,14 @@ def serve_command(
 
 @app.command("chat")
 def chat_command(
-    url: Annotated[
-        str, typer.Option(help="Base URL of any OpenAI-compatible server")
-    ] = "http://127.0.0.1:8000/v1",
+    url: Url = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Model id; empty: the server's first")] = "",
-    api_key: Annotated[
-        str, typer.Option(help="API key", envvar=["TANDEM_API_KEY", "OPENAI_API_KEY"])
-    ] = "",
+    api_key: Key = "",
     system: Annotated[str, typer.Option(help="System prompt")] = "",
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest")] = None,
 ) -> None:
-    """Talk to a model in the terminal."""
+    """Talk to a model of any OpenAI-compatible server in the terminal."""
     from tandem.cli.chat import ChatServer, converse
 
     options = {"max_tokens": max_tokens, "temperature": temperature}

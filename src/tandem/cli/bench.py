@@ -1,4 +1,4 @@
-"""`tandem bench`: load any OpenAI-compatible server and report what its clients saw.
+"""`tandem bench`: load a server and report what its clients saw; compare policies.
 
 Turns flags into options; the work is in `tandem.bench`. Exit status: 0 if at least one request was
 answered (`serve`) or all was clean (`soak`), 1 if not, 2 for flags that cannot be.

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tandem.core.errors import InvalidRequest, TandemError
+from tandem.core.errors import InvalidRequest, TandemError, UnsupportedModel
 
 
 def with_folder(out: Path | None) -> Path | None:
@@ -32,9 +32,10 @@ def with_folder(out: Path | None) -> Path | None:
 @contextmanager
 def refusals() -> Iterator[None]:
     """Our own errors as one line on stderr; exit status 2 if what was asked for cannot be done, as
-    with a wrong option, else 1."""
+    with a wrong option or a model that is not supported, else 1."""
     try:
         yield
     except TandemError as error:
-        Console(stderr=True).print(Text(f"error: {error}", style="red"))
-        raise typer.Exit(2 if isinstance(error, InvalidRequest) else 1) from error
+        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        wrong = isinstance(error, InvalidRequest | UnsupportedModel)
+        raise typer.Exit(2 if wrong else 1) from error

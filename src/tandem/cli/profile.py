@@ -22,7 +22,7 @@ from tandem.estimators.calibrate import fit
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
 from tandem.estimators.profile import Profile, write_profile
 
-# Samples of a kind that were held out: of fewer, the worst in twenty is one.
+# Samples of a kind that were held out. Of fewer, "95% below" is the worst one.
 _FEW = 20
 
 
@@ -94,7 +94,7 @@ def measure(
 def doubts(profile: Profile) -> Iterator[str]:
     """What of a profile says little, because there was no time to measure it."""
     rates = profile.rates
-    kinds = (("passes", rates.measured), ("slices", rates.slices_measured))
+    kinds = (("passes", rates.measured), ("slices and updates", rates.slices_measured))
     if guessed := [kind for kind, measured in kinds if not measured]:
         yield f"no time was left for {' and '.join(guessed)}: what these take is a guess"
     few = [f"{kind} {each.samples}" for kind, each in profile.errors.items() if each.samples < _FEW]

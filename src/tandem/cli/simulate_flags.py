@@ -17,6 +17,8 @@ from tandem.core.errors import InvalidRequest
 
 _PROFILE = "A file of `tandem profile`, or DEVICE:SHAPE of a data sheet, as a100-40g:llama-3-8b."
 _CURVE = "CSV with step,train_loss, as a job's result file; default: a model of the falling loss."
+# The load where no trace is given.
+_RATE, _DURATION_S = 2.0, 600.0
 _TRACE = "Azure CSV, Mooncake JSONL or vidur lengths (.gz too): lengths, shared prefixes, times."
 
 
@@ -32,12 +34,16 @@ def simulate_command(
     arrivals: Annotated[
         Arrivals | None, typer.Option(help="Default: the trace's, else poisson.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests/s; stretches a trace.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests/s; stretches a trace; without one: 2.")
+    ] = None,
     time_scale: Annotated[float, typer.Option(help="Stretch a trace's times by this.")] = 1.0,
     prompt_tokens: Annotated[str, typer.Option(help=f"Without trace: {FORMS}.")] = "512",
     output_tokens: Annotated[str, typer.Option(help=f"Without trace: {FORMS}.")] = "128",
     max_requests: Annotated[int | None, typer.Option(help="Stop after so many.")] = None,
-    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds of arrivals; 600 without trace or --max-requests.")
+    ] = None,
     max_prompt_tokens: Annotated[int | None, typer.Option(help="Clip prompts.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(help="Clip outputs.")] = None,
     retrain_rate: Annotated[float, typer.Option(help="Preference pairs a request.")] = 0.0,
@@ -74,6 +80,9 @@ def simulate_command(
         options = dict(_pair(each) for each in policy_option or ())
         for name in chosen:  # a wrong one shall not cost the runs of the others
             build_policy(name, options)
+        if trace is None:
+            rate = rate if rate is not None else _RATE
+            duration = _DURATION_S if duration is None and max_requests is None else duration
         limits = Limits(max_requests, duration, max_prompt_tokens, max_output_tokens)
         found_profile = load_profile(profile)
         default = Arrivals.TRACE if trace is not None else Arrivals.POISSON

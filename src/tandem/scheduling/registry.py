@@ -27,22 +27,25 @@ def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     Raises `InvalidRequest` that lists the known policies, or the policy's options.
     """
     module, colon, factory_name = name.partition(":")
-    if not factory_name:
-        module, factory_name = f"tandem.scheduling.policies.{name.replace('-', '_')}", "create"
+    if not colon:
+        module, factory_name = f"{__package__}.policies.{name.replace('-', '_')}", "create"
     try:
         factory = getattr(importlib.import_module(module), factory_name)
-    except (ImportError, AttributeError) as error:
-        why = f" ({error})" if colon else ""
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        unknown = isinstance(error, ModuleNotFoundError) and error.name == module
+        why = "" if unknown else f" ({error})"
         raise InvalidRequest(
             f"there is no policy {name!r}{why}; known: {', '.join(known_policies())}, or "
             "package.module:Class"
         ) from error
+    if not callable(factory):
+        raise InvalidRequest(f"{name!r} is no policy: it cannot be called")
     taken = inspect.signature(factory, eval_str=True).parameters.get("options")
     kinds = [] if taken is None else [taken.annotation]
     known = [field.name for kind in kinds for field in fields(kind)]
-    if unknown := [option for option in options or {} if option not in known]:
+    if wrong := [option for option in options or {} if option not in known]:
         raise InvalidRequest(
-            f"policy {name!r} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}"
+            f"policy {name!r} has no option {wrong[0]!r}; it has: {', '.join(known) or 'none'}"
         )
     policy = factory(*[_policy_options(name, kind, options or {}) for kind in kinds])
     if not isinstance(policy, Policy):
@@ -54,19 +57,20 @@ def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
 
 def _policy_options(policy: str, kind: type, options: Mapping[str, str]) -> object:
     """The dataclass `kind` with these options; raises `InvalidRequest` that says which is wrong."""
-    types, found = get_type_hints(kind), {}
+    types = get_type_hints(kind, include_extras=True)
     for name, text in options.items():
         try:
-            found[name] = msgspec.convert(text, types[name], strict=False)
+            msgspec.convert(text, types[name], strict=False)
         except msgspec.ValidationError as error:
-            wanted = getattr(types[name], "__name__", types[name])
+            wanted = inspect.formatannotation(types[name])
             raise InvalidRequest(
                 f"option {name} of policy {policy!r} has to be of type {wanted}, not {text!r}"
+                f" ({error})"
             ) from error
     try:
-        return kind(**found)
-    except ValueError as error:
-        given = ", ".join(f"{name}={text}" for name, text in options.items())
+        return msgspec.convert(dict(options), kind, strict=False)
+    except msgspec.ValidationError as error:  # one is missing, or they do not go together
+        given = ", ".join(f"{name}={text}" for name, text in options.items()) or "no option"
         raise InvalidRequest(f"policy {policy!r} with {given}: {error}") from error
 
 
