@@ -263,7 +263,9 @@ def main(
     config = configs()[model]
     if sequence_tokens > config.max_position_embeddings:
         most = config.max_position_embeddings
-        raise typer.BadParameter(f"at most {most} tokens fit {model}", param_hint="--sequence-tokens")
+        raise typer.BadParameter(
+            f"at most {most} tokens fit {model}", param_hint="--sequence-tokens"
+        )
     workload = Workload(
         read_trace(trace), config.max_position_embeddings, config.vocab_size, seed, length_scale
     )

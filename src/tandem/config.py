@@ -67,11 +67,11 @@ class CacheConfig:
 class SchedulingConfig:
     """Budgets of an iteration and the policy that fills it.
 
-    `policy_options` are the policy's own (docs/policies.md, docs/unified.md). `ttft_slo` and `tpot_slo`, in
-    seconds, are the objectives of requests that bring none, `adapter_slos` those of requests for an
-    adapter (`base`: for none) as `TTFT:TPOT`. `profile` is a file of `tandem profile`
-    from which the time model starts; without one, passes of usual shapes are run whenever the
-    engine starts, those that begin within `accustom_s` seconds (0: it starts from guesses).
+    `policy_options` are the policy's own (docs/policies.md, docs/unified.md). `ttft_slo` and
+    `tpot_slo`, in seconds, are the objectives of requests that bring none, `adapter_slos` those of
+    requests for an adapter (`base`: for none) as `TTFT:TPOT`. `profile` is a file of `tandem
+    profile` from which the time model starts; without one, passes of usual shapes are run whenever
+    the engine starts, those that begin within `accustom_s` seconds (0: it starts from guesses).
     """
 
     policy: str = "unified"

@@ -58,9 +58,14 @@ def decoding(count: int) -> list[Sequence]:
     return running
 
 
-def joined(queue: list[Sequence], running: list[Sequence] | None = None, **view: object) -> int:
+def joined(
+    queue: list[Sequence],
+    running: list[Sequence] | None = None,
+    busy: float = 0.0,
+    **view: object,
+) -> int:
     """How many join; they are the first ones."""
-    found = joins(Stage(**view), running or [], queue)
+    found = joins(Stage(**view), running or [], queue, busy)
     assert found == queue[: len(found)]
     return len(found)
 
@@ -106,6 +111,17 @@ def test_what_costs_less_than_it_saves_joins():
 def test_a_long_queue_shares_passes():
     assert joined(prompts(*[100] * 60)) >= 5
     assert joined(prompts(*[100] * 3)) == 1
+
+
+def test_the_busier_the_more_share_a_pass():
+    """30 rows behind 100: they save 10 ms for who waits, and cost the hundred 30 ms."""
+    wanted = {0.0: 1, 0.4: 1, 0.5: 2, 1.0: 2}
+    assert {busy: joined(prompts(100, 30), busy=busy) for busy in wanted} == wanted
+    assert joined(prompts(50, 1000), busy=0.8) == 1, "it would be cut in two, and saves nothing"
+    assert joined(prompts(*[100] * 9), busy=1.0) == 9
+    view, queue = Stage(), prompts(100, 30)
+    assert foresee(view, Deadlines(), [], queue, 0.5).joining == queue
+    assert foresee(view, Deadlines(), [], queue).joining == queue[:1]
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(0, 3), (1000, 3), (1010, 2), (1024, 0)])

@@ -166,14 +166,14 @@ def test_an_order_of_eviction_is_over_with_its_iteration():
 def test_a_policy_is_one_file_and_others_come_by_path(monkeypatch):
     assert {"fcfs", "priority"} <= set(known_policies())
     assert isinstance(build_policy(f"{__name__}:Fixed"), Fixed)
-    with pytest.raises(InvalidRequest, match="no policy 'none-such'; known: .*fcfs"):
+    with pytest.raises(InvalidRequest, match=r"no policy 'none-such'; known: .*fcfs"):
         build_policy("none-such")
     for wrong in (":X", ".a:B", "os:sep", "json:nothing", "none.such:X", f"{__name__}:"):
         with pytest.raises(InvalidRequest, match=re.escape(repr(wrong))):
             build_policy(wrong)
     broken = ModuleType("broken")  # is there, but lacks `create`
     monkeypatch.setitem(sys.modules, "tandem.scheduling.policies.broken", broken)
-    with pytest.raises(InvalidRequest, match="no policy 'broken' .*has no attribute 'create'"):
+    with pytest.raises(InvalidRequest, match=r"no policy 'broken' .*has no attribute 'create'"):
         build_policy("broken")
     with pytest.raises(InvalidRequest, match="decodes_alike"):
         build_policy(f"{__name__}:Unfinished")

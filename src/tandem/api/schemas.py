@@ -1,8 +1,8 @@
 """What clients may send, field by field, in OpenAI's terms plus vLLM's extra sampling fields.
 
-Types in bodies are strict (no number out of a string) and numbers finite. Knows no model: limits that need
-one (vocabulary, context) are the services'. Invariant: a parsed body holds no field that will be
-ignored without being listed in `fields.UNUSED`.
+Types in bodies are strict (no number out of a string) and numbers finite. Knows no model: limits
+that need one (vocabulary, context) are the services'. Invariant: a parsed body holds no field that
+will be ignored without being listed in `fields.UNUSED`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ HELP = {
     ),
     "scheduling.max_sequences": "Most choices that run at the same time",
     "scheduling.max_batch_tokens": "Most tokens computed in one iteration",
-    "scheduling.policy_options": "Option of the policy, as NAME=VALUE; repeatable (docs/unified.md)",
+    "scheduling.policy_options": "Option of the policy, NAME=VALUE; repeatable (docs/unified.md)",
     "scheduling.ttft_slo": "Seconds to the first token that a request without an objective has",
     "scheduling.tpot_slo": "Seconds a token after that; learning uses what is left of them",
     "scheduling.adapter_slos": "Objectives of requests for an adapter (base: for none), as "

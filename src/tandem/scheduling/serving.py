@@ -18,6 +18,8 @@ from tandem.scheduling.view import View
 # Prompts join a pass without more ado while it takes at most this share of the TTFT objective of
 # each prompt that ends in it.
 _LONG = 0.3
+# Of the time, at least so much counts as free: a queue in overload ends some time, too.
+_LEAST_FREE = 0.01
 # What costs as much as it saves to the last bits is worth it.
 _TIE = 1.0 + 1e-6
 
@@ -41,16 +43,21 @@ class Serving:
 
 
 def foresee(
-    view: View, deadlines: Deadlines, running: list[Sequence], queue: list[Sequence]
+    view: View,
+    deadlines: Deadlines,
+    running: list[Sequence],
+    queue: list[Sequence],
+    busy: float = 0.0,
 ) -> Serving:
     """Rows and time of the requests as admission will grant them, nearly; and the time budget.
 
     Slack that was saved up is spent in passes of up to the ceiling: few long ones cost less than
     many short ones. Prompts that are held back need time for their own pass before they are due.
+    With `busy`, see `joins`.
     """
     deadlines.forget_ended(view)
     found = Serving(queue)
-    served, left = _fill(view, running, found)
+    served, left = _fill(view, running, found, busy)
     due_s = deadlines.slack_s(view, running[:served] + found.joining)
     if left > 0:
         due_s = min(due_s, _held_s(view, deadlines, queue[len(found.joining) :]))
@@ -58,23 +65,27 @@ def foresee(
     return found
 
 
-def joins(view: View, running: list[Sequence], queue: list[Sequence]) -> list[Sequence]:
+def joins(
+    view: View, running: list[Sequence], queue: list[Sequence], busy: float = 0.0
+) -> list[Sequence]:
     """The first of the waiting requests that are worth their place in the next pass.
 
     All first tokens of a pass come at its end. Another prompt delays those before it by what it
     takes, and saves itself and all behind it the constant cost of a pass; one of which only a part
     fits, a part of that. Where the pass gets long for the objective of one of those before it, it
-    joins only if it saves more than it costs, summed over those who wait. Answers that have begun,
-    and what has no objective, join while there are rows.
+    joins only if it saves more than it costs, summed over those who wait. What is lost also delays
+    who is still to come: with a share `busy` of the time taken (`Load`), each of those who wait
+    stands for 1 / (1 - busy)^2, as the wait in a queue, busy / (1 - busy), grows with the load.
+    Answers that have begun, and what has no objective, join while there are rows.
     """
     if not queue:
         return queue
     found = Serving(queue)
-    _fill(view, running, found)
+    _fill(view, running, found, busy)
     return found.joining
 
 
-def _fill(view: View, running: list[Sequence], found: Serving) -> tuple[int, int]:
+def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> tuple[int, int]:
     """The pass of the running requests and of those of the queue that join; how many of the former
     take part, and how many rows are left: if any, all that did not join are held back."""
     most, latency, queue = view.budgets.max_batch_tokens, view.latency, found.queue
@@ -95,7 +106,8 @@ def _fill(view: View, running: list[Sequence], found: Serving) -> tuple[int, int
         if joined_s > most_s and _is_prompt(seq):
             added_s = joined_s - found.predicted_s
             saved_s = (_span_s(view, start, taken) - added_s) * taken / needed
-            if ending * added_s > _TIE * (len(queue) - place) * saved_s:
+            costs_s = max(_LEAST_FREE, 1.0 - busy) ** 2 * ending * added_s
+            if costs_s > _TIE * (len(queue) - place) * saved_s:
                 break
         found.joining.append(seq)
         found.work, found.predicted_s = joined, joined_s

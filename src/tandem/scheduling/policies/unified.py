@@ -18,6 +18,7 @@ from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.earnings import Balance, Earnings
 from tandem.scheduling.learning_time import FULL_SHARE, LearningPart, LearningTime
+from tandem.scheduling.load import Load
 from tandem.scheduling.offline import OfflineRequests, any_offline, set_apart
 from tandem.scheduling.overdue import Overdue
 from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
@@ -105,6 +106,7 @@ class Unified:
         self._options = options
         self._deadlines = Deadlines()
         self._turns = Turns(options.late_share)
+        self._load = Load()
         self._overdue = Overdue(options.overdue_share, options.offline_patience_s)
         self._time = LearningTime(
             self._deadlines, self._overdue, options.ceiling_s, options.idle_s, options.min_share
@@ -116,6 +118,7 @@ class Unified:
 
     def decide(self, view: View) -> Decision:
         """See the module."""
+        self._load.note(view)
         served, self._served = self._served, True
         if served:
             self._time.served_s = view.now
@@ -141,7 +144,7 @@ class Unified:
         # Prompts that wait for the blocks of overdue learning take no time until it is through.
         if queue and stands_in_the_way(view, items, serving, queue[0]):
             queue = []
-        requests = foresee(view, self._deadlines, serving, queue)
+        requests = foresee(view, self._deadlines, serving, queue, self._load.busy)
         kept = {seq.seq_id for seq in half_computed(items)}
         yielding = self._overdue.victims(running)
         if items:
@@ -256,7 +259,7 @@ class Unified:
         """Requests alone: the usual case, and the one that must cost least."""
         self._time.forget()
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
-        joining = joins(view, serving, queue)
+        joining = joins(view, serving, queue, self._load.busy)
         return _decision(running, (_all(serving), _all(joining)), LearningPart(), set())
 
     def _items(
