@@ -56,12 +56,14 @@ OFFLINE = "offline"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same in all runs; `capacity` in requests/s, `seconds` of arrivals in each."""
+    """What is the same in all runs; `capacity` in requests/s, `seconds` of arrivals in each,
+    of which the requests of the first `warm_up` do not count."""
 
     profile: Path
     data: Path
     capacity: float
     seconds: float
+    warm_up: float
     stretches: int
     slo: Slo
     guessed: bool
@@ -107,7 +109,8 @@ def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
     others = [report.outcomes.pop(key) for key in batch]
     online = outcomes_of(report)
     # Those of the last moments have no time to be answered in a run that is broken off.
-    met = [each.meets(plan.slo) for each in online if each.intended_s < until_s - 5.0]
+    counted = [each for each in online if plan.warm_up <= each.intended_s < until_s - 5.0]
+    met = [each.meets(plan.slo) for each in counted]
     rows = len(report.steps) * 2 * (plan.sequence_tokens - 1)
     tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.output_tokens)
     return Found(100.0 * sum(met) / len(met), rows / clock.now(), tokens / clock.now())
@@ -160,6 +163,9 @@ def main(
     policy: Annotated[list[str], typer.Option(help="NAME or NAME:OPTION=VALUE,...; repeatable.")],
     capacity: Annotated[float, typer.Option(help="Requests/s that 100% stands for.")] = 25.0,
     seconds: Annotated[float, typer.Option(help="Of arrivals, in each run.")] = 90.0,
+    warm_up: Annotated[
+        float, typer.Option(help="Seconds of the arrivals whose requests do not count.")
+    ] = 0.0,
     stretches: Annotated[int, typer.Option(help="Of the trace, for each policy and load.")] = 4,
     ttft_slo: Annotated[float, typer.Option(help="Seconds.")] = 0.099,
     tpot_slo: Annotated[float, typer.Option(help="Seconds.")] = 0.038,
@@ -177,8 +183,11 @@ def main(
     if not (data / TRACE).is_file():
         raise SystemExit(f"skipped: no shared data at {data}")
     slo = Slo(ttft_slo, tpot_slo)
+    if warm_up >= seconds:
+        raise typer.BadParameter("nothing is left to count", param_hint="--warm-up")
+    load = (capacity, seconds, warm_up, stretches)
     lengths = (length_scale, sequence_tokens)
-    plan = Plan(profile, data, capacity, seconds, stretches, slo, guessed, *lengths, offline)
+    plan = Plan(profile, data, *load, slo, guessed, *lengths, offline)
     for row in table(plan, policy):
         typer.echo(row)
 
