@@ -117,11 +117,12 @@ def test_the_busier_the_more_share_a_pass():
     """30 rows behind 100: they save 10 ms for who waits, and cost the hundred 30 ms."""
     wanted = {0.0: 1, 0.4: 1, 0.5: 2, 1.0: 2}
     assert {busy: joined(prompts(100, 30), busy=busy) for busy in wanted} == wanted
-    assert joined(prompts(50, 1000), busy=0.8) == 1, "it would be cut in two, and saves nothing"
+    assert joined(prompts(50, 1000), busy=0.8) == 1, "it would be cut in two"
+    assert joined(prompts(50, 1000), busy=0.95) == 2
     assert joined(prompts(*[100] * 9), busy=1.0) == 9
     view, queue = Stage(), prompts(100, 30)
     assert foresee(view, Deadlines(), [], queue, 0.5).joining == queue
-    assert foresee(view, Deadlines(), [], queue).joining == queue[:1]
+    assert foresee(view, Deadlines(), [], queue, 0.0).joining == queue[:1]
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(0, 3), (1000, 3), (1010, 2), (1024, 0)])
@@ -147,25 +148,25 @@ def test_an_answer_that_has_begun_and_offline_requests_join_while_there_are_rows
 def test_what_is_held_back_needs_time_for_its_own_pass():
     """190 ms until its first token is due, of which its pass takes 160."""
     view, queue = Stage(now=0.01), prompts(50, 150)
-    found = foresee(view, Deadlines(), [], queue)
+    found = foresee(view, Deadlines(), [], queue, 0.0)
     assert found.queue == queue and found.joining == queue[:1]
     assert found.rows == 50 and found.predicted_s == pytest.approx(0.06, rel=1e-3)
     assert found.due_s == pytest.approx(0.06, rel=1e-3), "30 ms, but never less than the pass takes"
     view.default_slo = Slo(0.3, 0.05)
-    found = foresee(view, Deadlines(), [], prompts(80, 150))
+    found = foresee(view, Deadlines(), [], prompts(80, 150), 0.0)
     assert found.due_s == pytest.approx(0.29 - 0.16, rel=1e-3)
 
 
 def test_all_that_is_held_back_counts():
     view = Stage(default_slo=Slo(0.5, 0.05))
-    found = foresee(view, Deadlines(), [], prompts(80, 150, 100))
+    found = foresee(view, Deadlines(), [], prompts(80, 150, 100), 0.0)
     assert len(found.joining) == 1
     assert found.due_s == pytest.approx(0.5 - 0.26, rel=1e-3), "both, in one pass"
     urgent = [*prompts(80, 150), *prompts(100, slo=Slo(0.4, 0.05))]
-    assert foresee(view, Deadlines(), [], urgent).due_s == pytest.approx(0.4 - 0.26, rel=1e-3)
+    assert foresee(view, Deadlines(), [], urgent, 0.0).due_s == pytest.approx(0.4 - 0.26, rel=1e-3)
     view.default_slo = Slo(5.0, 0.05)
     queue = [*prompts(80, 150, 1000), *prompts(9, slo=Slo(0.2, 0.05))]
-    found = foresee(view, Deadlines(), prompts(100, slo=Slo(0.3, 0.05)), queue)
+    found = foresee(view, Deadlines(), prompts(100, slo=Slo(0.3, 0.05)), queue, 0.0)
     assert not found.joining
     assert found.due_s == pytest.approx(0.3), "a batch of rows, the last one is not of it"
 
@@ -189,7 +190,7 @@ def test_unified_asks(learning):
 def test_pass_by_pass_all_of_a_queue_end(lengths):
     queue, running, passes = prompts(*lengths), [], 0
     while queue or running:
-        running += (found := joins(Stage(), running, queue))
+        running += (found := joins(Stage(), running, queue, 0.0))
         queue, left = queue[len(found) :], 1024
         for seq in running:
             taken = min(left, len(seq.tokens) - seq.computed)

@@ -1,6 +1,6 @@
-"""How busy online requests keep the device: what one second that is lost costs those still to come.
+"""How busy online prompts keep the device: what one second that is lost costs those still to come.
 
-Knows times only, and chooses nothing. Invariant: the share after one stretch of running requests is
+Knows times only, and chooses nothing. Invariant: the share after a stretch in which nobody waits is
 that after any parts of it, so that a simulator may leap over them.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from tandem.core.plan import StepPlan
 from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.scheduling.view import View
@@ -17,29 +18,32 @@ _LATELY_S = 3.0
 
 
 class Load:
-    """`busy` is the share of the last seconds, the latest counting most, in which online requests
-    ran or could have run; what learning takes beside them is in it, what it takes alone is not."""
+    """`busy` is the share of the last seconds, the latest counting most, that went to iterations
+    for which an online request waited when they were decided: a queue's server. Answers that
+    decode are none of it, since prompts can join them."""
 
     def __init__(self) -> None:
         self.busy = 0.0
-        self._noted_s = math.inf
-        self._served = False
+        self._noted_s: float | None = None
+        self._waited = False
+        self._last_plan: StepPlan | None = None
 
     def note(self, view: View) -> None:
         """Once a decision, before it is made."""
-        passed_s = view.now - self._noted_s
-        runs = _online(view.serving)
-        if passed_s > 0.0:
-            busy_s = passed_s if runs else self._last_s(view) if self._served else 0.0
-            kept = math.exp(-passed_s / _LATELY_S)
-            self.busy = kept * self.busy + (1.0 - kept) * min(1.0, busy_s / passed_s)
-        self._noted_s = view.now
-        self._served = runs or _online(view.waiting_in_order)
+        now, waits = view.now, _online(view.waiting_in_order)
+        if self._noted_s is not None:
+            passed_s = now - self._noted_s
+            busy_s = self._busy_s(view, passed_s, waits) if self._waited else 0.0
+            self.busy = 1.0 - (1.0 - self.busy) * math.exp(-busy_s / _LATELY_S)
+            self.busy *= math.exp((busy_s - passed_s) / _LATELY_S)
+        self._noted_s, self._waited, self._last_plan = now, waits, view.last_plan
 
-    @staticmethod
-    def _last_s(view: View) -> float:
-        """What the last iteration took: the one in which the last requests ended."""
-        return max([result.elapsed_s for result in view.last_results], default=0.0)
+    def _busy_s(self, view: View, passed_s: float, waits: bool) -> float:
+        """Of the time since a decision when one waited: the iteration's, after which there may have
+        been nothing to do; without one, all if one waits still."""
+        if view.last_plan is self._last_plan:
+            return passed_s if waits else 0.0
+        return min(passed_s, max([result.elapsed_s for result in view.last_results], default=0.0))
 
 
 def _online(in_order: list[Sequence]) -> bool:

@@ -18,8 +18,6 @@ from tandem.scheduling.view import View
 # Prompts join a pass without more ado while it takes at most this share of the TTFT objective of
 # each prompt that ends in it.
 _LONG = 0.3
-# Of the time, at least so much counts as free: a queue in overload ends some time, too.
-_LEAST_FREE = 0.01
 # What costs as much as it saves to the last bits is worth it.
 _TIE = 1.0 + 1e-6
 
@@ -47,7 +45,7 @@ def foresee(
     deadlines: Deadlines,
     running: list[Sequence],
     queue: list[Sequence],
-    busy: float = 0.0,
+    busy: float,
 ) -> Serving:
     """Rows and time of the requests as admission will grant them, nearly; and the time budget.
 
@@ -66,7 +64,7 @@ def foresee(
 
 
 def joins(
-    view: View, running: list[Sequence], queue: list[Sequence], busy: float = 0.0
+    view: View, running: list[Sequence], queue: list[Sequence], busy: float
 ) -> list[Sequence]:
     """The first of the waiting requests that are worth their place in the next pass.
 
@@ -106,7 +104,7 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
         if joined_s > most_s and _is_prompt(seq):
             added_s = joined_s - found.predicted_s
             saved_s = (_span_s(view, start, taken) - added_s) * taken / needed
-            costs_s = max(_LEAST_FREE, 1.0 - busy) ** 2 * ending * added_s
+            costs_s = (1.0 - busy) ** 2 * ending * added_s
             if costs_s > _TIE * (len(queue) - place) * saved_s:
                 break
         found.joining.append(seq)
