@@ -52,6 +52,8 @@ TRACE = Path("traces") / "azure_llm_2023_conv.csv.gz"
 PROFILE = Path(__file__).parent / "attainment" / "llama-60m-amx.profile.json"
 CONTEXT = 2048
 OFFLINE = "offline"
+# Of a run that is broken off, requests of the last seconds have no time to be answered.
+_CUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,7 @@ def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
     batch = [key for key in report.outcomes if key.startswith(OFFLINE)]
     others = [report.outcomes.pop(key) for key in batch]
     online = outcomes_of(report)
-    # Those of the last moments have no time to be answered in a run that is broken off.
-    counted = [each for each in online if plan.warm_up <= each.intended_s < until_s - 5.0]
+    counted = [each for each in online if plan.warm_up <= each.intended_s < until_s - _CUT_S]
     met = [each.meets(plan.slo) for each in counted]
     rows = len(report.steps) * 2 * (plan.sequence_tokens - 1)
     tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.output_tokens)
@@ -164,7 +165,7 @@ def main(
     capacity: Annotated[float, typer.Option(help="Requests/s that 100% stands for.")] = 25.0,
     seconds: Annotated[float, typer.Option(help="Of arrivals, in each run.")] = 90.0,
     warm_up: Annotated[
-        float, typer.Option(help="Seconds of the arrivals whose requests do not count.")
+        float, typer.Option(min=0.0, help="Seconds of arrivals whose requests do not count.")
     ] = 0.0,
     stretches: Annotated[int, typer.Option(help="Of the trace, for each policy and load.")] = 4,
     ttft_slo: Annotated[float, typer.Option(help="Seconds.")] = 0.099,
@@ -183,7 +184,7 @@ def main(
     if not (data / TRACE).is_file():
         raise SystemExit(f"skipped: no shared data at {data}")
     slo = Slo(ttft_slo, tpot_slo)
-    if warm_up >= seconds:
+    if warm_up >= seconds - (_CUT_S if offline else 0.0):
         raise typer.BadParameter("nothing is left to count", param_hint="--warm-up")
     load = (capacity, seconds, warm_up, stretches)
     lengths = (length_scale, sequence_tokens)

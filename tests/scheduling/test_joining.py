@@ -18,6 +18,7 @@ from tandem.core.training import ScoreRequest
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.kv.cache import KVCache
 from tandem.scheduling.deadlines import Deadlines
+from tandem.scheduling.load import Load
 from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.serving import foresee, joins
@@ -184,6 +185,23 @@ def test_unified_asks(learning):
     plan = scheduler.schedule(0.0)
     assert plan is not None
     assert [len(span.tokens) for span in plan.lanes[0].spans] == [50]
+
+
+@pytest.mark.parametrize("learning", [False, True])
+def test_unified_asks_how_busy_the_device_is(learning, monkeypatch):
+    info = replace(FakeExecutor(200, 16, max_model_len=2000).info, eos_token_ids=())
+    for busy, wanted in ((0.0, [100]), (0.9, [100, 30])):
+        monkeypatch.setattr(Load, "note", lambda load, view, busy=busy: setattr(load, "busy", busy))
+        scheduler = Scheduler(
+            build_policy("unified"), KVCache(200, 16), BUDGETS, info, default_slo=SLO, rates=RATES
+        )
+        for number, length in enumerate((100, 30)):
+            scheduler.add(Request(str(number), (number, *range(2, length + 1))), None)
+        if learning:
+            scheduler.learning.add_score(ScoreRequest("lesson", (1,) * 500, 1), None, 0.0)
+        plan = scheduler.schedule(0.0)
+        assert plan is not None
+        assert [len(span.tokens) for span in plan.lanes[0].spans] == wanted
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=40))

@@ -69,12 +69,15 @@ def run_both_ways(
     steps_s=st.lists(st.floats(0.0, 6.0), max_size=4),
     offline=OFFLINE,
     blocks=st.integers(20, 80),
+    ttft_slo=st.sampled_from([1.0, 0.1]),
 )
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
-def test_leaps_give_what_single_iterations_give(policy, shapes, steps_s, offline, blocks):
+def test_leaps_give_what_single_iterations_give(policy, shapes, steps_s, offline, blocks, ttft_slo):
     profile = small_profile(blocks, noise=(-0.2, -0.05, 0.1, 0.3), resume_s=0.005)
     options = IMPATIENT.get(policy, {})
-    single, leaping = run_both_ways(policy, profile, shapes, steps_s, offline, options)
+    single, leaping = run_both_ways(
+        policy, profile, shapes, steps_s, offline, options, ttft_slo=ttft_slo
+    )
     assert single == leaping
 
 

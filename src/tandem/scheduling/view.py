@@ -182,8 +182,8 @@ class Policy(Protocol):
     must not block, and may keep state of its own between calls. Candidates that are unknown,
     listed twice or finished are ignored by admission. `decodes_alike` promises that with nothing
     but decodes of one class it runs them all on the whole device, whatever the time, evicts in the
-    cache's own order, and remembers the same after any number of such decisions as after one, so
-    that simulations may leap (`leap.Leaper`).
+    cache's own order, and later decides the same whether it was asked at each of them or only at
+    the first, so that simulations may leap (`leap.Leaper`).
     With `records_in_parts`, of use where decisions give way, what is recorded and differentiated
     together is so small that requests can wait for a layer of it.
     """
