@@ -238,9 +238,14 @@ def _says(problem: Any) -> str:
     """What is wrong with a value."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _LIMITS:
-        return _LIMITS[kind].format(**{name: f"{limit:.15g}" for name, limit in context.items()})
+        return _LIMITS[kind].format(**{name: _plain(value) for name, value in context.items()})
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{message[0].lower()}{message[1:]}"
+
+
+def _plain(value: object) -> str:
+    """A value of pydantic's context: a number without a needless ".0", anything else as it is."""
+    return f"{value:.15g}" if isinstance(value, int | float) else str(value)
 
 
 def _path(location: tuple[int | str, ...]) -> str:
