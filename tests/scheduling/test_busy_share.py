@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,13 +21,20 @@ class Result:
 
 
 @dataclass
+class Plan:
+    """What is read of a plan."""
+
+    step: int = field(default_factory=itertools.count().__next__)
+
+
+@dataclass
 class Stage:
     """What is read of a view."""
 
     now: float
     waiting_in_order: list[Sequence] = field(default_factory=list)
     last_results: tuple[Result, ...] = ()
-    last_plan: object = None
+    last_plan: Plan | None = None
 
 
 def some(work_class: WorkClass = WorkClass.ONLINE) -> list[Sequence]:
@@ -35,7 +43,7 @@ def some(work_class: WorkClass = WorkClass.ONLINE) -> list[Sequence]:
 
 def after(now: float, took_s: float, waiting: list[Sequence]) -> Stage:
     """A decision after an iteration of `took_s`."""
-    return Stage(now, waiting, (Result(0.0), Result(took_s)), object())
+    return Stage(now, waiting, (Result(0.0), Result(took_s)), Plan())
 
 
 def test_while_somebody_waits_all_of_the_time_is_busy_and_then_none():
