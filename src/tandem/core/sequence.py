@@ -111,4 +111,5 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """True if one forwarded token yields the next one."""
-        return self.remaining == 1 and self.computed > 0 and self.scoring is None
+        computed = self.computed
+        return len(self.tokens) - computed == 1 and computed > 0 and self.scoring is None

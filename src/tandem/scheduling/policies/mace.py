@@ -7,6 +7,7 @@ waits. A fine-tuning task is what is next of its step: its forwards, or all of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,8 +74,8 @@ class Task(Struct, gc=False):
     """Something to run: sequences to forward (at most one unless it fine-tunes), or layers.
 
     `decodes` says that it is one token of a request, `begun` that it runs already. `blocks` is the
-    memory it takes beside what it holds, `seconds` what it would add to a pass, `recorded` the rows
-    that it needs recording room for before it can start.
+    memory it takes beside what it holds, `seconds` what it would add to a pass (nan: not asked for
+    yet), `recorded` the rows that it needs recording room for before it can start.
     """
 
     priority: float
@@ -82,7 +83,7 @@ class Task(Struct, gc=False):
     order: int
     sequences: list[Sequence]
     blocks: int
-    seconds: float
+    seconds: float = math.nan
     step: StepWork | None = None
     decodes: bool = False
     begun: bool = False
@@ -98,15 +99,21 @@ class Bin:
     """Tasks that run together."""
 
     free_blocks: int
-    max_seconds: float = 0.0
     tasks: list[Task] = field(default_factory=list)
+    _longest_s: float = 0.0  # of the first `_timed` tasks
+    _timed: int = 0
 
     def add(self, task: Task) -> None:
         """Put a task in."""
         self.tasks.append(task)
         self.free_blocks -= task.blocks
-        if task.seconds > self.max_seconds:
-            self.max_seconds = task.seconds
+
+    def longest_s(self, view: View) -> float:
+        """What the longest of the tasks would add to a pass."""
+        for task in self.tasks[self._timed :]:
+            self._longest_s = max(self._longest_s, _seconds(view, task))
+        self._timed = len(self.tasks)
+        return self._longest_s
 
 
 class Mace:
@@ -166,55 +173,43 @@ class Mace:
     def _task(self, view: View, entry: _Entry) -> Task:
         """What is to be known of a task to pack it."""
         priority, arrival_s, order, _, source = entry
-        latency = view.latency
         if isinstance(source, StepWork):
             # Those that have begun first: they may hold what the others need.
             sequences = sorted(source.sequences.values(), key=is_waiting)
             blocks = sum([_missing_blocks(view, seq) for seq in sequences])
-            seconds = _step_seconds(view, source, sequences)
-            task = Task(-priority, arrival_s, order, sequences, blocks, seconds, source)
+            task = Task(-priority, arrival_s, order, sequences, blocks, step=source)
             task.begun = _has_begun(source)
             task.recorded = _unopened_rows(source)
             return task
-        scored, length = source.scoring is not None, len(source.tokens)
-        rows = length - source.computed
-        decodes = rows == 1 and source.computed > 0 and not scored
-        if decodes:
-            seconds = latency.added_decode_s(length)
-        else:
-            work = PassWork()
-            work.span(source.computed, rows, draws=int(not scored), scored=rows if scored else 0)
-            seconds = latency.added_s(work)
-        blocks = _missing_blocks(view, source)
+        blocks, decodes = _missing_blocks(view, source), source.decoding
         begun = source.status is SequenceStatus.RUNNING
-        return Task(-priority, arrival_s, order, [source], blocks, seconds, None, decodes, begun)
+        return Task(-priority, arrival_s, order, [source], blocks, decodes=decodes, begun=begun)
 
     # ------------------------------------------------------------------ packing
 
     def _first_bin(self, view: View, tasks: Iterable[Task]) -> list[Task]:
         """Algorithm 1. A task that fits nowhere opens a bin, however large it is."""
-        options, capacity = self._options, view.available_blocks
+        capacity, most_tasks = view.available_blocks, self._options.tau_tasks
+        most_blocks = self._options.tau_memory * max(1, capacity)
         bins: list[Bin] = []
         for count, task in enumerate(_startable(view, tasks)):
-            if bins:
-                used = capacity - bins[0].free_blocks
-                if used >= options.tau_memory * max(1, capacity) or count >= options.tau_tasks:
-                    break
+            if bins and (capacity - bins[0].free_blocks >= most_blocks or count >= most_tasks):
+                break
             fitting = [each for each in bins if each.free_blocks >= task.blocks]
             if len(fitting) == 1:
                 best = fitting[0]
             elif fitting:
-                best = min(fitting, key=partial(self._score_of, task, capacity))
+                best = min(fitting, key=partial(self._score_of, view, task, capacity))
             else:
                 best = Bin(capacity)
                 bins.append(best)
             best.add(task)
         return bins[0].tasks if bins else []
 
-    def _score_of(self, task: Task, capacity: int, into: Bin) -> float:
+    def _score_of(self, view: View, task: Task, capacity: int, into: Bin) -> float:
         """The fragmentation that is left: f of section 4.2, both terms normalised."""
         memory = abs(into.free_blocks - task.blocks) / max(1, capacity)
-        latency = abs(into.max_seconds - task.seconds) / self._options.budget_s
+        latency = abs(into.longest_s(view) - _seconds(view, task)) / self._options.budget_s
         return self._options.lambda_memory * memory + self._options.lambda_latency * latency
 
     def _fixed(self, view: View, tasks: Iterable[Task]) -> list[Task]:
@@ -251,13 +246,11 @@ class Mace:
         slices = [SliceCandidate(task.step.step_id) for task in others if task.step is not None]
         kept = {seq.seq_id for seq in order}
         running = [seq.seq_id for seq in reversed(view.running_in_order)]
+        running.sort(key=kept.__contains__)  # stable
         return Decision.on_device(
             tuple([Candidate(seq.seq_id, None, seq.computed > 0) for seq in order]),
             slices=tuple(slices),
-            victims=tuple(
-                [seq_id for seq_id in running if seq_id not in kept]
-                + [seq_id for seq_id in running if seq_id in kept]
-            ),
+            victims=tuple(running),
         )
 
 
@@ -308,13 +301,30 @@ def _missing_blocks(view: View, seq: Sequence) -> int:
     return -(-len(seq.tokens) // size) - -(-seq.computed // size)
 
 
-def _step_seconds(view: View, step: StepWork, sequences: Iterable[Sequence]) -> float:
+def _seconds(view: View, task: Task) -> float:
+    """What a task would add to a pass. Counts only where it could go into several bins, which is
+    rare, so it is not predicted before."""
+    if math.isnan(task.seconds):
+        task.seconds = _predict(view, task)
+    return task.seconds
+
+
+def _predict(view: View, task: Task) -> float:
+    latency, step = view.latency, task.step
+    if task.decodes:
+        return latency.added_decode_s(len(task.sequences[0].tokens))
     work = PassWork()
-    for seq in sequences:
-        work.span(seq.computed, seq.remaining, scored=seq.remaining, recorded=seq.remaining)
-    seconds = view.latency.added_s(work) if work.rows else 0.0
-    seconds += sum(view.latency.slice_s(batch.backward, batch.layers_left) for batch in step.owed())
-    return seconds + (view.latency.update_s() if step.updatable else 0.0)
+    for seq in task.sequences:
+        rows = seq.remaining
+        if step is None and seq.scoring is None:
+            work.span(seq.computed, rows, draws=1)
+        else:
+            work.span(seq.computed, rows, scored=rows, recorded=rows if step is not None else 0)
+    seconds = latency.added_s(work) if work.rows else 0.0
+    if step is None:
+        return seconds
+    seconds += sum([latency.slice_s(batch.backward, batch.layers_left) for batch in step.owed()])
+    return seconds + (latency.update_s() if step.updatable else 0.0)
 
 
 def _depth_first(tasks: list[Task], block_size: int) -> list[Task]:
