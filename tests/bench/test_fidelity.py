@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from tandem.bench.fidelity import Account, Figures, Steps, compare, run_once
+from tandem.bench.fidelity import Account, Figures, Steps, agree, compare, run_once
 from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation
@@ -103,6 +103,9 @@ def test_the_same_run_is_no_error_and_a_slower_device_is_one():
     slow = replace(PROFILE.rates, forward=tuple(1.3 * each for each in PROFILE.rates.forward))
     worse = compare([simulated(None)], [simulated(None, replace(PROFILE, rates=slow))])
     assert {each.figure for each in worse if not each.holds} >= {"tpot_mean_s", "ttft_mean_s"}
+    run = simulated(None)
+    assert agree(same, [run], [run]) and not agree(worse, [run], [run])
+    assert not agree(same, [run], [replace(run, failed=1)])
 
 
 def test_what_real_runs_differ_by_is_allowed_and_medians_are_compared():
@@ -136,8 +139,24 @@ def test_a_real_model_beside_its_simulation(tmp_path, flags):
     if flags:
         assert report["real"][0]["training_tokens_s"] > 0
     assert "holds" in result.output and "outside of it" in result.output
+    page = out.with_suffix(".md").read_text()
+    assert report["machine"]["device"] == "cpu" and report["profile"]["info"]["model"] in page
+    verdicts = [
+        line.rsplit("| ", 1)[1] for line in page.splitlines() if line.endswith(("yes |", "no |"))
+    ]
+    held = [
+        each["error"] for each in report["comparisons"] if abs(each["error"]) <= each["allowed"]
+    ]
+    assert len(verdicts) == len(report["comparisons"]) and verdicts.count("yes |") == len(held)
+    assert ("SFT steps of 2 x 24 tokens" in page) is bool(flags)
     exits_well = all(abs(each["error"]) <= each["allowed"] for each in report["comparisons"])
     assert result.exit_code == (0 if exits_well else 1)
+
+
+def test_a_report_that_its_page_would_replace_is_refused(tmp_path):
+    out = str(tmp_path / "found.md")
+    result = CliRunner().invoke(app, ["bench", "fidelity", "demo", "--out", out])
+    assert result.exit_code == 2 and "--out is the JSON file" in " ".join(result.output.split())
 
 
 def test_a_profile_of_something_else_is_refused(tmp_path):

@@ -10,10 +10,10 @@ import sys
 from itertools import pairwise
 
 import pytest
-from learning_bench import Bench, request
+from learning_bench import Bench, request, sft_step
 
 from fake_executor import Costs
-from tandem.core.decision import Candidate, Decision, LaneDecision
+from tandem.core.decision import Candidate, Decision, LaneDecision, SliceCandidate
 from tandem.core.plan import DEVICE_LANE, LanePlan
 from tandem.core.ports import Urgent
 from tandem.core.sequence import Sequence
@@ -280,17 +280,25 @@ def test_what_one_lane_runs_another_does_not(monkeypatch):
         records_in_parts = False
 
         def decide(self, view: View) -> Decision:
-            everybody = tuple(Candidate(seq.seq_id) for seq in (*view.running, *view.waiting))
-            return Decision({lane: LaneDecision(everybody) for lane in view.lanes})
+            some = (*view.running, *view.waiting, *view.learning)
+            everybody = tuple(Candidate(seq.seq_id) for seq in some)
+            slices = tuple(SliceCandidate(step.step_id, 1) for step in view.steps)
+            return Decision({lane: LaneDecision(everybody, slices=slices) for lane in view.lanes})
 
     bench = bench_of(Greedy(), monkeypatch, lanes=(DEVICE_LANE, "overflow"), max_sequences=2)
+    bench.open("t")
+    bench.loop.add_step(sft_step("s", "t", [6, 5]))
     for number in range(4):
         bench.loop.add(request(f"r{number}", (number, 1), 4))
-    serve(bench, 4)
-    steps: dict[int, list[int]] = {}
+    bench.run()
+    steps: dict[int, list[object]] = {}
     for plan in bench.plans:
-        steps.setdefault(plan.step, []).extend(span.seq_id for span in plan.spans)
+        done = steps.setdefault(plan.step, [])
+        done += [span.seq_id for span in plan.spans]
+        done += [(piece.micro_batch, piece.hi) for piece in plan.slices]
+        done += [update.trainer for update in plan.updates]
     assert all(len(ids) == len(set(ids)) for ids in steps.values())
+    assert bench.outcomes["s"].applied
 
 
 class Nothing:

@@ -16,7 +16,9 @@ from tandem.estimators.calibrate import Samples, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
 from tandem.estimators.profile import (
+    NO_CACHES,
     SCHEMA,
+    Caches,
     FitError,
     Profile,
     profiled_rates,
@@ -154,11 +156,49 @@ def test_noise_is_what_the_fit_could_not_explain():
     assert len(passes) == 60 and -0.15 < min(passes) < -0.05 and 0.05 < max(passes) < 0.15
 
 
-def test_what_a_sleep_costs_is_a_median_and_never_a_gain():
-    samples = samples_of(true_rates(1.0), 30, 0.0)
-    for resumes, resume_s in (([], 0.0), ([0.002, 0.003, 0.4], 0.003), ([-0.001], 0.0)):
-        samples.resumes = resumes
-        assert fit(samples, GUESS).resume_s == resume_s
+def of_decodes(decodes: int) -> PassWork:
+    work = PassWork()
+    work.decode_all([100] * decodes)
+    return work
+
+
+def test_what_a_sleep_costs_and_prompts_save_are_medians_and_never_the_reverse():
+    """Against what the rates say of the very work."""
+    rates = true_rates(1.0)
+    samples, device, works = samples_of(rates, 60, 0.0), LatencyModel(rates), []
+    for rows in (50, 100, 200):
+        works.append(PassWork())
+        works[-1].span(0, rows, draws=1)
+    for over_s, expected in (((0.002, 0.003, 0.4), 0.003), ((-0.001,) * 3, 0.0)):
+        taken = [(w, device.forward_s(w) + s) for w, s in zip(works, over_s, strict=True)]
+        samples.resumes, samples.warm_prompts = taken, []
+        caches = fit(samples, GUESS).caches
+        assert (caches.resume_s, caches.prompt_s) == (pytest.approx(expected, rel=0.1), 0.0)
+        under = [(w, device.forward_s(w) - s) for w, s in zip(works, over_s, strict=True)]
+        samples.resumes, samples.warm_prompts = [], under
+        caches = fit(samples, GUESS).caches
+        assert (caches.resume_s, caches.prompt_s) == (0.0, pytest.approx(expected, rel=0.1))
+
+
+def test_what_warm_caches_save_is_found_from_streaks():
+    """Each pass leaves 0.6 of the way, so the seventh still lacks a little; once one is
+    disturbed."""
+    rates = true_rates(1.0)
+    samples, device = samples_of(rates, 60, 0.0), LatencyModel(rates)
+    for decodes in (1, 2, 4, 8):
+        cold_s = device.forward_s(of_decodes(decodes))
+        times = [cold_s - 0.002 * (1.0 - 0.6**place) for place in range(7)]
+        samples.streaks.append((of_decodes(decodes), tuple(times)))
+    caches = fit(samples, GUESS).caches
+    assert caches.decode_s == pytest.approx(0.002, rel=0.05)
+    assert caches.cold_share == pytest.approx(0.6, abs=0.02)
+    work, times = samples.streaks[0]
+    samples.streaks[0] = (work, (times[0], times[1] + 0.1, *times[2:]))
+    assert fit(samples, GUESS).caches.cold_share == pytest.approx(0.6, abs=0.1)
+    samples.streaks = [(work, (9.0, 8.0, 8.0))]
+    assert fit(samples, GUESS).caches.decode_s == 0.0, "never a loss"
+    samples.streaks = []
+    assert fit(samples, GUESS).caches == NO_CACHES
 
 
 def test_without_samples_the_guess_stays():
@@ -226,7 +266,8 @@ def test_unknown_devices_and_shapes_are_refused_by_name():
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path):
-    profile = replace(datasheet_profile("l4", "llama-3-8b"), threads=2, resume_s=0.01)
+    profile = replace(datasheet_profile("l4", "llama-3-8b"), threads=2)
+    profile = replace(profile, caches=Caches(0.01, 0.002, 0.001, 0.6))
     profile = replace(profile, noise={"decode": (-0.1, 0.2)}, kept_beside=(0.0, 1.0))
     profile = replace(profile, repeat=FitError(3, 0.0, 0.1, 0.2))
     path = tmp_path / "l4.json"
@@ -235,6 +276,14 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     assert profile.mismatch(profile.info) is None
     other = replace(profile.info, dtype="float32")
     assert profile.mismatch(other) == "dtype is bfloat16 in the profile and float32 here"
+
+
+@pytest.mark.parametrize("caches", [Caches(resume_s=-0.1), Caches(cold_share=1.5)])
+def test_caches_that_cannot_be_are_refused(tmp_path, caches):
+    path = tmp_path / "l4.json"
+    write_profile(replace(datasheet_profile("l4", "llama-3-8b"), caches=caches), path)
+    with pytest.raises(InvalidRequest, match="caches must be 0 or more"):
+        read_profile(path)
 
 
 def test_a_profile_of_other_threads_is_of_something_else(tmp_path):

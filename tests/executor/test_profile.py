@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -16,6 +17,7 @@ from tandem.core.plan import LanePlan
 from tandem.estimators.calibrate import KINDS, fit
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
+from tandem.estimators.profile import Caches
 from tandem.estimators.work import BackwardWork, PassWork
 from tandem.executor.profile import ProbeLimits, probe, rough_rates
 from tandem.sim.curves import Saturating
@@ -36,12 +38,16 @@ def device_rates() -> Rates:
     return replace(rates, slices=slices)
 
 
-def device(plans: list[LanePlan], **changes: int) -> SimExecutor:
-    """A device that is only computed; `changes` of what its profile says of the model."""
+def device(
+    plans: list[LanePlan], warm: tuple[float, float] = (0.0, 0.0), **changes: int
+) -> SimExecutor:
+    """A device that is only computed; `changes` of what its profile says of the model, `warm` what
+    its passes save after others."""
     profile = datasheet_profile("l4", "qwen2.5-0.5b")
     info = replace(profile.info, **changes)
     kept = {"kept_alone": (1.0, 0.0), "kept_beside": (0.0, 1.0)}
     profile = replace(profile, info=info, rates=device_rates(), **kept)
+    profile = replace(profile, caches=Caches(decode_s=warm[0], cold_share=warm[1]))
     on_plan = lambda plan, result: plans.append(plan)  # noqa: E731
     return SimExecutor(profile, VirtualClock(), curve=Saturating(), on_plan=on_plan)
 
@@ -151,6 +157,21 @@ def test_equal_passes_tell_what_no_prediction_can_be_better_than():
     samples.repeats = [(1.0, 1.25), (1.2, 1.0)]
     error = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1)).repeat
     assert error is not None and error.mape == pytest.approx(0.2)
+
+
+def test_streaks_tell_how_soon_caches_are_warm():
+    executor = device([], warm=(0.001, 0.6))
+    samples = probe(executor, LIMITS, seconds=0.5)
+    assert {work.decodes for work, _ in samples.streaks} == {1, 2, 4, 8}
+    for work, times in samples.streaks:
+        assert len(times) == 7 and not work.rows
+        assert all(later < earlier for earlier, later in pairwise(times))
+    found = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1))
+    assert found.caches.cold_share == pytest.approx(0.6, abs=0.02)
+    # The rates are of all passes, some of which were warm themselves; the clock does not sleep.
+    assert 0.0 < found.caches.decode_s < 0.001 and found.caches.resume_s < 0.001
+    works = [[work for work, _ in found] for found in (samples.warm_prompts, samples.resumes)]
+    assert works[0] == works[1] and all(work.rows and not work.decodes for work in works[0])
 
 
 def test_an_engine_that_does_not_train_is_profiled_without_training():

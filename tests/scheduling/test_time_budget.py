@@ -138,7 +138,7 @@ requests = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    policy=st.sampled_from(["fcfs", "priority", "mace", "adainf", "unified"]),
+    policy=st.sampled_from(["fcfs", "priority", "mace", "adainf", "static", "unified"]),
     asked=st.lists(st.tuples(st.integers(0, 6), requests), max_size=6),
     steps=st.lists(st.lists(st.integers(3, 20), min_size=1, max_size=3), max_size=3),
     scores=st.lists(st.integers(2, 30), max_size=2),

@@ -18,7 +18,7 @@ from tandem.core.events import ModelInfo
 from tandem.core.plan import LanePlan
 from tandem.core.slo import WorkClass
 from tandem.estimators.latency import Rates
-from tandem.estimators.profile import Ceilings, Profile
+from tandem.estimators.profile import Caches, Ceilings, Profile
 from tandem.sim.run import Arrival, Simulation
 from tandem.sim.timeline import Timeline
 
@@ -27,9 +27,14 @@ VOCABULARY = 50
 
 
 def small_profile(
-    num_blocks: int = 64, noise: tuple[float, ...] = (), resume_s: float = 0.0
+    num_blocks: int = 64,
+    noise: tuple[float, ...] = (),
+    resume_s: float = 0.0,
+    decode_s: float = 0.0,
+    prompt_s: float = 0.0,
 ) -> Profile:
-    """20 ms a pass, 1 ms a row; the same as the fake executor's costs below."""
+    """20 ms a pass, 1 ms a row; the same as the fake executor's costs below. Half of what is
+    missing to warm caches is, after each pass."""
     info = ModelInfo(
         model="small", architecture="none", device="none", dtype="none", vocab_size=VOCABULARY,
         max_model_len=64, eos_token_ids=(), block_size=4, num_blocks=num_blocks,
@@ -39,7 +44,12 @@ def small_profile(
     slices = slice_rates(NOTHING, slice=0.002, layer_row=0.0003, again_row=0.0002)
     rates = Rates(forward, slices, 0.01, measured=True, slices_measured=True)
     return Profile(
-        info, rates, Ceilings(1e12, 1e10), "made up", noise={"pass": noise}, resume_s=resume_s
+        info,
+        rates,
+        Ceilings(1e12, 1e10),
+        "made up",
+        noise={"pass": noise},
+        caches=Caches(resume_s, decode_s, prompt_s, cold_share=0.5),
     )
 
 

@@ -15,6 +15,8 @@ from tandem.build import build_simulation
 from tandem.core.clock import VirtualClock
 from tandem.core.decision import Decision
 from tandem.core.errors import PolicyFault
+from tandem.core.plan import DEVICE_LANE, Draw, LanePlan, Span, Update
+from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
     LoraSpec,
     LossKind,
@@ -28,6 +30,7 @@ from tandem.estimators.datasheet import datasheet_profile
 from tandem.scheduling.registry import known_policies
 from tandem.scheduling.view import Policy, View
 from tandem.sim.curves import Saturating
+from tandem.sim.executor import SimExecutor
 from tandem.sim.run import Arrival, Simulation
 from tandem.sim.timeline import Timeline
 
@@ -182,7 +185,8 @@ def test_every_request_ends_within_its_budgets(policy, shapes, steps, offline, b
     for plan in plans:
         assert plan.num_tokens <= 32 and len(plan.spans) <= 8
         used = {block for span in plan.spans for block in span.block_tables[0]}
-        assert len(used) <= blocks
+        assert used <= set(range(blocks))
+        assert all(len(span.block_tables[0]) * 4 >= span.end for span in plan.spans)
     if policy != "no_retrain":  # which is what it is for
         assert sum(step.applied for step in report.steps) == steps
 
@@ -250,6 +254,44 @@ def test_a_pass_after_a_sleep_takes_longer():
     for outcome in (first, second):
         assert outcome.ttft_s == pytest.approx(0.037, abs=1e-6)
     assert first.last_s - first.first_s == pytest.approx(2 * 0.021, abs=1e-6)
+
+
+def test_passes_after_others_take_less_until_the_engine_sleeps():
+    """Half of 8 ms less after one, three quarters after two; the first waits for the caches."""
+    arrivals, _ = load([(1.0, 10, 3), (5.0, 10, 2)])
+    profile = small_profile(resume_s=0.007, decode_s=0.008)
+    report, _, _ = run_one("fcfs", arrivals, [], profile)
+    first, second = report.outcomes.values()
+    for outcome in (first, second):
+        assert outcome.ttft_s == pytest.approx(0.037, abs=1e-6)
+    assert first.last_s - first.first_s == pytest.approx(2 * 0.021 - 0.004 - 0.006, abs=1e-6)
+    assert second.last_s - second.first_s == pytest.approx(0.021 - 0.004, abs=1e-6)
+
+
+def took_s(profile, lengths: list[int], updated: int | None = None) -> list[float]:
+    """Seconds of passes of one span each, with an update after one of them."""
+    executor = SimExecutor(profile, VirtualClock(), curve=Saturating())
+    executor.open_trainer(TrainerSpec(TRAINER))
+    found = []
+    for number, rows in enumerate(lengths):
+        draw = Draw(0, 0, 0, SamplingParams())
+        span = Span(0, 9, (1,) * rows, ((0,),), draws=(draw,))
+        update = (Update(TRAINER, 0),) if number == updated else ()
+        executor.submit(LanePlan(number, DEVICE_LANE, (span,), updates=update))
+        found.append(executor.poll()[0].forward_s)
+    return found
+
+
+def test_learning_leaves_cold_caches_and_prompts_save_less_in_warm_ones():
+    cold = took_s(small_profile(), [1, 1, 1, 1, 1, 4])
+    warm = took_s(small_profile(decode_s=0.008, prompt_s=0.002), [1, 1, 1, 1, 1, 4], updated=2)
+    saved = [a - b for a, b in zip(cold, warm, strict=True)]
+    assert saved == pytest.approx([0.0, 0.004, 0.006, 0.0, 0.004, 0.0015], abs=1e-9)
+
+
+def test_warm_caches_save_half_at_most():
+    passes = took_s(small_profile(decode_s=0.015), [1] * 9)
+    assert passes[-1] == pytest.approx(0.5 * passes[0])
 
 
 def test_the_loss_falls_along_the_curve():

@@ -246,5 +246,13 @@ def compare(real: Sequence[Figures], simulated: Sequence[Figures]) -> list[Compa
     return found
 
 
+def agree(
+    found: Sequence[Comparison], real: Sequence[Figures], simulated: Sequence[Figures]
+) -> bool:
+    """Whether every figure holds, and all runs of both sides failed as many requests."""
+    failed = {each.failed for each in (*real, *simulated)}
+    return len(failed) == 1 and all(each.holds for each in found)
+
+
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import msgspec
@@ -15,8 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tandem.bench.fidelity import SCHEMA, Comparison, Figures, Part, Steps, compare, run_once
+from tandem.bench.fidelity import SCHEMA, Figures, Steps, agree, compare, run_once
+from tandem.bench.fidelity_report import FIGURES, PARTS, as_markdown, figure_rows, part_rows
 from tandem.bench.lengths import FORMS, parse_lengths
+from tandem.bench.machine import describe
 from tandem.bench.options import Arrivals, WorkloadOptions, build_workload
 from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.workload import Limits
@@ -60,36 +63,47 @@ def fidelity_command(
     ] = 60.0,
     seed: Annotated[int, typer.Option(help="Same seed, same load.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Write the report here as JSON.", callback=with_folder)
+        Path | None,
+        typer.Option(
+            help="Write the report here as JSON; beside it, a page.", callback=with_folder
+        ),
     ] = None,
     **flags: Any,
 ) -> None:
     """The same load on the real engine and in the simulator. Exit status 1 if they differ."""
     console = Console(stderr=True)
     with refusals():
+        if out is not None and out.suffix == ".md":
+            raise InvalidRequest(
+                "--out is the JSON file; the page gets its name with .md", param="out"
+            )
         settings = resolve_model(settings_from(flags, os.environ, config))
         limits = Limits(duration_s=seconds)
         lengths = (parse_lengths(prompt_tokens), parse_lengths(output_tokens))
         workload = WorkloadOptions(Arrivals.POISSON, *lengths, limits, rate=rate, seed=seed)
         steps = Steps(tokens=step_tokens, rank=settings.learning.rank) if train else None
         options = FidelityOptions(workload, steps, runs, profile_seconds)
-        real, simulated = measure_both(settings, options, console)
+        real, simulated, profile = measure_both(settings, options, console)
     found = compare(real, simulated)
     shown = Console()
-    shown.print(_figures(found))
-    shown.print(_parts(real, simulated))
+    shown.print(_table(FIGURES, figure_rows(found)))
+    shown.print(_table(PARTS, part_rows(real, simulated)))
     if out is not None:
-        content = {"schema": SCHEMA, "options": options, "comparisons": found}
-        content |= {"real": real, "simulated": simulated}
+        machine = describe(profile.info.device, profile.threads)
+        content = {"schema": SCHEMA, "machine": machine, "options": options, "comparisons": found}
+        content |= {"real": real, "simulated": simulated, "profile": profile}
         encoded = msgspec.json.encode(msgspec.to_builtins(content, enc_hook=str))
         out.write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
-    raise typer.Exit(0 if all(each.holds for each in found) else 1)
+        load = _load(profile, options)
+        out.with_suffix(".md").write_text(as_markdown(machine, load, found, real, simulated))
+    raise typer.Exit(0 if agree(found, real, simulated) else 1)
 
 
 def measure_both(
     settings: Settings, options: FidelityOptions, console: Console
-) -> tuple[list[Figures], list[Figures]]:
-    """Figures of all real and of all simulated runs. Raises `InvalidRequest`."""
+) -> tuple[list[Figures], list[Figures], Profile]:
+    """Figures of all real and of all simulated runs, and the profile that these were given. Raises
+    `InvalidRequest`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # Rarely: the bar shares its cores with what is measured.
     with Progress(*columns, console=console, refresh_per_second=1) as progress:
@@ -119,7 +133,7 @@ def measure_both(
             task = progress.add_task(f"simulated {number + 1}", total=end_s)
             simulated.append(_simulated(settings, profile, options, arrivals, number))
             progress.update(task, completed=end_s)
-    return real, simulated
+    return real, simulated, profile
 
 
 def _profile(
@@ -169,30 +183,25 @@ def _simulated(
     return run_once(loop, clock, arrivals, profile.rates, options.steps, seed)
 
 
-def _figures(found: Sequence[Comparison]) -> Table:
-    table = Table("figure", "real", "simulated", "error", "allowed", "spread of real runs", "holds")
-    for each in found:
-        in_ms = not each.figure.endswith("tokens_s")
-        name = f"{each.figure.removesuffix('_s')}, {'ms' if in_ms else 'a second'}"
-        real, simulated = ((1e3 if in_ms else 1.0) * side for side in (each.real, each.simulated))
-        cells = (f"{real:.2f}", f"{simulated:.2f}", f"{each.error:+.1%}", f"{each.allowed:.1%}")
-        table.add_row(name, *cells, f"{each.spread:.1%}", "yes" if each.holds else "no")
+def _load(profile: Profile, options: FidelityOptions) -> str:
+    """What both sides meet, in words."""
+    info, steps, planned = profile.info, options.steps, build_workload(options.workload)
+    prompt = fmean([len(each.prompt) for each in planned])
+    output = fmean([each.output_tokens for each in planned])
+    beside = "nothing beside them"
+    if steps is not None:
+        beside = f"SFT steps of {steps.sequences} x {steps.tokens} tokens beside them all the time"
+    errors = ", ".join(f"{kind} {each.mape:.1%}" for kind, each in profile.errors.items())
+    return (
+        f"{info.model}, {info.dtype}. {len(planned)} requests, {options.workload.rate:g} a second "
+        f"(Poisson), with {prompt:.0f} prompt and {output:.0f} output tokens on average, {beside}; "
+        f"{options.runs} runs of each side, medians. Profile: {profile.source}; mean errors held "
+        f"out: {errors}."
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def _parts(real: Sequence[Figures], simulated: Sequence[Figures]) -> Table:
-    """Where the two part: times of the last real run against predictions for the same work."""
-    table = Table("kind", "real", "simulated", "ms, real", "ms, predicted for it", "ms, simulated")
-    ours, theirs = real[-1], simulated[-1]
-    for kind in dict.fromkeys((*ours.parts, *theirs.parts)):
-        mine, its = ours.parts.get(kind, Part()), theirs.parts.get(kind, Part())
-        cells = [str(mine.count), str(its.count), _mean_ms(mine.seconds, mine.count)]
-        cells += [_mean_ms(mine.predicted_s, mine.count), _mean_ms(its.seconds, its.count)]
-        table.add_row(kind, *cells)
-    outside = (_mean_ms(ours.outside_s, 1), "", _mean_ms(theirs.outside_s, 1))
-    table.add_row("outside of it", str(ours.iterations), str(theirs.iterations), *outside)
-    return table
-
-
-def _mean_ms(seconds: float, count: int) -> str:
-    return f"{1e3 * seconds / count:.2f}" if count else "-"

@@ -77,7 +77,7 @@ def measure(
         f"{len(samples.slices)} slices, {len(samples.updates)} updates",
         errors=found.errors,
         noise=found.noise,
-        resume_s=found.resume_s,
+        caches=found.caches,
         repeat=found.repeat,
         kept_alone=found.kept_alone,
         kept_beside=found.kept_beside,
@@ -110,7 +110,11 @@ def _terms(profile: Profile) -> Table:
     for name, value in zip(SLICE_TERMS, rates.slices, strict=True):
         table.add_row(f"backward: {name}", f"{1e6 * value:.3f}")
     table.add_row("update", f"{1e6 * rates.update_s:.0f}")
-    table.add_row("pass after a sleep", f"{1e6 * profile.resume_s:.0f}")
+    caches = profile.caches
+    table.add_row("longer after a sleep", f"{1e6 * caches.resume_s:.0f}")
+    table.add_row("less after passes: decodes", f"{1e6 * caches.decode_s:.0f}")
+    table.add_row("less after passes: prompts", f"{1e6 * caches.prompt_s:.0f}")
+    table.add_row("share of that missing after each", f"{caches.cold_share:.0%}")
     table.add_row("rho (no unit)", f"{rates.rho:.1f}")
     return table
 

@@ -50,7 +50,7 @@ def simulate_command(
     training_steps: Annotated[
         int, typer.Option(help="Steps that are queued at the beginning.")
     ] = 0,
-    pair_tokens: Annotated[int, typer.Option(help="Tokens of each answer of a pair.")] = 256,
+    pair_tokens: Annotated[int, typer.Option(help="Tokens of each sequence of a pair.")] = 256,
     loss_curve: Annotated[Path | None, typer.Option(help=_CURVE)] = None,
     max_sequences: Annotated[int, typer.Option(help="Sequences of an iteration.")] = 128,
     max_batch_tokens: Annotated[int, typer.Option(help="Rows of an iteration.")] = 1024,

@@ -7,6 +7,7 @@ give equal rates.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 from tandem.core.plan import KeptLayers
 from tandem.estimators.latency import FORWARD_TERMS, Rates, features, slice_features
-from tandem.estimators.profile import NOTHING_KEPT, FitError, KeptShare
+from tandem.estimators.profile import NO_CACHES, NOTHING_KEPT, Caches, FitError, KeptShare
 from tandem.estimators.work import BackwardWork, PassWork
 
 T = TypeVar("T")
@@ -29,33 +30,39 @@ _SWEEPS = 400
 _LEAST = 1e-6
 _RIDGE = 1e-6
 _ROUGH_RIDGE = 1e-3
+# Of the way to warm caches, what a pass may leave.
+_SHARES = tuple(step / 50 for step in range(46))
+_TINY = 1e-12
 
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured, in seconds: passes, slices (of what, layers) and updates; and by how much
-    a pass took longer after a sleep than the same one without. `repeats` are times of one pass
-    and of the same again, `kept` is what passes kept that recorded alone or beside others."""
+    """What was measured, in seconds: passes, slices (of what, layers) and updates. `repeats` are
+    times of one pass and of the same again, `streaks` of decodes that ran so many times in a row
+    after other work, `warm_prompts` of prompts right after these, `resumes` of prompts after a
+    sleep; `kept` is what passes kept that recorded alone or beside others."""
 
     passes: list[tuple[PassWork, float]] = field(default_factory=list)
     slices: list[tuple[BackwardWork, int, float]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
-    resumes: list[float] = field(default_factory=list)
+    resumes: list[tuple[PassWork, float]] = field(default_factory=list)
+    warm_prompts: list[tuple[PassWork, float]] = field(default_factory=list)
     repeats: list[tuple[float, float]] = field(default_factory=list)
+    streaks: list[tuple[PassWork, tuple[float, ...]]] = field(default_factory=list)
     kept: list[tuple[bool, KeptLayers]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`errors` and relative residuals (`noise`) by kind of work, on held-out samples; `resume_s`
-    is the median of what a sleep costs. `repeat` is the error of a pass's time as the prediction of
-    the same pass right after it: about 1.4 times the device's own unrest from one pass to the next,
-    which no prediction can know."""
+    """`errors` and relative residuals (`noise`) by kind of work, on held-out samples; `caches` is
+    what sleeps cost and passes in a row save. `repeat` is the error of a pass's time as the
+    prediction of the same pass right after it: about 1.4 times the device's own unrest from one
+    pass to the next, which no prediction can know."""
 
     rates: Rates
     errors: dict[str, FitError]
     noise: dict[str, tuple[float, ...]]
-    resume_s: float
+    caches: Caches = NO_CACHES
     repeat: FitError | None = None
     kept_alone: KeptShare = NOTHING_KEPT
     kept_beside: KeptShare = NOTHING_KEPT
@@ -92,9 +99,9 @@ def fit(samples: Samples, guess: Rates) -> Fit:
         noise["slice"] = [seconds / predicted - 1.0 for predicted, seconds in backward]
     if (error := _error(backward)) is not None:
         errors["slice"] = error
-    resume_s = max(0.0, median(samples.resumes)) if samples.resumes else 0.0
     residuals = {kind: tuple(sorted(values)) for kind, values in noise.items()}
-    return Fit(rates, errors, residuals, resume_s, _error(samples.repeats), *_kept(samples.kept))
+    repeat, kept = _error(samples.repeats), _kept(samples.kept)
+    return Fit(rates, errors, residuals, _caches(samples, predict), repeat, *kept)
 
 
 def rough(samples: Samples, guess: Rates) -> Rates:
@@ -194,6 +201,41 @@ def _split(samples: Sequence[T], kind: Callable[[T], str]) -> tuple[list[T], lis
         met[name] += 1  # the first of a kind are to be fitted
         (known if met[name] % _HOLD_OUT else unseen).append(each)
     return known, unseen
+
+
+def _caches(samples: Samples, predict: Callable[[PassWork], float]) -> Caches:
+    """Medians of what was measured less what the rates say, or the other way round; never below
+    0. A streak ends before caches are as warm as they get: what is missing is added."""
+
+    def over(pairs: Sequence[tuple[PassWork, float]]) -> float:
+        return median([seconds - predict(work) for work, seconds in pairs]) if pairs else 0.0
+
+    share, length = 0.0, 1
+    if samples.streaks:
+        share, length = _share_left([times for _, times in samples.streaks])
+    reached = 1.0 - math.pow(share, length - 1) if length > 1 else 1.0
+    return Caches(
+        resume_s=max(0.0, over(samples.resumes)),
+        decode_s=max(0.0, -over([(work, times[-1]) for work, times in samples.streaks])) / reached,
+        prompt_s=max(0.0, -over(samples.warm_prompts)) / reached,
+        cold_share=share,
+    )
+
+
+def _share_left(streaks: Sequence[tuple[float, ...]]) -> tuple[float, int]:
+    """What share of the way to warm caches each pass leaves, by the curve with one such share that
+    is nearest to the median streak; and how many passes that has."""
+    columns = zip(*[[each - times[-1] for each in times] for times in streaks], strict=True)
+    above = [median(column) for column in columns]
+
+    def misfit(share: float) -> float:
+        powers = [math.pow(share, place) for place in range(len(above))]
+        shape = [each - powers[-1] for each in powers]
+        height = _dot(shape, above) / max(_dot(shape, shape), _TINY)
+        gaps = [height * x - y for x, y in zip(shape, above, strict=True)]
+        return _dot(gaps, gaps)
+
+    return min(_SHARES, key=misfit), len(above)
 
 
 def _kept(found: Sequence[tuple[bool, KeptLayers]]) -> tuple[KeptShare, KeptShare]:

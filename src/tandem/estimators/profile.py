@@ -19,7 +19,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
 
-SCHEMA = "tandem-profile-4"
+SCHEMA = "tandem-profile-5"
 
 
 # Shares of a model's layers of which a pass keeps everything, and the inner part.
@@ -59,13 +59,36 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
+class Caches:
+    """Seconds by which a pass differs from what rates say, which are of passes after other work.
+
+    It takes `resume_s` longer when the engine slept before it, and up to `decode_s` less (with rows
+    of a prompt `prompt_s`) when passes came before it that did not train: the caches hold the
+    weights then. Of that, `cold_share` to the power of their number is still missing.
+    """
+
+    resume_s: float = 0.0
+    decode_s: float = 0.0
+    prompt_s: float = 0.0
+    cold_share: float = 0.0
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All of them; none is below 0."""
+        return (self.resume_s, self.decode_s, self.prompt_s, self.cold_share)
+
+
+NO_CACHES = Caches()
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """See the module. `errors` and `noise` by kind of work; noise are relative residuals, from
     which the simulator draws (those of `pass` for a kind without any); `source` says where the
-    rates come from. A pass takes `resume_s` longer when the engine slept before it, and predicts
-    the same pass right after it with the error `repeat`. Passes of nothing but whole micro-batches
-    keep `kept_alone` of them for the backward, others `kept_beside`. `threads` computed, where the
-    device is a CPU (0: it is none, or they were not counted).
+    rates come from, `caches` what comes on top of them. A pass predicts the same pass right after
+    it with the error `repeat`. Passes of nothing but whole micro-batches keep `kept_alone` of them
+    for the backward, others `kept_beside`. `threads` computed, where the device is a CPU (0: it is
+    none, or they were not counted).
     """
 
     info: ModelInfo
@@ -74,7 +97,7 @@ class Profile:
     source: str
     errors: dict[str, FitError] = field(default_factory=dict)
     noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    resume_s: float = 0.0
+    caches: Caches = NO_CACHES
     repeat: FitError | None = None
     kept_alone: KeptShare = NOTHING_KEPT
     kept_beside: KeptShare = NOTHING_KEPT
@@ -119,6 +142,10 @@ def read_profile(path: Path) -> Profile:
     seconds = (*profile.rates.forward, *profile.rates.slices, profile.rates.update_s)
     if not all(math.isfinite(value) and value > 0.0 for value in seconds):
         raise InvalidRequest(f"{path}: a rate is not above 0", param="profile")
+    if not (all(each >= 0.0 for each in profile.caches.numbers) and profile.caches.cold_share <= 1):
+        raise InvalidRequest(
+            f"{path}: caches must be 0 or more, cold_share 1 or less", param="profile"
+        )
     return profile
 
 

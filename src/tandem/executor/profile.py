@@ -61,6 +61,9 @@ _LEAST_ROWS = 8
 _BLOCKS_AT_ONCE = 256
 # What a sleep costs does not depend on its length from here on.
 _SLEEP_S = 0.03
+# Decodes of a streak, and how many times they run in a row.
+_STREAK_DECODES = (1, 2, 4, 8)
+_STREAK = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class _Prober:
             yield
             self._mixed(again=turn % 2 == 1)
             yield
-            self._resume()
+            self._streak()
             yield
             if self._trains:
                 beside = self._sequences() if self._rng.random() < 0.5 else 0
@@ -207,17 +210,30 @@ class _Prober:
         if made.spans:
             self._execute(made)
 
-    def _resume(self) -> None:
-        """A decode, and the same again after a sleep: other processes had the caches meanwhile."""
-        made = _Pass()
-        self._add_span(made, 16, 1, draws=True)
+    def _streak(self) -> None:
+        """A few decodes many times in a row, after other work, until the caches hold what they
+        need; then a prompt, and the same after a sleep, in which other processes had the caches."""
+        decodes, prompt = _Pass(), _Pass()
+        self._add_decodes(decodes, self._rng.choice(_STREAK_DECODES), _USUAL_CONTEXT)
+        self._add_prompt(prompt, self._rows(), _USUAL_CONTEXT)
+        if not (decodes.spans and prompt.spans):
+            return
+        first, second = self._prepared(prompt), self._prepared(decodes)
+        times = [self._submit(second).forward_s for _ in range(_STREAK)]
+        self.samples.streaks.append((PassWork.of(second), tuple(times)))
+        work = PassWork.of(first)
+        self.samples.warm_prompts.append((work, self._submit(first).forward_s))
+        time.sleep(_SLEEP_S)
+        self.samples.resumes.append((work, self._submit(first).forward_s))
+
+    def _prepared(self, made: _Pass) -> LanePlan:
+        """The plan of a pass, which ran before if its number of rows is new."""
         self._write(made.blocks)
-        times = []
-        for sleep_s in (0.0, 0.0, _SLEEP_S):  # the first follows other work
-            time.sleep(sleep_s)
-            plan = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans))
-            times.append(self._submit(plan).forward_s)
-        self.samples.resumes.append(times[2] - times[1])
+        plan = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans), opens=tuple(made.opens))
+        if made.rows not in self._met and not made.opens:  # those that learn are done twice anyway
+            self._met.add(made.rows)
+            self._submit(plan)
+        return plan
 
     def _mixed(self, *, again: bool) -> None:
         """Decodes and a prompt; if `again`, three times: the first is counted, the others tell how
@@ -348,11 +364,7 @@ class _Prober:
             self._written = targets.stop
 
     def _execute(self, made: _Pass, *, counted: bool = True) -> StepResult:
-        self._write(made.blocks)
-        lane = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans), opens=tuple(made.opens))
-        if made.rows not in self._met and not made.opens:  # those that learn are done twice anyway
-            self._met.add(made.rows)
-            self._submit(lane)
+        lane = self._prepared(made)
         result = self._submit(lane)
         if counted and not result.failed:
             self.samples.passes.append((PassWork.of(lane), result.forward_s))

@@ -81,6 +81,7 @@ class Admission:
         discards = self._learning.take_discards()
         wishes = decision.lanes or ({self._lanes[0]: LaneDecision(())} if discards else {})
         granted: set[int] = set()  # over all lanes: nothing runs twice
+        stepped: set[str] = set()
         for lane, wish in wishes.items():
             assert lane in self._lanes, f"there is no lane {lane}"
             grant = _Grant(
@@ -89,7 +90,9 @@ class Admission:
             time = self._time_of(wish)
             timed = wish.candidates if time is None else self._in_time(wish.candidates, grant, time)
             self._grant_all(timed, grant, now)
-            slices, updates = self._grant_slices(wish.slices, grant, time)
+            own = tuple([each for each in wish.slices if each.step_id not in stepped])
+            stepped |= {each.step_id for each in own}
+            slices, updates = self._grant_slices(own, grant, time)
             if grant.spans or slices or updates or discards or grant.opens:
                 lanes.append(
                     LanePlan(

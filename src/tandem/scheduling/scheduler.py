@@ -235,7 +235,9 @@ class Scheduler:
                 self.learning.take_span(seq, span, score, problem, now)
                 continue
             self._advance(seq, span, scores.get(span.seq_id), draws, failed, now, events)
-        for lane, result in zip(plan.lanes, results, strict=False):
+        lanes = {lane.lane: lane for lane in plan.lanes}
+        for result in results:
+            lane = lanes[result.lane]
             if lane.lane == self._lanes[0] and lane.share == 1.0:
                 self.latency.observe(lane, result, self.learning.backward_of)
             for kept in result.kept:

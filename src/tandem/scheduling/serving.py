@@ -132,13 +132,15 @@ def _most_s(view: View, seq: Sequence) -> float:
 def _held_s(view: View, deadlines: Deadlines, held: list[Sequence]) -> float:
     """Seconds until a pass of those that are held back has to begin, at the latest; of a batch's
     rows of them, as if they shared it."""
-    work, due_s = PassWork(), math.inf
+    work, due_s, left = PassWork(), math.inf, view.budgets.max_batch_tokens
     for seq in held:
-        start = _start(view, seq)
-        work.span(start, min(len(seq.tokens) - start, view.budgets.max_batch_tokens), draws=1)
-        due_s = min(due_s, deadlines.slack_s(view, [seq]) - view.latency.forward_s(work))
-        if work.tokens >= view.budgets.max_batch_tokens:
+        if left <= 0:
             break
+        start = _start(view, seq)
+        rows = min(len(seq.tokens) - start, left)
+        work.span(start, rows, draws=1)
+        due_s = min(due_s, deadlines.slack_s(view, [seq]) - view.latency.forward_s(work))
+        left -= rows
     return due_s
 
 

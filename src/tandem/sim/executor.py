@@ -38,6 +38,8 @@ from tandem.estimators.work import BackwardWork, PassWork
 from tandem.sim.curves import Curve
 
 _STRIDE = 7919  # a prime: neighbouring sequences draw different tokens
+# Of what the rates say, a pass in warm caches takes at least this share.
+_LEAST_WARM = 0.5
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class SimExecutor:
         self._on_plan = on_plan
         self._rng = Random(seed)
         self._ended_s = clock.now() - 1.0  # it has slept
+        self._cold = 1.0  # share of what warm caches save that the next pass does not
         self._open: dict[int, OpenMicroBatch] = {}
         self._first: dict[int, int] = {}  # place of a recording's first sequence
         self._backward: dict[int, BackwardWork] = {}
@@ -98,7 +101,8 @@ class SimExecutor:
             self._first[opened.micro_batch] = before[opened.trainer]
             before[opened.trainer] += len(opened.lengths)
             self._backward[opened.micro_batch] = BackwardWork.of(opened.lengths)
-        began_s, seconds = self._clock.now(), self.seconds_of(PassWork.of(plan)) / plan.share
+        work = PassWork.of(plan)
+        began_s, seconds = self._clock.now(), self.seconds_of(work) / plan.share
         pieces = self.info.num_layers + 1 if stop is not never else 1  # the head is one
         stopped, done = self._spend([seconds / pieces] * pieces, stop) < pieces, plan
         if stopped:
@@ -117,6 +121,8 @@ class SimExecutor:
         slices = self._slices(done.slices, stop, plan.share)
         due = takewhile(lambda _: not stop(), done.updates)
         updates = tuple([self._update(each.trainer, plan.share) for each in due])
+        if slices or updates or work.recorded:
+            self._cold = 1.0
         self._ended_s = self._clock.now()
         elapsed_s = self._ended_s - began_s
         result = StepResult(
@@ -135,17 +141,20 @@ class SimExecutor:
 
     def seconds_of(self, work: PassWork) -> float:
         """What a pass takes, noise included; as `submit` would draw it. The first one after the
-        clock has moved without work takes longer."""
+        clock has moved without work takes longer, and those after others that did not train take
+        less and less."""
         if not work.tokens:
             return 0.0
-        seconds = self._latency.forward_s(work)
+        caches, now, resume_s = self._profile.caches, self._clock.now(), 0.0
+        if now != self._ended_s:
+            self._ended_s, self._cold, resume_s = now, 1.0, caches.resume_s
+        cold_s = self._latency.forward_s(work)
+        saved_s = (caches.prompt_s if work.rows else caches.decode_s) * (1.0 - self._cold)
+        seconds = max(_LEAST_WARM * cold_s, cold_s - saved_s)
+        self._cold *= caches.cold_share
         if self._noise:
             seconds = self._noisy(seconds, kind_of(work))
-        now = self._clock.now()
-        if now == self._ended_s:
-            return seconds
-        self._ended_s = now
-        return seconds + self._profile.resume_s
+        return seconds + resume_s
 
     def work_until(self, now_s: float) -> None:
         """Let the time of a leap pass."""
