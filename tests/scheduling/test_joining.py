@@ -165,6 +165,10 @@ def test_all_that_is_held_back_counts():
     assert found.due_s == pytest.approx(0.5 - 0.26, rel=1e-3), "both, in one pass"
     urgent = [*prompts(80, 150), *prompts(100, slo=Slo(0.4, 0.05))]
     assert foresee(view, Deadlines(), [], urgent, 0.0).due_s == pytest.approx(0.4 - 0.26, rel=1e-3)
+    narrow = replace(view, budgets=Budgets(256, 200))
+    found = foresee(narrow, Deadlines(), [], prompts(80, 150, 190), 0.0)
+    assert len(found.joining) == 1
+    assert found.due_s == pytest.approx(0.5 - 0.21, rel=1e-3), "as many rows as a pass has"
     view.default_slo = Slo(5.0, 0.05)
     queue = [*prompts(80, 150, 1000), *prompts(9, slo=Slo(0.2, 0.05))]
     found = foresee(view, Deadlines(), prompts(100, slo=Slo(0.3, 0.05)), queue, 0.0)
