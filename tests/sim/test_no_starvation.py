@@ -44,6 +44,15 @@ OPTIONS = {
     "unified": {"offline_patience_s": "1", "min_share": "0.1"},
     "ekya": {"interval_s": "1"},
 }
+# What a policy is told so that steps end soon: their turn comes within about a second; a step takes
+# up to 0.6 s where there are few rows, of which `unified` gives it a tenth of the time at least.
+LEARNS = {
+    "adainf": {},
+    "ekya": {"interval_s": "1"},
+    "mace": {"delta_ft": "3"},
+    "static": {},
+    "unified": {"patience_s": "0.5", "min_share": "0.1"},
+}
 MANY = 1500  # iterations; where nothing starves, a fifth of them or less are needed
 
 Shape = tuple[int, int]  # tokens of a prompt and of its answer
@@ -57,6 +66,7 @@ class Ended:
     offline: list[list[float]] = field(default_factory=list)
     steps: int = 0
     iterations: int = 0
+    ended_s: float = 0.0
 
 
 def overload(
@@ -101,8 +111,9 @@ def overload(
             times = found.online if kind == "online" else found.offline
             times[int(number)] += [clock.now()] * len(event.tokens)
             unfinished -= kind == "offline" and event.finish_reason is not None
-        found.steps += len(loop.take_learned())
+        found.steps += sum(each.applied for each in loop.take_learned())
         found.iterations += 1
+    found.ended_s = clock.now()
     return found
 
 
@@ -184,6 +195,33 @@ def test_an_offline_request_waits_no_longer_than_is_said(
             passed = sum(since_s + patience_s < first_s < got_s for first_s in firsts)
             assert passed <= least_starts + 2 * slots
         oldest_s = max(oldest_s, times[-1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    online=st.lists(SHAPES, min_size=1, max_size=4),
+    steps=st.integers(1, 3),
+    blocks=st.integers(20, 80),
+    slots=st.integers(1, 8),
+    spare=st.integers(1, 24),
+)
+@pytest.mark.parametrize("policy", sorted(LEARNS))
+def test_steps_end_within_a_bound_whatever_requests_come(
+    policy, online, steps, blocks, slots, spare
+):
+    """Those that wait behind others included; while requests leave a row (docs/unified.md)."""
+    found = overload(
+        policy,
+        online,
+        (),
+        steps,
+        blocks=blocks,
+        max_sequences=slots,
+        max_batch_tokens=slots + spare,
+        policy_options=LEARNS[policy],
+    )
+    assert found.steps == steps
+    assert found.ended_s <= 1.0 + 7.0 * steps
 
 
 def beside_endless_scores(shape: Shape, requests: int, rows: int, **options: str) -> Ended:
