@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -131,10 +132,12 @@ def test_fused_attention_uses_a_cache() -> None:
     model = make("llama")
     whole = model(TOKENS).logits
     fuse_modules(model)
-    cache = DynamicCache(config=model.config)
+    # Its name changed with transformers 5.24.
+    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
+    given = {name: DynamicCache(config=model.config)}
     with torch.no_grad():
-        model(TOKENS[:, :20], past_key_values=cache)
-        last = model(TOKENS[:, 20:21], past_key_values=cache).logits
+        model(TOKENS[:, :20], **given)
+        last = model(TOKENS[:, 20:21], **given).logits
     torch.testing.assert_close(last[0, 0], whole[0, 20], rtol=1e-4, atol=1e-4)
 
 

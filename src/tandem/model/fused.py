@@ -109,9 +109,13 @@ class FusedAttention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """hidden_states [batch, T, hidden] -> the same shape, and the interface's weights."""
+        """hidden_states [batch, T, hidden] -> the same shape, and the interface's weights.
+
+        `past_key_values` is what transformers called its `cache` before 5.24.
+        """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(shape)
         key = self.k_proj(hidden_states).view(shape)
@@ -119,8 +123,9 @@ class FusedAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = _rotate(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        cache = past_key_values if cache is None else cache
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, self._eager
         )

@@ -64,6 +64,7 @@ class FusedLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         attention_context: Any = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -73,6 +74,7 @@ class FusedLayer(nn.Module):
             and isinstance(attention_context.batch, CpuBatch)
             and attention_mask is None
             and past_key_values is None
+            and cache is None
             and not torch.is_grad_enabled()
             and (blocks := self._current()).weights is not None
             and (updates := _updates(blocks)) is not None
@@ -85,6 +87,7 @@ class FusedLayer(nn.Module):
             position_embeddings=position_embeddings,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
+            cache=cache,
             attention_context=attention_context,
             **kwargs,
         )
