@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Script:
-    """How a generation request is answered."""
+    """How a generation request is answered; nothing of it is before `after` is set."""
 
     first_s: float = 0.0
     gap_s: float = 0.0
@@ -23,6 +23,7 @@ class Script:
     stall: bool = False
     chunk_bytes: int | None = None
     newline: str = "\n"
+    after: asyncio.Event | None = None
 
 
 @dataclass
@@ -69,6 +70,8 @@ def send_whole(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
 async def answer(
     writer: asyncio.StreamWriter, path: str, body: dict[str, Any], script: Script
 ) -> None:
+    if script.after is not None:
+        await script.after.wait()
     if script.status != 200:
         error = {"error": {"message": "scripted refusal", "type": "x"}}
         send_whole(writer, script.status, json.dumps(error).encode())
