@@ -58,13 +58,15 @@ INFO = ModelInfo(
     recording_tokens=8192,
 )  # fmt: skip
 RATES = Rates(
-    forward=(0.012, 5e-5, 1e-4, 1e-6, 1e-6, 5e-5, 1e-4, 1e-5, 2e-5, 1e-3, 1e-6),
+    forward=(
+        0.012, 5e-5, 1e-4, 1e-6, 1e-6, 5e-5, 1e-4, 1e-5, 2e-5, 1e-3, 1e-6, 1e-3, 1e-6, 1e-3,
+    ),
     slices=(5e-4, 5e-5, 2e-6, 1e-5, 5e-5, 5e-5, 1e-6, 5e-6, 4e-7, 1e-3, 1e-6),
     update_s=3e-3,
     rho=0.2,
     measured=True,
     slices_measured=True,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ def _step(number: int, trainer: int, rng: Random) -> TrainingStep:
 
 def _result(lane: LanePlan, device: LatencyModel) -> StepResult:
     forward_s = device.forward_s(PassWork.of(lane))
+    device.before_s = forward_s or device.before_s
     draws = tuple(DrawResult(d.seq_id, d.position % 99) for s in lane.spans for d in s.draws)
     scores = tuple(ScoreResult(s.seq_id, s.start, (), -1.0) for s in lane.spans if s.score_targets)
     slices = tuple(SliceResult(p.micro_batch, p.hi, p.lo, 5e-3) for p in lane.slices)

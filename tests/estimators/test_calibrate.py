@@ -12,7 +12,7 @@ import pytest
 from rates import slice_rates
 from tandem.core.errors import InvalidRequest
 from tandem.core.plan import KeptLayers
-from tandem.estimators.calibrate import Samples, fit, rough
+from tandem.estimators.calibrate import Samples, TimedPass, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
 from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
 from tandem.estimators.profile import (
@@ -33,13 +33,20 @@ GUESS = Rates.guess(weight_bytes=10**9, num_parameters=5 * 10**8, num_layers=24)
 def true_rates(rho: float) -> Rates:
     """0.5B on something faster: a pass 12 ms, a row 0.1 ms, recording and scoring on top."""
     forward = (
-        0.012, 2e-4, 1e-4, 2e-5, 2e-5, 1e-4, 5e-3, 1e-4, 2e-4, 2e-3, 5e-5,
+        0.012, 2e-4, 1e-4, 2e-5, 2e-5, 1e-4, 5e-3, 1e-4, 2e-4, 2e-3, 5e-5, 2e-3, 4e-5, 3e-3,
     )  # fmt: skip
     slices = slice_rates(
         slice=5e-4, layer=1e-4, layer_row=2e-5, layer_pairs=2e-2, layer_sequence=1e-4, again=2e-3,
         again_row=1e-5, again_pairs=1e-2, rest_row=4e-6, first=2e-3, first_row=1e-6,
     )  # fmt: skip
     return Rates(forward, slices, 4e-3, rho, measured=True)
+
+
+def timed(device: LatencyModel, work: PassWork, factor: float = 1.0, over_s: float = 0.0):
+    """`work` on `device`, after what ran there last; `factor` times as long, and `over_s`."""
+    found = TimedPass(work, device.forward_s(work) * factor + over_s, device.before_s)
+    device.before_s = found.seconds
+    return found
 
 
 def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples:
@@ -53,8 +60,7 @@ def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples
             rows = rng.choice((16, 64, 200, 900))
             record = rows if place % 2 else 0
             work.span(rng.choice((0, 500)), rows, draws=1, scored=record // 2, recorded=record)
-        seconds = device.forward_s(work) * rng.uniform(1 - noise, 1 + noise)
-        samples.passes.append((work, seconds))
+        samples.passes.append(timed(device, work, rng.uniform(1 - noise, 1 + noise)))
         kept = rng.choice(((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)))
         lengths = [rng.randint(8, 300) for _ in range(rng.choice((1, 2, 2, 8)))]
         recorded = BackwardWork.of(lengths).with_kept(KeptLayers(0, *kept))
@@ -73,12 +79,15 @@ def test_a_few_passes_put_guesses_right(factor: float):
         slices=tuple(factor * each for each in GUESS.slices),
     )
     samples = samples_of(true_rates(1.0), 14, 0.03)
-    samples.passes = [each for each in samples.passes if not each[0].recorded]
-    samples.passes.append((PassWork(), 0.0))  # what did not fit
+    samples.passes = [each for each in samples.passes if not each.work.recorded]
+    samples.passes.append(TimedPass(PassWork(), 0.0))  # what did not fit
     found = rough(samples, guess)
     model = LatencyModel(found)
     unseen = samples_of(true_rates(1.0), 60, 0.0, seed=1).passes
-    errors = [abs(model.forward_s(w) / s - 1.0) for w, s in unseen if not w.recorded]
+    errors = []
+    for work, seconds, model.before_s in unseen:
+        if not work.recorded:
+            errors.append(abs(model.forward_s(work) / seconds - 1.0))
     assert sum(errors) / len(errors) < 0.25
     ratio = found.forward[5] / guess.forward[5]  # of a row
     assert factor * ratio == pytest.approx(1e-4 / GUESS.forward[5], rel=0.2)
@@ -99,7 +108,7 @@ def test_a_few_noisy_passes_leave_what_they_do_not_show_near_the_guess():
             work.decode_all([256] * decodes)
             if rows:
                 work.span(0, rows, draws=1)
-            samples.passes.append((work, device.forward_s(work) * rng.uniform(0.8, 1.2)))
+            samples.passes.append(timed(device, work, rng.uniform(0.8, 1.2)))
         long = PassWork()
         long.span(3000, 800, draws=1)
         told = LatencyModel(rough(samples, GUESS))
@@ -123,8 +132,10 @@ def test_a_fit_predicts_passes_that_it_has_not_seen(rho: float):
     assert found.rates.update_s == pytest.approx(4e-3)
     assert found.rates.rho == pytest.approx(rho, abs=0.31)
     device, model = LatencyModel(true_rates(rho)), LatencyModel(found.rates)
-    for work, _ in samples_of(true_rates(rho), 60, 0.0, seed=1).passes:
-        assert model.forward_s(work) == pytest.approx(device.forward_s(work), rel=0.08)
+    for work, seconds, before_s in samples_of(true_rates(rho), 60, 0.0, seed=1).passes:
+        device.before_s = model.before_s = before_s
+        assert device.forward_s(work) == pytest.approx(seconds)
+        assert model.forward_s(work) == pytest.approx(seconds, rel=0.08)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
@@ -139,7 +150,7 @@ def test_a_fit_is_not_held_by_a_guess_that_is_far_off(factor: float):
     for _ in range(120):
         work = PassWork()
         work.span(rng.choice((0, 0, 30, 1000, 3000)), rng.choice((4, 30, 200, 900)), draws=1)
-        samples.passes.append((work, device.forward_s(work)))
+        samples.passes.append(timed(device, work))
     off = list(forward)
     off[place] *= factor
     found = fit(samples, replace(guess, forward=tuple(off)))
@@ -170,11 +181,11 @@ def test_what_a_sleep_costs_and_prompts_save_are_medians_and_never_the_reverse()
         works.append(PassWork())
         works[-1].span(0, rows, draws=1)
     for over_s, expected in (((0.002, 0.003, 0.4), 0.003), ((-0.001,) * 3, 0.0)):
-        taken = [(w, device.forward_s(w) + s) for w, s in zip(works, over_s, strict=True)]
+        taken = [timed(device, w, over_s=s) for w, s in zip(works, over_s, strict=True)]
         samples.resumes, samples.warm_prompts = taken, []
         caches = fit(samples, GUESS).caches
         assert (caches.resume_s, caches.prompt_s) == (pytest.approx(expected, rel=0.1), 0.0)
-        under = [(w, device.forward_s(w) - s) for w, s in zip(works, over_s, strict=True)]
+        under = [timed(device, w, over_s=-s) for w, s in zip(works, over_s, strict=True)]
         samples.resumes, samples.warm_prompts = [], under
         caches = fit(samples, GUESS).caches
         assert (caches.resume_s, caches.prompt_s) == (0.0, pytest.approx(expected, rel=0.1))
@@ -186,8 +197,10 @@ def test_what_warm_caches_save_is_found_from_streaks():
     rates = true_rates(1.0)
     samples, device = samples_of(rates, 60, 0.0), LatencyModel(rates)
     for decodes in (1, 2, 4, 8):
-        cold_s = device.forward_s(of_decodes(decodes))
-        times = [cold_s - 0.002 * (1.0 - 0.6**place) for place in range(7)]
+        times: list[float] = []
+        for place in range(7):
+            saved_s = 0.002 * (1.0 - 0.6**place)
+            times.append(timed(device, of_decodes(decodes), over_s=-saved_s).seconds)
         samples.streaks.append((of_decodes(decodes), tuple(times)))
     caches = fit(samples, GUESS).caches
     assert caches.decode_s == pytest.approx(0.002, rel=0.05)
@@ -223,10 +236,11 @@ def test_the_same_share_of_each_kind_is_held_out_and_a_rare_one_is_fitted():
         else:
             for _ in range(rng.randint(1, 60)):
                 work.decode(rng.randint(1, 3000))
-        samples.passes.append((work, device.forward_s(work)))
+        samples.passes.append(timed(device, work))
     alone = PassWork()
     alone.span(0, 500, scored=499, recorded=500)
-    samples.passes.insert(50, (alone, device.forward_s(alone)))
+    device.before_s = samples.passes[49].seconds
+    samples.passes.insert(50, TimedPass(alone, device.forward_s(alone), device.before_s))
     found = fit(samples, GUESS)
     assert (found.errors["decode"].samples, found.errors["prefill"].samples) == (16, 4)
     assert "training" not in found.errors

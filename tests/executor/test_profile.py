@@ -131,7 +131,7 @@ def test_a_number_of_rows_that_is_new_runs_once_before_it_counts():
     plans: list[LanePlan] = []
     samples = probe(device(plans), LIMITS, seconds=1.0)
     ran = Counter(plan.num_tokens for plan in plans if plan.spans)
-    counted = Counter(work.tokens for work, _ in samples.passes)
+    counted = Counter(each.work.tokens for each in samples.passes)
     assert len(counted) > 30
     assert all(ran[rows] > count for rows, count in counted.items())
     opened = Counter(sum(each.lengths) for plan in plans for each in plan.opens)
@@ -153,7 +153,8 @@ def test_micro_batches_have_few_sequences_and_many_of_many_lengths():
 
 def test_equal_passes_tell_what_no_prediction_can_be_better_than():
     samples = probe(device([]), LIMITS, seconds=0.3)
-    assert samples.repeats and all(first == again for first, again in samples.repeats)
+    assert samples.repeats
+    assert all(first == pytest.approx(again) for first, again in samples.repeats)
     samples.repeats = [(1.0, 1.25), (1.2, 1.0)]
     error = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1)).repeat
     assert error is not None and error.mape == pytest.approx(0.2)
@@ -167,10 +168,10 @@ def test_streaks_tell_how_soon_caches_are_warm():
         assert len(times) == 7 and not work.rows
         assert all(later < earlier for earlier, later in pairwise(times))
     found = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1))
-    assert found.caches.cold_share == pytest.approx(0.6, abs=0.02)
+    assert found.caches.cold_share == pytest.approx(0.6, abs=0.05)
     # The rates are of all passes, some of which were warm themselves; the clock does not sleep.
     assert 0.0 < found.caches.decode_s < 0.001 and found.caches.resume_s < 0.001
-    works = [[work for work, _ in found] for found in (samples.warm_prompts, samples.resumes)]
+    works = [[each.work for each in found] for found in (samples.warm_prompts, samples.resumes)]
     assert works[0] == works[1] and all(work.rows and not work.decodes for work in works[0])
 
 

@@ -25,7 +25,7 @@ from tandem.scheduling.serving import foresee, joins
 from tandem.scheduling.view import Budgets
 
 # A pass takes 10 ms and 1 ms a row; a first token is in time after 200 ms.
-RATES = Rates((0.01, 1e-9, 1e-9, 1e-9, 1e-9, 1e-3, *[1e-9] * 5), slice_rates(), 0.01, 1.0, True)
+RATES = Rates((0.01, 1e-9, 1e-9, 1e-9, 1e-9, 1e-3, *[1e-9] * 8), slice_rates(), 0.01, 1.0, True)
 SLO = Slo(0.2, 0.05)
 BUDGETS = Budgets(256, 1024)
 

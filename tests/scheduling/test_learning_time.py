@@ -15,7 +15,7 @@ from tandem.scheduling.learning_time import LearningTime
 from tandem.scheduling.overdue import Overdue
 from tandem.scheduling.serving import Serving
 
-RATES = Rates((0.01, 1e-9, 1e-9, 1e-9, 1e-9, 1e-3, *[1e-9] * 5), slice_rates(), 0.01, 1.0, True)
+RATES = Rates((0.01, 1e-9, 1e-9, 1e-9, 1e-9, 1e-3, *[1e-9] * 8), slice_rates(), 0.01, 1.0, True)
 
 SLO = Slo(2.0, 0.05)
 

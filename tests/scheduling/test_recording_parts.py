@@ -22,7 +22,7 @@ from tandem.scheduling.training import MicroBatchWork, recording_rows
 SLICES = slice_rates(
     slice=1e-3, layer=1e-3, layer_row=1e-5, again_row=1e-5, first=1e-3, first_row=1e-5
 )
-RATES = Rates((1e-3,) * 11, SLICES, 1e-3, 1.0, True, True)
+RATES = Rates((1e-3,) * 14, SLICES, 1e-3, 1.0, True, True)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from tandem.estimators.work import PassWork
 from tandem.scheduling.room import LearningItem, Room
 
 RATES = Rates(
-    (0.02, 1e-3, 1e-4, 1e-5, 1e-5, 1e-3, 1e-2, 1e-4, 1e-4, 0.01, 1e-4),
+    (0.02, 1e-3, 1e-4, 1e-5, 1e-5, 1e-3, 1e-2, 1e-4, 1e-4, 0.01, 1e-4, 1e-3, 1e-5, 1e-3),
     slice_rates(
         slice=1e-3,
         layer=1e-3,

@@ -39,7 +39,9 @@ from tandem.scheduling.view import Budgets, Policy, View
 BLOCK = 4
 # Every term counts, draws and scores as much as rows, and prompts and decodes overlap in part.
 RATES = Rates(
-    forward=(0.02, 0.002, 0.1, 0.05, 0.05, 0.001, 20.0, 0.003, 0.002, 0.004, 0.001),
+    forward=(
+        0.02, 0.002, 0.1, 0.05, 0.05, 0.001, 20.0, 0.003, 0.002, 0.004, 0.001, 0.002, 0.0005, 0.003,
+    ),
     slices=slice_rates(
         slice=0.002,
         layer=0.003,
@@ -54,7 +56,7 @@ RATES = Rates(
     rho=0.3,
     measured=True,
     slices_measured=True,
-)
+)  # fmt: skip
 
 
 class Bounded:

@@ -40,7 +40,7 @@ def small_profile(
         max_model_len=64, eos_token_ids=(), block_size=4, num_blocks=num_blocks,
         num_parameters=0, weight_bytes=0, kernels="none", num_layers=3, recording_tokens=64,
     )  # fmt: skip
-    forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 5)
+    forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 8)
     slices = slice_rates(NOTHING, slice=0.002, layer_row=0.0003, again_row=0.0002)
     rates = Rates(forward, slices, 0.01, measured=True, slices_measured=True)
     return Profile(

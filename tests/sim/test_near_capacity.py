@@ -34,7 +34,10 @@ from tandem.sim.run import Arrival, Simulation
 # 61 million parameters on two processor cores, as `tandem profile` measured them; the
 # terms of slices are told apart by estimate.
 RATES = Rates(
-    (6.4e-3, 5.6e-5, 7.2e-4, 5.4e-5, 4.2e-5, 3.6e-5, 5.2e-3, 2.8e-5, 2.2e-5, 9.0e-3, 3.0e-5),
+    (
+        6.4e-3, 5.6e-5, 7.2e-4, 5.4e-5, 4.2e-5, 3.6e-5, 5.2e-3, 2.8e-5, 2.2e-5, 9.0e-3, 3.0e-5,
+        1e-9, 1e-9, 1e-9,
+    ),
     slice_rates(
         slice=2.2e-3, layer=8.2e-4, layer_row=9e-6, again_row=4e-6, rest_row=2e-6, first=2e-3,
         first_row=4e-6,

@@ -11,8 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tandem.core.plan import KeptLayers
 from tandem.estimators.latency import FORWARD_TERMS, Rates, features, slice_features
@@ -35,6 +36,14 @@ _SHARES = tuple(step / 50 for step in range(46))
 _TINY = 1e-12
 
 
+class TimedPass(NamedTuple):
+    """A pass, what it took, and what the one before it took."""
+
+    work: PassWork
+    seconds: float
+    before_s: float = 0.0
+
+
 @dataclass(slots=True)
 class Samples:
     """What was measured, in seconds: passes, slices (of what, layers) and updates. `repeats` are
@@ -42,11 +51,11 @@ class Samples:
     after other work, `warm_prompts` of prompts right after these, `resumes` of prompts after a
     sleep; `kept` is what passes kept that recorded alone or beside others."""
 
-    passes: list[tuple[PassWork, float]] = field(default_factory=list)
+    passes: list[TimedPass] = field(default_factory=list)
     slices: list[tuple[BackwardWork, int, float]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
-    resumes: list[tuple[PassWork, float]] = field(default_factory=list)
-    warm_prompts: list[tuple[PassWork, float]] = field(default_factory=list)
+    resumes: list[TimedPass] = field(default_factory=list)
+    warm_prompts: list[TimedPass] = field(default_factory=list)
     repeats: list[tuple[float, float]] = field(default_factory=list)
     streaks: list[tuple[PassWork, tuple[float, ...]]] = field(default_factory=list)
     kept: list[tuple[bool, KeptLayers]] = field(default_factory=list)
@@ -70,7 +79,7 @@ class Fit:
 
 def fit(samples: Samples, guess: Rates) -> Fit:
     """Rates for `samples`; where there are none of a kind, those of `guess`."""
-    known, unseen = _split(samples.passes, lambda each: kind_of(each[0]))
+    known, unseen = _split(samples.passes, lambda each: kind_of(each.work))
     forward, rho = _fit_passes(known, guess) if known else (guess.forward, guess.rho)
     pieces, unseen_pieces = _split(samples.slices, lambda each: "slice")
     slices = guess.slices
@@ -81,18 +90,19 @@ def fit(samples: Samples, guess: Rates) -> Fit:
     update_s = update_s or guess.update_s
     rates = Rates(forward, slices, update_s, rho, bool(known), bool(pieces))
 
-    def predict(work: PassWork) -> float:
-        return _dot(forward, features(work, forward, rho))
+    def predict(each: TimedPass) -> float:
+        return _dot(forward, features(each.work, each.before_s, forward, rho))
 
     noise: dict[str, list[float]] = {}
-    for work, seconds in unseen:
-        residual = seconds / predict(work) - 1.0
-        for kind in ("pass", kind_of(work)):
+    for each in unseen:
+        residual = each.seconds / predict(each) - 1.0
+        for kind in ("pass", kind_of(each.work)):
             noise.setdefault(kind, []).append(residual)
     errors = {
         kind: error
         for kind, member in KINDS.items()
-        if (error := _error([(predict(w), s) for w, s in unseen if member(w)])) is not None
+        if (error := _error([(predict(u), u.seconds) for u in unseen if member(u.work)]))
+        is not None
     }
     backward = [(_dot(slices, slice_features(r, n)), s) for r, n, s in unseen_pieces]
     if backward:
@@ -107,11 +117,11 @@ def fit(samples: Samples, guess: Rates) -> Fit:
 def rough(samples: Samples, guess: Rates) -> Rates:
     """Rates for few passes: `guess`, pulled to them; all that they do not show in the proportion in
     which rows take longer or shorter than guessed."""
-    known = [(work, seconds) for work, seconds in samples.passes if work.tokens and seconds > 0.0]
+    known = [each for each in samples.passes if each.work.tokens and each.seconds > 0.0]
     if not known:
         return guess
-    times = [seconds for _, seconds in known]
-    rows = [features(work, guess.forward, 1.0) for work, _ in known]
+    times = [each.seconds for each in known]
+    rows = [features(each.work, each.before_s, guess.forward, 1.0) for each in known]
     factor = median([s / _dot(guess.forward, x) for x, s in zip(rows, times, strict=True)])
     near = tuple([factor * value for value in guess.forward])
     forward = list(_least_squares(rows, times, near, few=True))
@@ -137,18 +147,19 @@ def kind_of(work: PassWork) -> str:
     return next(kind for kind, is_of in KINDS.items() if kind != "pass" and is_of(work))
 
 
-def _fit_passes(
-    known: Sequence[tuple[PassWork, float]], guess: Rates
-) -> tuple[tuple[float, ...], float]:
+def _fit_passes(known: Sequence[TimedPass], guess: Rates) -> tuple[tuple[float, ...], float]:
     """The coefficients and the rho of the least mean relative error."""
     best, best_error = (guess.forward, guess.rho), float("inf")
-    times = [seconds for _, seconds in known]
+    times = [each.seconds for each in known]
+
+    def rows_by(coefficients: tuple[float, ...], rho: float) -> list[tuple[float, ...]]:
+        return [features(each.work, each.before_s, coefficients, rho) for each in known]
+
     for rho in _RHOS:
         coefficients = guess.forward
         for _ in range(_ROUNDS if rho < 1.0 else 1):
-            rows = [features(work, coefficients, rho) for work, _ in known]
-            coefficients = _least_squares(rows, times, guess.forward)
-        rows = [features(work, coefficients, rho) for work, _ in known]
+            coefficients = _least_squares(rows_by(coefficients, rho), times, guess.forward)
+        rows = rows_by(coefficients, rho)
         error = sum(abs(_dot(coefficients, x) / t - 1.0) for x, t in zip(rows, times, strict=True))
         if error < best_error:
             best, best_error = (coefficients, rho), error
@@ -203,30 +214,31 @@ def _split(samples: Sequence[T], kind: Callable[[T], str]) -> tuple[list[T], lis
     return known, unseen
 
 
-def _caches(samples: Samples, predict: Callable[[PassWork], float]) -> Caches:
+def _caches(samples: Samples, predict: Callable[[TimedPass], float]) -> Caches:
     """Medians of what was measured less what the rates say, or the other way round; never below
     0. A streak ends before caches are as warm as they get: what is missing is added."""
 
-    def over(pairs: Sequence[tuple[PassWork, float]]) -> float:
-        return median([seconds - predict(work) for work, seconds in pairs]) if pairs else 0.0
+    def over(found: Sequence[TimedPass]) -> list[float]:
+        return [each.seconds - predict(each) for each in found]
 
-    share, length = 0.0, 1
-    if samples.streaks:
-        share, length = _share_left([times for _, times in samples.streaks])
-    reached = 1.0 - math.pow(share, length - 1) if length > 1 else 1.0
+    streaks = [
+        over([TimedPass(work, now_s, before_s) for before_s, now_s in pairwise(times)])
+        for work, times in samples.streaks
+    ]
+    share, reached = _share_left(streaks) if streaks else (0.0, 1.0)
     return Caches(
-        resume_s=max(0.0, over(samples.resumes)),
-        decode_s=max(0.0, -over([(work, times[-1]) for work, times in samples.streaks])) / reached,
-        prompt_s=max(0.0, -over(samples.warm_prompts)) / reached,
+        resume_s=max(0.0, _median(over(samples.resumes))),
+        decode_s=max(0.0, -_median([streak[-1] for streak in streaks])) / reached,
+        prompt_s=max(0.0, -_median(over(samples.warm_prompts))) / reached,
         cold_share=share,
     )
 
 
-def _share_left(streaks: Sequence[tuple[float, ...]]) -> tuple[float, int]:
+def _share_left(streaks: Sequence[Sequence[float]]) -> tuple[float, float]:
     """What share of the way to warm caches each pass leaves, by the curve with one such share that
-    is nearest to the median streak; and how many passes that has."""
+    is nearest to the median streak; and what share of the way the streak has gone."""
     columns = zip(*[[each - times[-1] for each in times] for times in streaks], strict=True)
-    above = [median(column) for column in columns]
+    above = [_median(column) for column in columns]
 
     def misfit(share: float) -> float:
         powers = [math.pow(share, place) for place in range(len(above))]
@@ -235,7 +247,8 @@ def _share_left(streaks: Sequence[tuple[float, ...]]) -> tuple[float, int]:
         gaps = [height * x - y for x, y in zip(shape, above, strict=True)]
         return _dot(gaps, gaps)
 
-    return min(_SHARES, key=misfit), len(above)
+    share = min(_SHARES, key=misfit)
+    return share, 1.0 - math.pow(share, len(above))
 
 
 def _kept(found: Sequence[tuple[bool, KeptLayers]]) -> tuple[KeptShare, KeptShare]:
@@ -252,6 +265,10 @@ def _kept(found: Sequence[tuple[bool, KeptLayers]]) -> tuple[KeptShare, KeptShar
 
 def _error(pairs: Sequence[tuple[float, float]]) -> FitError | None:
     return FitError.of([predicted / seconds - 1.0 for predicted, seconds in pairs])
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else 0.0
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:

@@ -157,6 +157,7 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
             2.0 * scored_s,
             device.launch_s / 2,
             recorded_bytes / bandwidth + _NOTHING_S,
+            *(_NOTHING_S,) * 3,  # nothing is kept, and caches hold next to nothing of the weights
         ),
         slices=(
             device.launch_s / 4,

@@ -3,12 +3,15 @@
     prefill = alpha * pairs + beta * rows
     decode  = constant + gamma * longest + delta * mean + terms in the number and in all KV read
     pass    = max(prefill, decode) + rho * min(prefill, decode) + draws, scores, recordings
+              + cold * b / (b + 20 ms), b what the pass before took
     slice   = constant + layers * (1 + rows + pairs + sequences), more for layers whose forward is
               computed again, + first slice
     update  = constant
 
 `constant` is the time to stream the weights once, so that with rho = 0 a pass of one prompt takes
-`max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds the two up. Learns from executed plans
+`max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds the two up. `cold` is what reading the
+weights takes longer when they have left the caches: the longer the pass before, the more of them
+have. Learns from executed plans
 (of decodes alike, from one in eight): slowly what each part takes, and quickly by how much a busy
 machine is slower just now at all of it, the `pace`. Knows no device and no policy.
 """
@@ -25,10 +28,11 @@ from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
 from tandem.estimators.work import BackwardWork, PassWork, pairs_of
 
 # What a pass's time is made of, in the order of the coefficients. Tokens of context count in
-# thousands, pairs in millions.
+# thousands, pairs in millions. A recording with nothing else in its pass keeps more of it: `alone`
+# is what that takes longer, and a row of it. `cold` is for caches without any of the weights.
 FORWARD_TERMS = (
     "pass", "decode", "context", "longest", "mean", "row", "pairs", "draw", "scored",
-    "recording", "recorded",
+    "recording", "recorded", "alone", "alone_row", "cold",
 )  # fmt: skip
 # For a slice at all; for a layer, and its rows, pairs and sequences; for a layer whose forward is
 # computed again (its weights are read again), and its rows and pairs; for a row of a layer of whose
@@ -51,6 +55,8 @@ _TOKEN_S = 5e-5  # at least
 _BACKWARD_FACTOR = 2.0
 _BACKWARD_PAIRS_FACTOR = 2.5  # its attention has five products where the forward's has two
 _REST_FACTOR = 0.4
+# After a pass of so long, half of the weights that the caches can hold have left them.
+_COLD_S = 0.02
 # Terms that hardly count on most devices, as a share of others like them.
 _SMALL = 0.05
 
@@ -116,6 +122,9 @@ class Rates:
                 token_s / 4,
                 _OVERHEAD_S,
                 token_s / 4,
+                _SMALL * _OVERHEAD_S,
+                _SMALL * token_s,
+                _SMALL * _OVERHEAD_S,
             ),
             slices=(
                 _OVERHEAD_S / 2,
@@ -138,6 +147,8 @@ class LatencyModel:
     """Predicted seconds of forwards, backward slices and updates on one lane.
 
     `forward`, `backward` and `update` are the fitted models, for those who report their errors.
+    `before_s` is what the last pass took, by which the next one finds the caches; who observes need
+    not set it.
     """
 
     def __init__(self, rates: Rates) -> None:
@@ -154,6 +165,7 @@ class LatencyModel:
         self.update = LinearModel((rates.update_s,), slice_variance)
         self._rho = rates.rho
         self._pace = 1.0
+        self.before_s = 0.0
         self._usual_rows = 0
         self._skipped = 0
 
@@ -187,7 +199,7 @@ class LatencyModel:
 
     def added_s(self, work: PassWork) -> float:
         """Seconds that `work` adds to a pass that runs anyway."""
-        return self.forward_s(work) - self._pace * self.forward.coefficients[0]
+        return self.forward_s(work) - self._empty_s()
 
     def added_decode_s(self, context: int) -> float:
         """Seconds that one decode after `context` tokens adds to a pass that runs anyway."""
@@ -248,12 +260,14 @@ class LatencyModel:
         self, lane: LanePlan, result: StepResult, backward: Callable[[int], BackwardWork | None]
     ) -> None:
         """A lane was executed; `backward` tells of a micro-batch's (None: unknown)."""
-        if self._routine(lane):
-            return
         beside = sum([piece.elapsed_s for piece in result.slices])
         beside += sum([update.elapsed_s for update in result.updates])
+        forward_s = result.forward_s or result.elapsed_s - beside
+        if self._routine(lane):
+            self.before_s = forward_s if lane.spans else self.before_s
+            return
         if not result.stopped:
-            self.observe_forward(PassWork.of(lane), result.forward_s or result.elapsed_s - beside)
+            self.observe_forward(PassWork.of(lane), forward_s)
         for piece in result.slices:
             work = backward(piece.micro_batch)
             if piece.problem is None and work is not None:
@@ -263,13 +277,16 @@ class LatencyModel:
 
     def observe_decodes(self, work: PassWork, seconds: float) -> None:
         """As `observe` of a plan that only decodes."""
-        if not self._usual(work.tokens, decodes=True):
+        if self._usual(work.tokens, decodes=True):
+            self.before_s = seconds
+        else:
             self.observe_forward(work, seconds)
 
     def observe_forward(self, work: PassWork, seconds: float) -> None:
         """A pass took `seconds`."""
         if work.tokens:
             self._follow(self.forward, self._features(work), seconds)
+            self.before_s = seconds
 
     def observe_slice(self, work: BackwardWork, layers: int, seconds: float) -> None:
         """A backward slice took `seconds`."""
@@ -289,6 +306,11 @@ class LatencyModel:
             took = min(max(took, 1.0 / _MOST_PACE), _MOST_PACE)
             self._pace *= (took / self._pace) ** _PACE_GAIN
 
+    def _empty_s(self) -> float:
+        """What a pass takes before there is work in it."""
+        coefficients = self.forward.coefficients
+        return self._pace * (coefficients[0] + coefficients[-1] * coldness(self.before_s))
+
     def _routine(self, lane: LanePlan) -> bool:
         """Whether a plan is too much like the last ones to be worth the time to learn from it."""
         tokens = lane.num_tokens
@@ -307,9 +329,10 @@ class LatencyModel:
         What `forward.predict` makes of their features at the present pace, without making them:
         policies ask often.
         """
-        fixed, decode, context, row, pairs, draw, scored, recording, recorded = (
-            self.forward.coefficients
-        )
+        (
+            fixed, decode, context, row, pairs, draw, scored, recording, recorded, alone, alone_row,
+            cold,
+        ) = self.forward.coefficients  # fmt: skip
         total, longest, average = self._kv
         mean = work.context / work.decodes if work.decodes else 0.0
         read = work.context + work.prefix + (start if more else 0)
@@ -318,8 +341,11 @@ class LatencyModel:
         prefill_s = row * (work.rows + more) + pairs * (work.pairs + pairs_of(start, more)) / 1e6
         longer, shorter = (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
         beside_s = draw * work.draws + scored * (work.scored + more)
+        beside_s += cold * coldness(self.before_s)
         if rows := work.recorded + more:
             beside_s += recording + recorded * rows
+            if work.recorded == work.tokens:
+                beside_s += alone + alone_row * rows
         return self._pace * (longer + self._rho * shorter + beside_s)
 
     def _features(self, work: PassWork) -> tuple[float, ...]:
@@ -328,15 +354,22 @@ class LatencyModel:
         read = work.context + work.prefix
         kv = (total * read + longest * work.longest + average * mean) / 1e3
         decode = (1.0, work.decodes, kv)
-        return _joined(decode, work, self.forward.coefficients, self._rho)
+        return _joined(decode, work, self.before_s, self.forward.coefficients, self._rho)
 
 
-def features(work: PassWork, coefficients: tuple[float, ...], rho: float) -> tuple[float, ...]:
+def coldness(before_s: float) -> float:
+    """From 0 to 1, what a pass of `before_s` seconds leaves of caches that were full of weights."""
+    return before_s / (before_s + _COLD_S)
+
+
+def features(
+    work: PassWork, before_s: float, coefficients: tuple[float, ...], rho: float
+) -> tuple[float, ...]:
     """Features of a pass by `FORWARD_TERMS`, given which part takes longer by `coefficients`."""
     mean = work.context / work.decodes / 1e3 if work.decodes else 0.0
     read = work.context + work.prefix
     decode = (1.0, work.decodes, read / 1e3, work.longest / 1e3, mean)
-    return _joined(decode, work, coefficients, rho)
+    return _joined(decode, work, before_s, coefficients, rho)
 
 
 def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
@@ -348,12 +381,18 @@ def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
 
 
 def _joined(
-    decode: tuple[float, ...], work: PassWork, coefficients: tuple[float, ...], rho: float
+    decode: tuple[float, ...],
+    work: PassWork,
+    before_s: float,
+    coefficients: tuple[float, ...],
+    rho: float,
 ) -> tuple[float, ...]:
     """Features of decode, prefill and the rest; of the first two, the lesser counts rho times."""
     prefill: tuple[float, ...] = (work.rows, work.pairs / 1e6)
     records = 1.0 if work.recorded else 0.0
-    beside = (work.draws, work.scored, records, work.recorded)
+    alone = work.recorded if work.recorded == work.tokens else 0
+    recorded = (records, work.recorded, 1.0 if alone else 0.0, alone)
+    beside = (work.draws, work.scored, *recorded, coldness(before_s))
     if rho == 1.0 or not work.rows:
         return (*decode, *prefill, *beside)
     first, last = len(decode), len(decode) + len(prefill)

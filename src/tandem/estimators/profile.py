@@ -19,7 +19,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
 
-SCHEMA = "tandem-profile-5"
+SCHEMA = "tandem-profile-6"
 
 
 # Shares of a model's layers of which a pass keeps everything, and the inner part.

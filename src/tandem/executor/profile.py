@@ -35,7 +35,7 @@ from tandem.core.plan import (
 from tandem.core.ports import Executor
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import LoraSpec, OptimizerSpec, TrainerSpec
-from tandem.estimators.calibrate import Samples, rough
+from tandem.estimators.calibrate import Samples, TimedPass, rough
 from tandem.estimators.latency import Rates
 from tandem.estimators.work import BackwardWork, PassWork
 
@@ -130,6 +130,7 @@ class _Prober:
         self._executor, self._limits, self._rng = executor, limits, rng
         self._steps, self._numbers = count(), count()
         self._revision, self._written = -1, 0
+        self._before_s = 0.0  # what the last pass took
         # Numbers of rows that a pass had, and that a micro-batch had.
         self._met: set[int] = set()
         self._learned: set[int] = set()
@@ -151,12 +152,12 @@ class _Prober:
             yield
             self._mixed(again=turn % 2 == 1)
             yield
-            self._streak()
-            yield
             if self._trains:
                 beside = self._sequences() if self._rng.random() < 0.5 else 0
                 self._step(beside)
                 yield
+            self._streak()
+            yield
 
     def run_usual(self) -> Iterator[None]:
         """A few usual shapes, small ones first, after some that are not counted."""
@@ -221,10 +222,9 @@ class _Prober:
         first, second = self._prepared(prompt), self._prepared(decodes)
         times = [self._submit(second).forward_s for _ in range(_STREAK)]
         self.samples.streaks.append((PassWork.of(second), tuple(times)))
-        work = PassWork.of(first)
-        self.samples.warm_prompts.append((work, self._submit(first).forward_s))
+        self.samples.warm_prompts.append(self._timed(first))
         time.sleep(_SLEEP_S)
-        self.samples.resumes.append((work, self._submit(first).forward_s))
+        self.samples.resumes.append(self._timed(first))
 
     def _prepared(self, made: _Pass) -> LanePlan:
         """The plan of a pass, which ran before if its number of rows is new."""
@@ -365,11 +365,18 @@ class _Prober:
 
     def _execute(self, made: _Pass, *, counted: bool = True) -> StepResult:
         lane = self._prepared(made)
-        result = self._submit(lane)
+        before_s, result = self._before_s, self._submit(lane)
         if counted and not result.failed:
-            self.samples.passes.append((PassWork.of(lane), result.forward_s))
+            self.samples.passes.append(TimedPass(PassWork.of(lane), result.forward_s, before_s))
         return result
+
+    def _timed(self, lane: LanePlan) -> TimedPass:
+        before_s = self._before_s
+        return TimedPass(PassWork.of(lane), self._submit(lane).forward_s, before_s)
 
     def _submit(self, lane: LanePlan) -> StepResult:
         self._executor.submit(lane)
-        return self._executor.poll()[0]
+        result = self._executor.poll()[0]
+        if lane.spans:
+            self._before_s = result.forward_s
+        return result

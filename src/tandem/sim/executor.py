@@ -154,7 +154,8 @@ class SimExecutor:
         self._cold *= caches.cold_share
         if self._noise:
             seconds = self._noisy(seconds, kind_of(work))
-        return seconds + resume_s
+        self._latency.before_s = seconds + resume_s
+        return self._latency.before_s
 
     def work_until(self, now_s: float) -> None:
         """Let the time of a leap pass."""
