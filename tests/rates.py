@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.estimators.latency import SLICE_TERMS, LatencyModel, Rates
+from tandem.estimators.latency import LatencyModel, Rates
+from tandem.estimators.terms import SLICE_TERMS
 
 
 def slice_rates(other: float = 1e-9, **terms: float) -> tuple[float, ...]:

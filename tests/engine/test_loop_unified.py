@@ -10,8 +10,9 @@ from learning_bench import SLOW, Bench, request, sft_step
 from fake_executor import Costs
 from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import ScoreRequest
-from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, LatencyModel
+from tandem.estimators.latency import LatencyModel
 from tandem.estimators.linear import MEASURED, LinearModel
+from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 from tandem.scheduling.training import Stage
 
 

@@ -14,7 +14,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.plan import KeptLayers
 from tandem.estimators.calibrate import Samples, TimedPass, fit, rough
 from tandem.estimators.datasheet import DEVICES, SHAPES, datasheet_profile
-from tandem.estimators.latency import FORWARD_TERMS, LatencyModel, Rates
+from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.profile import (
     NO_CACHES,
     SCHEMA,
@@ -25,6 +25,7 @@ from tandem.estimators.profile import (
     read_profile,
     write_profile,
 )
+from tandem.estimators.terms import FORWARD_TERMS
 from tandem.estimators.work import BackwardWork, PassWork
 
 GUESS = Rates.guess(weight_bytes=10**9, num_parameters=5 * 10**8, num_layers=24)
@@ -60,6 +61,7 @@ def samples_of(rates: Rates, count: int, noise: float, seed: int = 0) -> Samples
             rows = rng.choice((16, 64, 200, 900))
             record = rows if place % 2 else 0
             work.span(rng.choice((0, 500)), rows, draws=1, scored=record // 2, recorded=record)
+            work.whole = record > 0 and not work.decodes
         samples.passes.append(timed(device, work, rng.uniform(1 - noise, 1 + noise)))
         kept = rng.choice(((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)))
         lengths = [rng.randint(8, 300) for _ in range(rng.choice((1, 2, 2, 8)))]

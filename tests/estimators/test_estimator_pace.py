@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rates import guessed
-from tandem.estimators.latency import LatencyModel, slice_features
+from tandem.estimators.latency import LatencyModel
 from tandem.estimators.linear import MEASURED, LinearModel
+from tandem.estimators.terms import slice_features
 from tandem.estimators.work import BackwardWork, PassWork
 
 

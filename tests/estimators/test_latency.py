@@ -13,20 +13,23 @@ from hypothesis import strategies as st
 from rates import guessed
 from tandem.core.plan import (
     BackwardSlice,
+    Draw,
     KeptLayers,
     LanePlan,
+    OpenMicroBatch,
+    RecordTarget,
     SliceResult,
     Span,
     StepResult,
     UpdateResult,
 )
+from tandem.core.sampling import SamplingParams
 from tandem.estimators.latency import (
-    FORWARD_TERMS,
-    SLICE_TERMS,
     LatencyModel,
     Rates,
 )
 from tandem.estimators.linear import MEASURED, LinearModel
+from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 from tandem.estimators.work import BackwardWork, PassWork, pairs_of
 
 
@@ -118,12 +121,86 @@ def test_a_prediction_is_what_its_features_add_up_to(seed, rho):
         tuple(rng.uniform(1e-6, 1e-2) for _ in FORWARD_TERMS), (1e-3,) * len(SLICE_TERMS), 0.01, rho
     )
     model = LatencyModel(rates)
-    for work in passes(rng, 5):
+    whole = PassWork(whole=True)
+    whole.span(0, 30, scored=10, recorded=30)
+    for work in [whole, *passes(rng, 5)]:
+        model.before_s = rng.uniform(0.0, 0.1)
         predicted = model.forward.predict(model._features(work))
         assert model.forward_s(work) == pytest.approx(predicted, rel=1e-9)
     alone = PassWork()
     alone.decode(rng.randint(1, 4000))
     assert model.added_decode_s(alone.context) == pytest.approx(model.added_s(alone), rel=1e-6)
+
+
+def recorded_plan(lengths: list[int], recorded: list[int], beside: int = 0) -> LanePlan:
+    """Opens a micro-batch of sequences of such lengths, and records so much of each of them."""
+    spans = [
+        Span(place, 0, (1,) * rows, ((place,),), None, record=RecordTarget(7, place))
+        for place, rows in enumerate(recorded)
+    ]
+    if beside:
+        draw = Draw(9, 0, 0, SamplingParams())
+        spans.append(Span(9, 0, (1,) * beside, ((9,),), None, (draw,)))
+    return LanePlan(0, 0, tuple(spans), opens=(OpenMicroBatch(7, "t", 0, tuple(lengths)),))
+
+
+def test_a_pass_of_whole_micro_batches_keeps_more_and_takes_longer():
+    terms = dict.fromkeys(FORWARD_TERMS, 1e-9) | {"recording": 0.01, "whole": 0.002}
+    terms |= {"whole_row": 1e-4}
+    model = LatencyModel(Rates(tuple(terms.values()), (1e-3,) * len(SLICE_TERMS), 0.01))
+    plans = {
+        "whole": recorded_plan([12, 8], [12, 8]),
+        "beside a decode": recorded_plan([12, 8], [12, 8], beside=1),
+        "beside a prompt": recorded_plan([12, 8], [12, 8], beside=5),
+        "in part": recorded_plan([12, 9], [12, 8]),
+        "goes on": replace(recorded_plan([12, 8], [12, 8]), opens=()),
+    }
+    later = OpenMicroBatch(8, "t", 0, (30,))
+    plans["whole, another opened"] = replace(plans["whole"], opens=(*plans["whole"].opens, later))
+    works = {name: PassWork.of(plan) for name, plan in plans.items()}
+    for name, work in works.items():
+        assert work.whole is name.startswith("whole")
+        assert model.forward_s(work) == pytest.approx(0.014 if work.whole else 0.01, rel=1e-3)
+    assert works["whole"].copy() == works["whole"]
+
+
+def test_a_long_pass_leaves_cold_caches_and_one_beyond_that_no_colder_ones():
+    terms = dict.fromkeys(FORWARD_TERMS, 1e-9) | {"pass": 0.01, "cold": 0.004}
+    rates = Rates(tuple(terms.values()), (1e-3,) * len(SLICE_TERMS), 0.01, measured=True)
+    model, work = LatencyModel(rates), PassWork(decodes=1, context=1, longest=1)
+    assert model.forward_s(work) == pytest.approx(0.01, rel=1e-4)
+    for before_s, expected in ((0.02, 0.012), (0.06, 0.013), (100.0, 0.014)):
+        model.before_s = before_s
+        assert model.forward_s(work) == pytest.approx(expected, rel=1e-3)
+        assert model.added_s(work) == pytest.approx(0.0, abs=1e-6), "it runs anyway"
+
+
+def test_whatever_is_executed_tells_how_the_next_pass_finds_the_caches():
+    """Also what nothing else is learned from; plans without a pass leave things as they are."""
+    model = guessed()
+    decode = Span(0, 9, (1,), ((0, 1),), None, (Draw(0, 0, 0, SamplingParams()),))
+    for step, seconds in enumerate((0.03, 0.04, 0.05)):
+        model.observe(LanePlan(step, 0, (decode,)), StepResult(step, 0, seconds), lambda _: None)
+        assert model.before_s == seconds
+    assert model.forward.errors.samples == 1, "the others are like the first"
+    model.observe(LanePlan(3, 0, ()), StepResult(3, 0, 0.9), lambda _: None)
+    assert model.before_s == 0.05
+    model.observe_decodes(PassWork.of(LanePlan(4, 0, (decode,))), 0.06)
+    assert model.before_s == 0.06
+
+
+def test_it_finds_what_cold_caches_cost():
+    rng = random.Random(0)
+    model, before_s = guessed(), 0.0
+    for work in passes(rng, 400):
+        seconds = device_s(work) + 0.03 * before_s / (before_s + 0.02)
+        model.observe_forward(work, seconds)
+        before_s = seconds
+    model.before_s = 0.0
+    warm_s = model.forward_s(work)
+    model.before_s = 0.2
+    assert model.forward_s(work) > warm_s
+    assert model.forward.errors.mean < 0.02
 
 
 def test_a_prompt_that_goes_on_reads_what_came_before():

@@ -19,8 +19,9 @@ from tandem.core.training import (
     TrainingSequence,
     TrainingStep,
 )
-from tandem.estimators.latency import FORWARD_TERMS, Rates
+from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Ceilings, Profile
+from tandem.estimators.terms import FORWARD_TERMS
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
 from tandem.sim.timeline import Timeline
@@ -31,7 +32,7 @@ from tandem.sim.timeline import Timeline
 FORWARD = {
     "pass": 0.0483, "decode": 2.98e-4, "context": 1.07e-3, "longest": 2.02e-4, "mean": 2.17e-4,
     "row": 4.14e-4, "pairs": 0.0179, "draw": 3.37e-4, "scored": 3.9e-6, "recording": 0.0475,
-    "recorded": 2.98e-4, "alone": 1e-9, "alone_row": 1e-9, "cold": 1e-9,
+    "recorded": 2.98e-4, "whole": 1e-9, "whole_row": 1e-9, "cold": 1e-9,
 }  # fmt: skip
 RATES = Rates(
     tuple(FORWARD[term] for term in FORWARD_TERMS),

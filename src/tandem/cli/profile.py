@@ -19,8 +19,9 @@ from tandem.build import build_executor, resolve_model
 from tandem.config import Settings
 from tandem.core.ports import Executor
 from tandem.estimators.calibrate import fit
-from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
+from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, write_profile
+from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 
 # Samples of a kind that were held out. Of fewer, "95% below" is the worst one.
 _FEW = 20

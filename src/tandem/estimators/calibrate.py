@@ -16,8 +16,9 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from tandem.core.plan import KeptLayers
-from tandem.estimators.latency import FORWARD_TERMS, Rates, features, slice_features
+from tandem.estimators.latency import Rates
 from tandem.estimators.profile import NO_CACHES, NOTHING_KEPT, Caches, FitError, KeptShare
+from tandem.estimators.terms import FORWARD_TERMS, features, slice_features
 from tandem.estimators.work import BackwardWork, PassWork
 
 T = TypeVar("T")

@@ -25,23 +25,10 @@ from dataclasses import dataclass
 from tandem.core.events import ModelInfo, PredictionError
 from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
+from tandem.estimators.terms import coldness, joined, slice_features
 from tandem.estimators.work import BackwardWork, PassWork, pairs_of
 
-# What a pass's time is made of, in the order of the coefficients. Tokens of context count in
-# thousands, pairs in millions. A recording with nothing else in its pass keeps more of it: `alone`
-# is what that takes longer, and a row of it. `cold` is for caches without any of the weights.
-FORWARD_TERMS = (
-    "pass", "decode", "context", "longest", "mean", "row", "pairs", "draw", "scored",
-    "recording", "recorded", "alone", "alone_row", "cold",
-)  # fmt: skip
-# For a slice at all; for a layer, and its rows, pairs and sequences; for a layer whose forward is
-# computed again (its weights are read again), and its rows and pairs; for a row of a layer of whose
-# forward only the rest is; for the first slice, and for a row in it.
-SLICE_TERMS = (
-    "slice", "layer", "layer_row", "layer_pairs", "layer_sequence", "again", "again_row",
-    "again_pairs", "rest_row", "first", "first_row",
-)  # fmt: skip
-_DECODE_TERMS = 5  # the first of FORWARD_TERMS
+_DECODE_TERMS = 5  # the first of a pass's
 
 # First guesses: a small machine that streams weights and multiplies at these rates.
 _BYTES_PER_S = 20e9
@@ -55,8 +42,6 @@ _TOKEN_S = 5e-5  # at least
 _BACKWARD_FACTOR = 2.0
 _BACKWARD_PAIRS_FACTOR = 2.5  # its attention has five products where the forward's has two
 _REST_FACTOR = 0.4
-# After a pass of so long, half of the weights that the caches can hold have left them.
-_COLD_S = 0.02
 # Terms that hardly count on most devices, as a share of others like them.
 _SMALL = 0.05
 
@@ -330,7 +315,7 @@ class LatencyModel:
         policies ask often.
         """
         (
-            fixed, decode, context, row, pairs, draw, scored, recording, recorded, alone, alone_row,
+            fixed, decode, context, row, pairs, draw, scored, recording, recorded, whole, whole_row,
             cold,
         ) = self.forward.coefficients  # fmt: skip
         total, longest, average = self._kv
@@ -344,8 +329,8 @@ class LatencyModel:
         beside_s += cold * coldness(self.before_s)
         if rows := work.recorded + more:
             beside_s += recording + recorded * rows
-            if work.recorded == work.tokens:
-                beside_s += alone + alone_row * rows
+        if work.whole and not more:
+            beside_s += whole + whole_row * work.recorded
         return self._pace * (longer + self._rho * shorter + beside_s)
 
     def _features(self, work: PassWork) -> tuple[float, ...]:
@@ -354,52 +339,4 @@ class LatencyModel:
         read = work.context + work.prefix
         kv = (total * read + longest * work.longest + average * mean) / 1e3
         decode = (1.0, work.decodes, kv)
-        return _joined(decode, work, self.before_s, self.forward.coefficients, self._rho)
-
-
-def coldness(before_s: float) -> float:
-    """From 0 to 1, what a pass of `before_s` seconds leaves of caches that were full of weights."""
-    return before_s / (before_s + _COLD_S)
-
-
-def features(
-    work: PassWork, before_s: float, coefficients: tuple[float, ...], rho: float
-) -> tuple[float, ...]:
-    """Features of a pass by `FORWARD_TERMS`, given which part takes longer by `coefficients`."""
-    mean = work.context / work.decodes / 1e3 if work.decodes else 0.0
-    read = work.context + work.prefix
-    decode = (1.0, work.decodes, read / 1e3, work.longest / 1e3, mean)
-    return _joined(decode, work, before_s, coefficients, rho)
-
-
-def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
-    """Features of a backward slice by `SLICE_TERMS`."""
-    rows, pairs, first = layers * work.rows, layers * work.pairs / 1e6, 0.0 if work.begun else 1.0
-    once = (1.0, layers, rows, pairs, layers * work.sequences)
-    again = (layers * work.again, rows * work.again, pairs * work.again, rows * work.rest)
-    return (*once, *again, first, first * work.rows)
-
-
-def _joined(
-    decode: tuple[float, ...],
-    work: PassWork,
-    before_s: float,
-    coefficients: tuple[float, ...],
-    rho: float,
-) -> tuple[float, ...]:
-    """Features of decode, prefill and the rest; of the first two, the lesser counts rho times."""
-    prefill: tuple[float, ...] = (work.rows, work.pairs / 1e6)
-    records = 1.0 if work.recorded else 0.0
-    alone = work.recorded if work.recorded == work.tokens else 0
-    recorded = (records, work.recorded, 1.0 if alone else 0.0, alone)
-    beside = (work.draws, work.scored, *recorded, coldness(before_s))
-    if rho == 1.0 or not work.rows:
-        return (*decode, *prefill, *beside)
-    first, last = len(decode), len(decode) + len(prefill)
-    decode_s = sum([a * b for a, b in zip(coefficients[:first], decode, strict=True)])
-    prefill_s = sum([a * b for a, b in zip(coefficients[first:last], prefill, strict=True)])
-    if prefill_s > decode_s:
-        decode = tuple([rho * feature for feature in decode])
-    else:
-        prefill = tuple([rho * feature for feature in prefill])
-    return (*decode, *prefill, *beside)
+        return joined(decode, work, self.before_s, self.forward.coefficients, self._rho)

@@ -17,7 +17,8 @@ import msgspec
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
-from tandem.estimators.latency import FORWARD_TERMS, SLICE_TERMS, Rates
+from tandem.estimators.latency import Rates
+from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 
 SCHEMA = "tandem-profile-6"
 

@@ -5,6 +5,7 @@ Counts only; knows no seconds. Invariant: a row of a pass is either a decode or 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,9 @@ class PassWork:
     `decodes` sequences have one row each and read `context` tokens of KV in all, `longest` the one
     that reads most. `rows` are those of prompts and training; `pairs` counts the positions that
     they attend to, summed over rows, `prefix` the tokens of KV before them, summed over spans.
-    `draws` rows are sampled from, `scored` scored, `recorded` kept for a backward.
+    `draws` rows are sampled from, `scored` scored, `recorded` kept for a backward. It is `whole` if
+    it is nothing but micro-batches that it opens and records to their ends: of these more is kept.
+    Only a plan tells; a policy's candidates do not count as whole.
     """
 
     decodes: int = 0
@@ -30,6 +33,7 @@ class PassWork:
     draws: int = 0
     scored: int = 0
     recorded: int = 0
+    whole: bool = False
 
     @property
     def tokens(self) -> int:
@@ -92,6 +96,7 @@ class PassWork:
             self.draws,
             self.scored,
             self.recorded,
+            self.whole,
         )
 
     @staticmethod
@@ -99,6 +104,13 @@ class PassWork:
         """The work of a plan's forward pass."""
         work = PassWork()
         work.add(lane.spans)
+        if work.recorded and work.recorded == work.tokens:
+            opened = {each.micro_batch: sum(each.lengths) for each in lane.opens}
+            recorded = Counter[int]()
+            for span in lane.spans:
+                if span.record is not None:
+                    recorded[span.record.micro_batch] += len(span.tokens)
+            work.whole = all(opened.get(number) == rows for number, rows in recorded.items())
         return work
 
 

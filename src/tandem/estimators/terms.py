@@ -1,0 +1,74 @@
+"""What the time of a pass or a backward slice is made of, and how much of each is in its work.
+
+`latency` has the form that the terms belong to. Knows no seconds but those of the pass before.
+Invariant: no feature is below 0, so that more work never takes less.
+"""
+
+from __future__ import annotations
+
+from tandem.estimators.work import BackwardWork, PassWork
+
+# What a pass's time is made of, in the order of the coefficients. Tokens of context count in
+# thousands, pairs in millions. A pass of `whole` micro-batches, for keeping more, and a row of it.
+# `cold` is for caches without any of the weights.
+FORWARD_TERMS = (
+    "pass", "decode", "context", "longest", "mean", "row", "pairs", "draw", "scored",
+    "recording", "recorded", "whole", "whole_row", "cold",
+)  # fmt: skip
+# For a slice at all; for a layer, and its rows, pairs and sequences; for a layer whose forward is
+# computed again (its weights are read again), and its rows and pairs; for a row of a layer of whose
+# forward only the rest is; for the first slice, and for a row in it.
+SLICE_TERMS = (
+    "slice", "layer", "layer_row", "layer_pairs", "layer_sequence", "again", "again_row",
+    "again_pairs", "rest_row", "first", "first_row",
+)  # fmt: skip
+# After a pass of so long, half of the weights that the caches can hold have left them.
+_COLD_S = 0.02
+
+
+def coldness(before_s: float) -> float:
+    """From 0 to 1, what a pass of `before_s` seconds leaves of caches that were full of weights."""
+    return before_s / (before_s + _COLD_S)
+
+
+def features(
+    work: PassWork, before_s: float, coefficients: tuple[float, ...], rho: float
+) -> tuple[float, ...]:
+    """Features of a pass by `FORWARD_TERMS`, given which part takes longer by `coefficients`."""
+    mean = work.context / work.decodes / 1e3 if work.decodes else 0.0
+    read = work.context + work.prefix
+    decode = (1.0, work.decodes, read / 1e3, work.longest / 1e3, mean)
+    return joined(decode, work, before_s, coefficients, rho)
+
+
+def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
+    """Features of a backward slice by `SLICE_TERMS`."""
+    rows, pairs, first = layers * work.rows, layers * work.pairs / 1e6, 0.0 if work.begun else 1.0
+    once = (1.0, layers, rows, pairs, layers * work.sequences)
+    again = (layers * work.again, rows * work.again, pairs * work.again, rows * work.rest)
+    return (*once, *again, first, first * work.rows)
+
+
+def joined(
+    decode: tuple[float, ...],
+    work: PassWork,
+    before_s: float,
+    coefficients: tuple[float, ...],
+    rho: float,
+) -> tuple[float, ...]:
+    """Features of decode, prefill and the rest; of the first two, the lesser counts rho times."""
+    prefill: tuple[float, ...] = (work.rows, work.pairs / 1e6)
+    records = 1.0 if work.recorded else 0.0
+    whole = (1.0, work.recorded) if work.whole else (0.0, 0.0)
+    recorded = (records, work.recorded, *whole)
+    beside = (work.draws, work.scored, *recorded, coldness(before_s))
+    if rho == 1.0 or not work.rows:
+        return (*decode, *prefill, *beside)
+    first, last = len(decode), len(decode) + len(prefill)
+    decode_s = sum([a * b for a, b in zip(coefficients[:first], decode, strict=True)])
+    prefill_s = sum([a * b for a, b in zip(coefficients[first:last], prefill, strict=True)])
+    if prefill_s > decode_s:
+        decode = tuple([rho * feature for feature in decode])
+    else:
+        prefill = tuple([rho * feature for feature in prefill])
+    return (*decode, *prefill, *beside)
