@@ -167,7 +167,7 @@ def _step(number: int, trainer: int, rng: Random) -> TrainingStep:
 
 def _result(lane: LanePlan, device: LatencyModel) -> StepResult:
     forward_s = device.forward_s(PassWork.of(lane))
-    device.before_s = forward_s or device.before_s
+    device.after(forward_s)
     draws = tuple(DrawResult(d.seq_id, d.position % 99) for s in lane.spans for d in s.draws)
     scores = tuple(ScoreResult(s.seq_id, s.start, (), -1.0) for s in lane.spans if s.score_targets)
     slices = tuple(SliceResult(p.micro_batch, p.hi, p.lo, 5e-3) for p in lane.slices)

@@ -19,6 +19,7 @@ from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import Profile
+from tandem.estimators.terms import FORWARD_TERMS
 from tandem.sim.run import Simulation
 
 PROFILE = datasheet_profile("l4", "qwen2.5-0.5b")
@@ -56,7 +57,9 @@ def test_training_goes_on_until_the_last_request_has_ended():
 def test_an_account_that_learns_predicts_before_it_learns():
     """On a device that is slower than its profile says, in passes, slices and updates alike."""
     clock, steps = VirtualClock(), Steps(tokens=32)
-    rates = PROFILE.rates
+    place = FORWARD_TERMS.index("cold")
+    forward = (*PROFILE.rates.forward[:place], 2e-3, *PROFILE.rates.forward[place + 1 :])
+    rates = replace(PROFILE.rates, forward=forward)
     slow = replace(
         rates,
         forward=tuple(1.3 * each for each in rates.forward),

@@ -29,7 +29,7 @@ from tandem.estimators.latency import (
     Rates,
 )
 from tandem.estimators.linear import MEASURED, LinearModel
-from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
+from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS, coldness
 from tandem.estimators.work import BackwardWork, PassWork, pairs_of
 
 
@@ -124,7 +124,7 @@ def test_a_prediction_is_what_its_features_add_up_to(seed, rho):
     whole = PassWork(whole=True)
     whole.span(0, 30, scored=10, recorded=30)
     for work in [whole, *passes(rng, 5)]:
-        model.before_s = rng.uniform(0.0, 0.1)
+        model.after(rng.uniform(0.0, 0.1))
         predicted = model.forward.predict(model._features(work))
         assert model.forward_s(work) == pytest.approx(predicted, rel=1e-9)
     alone = PassWork()
@@ -168,39 +168,29 @@ def test_a_long_pass_leaves_cold_caches_and_one_beyond_that_no_colder_ones():
     terms = dict.fromkeys(FORWARD_TERMS, 1e-9) | {"pass": 0.01, "cold": 0.004}
     rates = Rates(tuple(terms.values()), (1e-3,) * len(SLICE_TERMS), 0.01, measured=True)
     model, work = LatencyModel(rates), PassWork(decodes=1, context=1, longest=1)
-    assert model.forward_s(work) == pytest.approx(0.01, rel=1e-4)
-    for before_s, expected in ((0.02, 0.012), (0.06, 0.013), (100.0, 0.014)):
-        model.before_s = before_s
+    assert model.forward_s(work) == pytest.approx(0.014, rel=1e-3), "nothing has run"
+    for before_s, expected in ((1e-9, 0.010), (0.02, 0.012), (0.06, 0.013), (100.0, 0.014)):
+        model.after(before_s)
         assert model.forward_s(work) == pytest.approx(expected, rel=1e-3)
         assert model.added_s(work) == pytest.approx(0.0, abs=1e-6), "it runs anyway"
 
 
 def test_whatever_is_executed_tells_how_the_next_pass_finds_the_caches():
-    """Also what nothing else is learned from; plans without a pass leave things as they are."""
+    """Also what is not learned from; without a pass, or where it was lost, things stay."""
     model = guessed()
     decode = Span(0, 9, (1,), ((0, 1),), None, (Draw(0, 0, 0, SamplingParams()),))
-    for step, seconds in enumerate((0.03, 0.04, 0.05)):
-        model.observe(LanePlan(step, 0, (decode,)), StepResult(step, 0, seconds), lambda _: None)
-        assert model.before_s == seconds
-    assert model.forward.errors.samples == 1, "the others are like the first"
-    model.observe(LanePlan(3, 0, ()), StepResult(3, 0, 0.9), lambda _: None)
-    assert model.before_s == 0.05
-    model.observe_decodes(PassWork.of(LanePlan(4, 0, (decode,))), 0.06)
-    assert model.before_s == 0.06
 
+    def after(spans: tuple[Span, ...], seconds: float, *, stopped: bool = False) -> float:
+        result = StepResult(0, "", seconds, stopped=stopped)
+        model.observe(LanePlan(0, "", spans), result, lambda _: None)
+        return model._cold
 
-def test_it_finds_what_cold_caches_cost():
-    rng = random.Random(0)
-    model, before_s = guessed(), 0.0
-    for work in passes(rng, 400):
-        seconds = device_s(work) + 0.03 * before_s / (before_s + 0.02)
-        model.observe_forward(work, seconds)
-        before_s = seconds
-    model.before_s = 0.0
-    warm_s = model.forward_s(work)
-    model.before_s = 0.2
-    assert model.forward_s(work) > warm_s
-    assert model.forward.errors.mean < 0.02
+    assert [after((decode,), each) for each in (0.03, 0.04)] == [coldness(0.03), coldness(0.04)]
+    assert model.forward.errors.samples == 1, "the second is like the first"
+    assert after((), 0.9) == after((decode,), 0.0) == coldness(0.04)
+    assert after((decode, decode), 0.01, stopped=True) == coldness(0.01)
+    model.observe_decodes(PassWork.of(LanePlan(4, "", (decode,))), 0.06)
+    assert model._cold == coldness(0.06)
 
 
 def test_a_prompt_that_goes_on_reads_what_came_before():

@@ -18,6 +18,7 @@ from tandem.estimators.calibrate import KINDS, fit
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.profile import Caches
+from tandem.estimators.terms import FORWARD_TERMS
 from tandem.estimators.work import BackwardWork, PassWork
 from tandem.executor.profile import ProbeLimits, probe, rough_rates
 from tandem.sim.curves import Saturating
@@ -26,8 +27,9 @@ from tandem.sim.executor import SimExecutor
 LIMITS = ProbeLimits(max_batch_tokens=512, max_sequences=32)
 
 
-def device_rates() -> Rates:
-    """On it, a layer whose forward was kept whole is about half as dear as one without."""
+def device_rates(cold_s: float = 1e-9) -> Rates:
+    """On it, a layer whose forward was kept whole is about half as dear as one without, and cold
+    caches cost `cold_s`."""
     rates = datasheet_profile("l4", "qwen2.5-0.5b").rates
     slice_s, layer_s, row_s = rates.slices[:3]
     slices = slice_rates(
@@ -35,18 +37,22 @@ def device_rates() -> Rates:
         layer_sequence=layer_s / 4, again=layer_s / 4, again_row=row_s / 2,
         again_pairs=50.0 * row_s, rest_row=row_s / 6, first=1e-3, first_row=1e-6,
     )  # fmt: skip
-    return replace(rates, slices=slices)
+    forward = dict(zip(FORWARD_TERMS, rates.forward, strict=True)) | {"cold": cold_s}
+    return replace(rates, forward=tuple(forward.values()), slices=slices)
 
 
 def device(
-    plans: list[LanePlan], warm: tuple[float, float] = (0.0, 0.0), **changes: int
+    plans: list[LanePlan],
+    warm: tuple[float, float] = (0.0, 0.0),
+    cold_s: float = 1e-9,
+    **changes: int,
 ) -> SimExecutor:
     """A device that is only computed; `changes` of what its profile says of the model, `warm` what
     its passes save after others."""
     profile = datasheet_profile("l4", "qwen2.5-0.5b")
     info = replace(profile.info, **changes)
     kept = {"kept_alone": (1.0, 0.0), "kept_beside": (0.0, 1.0)}
-    profile = replace(profile, info=info, rates=device_rates(), **kept)
+    profile = replace(profile, info=info, rates=device_rates(cold_s), **kept)
     profile = replace(profile, caches=Caches(decode_s=warm[0], cold_share=warm[1]))
     on_plan = lambda plan, result: plans.append(plan)  # noqa: E731
     return SimExecutor(profile, VirtualClock(), curve=Saturating(), on_plan=on_plan)
@@ -66,6 +72,20 @@ def test_the_rates_of_a_device_are_found_again():
         wanted = truth.slice_s(recorded, 12)
         assert model.slice_s(recorded, 12) == pytest.approx(wanted, rel=0.03)
     assert model.update_s() == pytest.approx(truth.update_s(), rel=0.01)
+
+
+def test_what_the_pass_before_costs_is_found():
+    samples = probe(device([], cold_s=0.004), LIMITS, seconds=1.0)
+    befores = [each.before_s for each in samples.passes]
+    assert len(set(befores)) > 50 and max(befores) < 1.0
+    found = fit(samples, Rates.guess(weight_bytes=10**9, num_parameters=10**9, num_layers=24))
+    assert found.errors["pass"].mape < 0.03
+    model, truth = LatencyModel(found.rates), LatencyModel(device_rates(0.004))
+    work = PassWork(decodes=1, context=100, longest=100, draws=1)
+    for before_s in (min(befores), max(befores)):
+        for each in (model, truth):
+            each.after(before_s)
+        assert model.forward_s(work) == pytest.approx(truth.forward_s(work), rel=0.1)
 
 
 def test_a_few_usual_shapes_tell_roughly_what_work_takes():
@@ -163,10 +183,11 @@ def test_equal_passes_tell_what_no_prediction_can_be_better_than():
 def test_streaks_tell_how_soon_caches_are_warm():
     executor = device([], warm=(0.001, 0.6))
     samples = probe(executor, LIMITS, seconds=0.5)
-    assert {work.decodes for work, _ in samples.streaks} == {1, 2, 4, 8}
-    for work, times in samples.streaks:
-        assert len(times) == 7 and not work.rows
-        assert all(later < earlier for earlier, later in pairwise(times))
+    assert {each.work.decodes for streak in samples.streaks for each in streak} == {1, 2, 4, 8}
+    for streak in samples.streaks:
+        assert len(streak) == 7 and not any(each.work.rows for each in streak)
+        for earlier, later in pairwise(streak):
+            assert later.seconds < earlier.seconds and later.before_s == earlier.seconds
     found = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1))
     assert found.caches.cold_share == pytest.approx(0.6, abs=0.05)
     # The rates are of all passes, some of which were warm themselves; the clock does not sleep.

@@ -29,7 +29,7 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.engine.loop import EngineLoop
-from tandem.estimators.latency import Rates
+from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
 from tandem.scheduling.registry import build_policy
@@ -136,6 +136,22 @@ requests = st.builds(
     st.sampled_from("abc"), st.integers(1, 40), st.integers(1, 12), st.integers(1, 3),
     st.sampled_from([None, None, 0]), st.sampled_from([WorkClass.ONLINE, WorkClass.OFFLINE]),
 )  # fmt: skip
+
+
+def test_a_recording_that_may_keep_more_is_granted_the_time_for_it():
+    """Twelve rows alone in their pass; there is time for them, but not if more is kept of them."""
+    work = PassWork()
+    work.span(0, 12, scored=1, recorded=12)
+    latency = LatencyModel(RATES)
+    least_s = latency.forward_s(work)
+    work.whole = True
+    whole_s = latency.forward_s(work)
+    bench = Bench(Bounded(build_policy("unified"), [0.5 * (least_s + whole_s)]), 64)
+    bench.loop.open_trainer(TrainerSpec("t", LoraSpec()))
+    bench.loop.add_step(training("s", [12]))
+    plan = bench.step()
+    assert 0 < plan.num_tokens < 12
+    assert bench.predicted[-1] <= 0.5 * (least_s + whole_s)
 
 
 @settings(max_examples=60, deadline=None)

@@ -32,6 +32,7 @@ def small_profile(
     resume_s: float = 0.0,
     decode_s: float = 0.0,
     prompt_s: float = 0.0,
+    cold_s: float = NOTHING,
 ) -> Profile:
     """20 ms a pass, 1 ms a row; the same as the fake executor's costs below. Half of what is
     missing to warm caches is, after each pass."""
@@ -40,7 +41,7 @@ def small_profile(
         max_model_len=64, eos_token_ids=(), block_size=4, num_blocks=num_blocks,
         num_parameters=0, weight_bytes=0, kernels="none", num_layers=3, recording_tokens=64,
     )  # fmt: skip
-    forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 8)
+    forward = (0.02, 0.001, *[NOTHING] * 3, 0.001, *[NOTHING] * 7, cold_s)
     slices = slice_rates(NOTHING, slice=0.002, layer_row=0.0003, again_row=0.0002)
     rates = Rates(forward, slices, 0.01, measured=True, slices_measured=True)
     return Profile(

@@ -27,6 +27,7 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.estimators.datasheet import datasheet_profile
+from tandem.estimators.terms import coldness
 from tandem.scheduling.registry import known_policies
 from tandem.scheduling.view import Policy, View
 from tandem.sim.curves import Saturating
@@ -287,6 +288,13 @@ def test_learning_leaves_cold_caches_and_prompts_save_less_in_warm_ones():
     warm = took_s(small_profile(decode_s=0.008, prompt_s=0.002), [1, 1, 1, 1, 1, 4], updated=2)
     saved = [a - b for a, b in zip(cold, warm, strict=True)]
     assert saved == pytest.approx([0.0, 0.004, 0.006, 0.0, 0.004, 0.0015], abs=1e-9)
+
+
+def test_a_pass_finds_the_caches_as_the_one_before_left_them():
+    lengths = [1, 19, 1, 1]
+    passes = took_s(small_profile(cold_s=0.006), lengths)
+    for rows, seconds, before_s in zip(lengths, passes, [math.inf, *passes], strict=False):
+        assert seconds == pytest.approx(0.02 + 0.001 * rows + 0.006 * coldness(before_s), abs=1e-9)
 
 
 def test_warm_caches_save_half_at_most():

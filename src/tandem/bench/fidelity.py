@@ -127,8 +127,8 @@ class Account:
             self.count("update", update.elapsed_s, latency.update_s())
         if self._learns:
             latency.observe(plan, result, before.get)
-        elif work.tokens:
-            latency.before_s = result.forward_s
+        elif plan.spans:
+            latency.after(result.forward_s)
 
     def count(self, kind: str, seconds: float, predicted_s: float) -> None:
         """Work of one kind took `seconds`."""

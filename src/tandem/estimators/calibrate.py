@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -38,11 +37,11 @@ _TINY = 1e-12
 
 
 class TimedPass(NamedTuple):
-    """A pass, what it took, and what the one before it took."""
+    """A pass, what it took, and what the one before it took (infinite: the caches were cold)."""
 
     work: PassWork
     seconds: float
-    before_s: float = 0.0
+    before_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class Samples:
     resumes: list[TimedPass] = field(default_factory=list)
     warm_prompts: list[TimedPass] = field(default_factory=list)
     repeats: list[tuple[float, float]] = field(default_factory=list)
-    streaks: list[tuple[PassWork, tuple[float, ...]]] = field(default_factory=list)
+    streaks: list[tuple[TimedPass, ...]] = field(default_factory=list)
     kept: list[tuple[bool, KeptLayers]] = field(default_factory=list)
 
 
@@ -128,7 +127,7 @@ def rough(samples: Samples, guess: Rates) -> Rates:
     forward = list(_least_squares(rows, times, near, few=True))
     row = FORWARD_TERMS.index("row")
     factor = forward[row] / guess.forward[row]
-    for place in range(FORWARD_TERMS.index("scored"), len(forward)):
+    for place in range(FORWARD_TERMS.index("scored"), FORWARD_TERMS.index("cold")):
         forward[place] = factor * guess.forward[place]
     slices = tuple([factor * value for value in guess.slices])
     return Rates(tuple(forward), slices, guess.update_s, 1.0)
@@ -222,10 +221,8 @@ def _caches(samples: Samples, predict: Callable[[TimedPass], float]) -> Caches:
     def over(found: Sequence[TimedPass]) -> list[float]:
         return [each.seconds - predict(each) for each in found]
 
-    streaks = [
-        over([TimedPass(work, now_s, before_s) for before_s, now_s in pairwise(times)])
-        for work, times in samples.streaks
-    ]
+    # The first of a streak comes after training, in caches that no other pass finds so.
+    streaks = [over(streak[1:]) for streak in samples.streaks]
     share, reached = _share_left(streaks) if streaks else (0.0, 1.0)
     return Caches(
         resume_s=max(0.0, _median(over(samples.resumes))),

@@ -11,9 +11,11 @@
 `constant` is the time to stream the weights once, so that with rho = 0 a pass of one prompt takes
 `max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds the two up. `cold` is what reading the
 weights takes longer when they have left the caches: the longer the pass before, the more of them
-have. Learns from executed plans
-(of decodes alike, from one in eight): slowly what each part takes, and quickly by how much a busy
-machine is slower just now at all of it, the `pace`. Knows no device and no policy.
+have.
+
+Learns from executed plans (of decodes alike, from one in eight): slowly what each part takes, and
+quickly by how much a busy machine is slower just now at all of it, the `pace`. Knows no device and
+no policy.
 """
 
 from __future__ import annotations
@@ -132,8 +134,7 @@ class LatencyModel:
     """Predicted seconds of forwards, backward slices and updates on one lane.
 
     `forward`, `backward` and `update` are the fitted models, for those who report their errors.
-    `before_s` is what the last pass took, by which the next one finds the caches; who observes need
-    not set it.
+    A pass is predicted as the next one, and the first as one in cold caches.
     """
 
     def __init__(self, rates: Rates) -> None:
@@ -150,7 +151,7 @@ class LatencyModel:
         self.update = LinearModel((rates.update_s,), slice_variance)
         self._rho = rates.rho
         self._pace = 1.0
-        self.before_s = 0.0
+        self._cold = 1.0
         self._usual_rows = 0
         self._skipped = 0
 
@@ -248,22 +249,20 @@ class LatencyModel:
         beside = sum([piece.elapsed_s for piece in result.slices])
         beside += sum([update.elapsed_s for update in result.updates])
         forward_s = result.forward_s or result.elapsed_s - beside
-        if self._routine(lane):
-            self.before_s = forward_s if lane.spans else self.before_s
-            return
-        if not result.stopped:
-            self.observe_forward(PassWork.of(lane), forward_s)
-        for piece in result.slices:
-            work = backward(piece.micro_batch)
-            if piece.problem is None and work is not None:
-                self.observe_slice(work, piece.hi - piece.lo, piece.elapsed_s)
-        for update in result.updates:
-            self.observe_update(update.elapsed_s)
+        if not self._routine(lane):
+            self._learn(lane, result, forward_s, backward)
+        if lane.spans:
+            self.after(forward_s)
+
+    def after(self, seconds: float) -> None:
+        """The last pass took `seconds`, learned from or not: the next one finds the caches so."""
+        if seconds > 0.0:
+            self._cold = coldness(seconds)
 
     def observe_decodes(self, work: PassWork, seconds: float) -> None:
         """As `observe` of a plan that only decodes."""
         if self._usual(work.tokens, decodes=True):
-            self.before_s = seconds
+            self.after(seconds)
         else:
             self.observe_forward(work, seconds)
 
@@ -271,7 +270,7 @@ class LatencyModel:
         """A pass took `seconds`."""
         if work.tokens:
             self._follow(self.forward, self._features(work), seconds)
-            self.before_s = seconds
+            self.after(seconds)
 
     def observe_slice(self, work: BackwardWork, layers: int, seconds: float) -> None:
         """A backward slice took `seconds`."""
@@ -291,10 +290,26 @@ class LatencyModel:
             took = min(max(took, 1.0 / _MOST_PACE), _MOST_PACE)
             self._pace *= (took / self._pace) ** _PACE_GAIN
 
+    def _learn(
+        self,
+        lane: LanePlan,
+        result: StepResult,
+        forward_s: float,
+        backward: Callable[[int], BackwardWork | None],
+    ) -> None:
+        if not result.stopped:
+            self.observe_forward(PassWork.of(lane), forward_s)
+        for piece in result.slices:
+            work = backward(piece.micro_batch)
+            if piece.problem is None and work is not None:
+                self.observe_slice(work, piece.hi - piece.lo, piece.elapsed_s)
+        for update in result.updates:
+            self.observe_update(update.elapsed_s)
+
     def _empty_s(self) -> float:
         """What a pass takes before there is work in it."""
-        coefficients = self.forward.coefficients
-        return self._pace * (coefficients[0] + coefficients[-1] * coldness(self.before_s))
+        fixed, *_, cold = self.forward.coefficients
+        return self._pace * (fixed + cold * self._cold)
 
     def _routine(self, lane: LanePlan) -> bool:
         """Whether a plan is too much like the last ones to be worth the time to learn from it."""
@@ -326,7 +341,7 @@ class LatencyModel:
         prefill_s = row * (work.rows + more) + pairs * (work.pairs + pairs_of(start, more)) / 1e6
         longer, shorter = (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
         beside_s = draw * work.draws + scored * (work.scored + more)
-        beside_s += cold * coldness(self.before_s)
+        beside_s += cold * self._cold
         if rows := work.recorded + more:
             beside_s += recording + recorded * rows
         if work.whole and not more:
@@ -339,4 +354,4 @@ class LatencyModel:
         read = work.context + work.prefix
         kv = (total * read + longest * work.longest + average * mean) / 1e3
         decode = (1.0, work.decodes, kv)
-        return joined(decode, work, self.before_s, self.forward.coefficients, self._rho)
+        return joined(decode, work, self._cold, self.forward.coefficients, self._rho)

@@ -61,11 +61,11 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Seconds by which a pass differs from what rates say, which are of passes after other work.
+    """Seconds by which a pass differs from what rates say, which know only the pass before.
 
     It takes `resume_s` longer when the engine slept before it, and up to `decode_s` less (with rows
-    of a prompt `prompt_s`) when passes came before it that did not train: the caches hold the
-    weights then. Of that, `cold_share` to the power of their number is still missing.
+    of a prompt `prompt_s`) when passes came before it that did not train: the caches hold more of
+    the weights then. Of that, `cold_share` to the power of their number is still missing.
     """
 
     resume_s: float = 0.0

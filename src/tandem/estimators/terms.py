@@ -1,7 +1,7 @@
 """What the time of a pass or a backward slice is made of, and how much of each is in its work.
 
 `latency` has the form that the terms belong to. Knows no seconds but those of the pass before.
-Invariant: no feature is below 0, so that more work never takes less.
+Invariant: no feature is below 0.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _COLD_S = 0.02
 
 
 def coldness(before_s: float) -> float:
-    """From 0 to 1, what a pass of `before_s` seconds leaves of caches that were full of weights."""
-    return before_s / (before_s + _COLD_S)
+    """How much of the weights has left the caches after a pass of `before_s` seconds, 0 to 1."""
+    return 1.0 - _COLD_S / (before_s + _COLD_S)
 
 
 def features(
@@ -38,7 +38,7 @@ def features(
     mean = work.context / work.decodes / 1e3 if work.decodes else 0.0
     read = work.context + work.prefix
     decode = (1.0, work.decodes, read / 1e3, work.longest / 1e3, mean)
-    return joined(decode, work, before_s, coefficients, rho)
+    return joined(decode, work, coldness(before_s), coefficients, rho)
 
 
 def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
@@ -52,7 +52,7 @@ def slice_features(work: BackwardWork, layers: int) -> tuple[float, ...]:
 def joined(
     decode: tuple[float, ...],
     work: PassWork,
-    before_s: float,
+    cold: float,
     coefficients: tuple[float, ...],
     rho: float,
 ) -> tuple[float, ...]:
@@ -61,7 +61,7 @@ def joined(
     records = 1.0 if work.recorded else 0.0
     whole = (1.0, work.recorded) if work.whole else (0.0, 0.0)
     recorded = (records, work.recorded, *whole)
-    beside = (work.draws, work.scored, *recorded, coldness(before_s))
+    beside = (work.draws, work.scored, *recorded, cold)
     if rho == 1.0 or not work.rows:
         return (*decode, *prefill, *beside)
     first, last = len(decode), len(decode) + len(prefill)

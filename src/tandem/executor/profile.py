@@ -130,7 +130,7 @@ class _Prober:
         self._executor, self._limits, self._rng = executor, limits, rng
         self._steps, self._numbers = count(), count()
         self._revision, self._written = -1, 0
-        self._before_s = 0.0  # what the last pass took
+        self._before_s = math.inf  # what the last pass took
         # Numbers of rows that a pass had, and that a micro-batch had.
         self._met: set[int] = set()
         self._learned: set[int] = set()
@@ -220,8 +220,7 @@ class _Prober:
         if not (decodes.spans and prompt.spans):
             return
         first, second = self._prepared(prompt), self._prepared(decodes)
-        times = [self._submit(second).forward_s for _ in range(_STREAK)]
-        self.samples.streaks.append((PassWork.of(second), tuple(times)))
+        self.samples.streaks.append(tuple([self._timed(second) for _ in range(_STREAK)]))
         self.samples.warm_prompts.append(self._timed(first))
         time.sleep(_SLEEP_S)
         self.samples.resumes.append(self._timed(first))

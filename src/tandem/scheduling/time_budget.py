@@ -42,7 +42,7 @@ class TimeBudget:
     def take(self, spans: Iterable[Span]) -> None:
         """These were granted."""
         self._work.add(spans)
-        self._pass_s = self._latency.forward_s(self._work)
+        self._pass_s = self._forward_s(self._work)
 
     def take_layers(self, backward: BackwardWork, most: int) -> int:
         """How many of `most` layers of a recording there is time for; takes them."""
@@ -85,4 +85,9 @@ class TimeBudget:
             work.draws += draws - 1
         else:
             work.span(start, rows, draws=draws, scored=scored, recorded=recorded)
-        return self._latency.forward_s(work) <= self._seconds
+        return self._forward_s(work) <= self._seconds
+
+    def _forward_s(self, work: PassWork) -> float:
+        """At most: what only records may turn out to be whole micro-batches."""
+        work.whole = 0 < work.recorded == work.tokens
+        return self._latency.forward_s(work)

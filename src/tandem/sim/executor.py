@@ -108,6 +108,7 @@ class SimExecutor:
         if stopped:
             done = replace(plan, spans=(), slices=(), updates=())
         forward_s = self._clock.now() - began_s if stopped else seconds
+        self._latency.after(forward_s)
         vocabulary = self.info.vocab_size
         draws = tuple(
             [
@@ -154,8 +155,8 @@ class SimExecutor:
         self._cold *= caches.cold_share
         if self._noise:
             seconds = self._noisy(seconds, kind_of(work))
-        self._latency.before_s = seconds + resume_s
-        return self._latency.before_s
+        self._latency.after(seconds + resume_s)
+        return seconds + resume_s
 
     def work_until(self, now_s: float) -> None:
         """Let the time of a leap pass."""
