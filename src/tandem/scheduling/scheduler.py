@@ -238,11 +238,10 @@ class Scheduler:
         lanes = {lane.lane: lane for lane in plan.lanes}
         for result in results:
             lane = lanes[result.lane]
-            if lane.lane == self._lanes[0]:
-                if lane.share == 1.0:
-                    self.latency.observe(lane, result, self.learning.backward_of)
-                elif lane.spans:
-                    self.latency.after(result.forward_s)
+            if lane.lane == self._lanes[0] and lane.share == 1.0:
+                self.latency.observe(lane, result, self.learning.backward_of)
+            elif lane.lane == self._lanes[0]:
+                self.latency.after(result.forward_s)
             for kept in result.kept:
                 self.learning.take_kept(kept)
             for piece in result.slices:
