@@ -189,7 +189,7 @@ def test_streaks_tell_how_soon_caches_are_warm():
         for earlier, later in pairwise(streak):
             assert later.seconds < earlier.seconds and later.before_s == earlier.seconds
     found = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1))
-    assert found.caches.cold_share == pytest.approx(0.6, abs=0.05)
+    assert found.caches.cold_share == pytest.approx(0.6, abs=0.02)
     # The rates are of all passes, some of which were warm themselves; the clock does not sleep.
     assert 0.0 < found.caches.decode_s < 0.001 and found.caches.resume_s < 0.001
     works = [[each.work for each in found] for found in (samples.warm_prompts, samples.resumes)]

@@ -221,12 +221,12 @@ def _caches(samples: Samples, predict: Callable[[TimedPass], float]) -> Caches:
     def over(found: Sequence[TimedPass]) -> list[float]:
         return [each.seconds - predict(each) for each in found]
 
-    # The first of a streak comes after training, in caches that no other pass finds so.
-    streaks = [over(streak[1:]) for streak in samples.streaks]
+    # The first of a streak comes after other work; what the others find falls as their times do.
+    streaks = [[each.seconds for each in streak[1:]] for streak in samples.streaks]
     share, reached = _share_left(streaks) if streaks else (0.0, 1.0)
     return Caches(
         resume_s=max(0.0, _median(over(samples.resumes))),
-        decode_s=max(0.0, -_median([streak[-1] for streak in streaks])) / reached,
+        decode_s=max(0.0, -_median(over([streak[-1] for streak in samples.streaks]))) / reached,
         prompt_s=max(0.0, -_median(over(samples.warm_prompts))) / reached,
         cold_share=share,
     )
