@@ -18,6 +18,7 @@ from tandem.core.plan import DEVICE_LANE, LanePlan
 from tandem.core.ports import Urgent
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
+from tandem.estimators.terms import coldness
 from tandem.estimators.work import PassWork
 from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.queues import class_then_arrival
@@ -272,6 +273,10 @@ def test_a_share_of_the_device_reaches_the_plan(monkeypatch):
     shares = [plan.share for plan in bench.plans]
     assert shares == sorted(shares, reverse=True)
     assert set(shares) == {0.75, 0.5, 0.25}
+    # Times on a share are not learned from, but tell how the next pass finds the caches.
+    latency, last_s = bench.scheduler.latency, bench.times["c"][-1] - bench.times["c"][-2]
+    assert latency.forward.errors.samples == 0
+    assert latency._cold == pytest.approx(coldness(last_s), abs=1e-4)
 
 
 def test_what_one_lane_runs_another_does_not(monkeypatch):

@@ -138,20 +138,24 @@ requests = st.builds(
 )  # fmt: skip
 
 
-def test_a_recording_that_may_keep_more_is_granted_the_time_for_it():
-    """Twelve rows alone in their pass; there is time for them, but not if more is kept of them."""
-    work = PassWork()
-    work.span(0, 12, scored=1, recorded=12)
-    latency = LatencyModel(RATES)
-    least_s = latency.forward_s(work)
-    work.whole = True
-    whole_s = latency.forward_s(work)
-    bench = Bench(Bounded(build_policy("unified"), [0.5 * (least_s + whole_s)]), 64)
+def first_plan_of_a_step(seconds: float | None) -> tuple[LanePlan, float, LatencyModel]:
+    """What is planned of twelve rows that are alone, its prediction, and the model."""
+    bench = Bench(Bounded(build_policy("unified"), [seconds]), 64)
     bench.loop.open_trainer(TrainerSpec("t", LoraSpec()))
     bench.loop.add_step(training("s", [12]))
     plan = bench.step()
-    assert 0 < plan.num_tokens < 12
-    assert bench.predicted[-1] <= 0.5 * (least_s + whole_s)
+    return plan, bench.predicted[0], LatencyModel(RATES)
+
+
+def test_a_recording_that_may_keep_more_is_granted_the_time_for_it():
+    """There is time for twelve rows alone in their pass, but not if more is kept of them."""
+    plan, whole_s, latency = first_plan_of_a_step(None)
+    work = PassWork.of(plan)
+    assert work.whole and work.recorded == 11  # the last token is a target only
+    work.whole = False
+    seconds = 0.5 * (whole_s + latency.forward_s(work))
+    plan, predicted_s, _ = first_plan_of_a_step(seconds)
+    assert 0 < plan.num_tokens < 11 and predicted_s <= seconds < whole_s
 
 
 @settings(max_examples=60, deadline=None)
