@@ -55,6 +55,8 @@ SEQUENCES = (2, 2, 4)
 LENGTHS = (5.0, 0.6)
 LONGEST = 800
 WHOLE = "iteration"
+# A model is good enough with a mean error below the first and 95% below the second.
+GOAL = (0.06, 0.20)
 KINDS = ("pass", "decode", "prefill", "mixed", "training", "slice", WHOLE)
 # Kind of work -> relative errors, (predicted - observed) / observed.
 Errors = dict[str, list[float]]
@@ -173,6 +175,14 @@ def as_markdown(data: dict[str, Any]) -> str:
         lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     lines += [
         "",
+        f"Goal: a mean below {GOAL[0]:.0%}, 95% below {GOAL[1]:.0%}. "
+        + " ".join(
+            [
+                _verdict("Passes held out of the profile", data["pooled"]["held_out"]["pass"]),
+                _verdict("Iterations while serving", data["pooled"]["corrected"][WHOLE]),
+            ]
+        ),
+        "",
         "Each round; unrest is the error of a pass as the prediction of the same pass right after"
         " it, in the profile.",
         "",
@@ -185,6 +195,15 @@ def as_markdown(data: dict[str, Any]) -> str:
         cells += [_cell(each["corrected"][kind]) for kind in ("pass", "slice", WHOLE)]
         lines.append(f"| {number} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
+
+
+def _verdict(what: str, figures: dict[str, float] | None) -> str:
+    """Whether all of them together, mixed and training among them, reach the goal."""
+    if figures is None:
+        return f"{what}: none."
+    reached = figures["mape"] < GOAL[0] and figures["p95"] < GOAL[1]
+    told = "reached" if reached else "**not reached**"
+    return f"{what}: {figures['mape']:.2%}, {figures['p95']:.1%}, {told}."
 
 
 def _cell(figures: dict[str, float] | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from tandem.bench.mace import SCALES, SLO_FACTOR, Scale, Variant, load_of
+from tandem.bench.mace import SCALES, SLO_FACTOR, Scale, Variant, load_of, objective
 from tandem.cli.mace_engines import make_loop
 from tandem.cli.simulate import load_profile
 from tandem.core.clock import VirtualClock
@@ -19,8 +19,7 @@ from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.core.training import TrainerSpec, TrainingStep
 from tandem.estimators.latency import LatencyModel
-from tandem.estimators.profile import Profile, with_cache
-from tandem.estimators.work import PassWork
+from tandem.estimators.profile import with_cache
 from tandem.sim.run import Arrival, SimReport, Simulation
 from tandem.sim.timeline import Timeline
 
@@ -102,31 +101,22 @@ def fingerprint() -> str:
     return hashlib.sha256(repr((SEARCH, HELD_OUT)).encode()).hexdigest()[:8]
 
 
-def objective(workload: Workload, profile: Profile) -> Slo:
-    """Both as multiples of what a mean request takes alone (MACE 6.3)."""
-    scale, latency = workload.scale, LatencyModel(profile.rates)
-    prompt, decode = PassWork(), PassWork()
-    prompt.span(0, scale.prompt_tokens, draws=1)
-    decode.span(scale.prompt_tokens + scale.output_tokens // 2, 1, draws=1)
-    ttft_s = workload.slo_factor * latency.forward_s(prompt)
-    return Slo(ttft_s, SLO_FACTOR * latency.forward_s(decode))
-
-
 def measure(policy: str, options: Mapping[str, str], run: Run) -> Share:
     """Simulate one run."""
     workload = run.workload
     profile = load_profile(workload.scale.profile)
     if workload.blocks:
         profile = with_cache(profile, workload.blocks)
-    slo = objective(workload, profile)
-    arrivals, _ = load_of(workload.scale, profile, workload.retrain_rate, run.seed)
+    scale, latency = workload.scale, LatencyModel(profile.rates)
+    slo = objective(scale, latency, scale.prompt_tokens, workload.slo_factor)
+    arrivals, _ = load_of(scale, profile, workload.retrain_rate, run.seed)
     arrivals = _with_objectives(arrivals, slo, run.seed)
     clock = VirtualClock()
     loop = make_loop(Variant(policy, policy, options), profile, clock, Timeline(clock.now))
-    trainers = [TrainerSpec(f"adapter-{number}") for number in range(workload.scale.trainers)]
-    end_s = workload.scale.duration_s
+    trainers = [TrainerSpec(f"adapter-{number}") for number in range(scale.trainers)]
+    end_s = scale.duration_s
     report = Simulation(loop, clock, arrivals, trainers).run(until_s=end_s + DRAIN_S)
-    return Share(workload.name, _goodput(report, slo), _trained(report, arrivals, end_s))
+    return Share(workload.name, _goodput(report), _trained(report, arrivals, end_s))
 
 
 def _with_objectives(arrivals: Sequence[Arrival], slo: Slo, seed: int) -> list[Arrival]:
@@ -144,10 +134,13 @@ def _with_objectives(arrivals: Sequence[Arrival], slo: Slo, seed: int) -> list[A
     return found
 
 
-def _goodput(report: SimReport, slo: Slo) -> float:
+def _goodput(report: SimReport) -> float:
     outcomes = report.outcomes.values()
-    ended = [each for each in outcomes if each.output_tokens and each.error is None]
-    good = sum(slo.met(each.ttft_s, each.tpot_s or 0.0) == "both" for each in ended)
+    good = sum(
+        each.slo is not None and each.slo.met(each.ttft_s, each.tpot_s or 0.0) == "both"
+        for each in outcomes
+        if each.finished
+    )
     return good / len(outcomes)
 
 

@@ -14,6 +14,7 @@ from tandem.bench.mace import (
     Engine,
     Load,
     load_of,
+    objective,
     run_variant,
 )
 from tandem.cli.mace_engines import make_engine, make_loop
@@ -21,6 +22,8 @@ from tandem.cli.simulate import load_profile
 from tandem.core.clock import VirtualClock
 from tandem.core.request import Request
 from tandem.core.training import TrainerSpec
+from tandem.estimators.latency import LatencyModel
+from tandem.estimators.work import PassWork
 from tandem.sim.timeline import Timeline
 
 SMALL = replace(SCALES[0], rate=4.0, duration_s=5.0, pair_tokens=64)
@@ -51,6 +54,47 @@ def test_prompts_and_answers_fit_into_a_short_context():
     cut = [(min(prompt, 80), min(output, 40)) for prompt, output in sizes]
     assert cut != sizes
     assert [(len(each.work.prompt), each.work.sampling.max_tokens) for each in short] == cut
+
+
+def test_requests_bring_the_objectives_by_which_they_are_judged():
+    """Of the paper (6.3): five times the forward of their own prompt."""
+    arrivals, _ = load_of(SMALL, PROFILE, 0.0, 1)
+    latency = LatencyModel(PROFILE.rates)
+    for each in arrivals:
+        alone = PassWork()
+        alone.span(0, len(each.work.prompt), draws=1)
+        assert each.work.slo.ttft_s == pytest.approx(5.0 * latency.forward_s(alone))
+    decode = PassWork()
+    decode.decode(SMALL.prompt_tokens + SMALL.output_tokens // 2)
+    (tpot_s,) = {each.work.slo.tpot_s for each in arrivals}
+    assert tpot_s == pytest.approx(5.0 * latency.forward_s(decode))
+    patient = objective(SMALL, latency, 100, 10.0)
+    assert patient.ttft_s == 2.0 * objective(SMALL, latency, 100).ttft_s
+    assert patient.tpot_s == objective(SMALL, latency, 100).tpot_s
+
+
+def test_attainment_is_by_what_each_request_asked_for():
+    load = Load(BUSY, PROFILE, 0.5)
+    adainf = VARIANTS[1]
+    engine = make_engine(adainf, PROFILE)
+    report, _ = load.meet(engine)
+    slos = {
+        each.work.request_id: each.work.slo
+        for each in load_of(BUSY, PROFILE, 0.5, 0)[0]
+        if isinstance(each.work, Request)
+    }
+    late = [each for name, each in report.outcomes.items() if each.ttft_s > slos[name].ttft_s]
+    row = run_variant(adainf, load, make_engine)
+    assert 0.0 < row.attainment < 1.0
+    assert row.attainment == pytest.approx(1.0 - len(late) / len(slos))
+
+
+def test_an_answer_that_is_cut_off_is_unfinished():
+    """Requests come for a second and may take two more; the longest answers need longer."""
+    load = Load(replace(SMALL, rate=30.0, duration_s=1.0, output_tokens=100), PROFILE, 0.0)
+    row = run_variant(VARIANTS[-1], load, make_engine)
+    assert 0 < row.unfinished < len(load_of(load.scale, PROFILE, 0.0, 0)[0])
+    assert row.attainment == 1.0  # all have begun
 
 
 def test_a_device_is_left_without_trainers_also_when_time_is_up():

@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from constants.dials import DIALS, defaults, drawn, one_at_a_time, options_of, stepped
 from constants.rule import allowed, by_workload, judge, score
-from constants.workloads import HELD_OUT, SEARCH, Run, Share, measure, objective
-from tandem.cli.simulate import load_profile
+from constants.workloads import HELD_OUT, SEARCH, Run, Share, measure
 from tandem.scheduling.policies import mace, unified
 from tandem.scheduling.registry import build_policy
 
@@ -87,16 +86,6 @@ def test_requests_that_wait_for_training_lose_goodput() -> None:
     first = measure("adainf", {}, run)
     assert (never.goodput, never.training) == (1.0, 0.0)
     assert first.goodput < 0.9 and first.training > 0.9
-
-
-def test_objectives_are_multiples_of_a_request_alone() -> None:
-    run = SEARCH[0]
-    slo = objective(run.workload, load_profile(run.workload.scale.profile))
-    patient = replace(run.workload, slo_factor=10.0)
-    assert 0.05 < slo.ttft_s < 0.2 and 0.05 < slo.tpot_s < 0.2
-    assert objective(patient, load_profile(run.workload.scale.profile)).ttft_s == pytest.approx(
-        2 * slo.ttft_s
-    )
 
 
 # ---------------------------------------------------------------------- rule

@@ -86,13 +86,17 @@ def test_the_page_has_every_kind_and_round():
     errors["mixed"] = None
     columns = {"held_out": errors, "profiled": errors, "corrected": errors}
     unrest = {"samples": 1, "bias": 0.02, "mape": 0.02, "p95": 0.02}
-    page = as_markdown(
-        {
-            "machine": {"cpu": "some"}, "model": "small", "dtype": "float32", "profile_s": 60.0,
-            "serve_s": 90.0, "rate": 0.4, "pooled": columns,
-            "rounds": [{"unrest": unrest, **columns}, {"unrest": None, **columns}],
-        }
-    )  # fmt: skip
+    page_data = {
+        "machine": {"cpu": "some"}, "model": "small", "dtype": "float32", "profile_s": 60.0,
+        "serve_s": 90.0, "rate": 0.4, "pooled": dict(columns),
+        "rounds": [{"unrest": unrest, **columns}, {"unrest": None, **columns}],
+    }  # fmt: skip
+    page = as_markdown(page_data)
     assert "| pass | 20.0%, 30.0% (2) | 20.0%, 30.0% (2) | 20.0%, 30.0% (2) |" in page
     assert "| mixed | - | - | - |" in page
+    assert "Passes held out of the profile: 20.00%, 30.0%, **not reached**." in page
+    for column in columns:
+        columns[column] = pooled([{kind: [0.01, -0.05] for kind in KINDS}])
+    good = as_markdown(page_data | {"pooled": columns})
+    assert "Iterations while serving: 3.00%, 5.0%, reached." in good
     assert "| 1 | 2.0%, 2.0% (1) | 20.0%, 30.0% (2) |" in page and "| 2 | - | 20.0%" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -145,7 +146,8 @@ def test_scheduling_is_held_to_the_papers_milliseconds_and_megabytes():
 
 
 @pytest.mark.parametrize(
-    ("name", "worse"), [("ttft_s", 1.1), ("throughput", 90.0), ("attainment", 0.8)]
+    ("name", "worse"),
+    [("ttft_s", 1.1), ("tbt_s", 1.1), ("throughput", 90.0), ("attainment", 0.8)],
 )
 def test_unified_has_to_be_as_good_at_every_rate(name, worse):
     at = {name: lambda each: worse if each.retrain_rate == 0.5 else getattr(each, name)}
@@ -179,8 +181,9 @@ def test_what_was_measured_claims_nothing_and_says_where_and_how():
     for text in (
         "cpu: a fine one, cores: 3.", "364200 GFLOP/s", "took 7.0% of the cores",
         "first token after 30 ms (its forward: 20 ms by the profile) and then one every 10.0 ms",
-        "100 ms of the machine, a job that is alone 800 ms", "150 ms for it and 50 ms a token",
-        "every 0.5 s", "of 2 rounds", "0% in output tokens/s, 100% in mean TTFT, 0% in TBT",
+        "100 ms of the machine, a job that is alone 800 ms",
+        "first token within 5 times its prompt's own forward", "every 0.5 s", "of 2 rounds",
+        "0% in output tokens/s, 100% in mean TTFT, 0% in TBT",
         "| `mace/fifo` |", "| `mace/prefix` | 90%, 100 |", "Table 1:",
     ):  # fmt: skip
         assert text in page, text
@@ -199,3 +202,21 @@ def test_the_heading_tells_what_is_simulated():
         ),
     ):
         assert as_page(found).splitlines()[0] == heading
+
+
+def test_the_page_says_whose_requests_did_not_end():
+    assert "cut off" not in as_markdown(results())
+    page = as_markdown(results(loads={"ekya": {"unfinished": 3}}))
+    assert "`ekya` 3 at " in page and "failed, or were cut off" in page
+
+
+@pytest.mark.parametrize("name", ["ttft_s", "tbt_s"])
+def test_nothing_is_claimed_of_those_who_never_got_so_far(name):
+    """Nobody had two tokens, say."""
+    nobody = results(rates={"unified": {name: math.nan}})
+    assert not found(nobody, f"unified at least as good as mace: {name}").holds
+
+
+def test_no_tokens_are_no_throughput_to_compare_with():
+    nothing = results(rates={"adainf": {"throughput": 0.0}}, loads={"adainf": {"throughput": 0.0}})
+    assert not found(nothing, "throughput over adainf's").holds

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.bench.mace import SLO_FACTOR, VARIANTS, Load
+from tandem.bench.mace import VARIANTS, Load
 from tandem.bench.mace_measured import FULL_RATE, SMALL, Capacity, bearable, measure_capacity
 from tandem.cli.mace_engines import engines_over, make_engine
 from tandem.cli.simulate import load_profile
-from tandem.core.slo import Slo
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
 
@@ -38,7 +37,6 @@ def test_what_is_borne_is_all_of_the_time_at_the_highest_rate():
     assert CAPACITY.rate(0.0) == pytest.approx(10.0)
     assert CAPACITY.rate(FULL_RATE) == pytest.approx(1.0 / (0.1 + 0.5 * 0.8))
     assert bearable(SMALL, CAPACITY) == replace(SMALL, rate=2.0)
-    assert CAPACITY.objectives == Slo(SLO_FACTOR * 0.03, SLO_FACTOR * 0.01)
 
 
 def test_a_load_that_is_borne_keeps_the_machine_busy_and_little_longer_than_it_comes():
@@ -56,7 +54,7 @@ class Ended(Exception):
 
 
 @pytest.mark.parametrize("name", ["ekya", "unified"])
-def test_policies_are_told_the_objectives_and_ekya_its_window(monkeypatch, name):
+def test_engines_share_the_executor_and_ekya_is_told_its_window(monkeypatch, name):
     told = []
 
     def join_loop(settings, executor, **_):
@@ -67,8 +65,7 @@ def test_policies_are_told_the_objectives_and_ekya_its_window(monkeypatch, name)
     executor = object()
     variant = next(variant for variant in VARIANTS if variant.name == name)
     with pytest.raises(Ended):
-        engines_over(executor, Slo(0.3, 0.2), window_s=1.5)(variant, PROFILE)
+        engines_over(executor, window_s=1.5)(variant, PROFILE)
     ((scheduling, given),) = told
     assert given is executor
-    assert (scheduling.ttft_slo, scheduling.tpot_slo) == (0.3, 0.2)
     assert scheduling.policy_options == ({"interval_s": "1.5"} if name == "ekya" else {})

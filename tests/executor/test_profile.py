@@ -193,6 +193,7 @@ def test_streaks_tell_how_soon_caches_are_warm():
     # The rates are of all passes, some of which were warm themselves; the clock does not sleep.
     assert 0.0 < found.caches.decode_s < 0.001 and found.caches.resume_s < 0.001
     works = [[each.work for each in found] for found in (samples.warm_prompts, samples.resumes)]
+    assert {each.before_s for each in samples.resumes} == {math.inf}  # other processes had them
     assert works[0] == works[1] and all(work.rows and not work.decodes for work in works[0])
 
 

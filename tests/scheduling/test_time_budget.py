@@ -32,7 +32,7 @@ from tandem.engine.loop import EngineLoop
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
-from tandem.scheduling.registry import build_policy
+from tandem.scheduling.registry import build_policy, known_policies
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets, Policy, View
 
@@ -160,7 +160,7 @@ def test_a_recording_that_may_keep_more_is_granted_the_time_for_it():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    policy=st.sampled_from(["fcfs", "priority", "mace", "adainf", "static", "unified"]),
+    policy=st.sampled_from(known_policies()),
     asked=st.lists(st.tuples(st.integers(0, 6), requests), max_size=6),
     steps=st.lists(st.lists(st.integers(3, 20), min_size=1, max_size=3), max_size=3),
     scores=st.lists(st.integers(2, 30), max_size=2),
@@ -170,10 +170,11 @@ def test_a_recording_that_may_keep_more_is_granted_the_time_for_it():
 def test_no_plan_is_predicted_to_exceed_its_time_and_all_work_ends(
     policy, asked, steps, scores, budgets, blocks
 ):
-    bounded = Bounded(build_policy(policy), budgets)
+    options = {"interval_s": "1"} if policy == "ekya" else {}
+    bounded = Bounded(build_policy(policy, options), budgets)
     bench = Bench(bounded, blocks)
     bench.loop.open_trainer(TrainerSpec("t", LoraSpec()))
-    for place, lengths in enumerate(steps):
+    for place, lengths in enumerate(steps if policy != "no_retrain" else []):
         bench.loop.add_step(training(f"s{place}", lengths))
     for place, length in enumerate(scores):
         tokens = tuple(range(length))

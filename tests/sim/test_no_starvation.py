@@ -20,12 +20,15 @@ from tandem.core.clock import VirtualClock
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import WorkClass
-from tandem.core.training import ScoreRequest, TrainingStep
+from tandem.core.training import ScoreRequest, StepOutcome, TrainingStep
 from tandem.scheduling.registry import known_policies
 
 # By design: what a policy does not promise under such a load.
 STARVES = {
-    "adainf": {"offline": "classes come in order, and there is no ageing"},
+    "adainf": {
+        "online": "training goes first, for as long as there is any",
+        "offline": "classes come in order, and there is no ageing",
+    },
     "ekya": {"offline": "classes come in order, and there is no ageing"},
     "fcfs": {
         "offline": "classes come in order, and there is no ageing",
@@ -129,6 +132,51 @@ def test_a_class_starves_only_where_it_is_said(policy, kind):
     assert (found.iterations == MANY) == (kind in STARVES.get(policy, {}))
     if found.iterations == MANY:
         assert not any(found.offline) and not found.steps
+
+
+def beside_endless_training(policy: str, shapes: Sequence[Shape]) -> Ended:
+    """Until online requests of `shapes` have ended, of which one comes after the other, while there
+    are always two training steps and as many offline requests as can run."""
+    clock, found, steps = VirtualClock(), Ended(), 0
+    options = OPTIONS | {"ekya": {"interval_s": "5"}}  # a window, of two steps, takes over a second
+    chosen = config(policy, policy_options=options.get(policy, {}))
+    loop, _ = build_simulation(chosen, small_profile(), clock)
+    arrivals, trainers = load([(0.0, 1, 1)], MANY)
+    works = iter([each.work for each in arrivals if isinstance(each.work, TrainingStep)])
+    for spec in trainers:
+        loop.open_trainer(spec)
+
+    def add(shape: Shape, kind: WorkClass, number: int) -> None:
+        params = SamplingParams(max_tokens=shape[1], temperature=0.0, ignore_eos=True)
+        prompt = tuple((number + row) % 5 for row in range(shape[0]))
+        loop.add(Request(f"{kind} {number}", prompt, params, work_class=kind))
+
+    ended = offline = 0
+    add(shapes[0], WorkClass.ONLINE, 0)
+    while ended < len(shapes) and found.iterations < MANY:
+        while len(loop.scheduler.learning.queued) < 2:
+            loop.add_step(next(works))
+        while len(loop.scheduler.state.all) < chosen.scheduling.max_sequences:
+            add((9, 6), WorkClass.OFFLINE, offline)
+            offline += 1
+        clock.advance(loop.pause_s)
+        for event in loop.step():
+            if event.finish_reason is not None and event.request_id.startswith(WorkClass.ONLINE):
+                ended += 1
+                if ended < len(shapes):
+                    add(shapes[ended], WorkClass.ONLINE, ended)
+        steps += sum(isinstance(each, StepOutcome) for each in loop.take_learned())
+        found.iterations += 1
+    found.steps = steps
+    return found
+
+
+@pytest.mark.parametrize("policy", known_policies())
+def test_online_requests_starve_only_where_it_is_said(policy):
+    """Beside training and offline requests without end."""
+    found = beside_endless_training(policy, 12 * TYPICAL)
+    assert (found.iterations == MANY) == ("online" in STARVES.get(policy, {}))
+    assert found.steps > 0 or "learning" in STARVES.get(policy, {})
 
 
 @pytest.mark.parametrize(

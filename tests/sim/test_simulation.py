@@ -196,7 +196,7 @@ def test_every_request_ends_within_its_budgets(policy, shapes, steps, offline, b
 @given(shapes=SHAPES, steps=st.integers(0, 3), offline=OFFLINE, seed=st.integers(0, 9))
 @pytest.mark.parametrize("policy", known_policies())
 def test_the_same_run_twice_makes_the_same_plans(policy, shapes, steps, offline, seed):
-    profile = small_profile(noise=(-0.2, -0.05, 0.1, 0.3))
+    profile = small_profile(noise=(-0.2, -0.05, 0.1, 0.3), cold_s=0.006)
     settings = config(policy, policy_options=IMPATIENT.get(policy, {}))
     digests = []
     for _ in range(2):
@@ -236,6 +236,15 @@ def test_what_can_never_run_is_refused_alone():
     report, _, _ = run_one("unified", arrivals, [], small_profile())
     assert [each.error for each in report.outcomes.values()] == [None, "refused", None]
     assert [each.error for each in outcomes_of(report)] == [None, "refused", None]
+
+
+def test_an_answer_that_is_cut_off_did_not_end():
+    arrivals, _ = load([(0.0, 4, 3), (0.0, 4, 40)])
+    clock = VirtualClock()
+    loop, _ = build_simulation(config("fcfs"), small_profile(), clock)
+    report = Simulation(loop, clock, arrivals).run(until_s=0.3)
+    assert all(each.output_tokens > 1 for each in report.outcomes.values())
+    assert [each.error for each in outcomes_of(report)] == [None, "unfinished"]
 
 
 def test_time_passes_as_the_profile_says():
@@ -295,6 +304,16 @@ def test_a_pass_finds_the_caches_as_the_one_before_left_them():
     passes = took_s(small_profile(cold_s=0.006), lengths)
     for rows, seconds, before_s in zip(lengths, passes, [math.inf, *passes], strict=False):
         assert seconds == pytest.approx(0.02 + 0.001 * rows + 0.006 * coldness(before_s), abs=1e-9)
+
+
+def test_a_pass_after_a_sleep_finds_cold_caches_whatever_came_before():
+    """The pass before it took a fraction of what empties them."""
+    arrivals, _ = load([(1.0, 10, 3), (5.0, 10, 1)])
+    profile = small_profile(resume_s=0.007, cold_s=0.006)
+    report, _, _ = run_one("fcfs", arrivals, [], profile)
+    first, second = report.outcomes.values()
+    assert second.ttft_s == pytest.approx(0.02 + 0.010 + 0.006 + 0.007, abs=1e-6)
+    assert first.ttft_s == pytest.approx(second.ttft_s, abs=1e-6)
 
 
 def test_warm_caches_save_half_at_most():

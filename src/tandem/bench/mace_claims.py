@@ -7,11 +7,12 @@ figures that it quotes, and every claim that does not hold has one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from tandem.bench.mace import SLO_FACTOR, Figures, Scale, prompt_s
+from tandem.bench.mace import Figures, Scale, objective
 from tandem.bench.mace_measured import Measured
 from tandem.bench.mace_overhead import Overhead
 from tandem.estimators.latency import LatencyModel
@@ -84,8 +85,8 @@ def claims(results: Results) -> list[Claim]:
     if results.fifo:
         found.append(_fifo(results))
     found += _overheads(results)
-    found += [_unified(results, *each) for each in (("ttft_s", -1), ("throughput", 1))]
-    found.append(_unified(results, "attainment", 1))
+    figures = {"ttft_s": -1, "tbt_s": -1, "throughput": 1, "attainment": 1}
+    found += [_unified(results, *each) for each in figures.items()]
     return [replace(claim, reason="") if claim.holds else claim for claim in found]
 
 
@@ -96,7 +97,7 @@ def _cut(results: Results, name: str, text: str, least: float) -> Claim:
     theirs = {rate: getattr(results.at_rate("adainf", rate), name) for rate in rates}
     ours = {rate: getattr(results.at_rate("mace", rate), name) for rate in rates}
     cuts = {rate: 1.0 - ours[rate] / theirs[rate] for rate in rates}
-    missed = [rate for rate in rates if cuts[rate] < least]
+    missed = [rate for rate in rates if not cuts[rate] >= least]  # nan: nobody got that far
     beyond = [rate for rate in missed if 1.0 - none / theirs[rate] < least]
     others = [rate for rate in missed if rate not in beyond]
     reason = ""
@@ -133,10 +134,10 @@ def _throughput(results: Results, rates: Sequence[float], least: float, text: st
     none = results.at_rate("adainf", 0.0).throughput
     theirs = [results.at_rate("adainf", rate).throughput for rate in rates]
     ours = [results.at_rate("mace", rate).throughput for rate in rates]
-    ratio = fmean(mine / other for mine, other in zip(ours, theirs, strict=True))
-    most = fmean(none / other for other in theirs)
+    ratio = fmean(_over(mine, other) for mine, other in zip(ours, theirs, strict=True))
+    most = fmean(_over(none, other) for other in theirs)
     high = results.request_rates[-1]
-    by_load = results.at_load("mace", high).throughput / results.at_load("adainf", high).throughput
+    by_load = _over(*(results.at_load(name, high).throughput for name in ("mace", "adainf")))
     swept = results.at_load("mace", high).retrain_rate
     reason = (
         f"adainf's {_list(f'{each:.0f}' for each in theirs)} tokens/s at {_rates(rates)} compare "
@@ -164,7 +165,7 @@ def _bins(results: Results) -> Claim:
     mixed, apart = results.at_load("mace", high), results.at_load("mace/bin", high)
     job_s = results.at_load("adainf", low).fine_tune_s
     latency = LatencyModel(results.profile.rates)
-    objective_s = SLO_FACTOR * prompt_s(latency, results.scale.prompt_tokens)
+    objective_s = objective(results.scale, latency, results.scale.prompt_tokens).ttft_s
     late = ", and whoever comes during one is late" if job_s > objective_s else ""
     reason = (
         f"A job that goes first takes {_ms(job_s)} ms (adainf, {low:g} requests/s), and five "
@@ -262,8 +263,8 @@ def _unified(results: Results, name: str, better: int) -> Claim:
     lost = [
         rate
         for rate in rates
-        if better * getattr(ours[rate], name)
-        < better * getattr(theirs[rate], name) * (1.0 - _TOLERANCE * better)
+        if not better * getattr(ours[rate], name)
+        >= better * getattr(theirs[rate], name) * (1.0 - _TOLERANCE * better)
     ]
 
     reason = " ".join(_beside(rate, ours[rate], theirs[rate]) for rate in lost)
@@ -291,6 +292,10 @@ def _beside(rate: float, ours: Figures, theirs: Figures) -> str:
         f"{_ms(ours.ttft_s)} ms ({_ms(theirs.ttft_s)}), an attainment of {ours.attainment:.0%} "
         f"({theirs.attainment:.0%}) and {ours.fine_tune_s:.1f} s a job ({theirs.fine_tune_s:.1f})."
     )
+
+
+def _over(value: float, other: float) -> float:
+    return value / other if other else math.nan
 
 
 def _only(rows: Sequence[Figures], variant: str, chosen: Callable[[Figures], bool]) -> Figures:

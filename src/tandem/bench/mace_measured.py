@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from tandem.bench.mace import (
-    SLO_FACTOR,
     Engine,
     MakeEngine,
     Scale,
@@ -22,7 +21,6 @@ from tandem.bench.mace import (
     run_arrivals,
 )
 from tandem.core.request import Request
-from tandem.core.slo import Slo
 from tandem.core.training import TrainingStep
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import Profile
@@ -66,11 +64,6 @@ class Capacity:
     tpot_s: float
     request_s: float
     job_s: float
-
-    @property
-    def objectives(self) -> Slo:
-        """What policies are told: the paper's factor for both."""
-        return Slo(SLO_FACTOR * self.ttft_s, SLO_FACTOR * self.tpot_s)
 
     def rate(self, retrain_rate: float) -> float:
         """Requests/s that, with their jobs, take all of the engine's time."""

@@ -145,7 +145,7 @@ def _outcome(index: int, found: SimOutcome) -> Outcome:
         found.prompt_tokens,
         found.output_tokens,
         True,
-        found.error or (None if ended else "unfinished"),
+        found.error or (None if found.finished else "unfinished"),
     )
 
 

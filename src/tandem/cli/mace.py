@@ -54,7 +54,7 @@ def mace_command(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Of all runs of --engine.")] = 2,
     seconds: Annotated[
-        float | None, typer.Option(help="Of arrivals; default: the scale's.")
+        float | None, typer.Option(min=0.01, help="Of arrivals; default: the scale's.")
     ] = None,
     figures: Annotated[bool, typer.Option(help="Draw them; needs matplotlib.")] = True,
     seed: Annotated[int, typer.Option(help="Same seed, same loads.")] = 0,
@@ -106,7 +106,7 @@ def measured(model: str, scale: Scale, rounds: int, seed: int, console: Console)
     rates, window_s = SMALL_RETRAIN_RATES, scale.duration_s / WINDOWS
     fifo_rates = [rate for rate in rates if rate > 0.0]
     sweep = Sweep(scale, profile, rates, SMALL_LOADS, fifo_rates, seed, rounds=rounds, timings=1)
-    results = measure(sweep, engines_over(executor, capacity.objectives, window_s), console)
+    results = measure(sweep, engines_over(executor, window_s), console)
     machine = describe("cpu", executor.info.threads)
     how = Measured(machine, capacity, window_s, rounds, watch.others())
     return replace(results, measured=how)

@@ -1,7 +1,6 @@
 """Engines of the MACE comparison: simulated ones, and real ones over one model that is loaded once.
 
-All simulated ones have the same budgets, and so have all real ones. A real one's policy is told
-objectives of its own machine.
+All simulated ones have the same budgets, and so have all real ones. Objectives come with requests.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from tandem.build import build_executor, build_simulation, join_loop, resolve_mo
 from tandem.config import Settings, resolve
 from tandem.core.clock import SleepingClock, VirtualClock
 from tandem.core.ports import Executor
-from tandem.core.slo import Slo
 from tandem.engine.client import Progress
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.profile import Profile
@@ -22,14 +20,10 @@ from tandem.sim.timeline import Timeline
 
 # Of real ones a sixth, as of the lengths.
 _BATCH_TOKENS, _SMALL_BATCH_TOKENS = 2048, 341
-# What policies are told of the paper's devices, and of any other before it was measured.
-_OBJECTIVES = Slo(ttft_s=1.0, tpot_s=0.1)
 KV_BYTES = 512 << 20
 
 
-def settings_of(
-    variant: Variant, objectives: Slo = _OBJECTIVES, batch_tokens: int = _BATCH_TOKENS
-) -> Settings:
+def settings_of(variant: Variant, batch_tokens: int = _BATCH_TOKENS) -> Settings:
     """Of a variant's engine."""
     return resolve(
         {
@@ -38,8 +32,6 @@ def settings_of(
                 "policy_options": dict(variant.options),
                 "max_sequences": variant.max_sequences,
                 "max_batch_tokens": batch_tokens,
-                "ttft_slo": objectives.ttft_s,
-                "tpot_slo": objectives.tpot_s,
             },
             "cache": {"prefix_caching": variant.prefix_caching},
         }
@@ -71,9 +63,7 @@ def load_engine(model: str, progress: Progress) -> tuple[Executor, Settings]:
     return build_executor(settings, progress), settings
 
 
-def engines_over(
-    executor: Executor, objectives: Slo = _OBJECTIVES, window_s: float = 10.0
-) -> MakeEngine:
+def engines_over(executor: Executor, window_s: float = 10.0) -> MakeEngine:
     """Makes engines over `executor`, one at a time, each with an empty cache; `ekya` opens a window
     every `window_s`."""
 
@@ -82,7 +72,7 @@ def engines_over(
         if variant.policy == "ekya":
             variant = replace(variant, options={"interval_s": str(window_s)})
         clock = SleepingClock()
-        settings = settings_of(variant, objectives, _SMALL_BATCH_TOKENS)
+        settings = settings_of(variant, _SMALL_BATCH_TOKENS)
         loop = join_loop(settings, executor, clock=clock, rates=profile.rates)
         loop.on_plan = timeline = Timeline(clock.now)
         return Engine(loop, clock, timeline)

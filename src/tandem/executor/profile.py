@@ -223,6 +223,7 @@ class _Prober:
         self.samples.streaks.append(tuple([self._timed(second) for _ in range(_STREAK)]))
         self.samples.warm_prompts.append(self._timed(first))
         time.sleep(_SLEEP_S)
+        self._before_s = math.inf
         self.samples.resumes.append(self._timed(first))
 
     def _prepared(self, made: _Pass) -> LanePlan:

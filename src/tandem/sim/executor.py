@@ -7,6 +7,7 @@ same plans in the same order give the same times.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,6 +150,7 @@ class SimExecutor:
         caches, now, resume_s = self._profile.caches, self._clock.now(), 0.0
         if now != self._ended_s:
             self._ended_s, self._cold, resume_s = now, 1.0, caches.resume_s
+            self._latency.after(math.inf)
         cold_s = self._latency.forward_s(work)
         saved_s = (caches.prompt_s if work.rows else caches.decode_s) * (1.0 - self._cold)
         seconds = max(_LEAST_WARM * cold_s, cold_s - saved_s)

@@ -16,7 +16,7 @@ from tandem.core.errors import InvalidRequest, PolicyFault
 from tandem.core.events import TokenEvent
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
-from tandem.core.slo import WorkClass
+from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import StepOutcome, TrainerSpec, TrainingStep
 from tandem.engine.loop import EngineLoop
 from tandem.scheduling.leap import Leaper
@@ -40,16 +40,19 @@ class Arrival:
 class SimOutcome:
     """What happened to one request; times in seconds since the beginning.
 
-    `error` says why it did not end well, if so; `refused` if it could never have run.
+    `slo` is what it asked for. It ended well (`finished`), or `error` says why not, `refused` if it
+    could never have run; what was cut off when the run ended has neither.
     """
 
     request_id: str
     arrival_s: float
     prompt_tokens: int
+    slo: Slo | None = None
     first_s: float = math.nan
     last_s: float = math.nan
     output_tokens: int = 0
     cached_tokens: int = 0
+    finished: bool = False
     error: str | None = None
 
     @property
@@ -192,7 +195,7 @@ class Simulation:
             if isinstance(work, TrainingStep):
                 self._loop.add_step(work)
                 continue
-            outcome = SimOutcome(work.request_id, arrival.at_s, len(work.prompt))
+            outcome = SimOutcome(work.request_id, arrival.at_s, len(work.prompt), work.slo)
             self.report.outcomes[work.request_id] = outcome
             try:
                 self._loop.add(replace(work, arrival_s=self._origin_s + arrival.at_s))
@@ -245,8 +248,11 @@ class Simulation:
                     outcome.cached_tokens = event.cached_tokens
                 outcome.output_tokens += len(event.tokens)
                 outcome.last_s = now
-            self._unfinished -= event.finish_reason is not None
-            if event.finish_reason is FinishReason.ERROR:
+            if event.finish_reason is None:
+                continue
+            self._unfinished -= 1
+            outcome.finished = event.finish_reason is not FinishReason.ERROR
+            if not outcome.finished:
                 outcome.error = event.error or "failed"
         for learned in self._loop.take_learned():
             if isinstance(learned, StepOutcome):
