@@ -61,6 +61,13 @@ MANY = 1500  # iterations; where nothing starves, a fifth of them or less are ne
 Shape = tuple[int, int]  # tokens of a prompt and of its answer
 
 
+def request(shape: Shape, kind: WorkClass, number: int) -> Request:
+    """One of a class, with a prompt of its own."""
+    prompt = tuple((number + row) % 5 for row in range(shape[0]))
+    params = SamplingParams(max_tokens=shape[1], temperature=0.0, ignore_eos=True)
+    return Request(f"{kind} {number}", prompt, params, work_class=kind)
+
+
 @dataclass
 class Ended:
     """Times of the tokens of each request, in the order of arrival, and when each step ended."""
@@ -92,9 +99,7 @@ def overload(
     def add(shape: Shape, kind: WorkClass, times: list[list[float]]) -> None:
         number = len(times)
         times.append([])
-        prompt = tuple((number + row) % 5 for row in range(shape[0]))
-        params = SamplingParams(max_tokens=shape[1], temperature=0.0, ignore_eos=True)
-        loop.add(Request(f"{kind} {number}", prompt, params, work_class=kind))
+        loop.add(request(shape, kind, number))
 
     def keep_coming() -> None:
         while len(loop.scheduler.state.starts) <= chosen.scheduling.max_sequences:
@@ -137,7 +142,7 @@ def test_a_class_starves_only_where_it_is_said(policy, kind):
 def beside_endless_training(policy: str, shapes: Sequence[Shape]) -> Ended:
     """Until online requests of `shapes` have ended, of which one comes after the other, while there
     are always two training steps and as many offline requests as can run."""
-    clock, found, steps = VirtualClock(), Ended(), 0
+    clock, found = VirtualClock(), Ended()
     options = OPTIONS | {"ekya": {"interval_s": "5"}}  # a window, of two steps, takes over a second
     chosen = config(policy, policy_options=options.get(policy, {}))
     loop, _ = build_simulation(chosen, small_profile(), clock)
@@ -146,28 +151,22 @@ def beside_endless_training(policy: str, shapes: Sequence[Shape]) -> Ended:
     for spec in trainers:
         loop.open_trainer(spec)
 
-    def add(shape: Shape, kind: WorkClass, number: int) -> None:
-        params = SamplingParams(max_tokens=shape[1], temperature=0.0, ignore_eos=True)
-        prompt = tuple((number + row) % 5 for row in range(shape[0]))
-        loop.add(Request(f"{kind} {number}", prompt, params, work_class=kind))
-
     ended = offline = 0
-    add(shapes[0], WorkClass.ONLINE, 0)
+    loop.add(request(shapes[0], WorkClass.ONLINE, 0))
     while ended < len(shapes) and found.iterations < MANY:
         while len(loop.scheduler.learning.queued) < 2:
             loop.add_step(next(works))
         while len(loop.scheduler.state.all) < chosen.scheduling.max_sequences:
-            add((9, 6), WorkClass.OFFLINE, offline)
+            loop.add(request((9, 6), WorkClass.OFFLINE, offline))
             offline += 1
         clock.advance(loop.pause_s)
         for event in loop.step():
             if event.finish_reason is not None and event.request_id.startswith(WorkClass.ONLINE):
                 ended += 1
                 if ended < len(shapes):
-                    add(shapes[ended], WorkClass.ONLINE, ended)
-        steps += sum(isinstance(each, StepOutcome) for each in loop.take_learned())
+                    loop.add(request(shapes[ended], WorkClass.ONLINE, ended))
+        found.steps += sum(isinstance(each, StepOutcome) for each in loop.take_learned())
         found.iterations += 1
-    found.steps = steps
     return found
 
 

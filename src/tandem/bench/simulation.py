@@ -135,13 +135,13 @@ def outcomes_of(report: SimReport) -> list[Outcome]:
 
 
 def _outcome(index: int, found: SimOutcome) -> Outcome:
-    ended = not math.isnan(found.last_s)
+    answered = not math.isnan(found.last_s)
     return Outcome(
         index,
         found.arrival_s,
         found.arrival_s,
-        [found.first_s, found.last_s] if ended else [],
-        found.last_s if ended else found.arrival_s,
+        [found.first_s, found.last_s] if answered else [],
+        found.last_s if answered else found.arrival_s,
         found.prompt_tokens,
         found.output_tokens,
         True,
