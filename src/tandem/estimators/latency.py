@@ -193,14 +193,24 @@ class LatencyModel:
         each = coefficients[1] + coefficients[2] * self._kv_each * context + coefficients[5]
         return self._pace * each
 
-    def rows_within(self, work: PassWork, start: int, most: int, seconds: float) -> int:
+    def rows_within(
+        self, work: PassWork, start: int, most: int, seconds: float, least: int = 0
+    ) -> int:
         """How many training rows from position `start` on can join `work` in so many seconds.
 
-        At most `most`; each is counted as recorded and scored. `seconds` are the whole pass's.
+        From `least` to `most`, or 0; each is counted as recorded and scored. `seconds` are the
+        whole pass's.
         """
-        if most <= 0 or self._joined_s(work, start, most) <= seconds:
-            return max(0, most)
-        fits, fails = 0, most
+        if most <= 0:
+            return 0
+        fits = least if least < most else 0
+        if fits and self._joined_s(work, start, fits) > seconds:
+            return 0
+        if self._joined_s(work, start, most) <= seconds:
+            return most
+        if least >= most:
+            return 0
+        fails = most
         while fails - fits > 1:
             middle = (fits + fails) // 2
             if self._joined_s(work, start, middle) <= seconds:

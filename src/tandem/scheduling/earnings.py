@@ -1,31 +1,37 @@
 """A share of the time that work has whatever else wants it: earned while it waits, then used.
 
-Knows seconds only. Invariant: never more is saved up than was said to be of use.
+Knows seconds only. Invariant: never more is saved up than was said to be of use, nor owed than is
+earned in `_AHEAD_S`.
 """
 
 from __future__ import annotations
 
 # Between two decisions at most so much counts: what came after a longer pause did not wait for it.
 _LONGEST_S = 1.0
+# What was had before it was earned counts for so long: who got its share in a lull does not get it
+# once more in the rush that follows.
+_AHEAD_S = 30.0
 
 
 class Earnings:
-    """What one kind of work has earned and not used yet: `seconds`."""
+    """What one kind of work has earned and not used yet: `seconds`, below 0 for what it has had
+    ahead."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._ahead_s = 0.0  # at most
         self._counted_s: float | None = None
 
     def earn(self, now: float, share: float, most_s: float) -> None:
         """Credit a share of the time since the last call; `most_s` at most is kept."""
         if self._counted_s is not None:
             self.seconds += share * min(now - self._counted_s, _LONGEST_S)
-        self._counted_s = now
-        self.seconds = min(self.seconds, most_s)
+        self._counted_s, self._ahead_s = now, share * _AHEAD_S
+        self.seconds = max(-self._ahead_s, min(self.seconds, most_s))
 
     def spend(self, seconds: float) -> float:
-        """Use up to `seconds` of it; how much was used."""
-        spent = min(self.seconds, max(0.0, seconds))
+        """Count `seconds` that were had, earned or ahead; how many of them count."""
+        spent = min(self.seconds + self._ahead_s, max(0.0, seconds))
         self.seconds -= spent
         return spent
 
@@ -35,7 +41,7 @@ class Earnings:
 
     def forget(self) -> None:
         """There is nothing that waits."""
-        self.seconds, self._counted_s = 0.0, None
+        self.seconds, self._ahead_s, self._counted_s = 0.0, 0.0, None
 
 
 class Balance:

@@ -58,6 +58,11 @@ class Budget:
     longer: bool
     owed: bool
 
+    @property
+    def nothing(self) -> bool:
+        """Whether learning gets no time, unless it is needed that something runs."""
+        return self.beside_s <= 0.0 and self.alone_s <= 0.0
+
 
 @dataclass(slots=True)
 class LearningPart:
@@ -103,6 +108,9 @@ class LearningTime:
         self._earned = Earnings()
         self._giving_way = GivingWay(idle_s)
         self._probed_s = float("-inf")
+        # Of the decision that is being made: the smallest piece of what is first, and what may be
+        # earned ahead.
+        self._least_s = self._most_earned_s = 0.0
 
     def judge(self, view: View) -> bool:
         """Learn from what came of the last plan that gave way; whether its pass was lost."""
@@ -157,8 +165,8 @@ class LearningTime:
         self._probed_s = view.now
         return True
 
-    def budget(self, view: View, first: LearningItem, requests: Serving) -> Budget:
-        """See `Budget`."""
+    def budget(self, view: View, requests: Serving) -> Budget:
+        """See `Budget`; after `earn`."""
         ceiling_s = self.ceiling_s(view, beside=requests.rows > 0)
         full_s = FULL_SHARE * ceiling_s if requests.rows else 0.0
         if requests.rows:  # a pass without them comes out of the same pause
@@ -167,8 +175,8 @@ class LearningTime:
         share = min(1.0, max(_LEAST_SHARE, _BESIDE_SHARE * ease))
         beside_s = min(share * slack_s, ceiling_s - requests.predicted_s)
         # While prompts wait, what is earned does too, until nothing more can be.
-        least_s = first.least_s(view.latency)
-        owed_s = self._most_earned_s(view, least_s) if requests.queue else least_s
+        least_s = self._least_s
+        owed_s = self._most_earned_s if requests.queue else least_s
         owed = self._earned.seconds >= owed_s
         if owed:
             beside_s, full_s = max(beside_s, self._earned.seconds), 0.0
@@ -200,10 +208,9 @@ class LearningTime:
         """Credit learning with its share of the time since the last decision."""
         least = _TRIAL_SHARE if view.latency.guessed and not requests.queue else 0.0
         share = max(self._min_share, least)
-        self._earned.earn(view.now, share, self._most_earned_s(view, first.least_s(view.latency)))
-
-    def _most_earned_s(self, view: View, least_s: float) -> float:
-        return max(self.ceiling_s(view, beside=True), least_s)
+        self._least_s = first.least_s(view.latency)
+        self._most_earned_s = max(self.ceiling_s(view, beside=True), self._least_s)
+        self._earned.earn(view.now, share, self._most_earned_s)
 
     def room(
         self,
@@ -222,6 +229,7 @@ class LearningTime:
             view.budgets.max_batch_tokens - requests.running_rows,
             requests.predicted_s + seconds,
             requests.work.copy(),
+            requests.predicted_s,
             view.recording_room,
             view.available_blocks - running,
             view.budgets.max_sequences - running,
@@ -260,7 +268,7 @@ class LearningTime:
         room.tokens -= ahead if before else 0
         found.used_s = seconds - room.left_s()
         found.spent_s = self._earned.spend(found.used_s)
-        found.pass_s = view.latency.forward_s(room.work) if found.first or found.last else 0.0
+        found.pass_s = room.work_s if found.first or found.last else 0.0
         return found
 
     def _slices(self, view: View, items: list[LearningItem], seconds: float) -> LearningPart:

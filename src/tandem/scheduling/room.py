@@ -62,8 +62,8 @@ class LearningItem(Struct, gc=False):
 
 @dataclass(slots=True)
 class Room:
-    """Room of one iteration: `pass_s` for its whole pass, whose work so far is `work`, and for the
-    slices after it; `blocks` beside those that are held, none of which are if it is `empty`;
+    """Room of one iteration: `pass_s` for its whole pass, whose work so far is `work`, predicted to
+    take `work_s`, and for the slices after it; `blocks` beside those that are held, none of which are if it is `empty`;
     `slots` for sequences that do not run yet: one that got none would hold up all after it, and so
     would an overdue one that needs more than `most_blocks`, which nobody may take from others.
 
@@ -76,6 +76,7 @@ class Room:
     tokens: int
     pass_s: float
     work: PassWork
+    work_s: float
     recording_rows: int
     blocks: int
     slots: int
@@ -86,7 +87,7 @@ class Room:
 
     def left_s(self) -> float:
         """Seconds after the pass as it is now."""
-        return self.pass_s - self.latency.forward_s(self.work)
+        return self.pass_s - self.work_s
 
     def forwards(self, item: LearningItem, needed: bool) -> list[Candidate]:
         """What fits of an item's forwards, in order; with `needed` at least one piece of them."""
@@ -106,12 +107,12 @@ class Room:
             # What joins a pass that records already costs no more than its rows.
             least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
             if needed and not candidates:
-                affordable = max(least, self._affordable(start, rest))
+                affordable = max(least, self._affordable(start, rest, least))
             elif min(least, self.tokens) >= self.too_many:
                 break
             else:
-                affordable = self._affordable(start, rest)
                 saved_up = self.work.recorded or self.pass_s >= self.full_s
+                affordable = self._affordable(start, rest, least if saved_up else rest)
                 if affordable < rest and not saved_up:
                     break
             taken = min(left, self.tokens, affordable)
@@ -121,6 +122,8 @@ class Room:
             self.tokens -= taken
             recorded = taken if item.step is not None else 0
             self.work.span(start, taken, scored=taken, recorded=recorded)
+        if candidates:
+            self.work_s = self.latency.forward_s(self.work)
         return candidates
 
     def serve(
@@ -152,6 +155,7 @@ class Room:
                     found.append(Candidate(seq.seq_id, rows, seq.status is SequenceStatus.RUNNING))
                 if rows < len(seq.tokens) - start:
                     break
+        self.work_s = self.latency.forward_s(self.work)
         return found
 
     def leave(self, queue: list[Sequence]) -> None:
@@ -188,12 +192,14 @@ class Room:
             self.slots -= starts
         return rows
 
-    def _affordable(self, start: int, rest: int) -> int:
-        """How many of `rest` rows from position `start` on there is time for."""
+    def _affordable(self, start: int, rest: int, least: int) -> int:
+        """How many of `rest` rows from position `start` on there is time for; 0 if there is not for
+        `least`, which takes one prediction to find out."""
         most = min(rest, self.tokens)
-        rows = self.latency.rows_within(self.work, start, most, self.pass_s)
+        least = min(least, most)
+        rows = self.latency.rows_within(self.work, start, most, self.pass_s, least)
         if start == 0 and rows < most:
-            self.too_many = rows + 1
+            self.too_many = max(rows + 1, least)
         return rows
 
     def _can_start(self, item: LearningItem, seq: Sequence) -> bool:

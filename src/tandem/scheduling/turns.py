@@ -1,28 +1,32 @@
-"""Who of the waiting requests goes first once some are too late to meet their objective.
+"""Who of the online requests goes first once some are too late to meet their objective.
 
 First come, first served makes everybody late once the queue is longer than the objective. Here
-those that can still be in time go first, and late ones have a share of the starts: none starves.
-Invariant: while nobody is late, the order is that of class and arrival.
+those that can still be in time go first, and late ones have a share of the starts and of the passes
+with prompts: none starves. Invariant: while nobody is late, the order is that of class and arrival,
+and all that run take part.
 """
 
 from __future__ import annotations
 
 from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.core.slo import WorkClass
 from tandem.scheduling.queues import first_waiting
 from tandem.scheduling.view import View
 
 
 class Turns:
-    """Remembers whom it put first and how many of these have started.
+    """Remembers whom it put first, how many of these have started, and how many passes had prompts.
 
-    `late_share` of the starts are of late requests while others are in time; with 1 the order is
-    always that of class and arrival.
+    `late_share` of the starts are of late requests while others are in time, and beside prompts a
+    late answer has so large a share of the passes; with 1 the order is always that of class and
+    arrival, and everybody takes part.
     """
 
     def __init__(self, late_share: float) -> None:
         self._late_share = late_share
         self._credit = 0.0
         self._offered: list[Sequence] = []
+        self._passes = 0
 
     def queue(self, view: View, count: int) -> list[Sequence]:
         """The first `count` waiting sequences, in the order in which they should start.
@@ -40,6 +44,30 @@ class Turns:
         listed = {seq.seq_id for seq in (*begun, *self._offered)}
         rest = [seq for seq in first if seq.seq_id not in listed]
         return [*begun, *self._offered, *rest][:count]
+
+    def resting(self, view: View, serving: list[Sequence], queue: list[Sequence]) -> set[int]:
+        """Which of the running requests leave the next pass to the others, by their numbers: while
+        prompts are computed, most of the answers that are late, each in its turn.
+
+        An answer is late if its first token came too late because its request had to wait: it has
+        missed its objective whatever happens now, and its row would delay those that have not.
+        """
+        share = self._late_share
+        if share >= 1.0 or not (_can_start(view, queue) or any([not s.decoding for s in serving])):
+            return set()
+        self._passes += 1
+        passes, default_s = self._passes, view.default_slo.ttft_s
+        found = set()
+        for seq in serving:
+            first_s, began_s, request = seq.first_token_s, seq.first_scheduled_s, seq.request
+            if first_s is None or began_s is None or request.work_class is not WorkClass.ONLINE:
+                continue
+            ttft_s = default_s if request.slo is None else request.slo.ttft_s
+            late = first_s - request.arrival_s > ttft_s >= first_s - began_s and seq.decoding
+            turn = passes + seq.seq_id
+            if late and int((turn + 1) * share) == int(turn * share):
+                found.add(seq.seq_id)
+        return found
 
     def _settle(self) -> None:
         """Count the starts of those that were offered last: whoever stands first starts first."""
@@ -65,3 +93,11 @@ class Turns:
                 merged.append(in_time[next_in_time])
                 next_in_time += 1
         return merged
+
+
+def _can_start(view: View, queue: list[Sequence]) -> bool:
+    """Whether the first of these has a slot and its blocks while all that run may grow."""
+    running = len(view.running)
+    if not queue or running >= view.budgets.max_sequences:
+        return False
+    return -(-len(queue[0].tokens) // view.block_size) + running <= view.available_blocks

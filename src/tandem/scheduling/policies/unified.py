@@ -38,6 +38,10 @@ _UNKNOWN_LOSS = 0.6931471805599453
 # MACE's priorities: prompts begin one above learning and age at a quarter of its rate.
 _PROMPT_PRIORITY = 1.0
 _PROMPT_AGEING = 0.25
+# Once an iteration had no time for learning, it is not looked at in the next one, and after several
+# in a row in so many, for so long at most: to look for what does not fit takes time, too.
+_MOST_UNASKED = 7
+_UNASKED_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,9 @@ class Unified:
         self._offline_earned = Earnings()
         self._balance = Balance(options.offline_share)
         self._served = False
+        self._in_vain = 0  # how many times in a row learning was looked at and got nothing
+        self._unasked = 0  # how many iterations are still to come in which it is not looked at
+        self._asked_s = 0.0
         self._alone_s = 0.0  # what the last plan of learning alone was predicted to take
 
     def decide(self, view: View) -> Decision:
@@ -128,7 +135,11 @@ class Unified:
         running, serving = view.running_in_order, view.serving
         learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
         batch = any_offline(view, serving)
+        if self._unasked and serving and not batch and view.now < self._asked_s + _UNASKED_S:
+            self._unasked -= 1
+            return self._serve_only(view, running, serving)
         if not (learns or batch):
+            self._time.forget()
             return self._serve_only(view, running, serving)
         scored, offline = running[len(serving) :], OfflineRequests()
         # Offline requests give way to online ones that wait.
@@ -140,12 +151,14 @@ class Unified:
             serving, queue, offline = set_apart(view, serving, queue, overdue, learns=learns)
         items = self._items(view, scored, queue) if learns else []
         if not (items or batch):
+            self._time.forget()
             return self._serve_only(view, running, serving)
         # Prompts that wait for the blocks of overdue learning take no time until it is through.
         if queue and stands_in_the_way(view, items, serving, queue[0]):
             queue = []
+        serving, resting = self._taking_part(view, serving, queue)
         requests = foresee(view, self._deadlines, serving, queue, self._load.busy)
-        kept = {seq.seq_id for seq in half_computed(items)}
+        kept = resting | {seq.seq_id for seq in half_computed(items)}
         yielding = self._overdue.victims(running)
         if items:
             self._time.earn(view, items[0], requests)
@@ -154,6 +167,7 @@ class Unified:
         if not offline:
             self._offline_earned.forget()
         alone, beside, found = self._share(view, items, offline, requests, served=served)
+        self._look_again(view.now, found=not (alone.empty and beside.empty) or bool(kept))
         if alone.empty:
             ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
             order = (
@@ -170,6 +184,11 @@ class Unified:
             self._time.give_way(view, alone)
             self._alone_s = alone.used_s if offline else 0.0
         return _decision(yielding, (alone.first, alone.last), alone, kept)
+
+    def _look_again(self, now: float, *, found: bool) -> None:
+        """Learning has `found` something for an iteration, or nothing: when to look again."""
+        self._in_vain = 0 if found else min(self._in_vain + 1, _MOST_UNASKED)
+        self._unasked, self._asked_s = self._in_vain, now
 
     def _share(
         self,
@@ -224,7 +243,7 @@ class Unified:
         if room is None:
             room = self._time.room(view, items, requests, 0.0, FULL_SHARE * ceiling_s)
             room.tokens -= requests.rows - requests.running_rows
-        before_s = latency.forward_s(room.work)
+        before_s = room.work_s
         room.pass_s = before_s + max(owed_s, spare_s)
         room.leave(requests.queue)
         found = room.serve(
@@ -233,7 +252,7 @@ class Unified:
             every_decode=offline.alone and beside.empty,
             needed=free or owed_s > 0.0 or (not requests.rows and beside.empty),
         )
-        used_s = latency.forward_s(room.work) - before_s
+        used_s = room.work_s - before_s
         earned.spend(used_s)
         room.pass_s = before_s + max(used_s, spare_s)
         return _Offline(found, used_s, room)
@@ -242,7 +261,9 @@ class Unified:
         self, view: View, items: list[LearningItem], requests: Serving, *, served: bool
     ) -> tuple[LearningPart, LearningPart]:
         """What learning does without the requests, if anything, or else beside them."""
-        budget = self._time.budget(view, items[0], requests)
+        budget = self._time.budget(view, requests)
+        if requests.rows and budget.nothing:
+            return LearningPart(), LearningPart()
         if not (self._options.temporal_only and requests.rows):
             alone, beside = self._time.alone_or_beside(view, items, requests, budget)
             alone.gives_way = True
@@ -257,10 +278,19 @@ class Unified:
 
     def _serve_only(self, view: View, running: list[Sequence], serving: list[Sequence]) -> Decision:
         """Requests alone: the usual case, and the one that must cost least."""
-        self._time.forget()
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
+        serving, resting = self._taking_part(view, serving, queue)
         joining = joins(view, serving, queue, self._load.busy)
-        return _decision(running, (_all(serving), _all(joining)), LearningPart(), set())
+        return _decision(running, (_all(serving), _all(joining)), LearningPart(), resting)
+
+    def _taking_part(
+        self, view: View, serving: list[Sequence], queue: list[Sequence]
+    ) -> tuple[list[Sequence], set[int]]:
+        """The running requests that take part in a pass, and the numbers of the others."""
+        resting = self._turns.resting(view, serving, queue)
+        if resting:
+            serving = [seq for seq in serving if seq.seq_id not in resting]
+        return serving, resting
 
     def _items(
         self, view: View, scored: list[Sequence], queue: list[Sequence]
