@@ -61,6 +61,18 @@ def test_later_tokens_count_from_when_the_first_one_came():
     assert deadlines.slack_s(FakeView(0.9), [seq]) == pytest.approx(0.18)
 
 
+def test_an_answer_that_is_seen_late_has_its_deadlines_from_its_first_token_on():
+    seq = sequence(0, output=4)
+    seq.first_token_s = 5.0
+    assert Deadlines().slack_s(FakeView(5.3), [seq]) == pytest.approx(0.1)
+    seq.first_token_s = 4.8
+    assert Deadlines().slack_s(FakeView(5.21), [seq]) == 0.0
+    seq.first_token_s = 3.0
+    deadlines = Deadlines()
+    assert deadlines.slack_s(FakeView(5.3), [seq]) == 0.0
+    assert deadlines.slack_s(FakeView(5.3), [seq]) == pytest.approx(0.08), "it has moved"
+
+
 @pytest.mark.parametrize(("max_tokens", "slack_s"), [(2, 0.08), (4, 0.08), (5, 0.16)])
 def test_an_answer_too_short_to_make_it_good_may_not_be_behind(max_tokens, slack_s):
     seq = sequence(0, output=1, sampling=SamplingParams(max_tokens=max_tokens))
@@ -75,6 +87,7 @@ def test_a_short_answer_is_lost_only_when_its_objective_is():
     assert deadlines.slack_s(FakeView(5.19), [seq]) == 0.0
     assert deadlines.slack_s(FakeView(5.21), [seq]) == pytest.approx(0.08)
     last = sequence(1, output=3, sampling=SamplingParams(max_tokens=4))
+    last.first_token_s = 5.84
     assert deadlines.slack_s(FakeView(6.0), [last]) == pytest.approx(0.08)
     assert deadlines.slack_s(FakeView(6.13), [last]) == 0.0
     assert deadlines.slack_s(FakeView(6.15), [last]) == pytest.approx(0.08)

@@ -21,13 +21,29 @@ def test_a_share_of_the_time_is_earned_used_and_given_back():
     assert earned.seconds == pytest.approx(0.15), "of a long pause one second counts"
     assert earned.spend(-1.0) == 0.0
     assert earned.spend(0.1) == pytest.approx(0.1)
-    assert earned.spend(1.0) == pytest.approx(0.05)
-    earned.give_back(0.05)
+    assert earned.spend(0.01) == pytest.approx(0.01)
+    earned.give_back(0.01)
     earned.earn(101.0, 1.0, 0.5)
     assert earned.seconds == 0.5, "no more than is of use"
     earned.forget()
     earned.earn(200.0, 1.0, 0.5)
     assert earned.seconds == 0.0
+
+
+def test_what_was_had_ahead_is_not_had_again_for_half_a_minute():
+    earned = Earnings()
+    earned.earn(0.0, 0.01, 1.0)
+    assert earned.spend(9.0) == pytest.approx(0.3), "no more counts than is earned in 30 s"
+    for now in range(1, 31):
+        earned.earn(float(now), 0.01, 1.0)
+        assert earned.seconds <= 1e-9
+    earned.earn(31.0, 0.01, 1.0)
+    assert earned.seconds == pytest.approx(0.01)
+    earned.spend(0.2)
+    earned.earn(31.0, 0.001, 1.0)
+    assert earned.seconds == pytest.approx(-0.03), "nor of a share that has become less"
+    earned.forget()
+    assert earned.spend(5.0) == 0.0, "while nobody waits nothing is counted"
 
 
 @settings(max_examples=50, deadline=None)

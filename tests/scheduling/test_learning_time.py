@@ -43,7 +43,8 @@ def shares(ease: float, due_s: float = 0.2, waiting: int = 0) -> tuple[float, fl
     time = LearningTime(deadlines, Overdue(0.05, 30.0), 0.25, 0.5, 0.002)
     time.served_s = 5.0
     requests = Serving([None] * waiting, work=PassWork(decodes=1), predicted_s=0.1, due_s=due_s)
-    budget = time.budget(Stage(), Lesson(), requests)
+    time.earn(Stage(), Lesson(), requests)
+    budget = time.budget(Stage(), requests)
     assert not budget.owed
     slack_s = due_s - 0.1
     return budget.beside_s / slack_s, budget.alone_s / slack_s
@@ -69,4 +70,6 @@ def test_learning_is_not_alone_while_prompts_wait():
 
 def test_without_requests_it_may_be_alone_for_as_long_as_that_gives_way():
     time = LearningTime(Deadlines(), Overdue(0.05, 30.0), 0.25, 0.5, 0.002)
-    assert time.budget(Stage(), Lesson(), Serving(due_s=float("inf"))).alone_s == 0.5
+    nobody = Serving(due_s=float("inf"))
+    time.earn(Stage(), Lesson(), nobody)
+    assert time.budget(Stage(), nobody).alone_s == 0.5

@@ -45,7 +45,9 @@ def item(number: int, lengths: list[int], computed: int, overdue: bool) -> Learn
 
 def room(tokens: int, pass_s: float, full_s: float, blocks: int = 1000) -> Room:
     work = PassWork(decodes=4, context=400, longest=100, draws=4)
-    return Room(LatencyModel(RATES), 16, False, tokens, pass_s, work, 1000, blocks, 1000, full_s)
+    latency = LatencyModel(RATES)
+    work_s = latency.forward_s(work)
+    return Room(latency, 16, False, tokens, pass_s, work, work_s, 1000, blocks, 1000, full_s)
 
 
 ITEMS = st.lists(

@@ -1,8 +1,10 @@
-"""Turns: nobody late, no change; else those in time first, and late ones never starve."""
+"""Turns: nobody late, no change; else those in time first, and late ones never starve, neither
+while they wait nor while they run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from tandem.core.slo import Slo, WorkClass
 from tandem.scheduling.starts import StartTimes
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.turns import Turns
+from tandem.scheduling.view import Budgets
 
 
 @dataclass
@@ -23,6 +26,14 @@ class Stage:
     now: float
     state: SchedulerState
     made: int = 0
+    budgets: Budgets = field(default_factory=lambda: Budgets(64, 64))
+    block_size: int = 16
+    available_blocks: int = 100
+    default_slo: Slo = field(default_factory=lambda: Slo(1.0, 0.1))
+
+    @property
+    def running(self) -> list[Sequence]:
+        return self.state.running.requests
 
     @property
     def starts(self) -> StartTimes:
@@ -117,3 +128,60 @@ def test_a_share_of_one_is_first_come_first_served():
     view, turns = stage(10.0), Turns(1.0)
     late, in_time = view.arrive(1.0), view.arrive(9.9)
     assert turns.queue(view, 9) == [late, in_time]
+
+
+def answer(view: Stage, began_s: float, first_s: float, **of_request: object) -> Sequence:
+    """One that came at 5.0 and has two tokens."""
+    seq = view.arrive(5.0, **of_request)
+    view.start([seq], 1)
+    seq.tokens += [1, 1]
+    seq.computed, seq.first_scheduled_s, seq.first_token_s = 2, began_s, first_s
+    return seq
+
+
+def test_late_answers_have_one_of_so_many_passes_with_prompts():
+    view, turns = stage(10.0), Turns(0.125)
+    late = [answer(view, 6.5, 6.6) for _ in range(8)]
+    others = [answer(view, 5.5, 5.6) for _ in range(8)]
+    queue = [view.arrive(9.9)]
+    ran: Counter[int] = Counter()
+    for _ in range(80):
+        resting = turns.resting(view, view.running, queue)
+        assert len(resting) == 7
+        ran.update(seq.seq_id for seq in view.running if seq.seq_id not in resting)
+    assert [ran[seq.seq_id] for seq in (*late, *others)] == [10] * 8 + [80] * 8
+    assert not turns.resting(view, view.running, []), "no prompt is computed"
+    others[0].computed = 0
+    assert turns.resting(view, view.running, []), "one is"
+    assert not Turns(1.0).resting(view, view.running, queue)
+
+
+@pytest.mark.parametrize(
+    ("began_s", "first_s", "of_request"),
+    [
+        (5.5, 6.5, {"slo": Slo(2.0, 0.1)}),  # by its own objective it is in time
+        (5.0, 6.5, {}),  # its prompt takes so long by itself
+        (9.0, 9.5, {"work_class": WorkClass.OFFLINE}),
+    ],
+)
+def test_only_who_is_late_because_it_waited_rests(began_s, first_s, of_request):
+    view, turns = stage(10.0), Turns(0.125)
+    answer(view, began_s, first_s, **of_request)
+    answer(view, 5.5, 5.6)
+    queue = [view.arrive(9.9)]
+    assert not any(turns.resting(view, view.running, queue) for _ in range(20))
+
+
+def test_nobody_rests_where_that_helps_nobody():
+    view, turns = stage(10.0), Turns(0.01)
+    for first_s in (6.5, 5.6):
+        answer(view, first_s - 0.1, first_s)
+    queue = [view.arrive(9.9)]
+    assert turns.resting(view, view.running, queue)
+    view.available_blocks = 2
+    assert not turns.resting(view, view.running, queue), "the prompt cannot start"
+    view.available_blocks, view.budgets = 100, Budgets(3, 64)
+    assert not turns.resting(view, view.running, queue), "slots are short"
+    view.budgets = Budgets(64, 64)
+    answer(view, 6.5, 6.6)
+    assert not turns.resting(view, view.running, queue), "most are late"

@@ -89,8 +89,8 @@ class Deadlines:
         tpot_s = _AIM * slo.tpot_s
         if length > seq.prompt_tokens:
             self._remember(view, seq, slo.ttft_s)
-            first_s = seq.first_token_s if seq.first_token_s is not None else view.now
-            base_s = first_s + (_allowance(seq) - seq.prompt_tokens) * tpot_s
+            first_s, ahead = seq.first_token_s or view.now, _allowance(seq) - seq.prompt_tokens
+            base_s = first_s + ahead * tpot_s
             self._clocks[seq.seq_id] = (base_s, tpot_s)
             return max(0.0, base_s + length * tpot_s - view.now)
         slack_s = request.arrival_s + slo.ttft_s - view.now

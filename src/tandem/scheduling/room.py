@@ -63,9 +63,10 @@ class LearningItem(Struct, gc=False):
 @dataclass(slots=True)
 class Room:
     """Room of one iteration: `pass_s` for its whole pass, whose work so far is `work`, predicted to
-    take `work_s`, and for the slices after it; `blocks` beside those that are held, none of which are if it is `empty`;
-    `slots` for sequences that do not run yet: one that got none would hold up all after it, and so
-    would an overdue one that needs more than `most_blocks`, which nobody may take from others.
+    take `work_s`, and for the slices after it; `blocks` beside those that are held, none of which
+    are if it is `empty`; `slots` for sequences that do not run yet: one that got none would hold up
+    all after it, and so would an overdue one that needs more than `most_blocks`, which nobody may
+    take from others.
 
     A forward of which only a part fits waits until the pass may take `full_s`.
     """

@@ -13,6 +13,10 @@ from tandem.core.slo import WorkClass
 from tandem.scheduling.queues import first_waiting
 from tandem.scheduling.view import View
 
+# Late answers make way while they are at most so large a share of what runs, and that of the slots:
+# else nobody has much of it, and they would keep others from starting.
+_FEW = 0.5
+
 
 class Turns:
     """Remembers whom it put first, how many of these have started, and how many passes had prompts.
@@ -53,21 +57,18 @@ class Turns:
         missed its objective whatever happens now, and its row would delay those that have not.
         """
         share = self._late_share
-        if share >= 1.0 or not (_can_start(view, queue) or any([not s.decoding for s in serving])):
+        if share >= 1.0 or len(view.running) > _FEW * view.budgets.max_sequences:
+            return set()
+        prompts = [seq for seq in serving if not seq.decoding]
+        if not (prompts or _can_start(view, queue)):
             return set()
         self._passes += 1
-        passes, default_s = self._passes, view.default_slo.ttft_s
-        found = set()
-        for seq in serving:
-            first_s, began_s, request = seq.first_token_s, seq.first_scheduled_s, seq.request
-            if first_s is None or began_s is None or request.work_class is not WorkClass.ONLINE:
-                continue
-            ttft_s = default_s if request.slo is None else request.slo.ttft_s
-            late = first_s - request.arrival_s > ttft_s >= first_s - began_s and seq.decoding
-            turn = passes + seq.seq_id
-            if late and int((turn + 1) * share) == int(turn * share):
-                found.add(seq.seq_id)
-        return found
+        default_s = view.default_slo.ttft_s
+        late = [seq.seq_id for seq in serving if _is_late(seq, default_s)]
+        if len(late) > _FEW * len(serving):
+            return set()
+        turns = [(seq_id, self._passes + seq_id) for seq_id in late]
+        return {seq_id for seq_id, turn in turns if int((turn + 1) * share) == int(turn * share)}
 
     def _settle(self) -> None:
         """Count the starts of those that were offered last: whoever stands first starts first."""
@@ -96,8 +97,17 @@ class Turns:
 
 
 def _can_start(view: View, queue: list[Sequence]) -> bool:
-    """Whether the first of these has a slot and its blocks while all that run may grow."""
-    running = len(view.running)
-    if not queue or running >= view.budgets.max_sequences:
+    """Whether there are blocks for the first of these while each that runs may take one."""
+    if not queue:
         return False
-    return -(-len(queue[0].tokens) // view.block_size) + running <= view.available_blocks
+    needed = -(-len(queue[0].tokens) // view.block_size)
+    return needed + len(view.running) <= view.available_blocks
+
+
+def _is_late(seq: Sequence, default_s: float) -> bool:
+    """Whether the first token came too late, because its request had to wait."""
+    first_s, began_s, request = seq.first_token_s, seq.first_scheduled_s, seq.request
+    if first_s is None or began_s is None or request.work_class is not WorkClass.ONLINE:
+        return False
+    ttft_s = default_s if request.slo is None else request.slo.ttft_s
+    return first_s - request.arrival_s > ttft_s >= first_s - began_s and seq.decoding

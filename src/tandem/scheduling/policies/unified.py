@@ -56,7 +56,8 @@ class Options:
     delta_ft); `gamma` weighs urgency. `temporal_only` keeps learning out of passes with requests
     (for comparison).
     `late_share` of the starts are of requests that are too late for their TTFT objective, while
-    others are not (1: first come, first served). Of the time that online requests leave,
+    others are not, and of the passes with prompts such an answer has so many (1: first come, first
+    served). Of the time that online requests leave,
     `offline_share` is offline requests', if learning wants it too; `min_share` is theirs as it is
     learning's. One that has got no token for `offline_patience_s`, while others started, goes
     before online ones and learning; of the starts they have at most `overdue_share`.
@@ -68,7 +69,7 @@ class Options:
     patience_s: float = 30.0
     gamma: float = 0.3
     temporal_only: bool = False
-    late_share: float = 0.25
+    late_share: float = 0.125
     offline_share: float = 0.5
     offline_patience_s: float = 30.0
     overdue_share: float = 0.05
@@ -280,8 +281,10 @@ class Unified:
         """Requests alone: the usual case, and the one that must cost least."""
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
         serving, resting = self._taking_part(view, serving, queue)
-        joining = joins(view, serving, queue, self._load.busy)
-        return _decision(running, (_all(serving), _all(joining)), LearningPart(), resting)
+        order = _all(serving)
+        if queue:
+            order += _all(joins(view, serving, queue, self._load.busy))
+        return Decision.on_device(tuple(order), victims=_victims(running, resting))
 
     def _taking_part(
         self, view: View, serving: list[Sequence], queue: list[Sequence]
@@ -335,6 +338,12 @@ def _decision(
     return Decision.on_device(
         tuple(chain.from_iterable(order)),
         slices=tuple(learning.slices),
-        victims=tuple([seq.seq_id for seq in reversed(yielding) if seq.seq_id not in protected]),
+        victims=_victims(yielding, protected),
         gives_way=learning.gives_way,
     )
+
+
+def _victims(running: list[Sequence], protected: set[int]) -> tuple[int, ...]:
+    """Who gives way, in order: whoever came last by class and arrival."""
+    found = [seq.seq_id for seq in reversed(running)]
+    return tuple([each for each in found if each not in protected] if protected else found)
