@@ -159,7 +159,8 @@ class Unified:
             queue = []
         serving, resting = self._taking_part(view, serving, queue)
         requests = foresee(view, self._deadlines, serving, queue, self._load.busy)
-        kept = resting | {seq.seq_id for seq in half_computed(items)}
+        overdue_ids = {seq.seq_id for seq in half_computed(items)}
+        kept = resting | overdue_ids
         yielding = self._overdue.victims(running)
         if items:
             self._time.earn(view, items[0], requests)
@@ -168,7 +169,7 @@ class Unified:
         if not offline:
             self._offline_earned.forget()
         alone, beside, found = self._share(view, items, offline, requests, served=served)
-        self._look_again(view.now, found=not (alone.empty and beside.empty) or bool(kept))
+        self._look_again(view.now, found=not (alone.empty and beside.empty) or bool(overdue_ids))
         if alone.empty:
             ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
             order = (
