@@ -128,7 +128,7 @@ def main(
     table = Table("load", "factor", "late share", "refused", "TTFT met", "both met", "p50", "p99")
     for times in load or [0.9, 1.2, 1.5]:
         for bound in factor or [0.0, 5.0]:
-            for share in late_share or [1.0, 0.25]:
+            for share in late_share or [1.0, 0.125]:
                 outcomes = simulate(offered, times * most, share, bound)
                 table.add_row(f"{times:g}", f"{bound:g}", f"{share:g}", *figures(outcomes, slo))
     console.print(table)

@@ -158,6 +158,34 @@ def test_a_request_that_was_late_once_saves_up_slack_again():
     assert sum(late) / len(late) <= 0.06 * 1.1
 
 
+def test_in_turns_learning_has_every_other_iteration():
+    bench = Bench(options={"temporal_only": "true"}, num_blocks=200, max_batch_tokens=64)
+    bench.open("t")
+    bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=1.0, tpot_s=0.5)))
+    for number in range(20):
+        bench.loop.add_step(sft_step(f"s{number}", "t", [30]))
+    while len(bench.tokens.get("r", ())) < 60:
+        bench.step()
+    learns = [not any(span.draws for span in plan.spans) for plan in bench.plans[20:80]]
+    assert sum(learns) == 30 and all(one != two for one, two in pairwise(learns))
+
+
+def test_learning_that_comes_is_looked_at_whatever_was_there_before():
+    """Offline requests beside online ones leave nothing behind: neither debts nor a pause."""
+    bench = Bench(num_blocks=200, costs=Costs(iteration_s=0.01, token_s=1e-4))
+    bench.loop.add(request("r", (1, 2), 100, slo=Slo(ttft_s=1.0, tpot_s=0.5)))
+    bench.loop.add(request("o", (3, 4), 20, work_class=WorkClass.OFFLINE))
+    bench.open("t")
+    while "o" not in bench.ended:
+        bench.step()
+    bench.step()
+    unified = bench.scheduler._policy
+    assert unified._unasked == 0 and unified._offline_earned.seconds == 0.0
+    bench.loop.add_step(sft_step("s", "t", [30]))
+    bench.step()
+    assert any(span.record for span in bench.plans[-1].spans)
+
+
 @pytest.mark.parametrize(("iteration_s", "most"), [(0.005, 1 / 6), (0.06, 1 / 3)])
 def test_learning_that_gets_nothing_is_looked_at_less_often(monkeypatch, iteration_s, most):
     """In one of eight iterations, and after 0.2 s at the latest; at once when nobody runs."""

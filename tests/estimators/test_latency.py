@@ -110,6 +110,9 @@ def test_rows_within_a_time_take_that_time_and_one_more_does_not(decodes, start,
 
     assert rows == 0 or with_rows(rows) <= seconds
     assert rows == most or with_rows(rows + 1) > seconds
+    for least in (1, 64, most):
+        several = model.rows_within(work, start, most, seconds, least)
+        assert several == (rows if rows >= min(least, most) else 0)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.2, 1.0]))

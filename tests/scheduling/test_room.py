@@ -77,6 +77,14 @@ def test_what_did_not_fit_is_not_asked_for_again_and_would_not_fit(
     assert granted[0] == granted[1]
 
 
+def test_what_has_no_time_takes_no_place_from_others():
+    """The first that does not fit is found out; the next ones are not even offered a slot."""
+    space = room(500, 0.001, 0.0)
+    for number in range(8):
+        assert not space.forwards(item(number, [100], 0, False), False)
+    assert space.slots == 999
+
+
 def test_at_least_a_piece_is_given_when_it_is_needed():
     long = item(0, [100], 0, False)
     assert not room(500, 0.0, 0.0).forwards(long, needed=False)

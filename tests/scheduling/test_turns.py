@@ -146,14 +146,14 @@ def test_late_answers_have_one_of_so_many_passes_with_prompts():
     queue = [view.arrive(9.9)]
     ran: Counter[int] = Counter()
     for _ in range(80):
-        resting = turns.resting(view, view.running, queue)
+        resting = turns.resting(view, view.running, queue, 0.9)
         assert len(resting) == 7
         ran.update(seq.seq_id for seq in view.running if seq.seq_id not in resting)
     assert [ran[seq.seq_id] for seq in (*late, *others)] == [10] * 8 + [80] * 8
-    assert not turns.resting(view, view.running, []), "no prompt is computed"
+    assert not turns.resting(view, view.running, [], 0.9), "no prompt is computed"
     others[0].computed = 0
-    assert turns.resting(view, view.running, []), "one is"
-    assert not Turns(1.0).resting(view, view.running, queue)
+    assert turns.resting(view, view.running, [], 0.9), "one is"
+    assert not Turns(1.0).resting(view, view.running, queue, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_only_who_is_late_because_it_waited_rests(began_s, first_s, of_request):
     answer(view, began_s, first_s, **of_request)
     answer(view, 5.5, 5.6)
     queue = [view.arrive(9.9)]
-    assert not any(turns.resting(view, view.running, queue) for _ in range(20))
+    assert not any(turns.resting(view, view.running, queue, 0.9) for _ in range(20))
 
 
 def test_nobody_rests_where_that_helps_nobody():
@@ -177,11 +177,12 @@ def test_nobody_rests_where_that_helps_nobody():
     for first_s in (6.5, 5.6):
         answer(view, first_s - 0.1, first_s)
     queue = [view.arrive(9.9)]
-    assert turns.resting(view, view.running, queue)
+    assert turns.resting(view, view.running, queue, 0.9)
+    assert not turns.resting(view, view.running, queue, 0.3), "there is no rush"
     view.available_blocks = 2
-    assert not turns.resting(view, view.running, queue), "the prompt cannot start"
+    assert not turns.resting(view, view.running, queue, 0.9), "the prompt cannot start"
     view.available_blocks, view.budgets = 100, Budgets(3, 64)
-    assert not turns.resting(view, view.running, queue), "slots are short"
+    assert not turns.resting(view, view.running, queue, 0.9), "slots are short"
     view.budgets = Budgets(64, 64)
     answer(view, 6.5, 6.6)
-    assert not turns.resting(view, view.running, queue), "most are late"
+    assert not turns.resting(view, view.running, queue, 0.9), "most are late"

@@ -77,6 +77,30 @@ def test_under_overload_some_are_in_time_instead_of_nobody():
     assert by_turns.ended_s == pytest.approx(first_come.ended_s, rel=0.03)
 
 
+def test_answers_that_began_too_late_rest_beside_prompts_and_still_end():
+    """Under overload, with slots enough: of the passes with prompts in its time a late answer has
+    a row in few, with a share of one in all."""
+    shares = []
+    for share in ("1", "0.125"):
+        arrivals, trainers = load([(0.025 * place, 12, 16) for place in range(500)])
+        report, _, plans = run_one(
+            "unified", arrivals, trainers, small_profile(1024), max_sequences=128, ttft_slo=0.5,
+            policy_options={"late_share": share},
+        )  # fmt: skip
+        assert all(outcome.finished for outcome in report.outcomes.values())
+        late = [
+            place
+            for place, each in enumerate(report.outcomes.values())
+            if each.ttft_s > 0.5 and each.last_s < 12.0
+        ]
+        passes = [plan for plan in plans if any(len(span.tokens) > 1 for span in plan.spans)]
+        decodes = [{s.seq_id for s in p.spans if len(s.tokens) == 1} for p in passes]
+        took_part = [[seq_id in each for each in decodes] for seq_id in late]
+        spans = [each[each.index(True) : len(each) - each[::-1].index(True)] for each in took_part]
+        shares.append(sum(map(sum, spans)) / sum(map(len, spans)))
+    assert shares[0] > 0.95 and 0.1 < shares[1] < 0.5, shares
+
+
 def test_no_request_starves_however_many_are_in_time():
     """Of every eight that start one is late, so that a late one waits for eight times as many
     starts as there were late ones before it."""

@@ -89,10 +89,11 @@ class Deadlines:
         tpot_s = _AIM * slo.tpot_s
         if length > seq.prompt_tokens:
             self._remember(view, seq, slo.ttft_s)
-            first_s, ahead = seq.first_token_s or view.now, _allowance(seq) - seq.prompt_tokens
-            base_s = first_s + ahead * tpot_s
-            self._clocks[seq.seq_id] = (base_s, tpot_s)
-            return max(0.0, base_s + length * tpot_s - view.now)
+            first_s = view.now if seq.first_token_s is None else seq.first_token_s
+            clock = (first_s + (_allowance(seq) - seq.prompt_tokens) * tpot_s, tpot_s)
+            self._clocks[seq.seq_id] = clock
+            slack_s = clock[0] + length * tpot_s - view.now
+            return slack_s if slack_s >= 0.0 else self._behind_s(view, seq, clock)
         slack_s = request.arrival_s + slo.ttft_s - view.now
         return slack_s if slack_s >= 0.0 else tpot_s
 

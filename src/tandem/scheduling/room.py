@@ -103,14 +103,15 @@ class Room:
         for seq in chain(begun, filter(is_waiting, item.sequences)):
             start = seq.computed
             left = len(seq.tokens) - start
-            if is_waiting(seq) and not self._can_start(item, seq):
-                break
             # What joins a pass that records already costs no more than its rows.
             least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
-            if needed and not candidates:
-                affordable = max(least, self._affordable(start, rest, least))
-            elif min(least, self.tokens) >= self.too_many:
+            first = needed and not candidates
+            if min(least, self.tokens) >= self.too_many and not first:
                 break
+            if is_waiting(seq) and not self._can_start(item, seq):
+                break
+            if first:
+                affordable = max(least, self._affordable(start, rest, least))
             else:
                 saved_up = self.work.recorded or self.pass_s >= self.full_s
                 affordable = self._affordable(start, rest, least if saved_up else rest)
@@ -200,7 +201,7 @@ class Room:
         least = min(least, most)
         rows = self.latency.rows_within(self.work, start, most, self.pass_s, least)
         if start == 0 and rows < most:
-            self.too_many = max(rows + 1, least)
+            self.too_many = min(self.too_many, max(rows + 1, least))
         return rows
 
     def _can_start(self, item: LearningItem, seq: Sequence) -> bool:

@@ -13,9 +13,11 @@ from tandem.core.slo import WorkClass
 from tandem.scheduling.queues import first_waiting
 from tandem.scheduling.view import View
 
-# Late answers make way while they are at most so large a share of what runs, and that of the slots:
-# else nobody has much of it, and they would keep others from starting.
+# Late answers rest while they are at most so large a share of the requests that run, and all that
+# runs of the slots: else nobody has much of it, and they would keep others from starting. And only
+# while prompts keep the device so busy.
 _FEW = 0.5
+_BUSY = 0.5
 
 
 class Turns:
@@ -49,18 +51,23 @@ class Turns:
         rest = [seq for seq in first if seq.seq_id not in listed]
         return [*begun, *self._offered, *rest][:count]
 
-    def resting(self, view: View, serving: list[Sequence], queue: list[Sequence]) -> set[int]:
+    def resting(
+        self, view: View, serving: list[Sequence], queue: list[Sequence], busy: float
+    ) -> set[int]:
         """Which of the running requests leave the next pass to the others, by their numbers: while
-        prompts are computed, most of the answers that are late, each in its turn.
+        prompts are computed, most of the answers that are late, each in its turn. Called once for
+        each pass of requests; `busy` is the share of the time that prompts have kept the device.
 
         An answer is late if its first token came too late because its request had to wait: it has
         missed its objective whatever happens now, and its row would delay those that have not.
         """
-        share = self._late_share
-        if share >= 1.0 or len(view.running) > _FEW * view.budgets.max_sequences:
+        share, running = self._late_share, len(view.running)
+        if share >= 1.0 or busy < _BUSY or running > _FEW * view.budgets.max_sequences:
             return set()
-        prompts = [seq for seq in serving if not seq.decoding]
-        if not (prompts or _can_start(view, queue)):
+        blocks = -(-len(queue[0].tokens) // view.block_size) if queue else 0
+        if running + blocks > view.available_blocks:
+            return set()
+        if not (queue or any(_is_online(seq) and not seq.decoding for seq in serving)):
             return set()
         self._passes += 1
         default_s = view.default_slo.ttft_s
@@ -96,18 +103,14 @@ class Turns:
         return merged
 
 
-def _can_start(view: View, queue: list[Sequence]) -> bool:
-    """Whether there are blocks for the first of these while each that runs may take one."""
-    if not queue:
-        return False
-    needed = -(-len(queue[0].tokens) // view.block_size)
-    return needed + len(view.running) <= view.available_blocks
+def _is_online(seq: Sequence) -> bool:
+    return seq.request.work_class is WorkClass.ONLINE
 
 
 def _is_late(seq: Sequence, default_s: float) -> bool:
     """Whether the first token came too late, because its request had to wait."""
     first_s, began_s, request = seq.first_token_s, seq.first_scheduled_s, seq.request
-    if first_s is None or began_s is None or request.work_class is not WorkClass.ONLINE:
+    if first_s is None or began_s is None or not _is_online(seq):
         return False
     ttft_s = default_s if request.slo is None else request.slo.ttft_s
     return first_s - request.arrival_s > ttft_s >= first_s - began_s and seq.decoding

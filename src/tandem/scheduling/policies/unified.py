@@ -136,11 +136,11 @@ class Unified:
         running, serving = view.running_in_order, view.serving
         learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
         batch = any_offline(view, serving)
+        if not (learns or batch):
+            self._forget()
+            return self._serve_only(view, running, serving)
         if self._unasked and serving and not batch and view.now < self._asked_s + _UNASKED_S:
             self._unasked -= 1
-            return self._serve_only(view, running, serving)
-        if not (learns or batch):
-            self._time.forget()
             return self._serve_only(view, running, serving)
         scored, offline = running[len(serving) :], OfflineRequests()
         # Offline requests give way to online ones that wait.
@@ -152,15 +152,13 @@ class Unified:
             serving, queue, offline = set_apart(view, serving, queue, overdue, learns=learns)
         items = self._items(view, scored, queue) if learns else []
         if not (items or batch):
-            self._time.forget()
+            self._forget()
             return self._serve_only(view, running, serving)
         # Prompts that wait for the blocks of overdue learning take no time until it is through.
         if queue and stands_in_the_way(view, items, serving, queue[0]):
             queue = []
-        serving, resting = self._taking_part(view, serving, queue)
         requests = foresee(view, self._deadlines, serving, queue, self._load.busy)
-        overdue_ids = {seq.seq_id for seq in half_computed(items)}
-        kept = resting | overdue_ids
+        kept = {seq.seq_id for seq in half_computed(items)}
         yielding = self._overdue.victims(running)
         if items:
             self._time.earn(view, items[0], requests)
@@ -169,28 +167,38 @@ class Unified:
         if not offline:
             self._offline_earned.forget()
         alone, beside, found = self._share(view, items, offline, requests, served=served)
-        self._look_again(view.now, found=not (alone.empty and beside.empty) or bool(overdue_ids))
-        if alone.empty:
-            ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
-            order = (
-                self._overdue.serve(view, serving),
-                beside.first,
-                _all(requests.joining),
-                ours,
-                beside.last,
-                theirs,
-            )
-            return _decision(yielding, order, beside, kept)
-        self._served = False
-        if alone.gives_way:
-            self._time.give_way(view, alone)
-            self._alone_s = alone.used_s if offline else 0.0
-        return _decision(yielding, (alone.first, alone.last), alone, kept)
+        nothing = alone.empty and beside.empty
+        self._look_again(view.now, vain=bool(items) and nothing and served and not kept)
+        if not alone.empty:
+            self._served = False
+            if alone.gives_way:
+                self._time.give_way(view, alone)
+                self._alone_s = alone.used_s if offline else 0.0
+            return _decision(yielding, (alone.first, alone.last), alone, kept)
+        if nothing and not found.candidates:
+            serving, resting = self._taking_part(view, serving, queue)
+            kept |= resting
+        ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
+        order = (
+            self._overdue.serve(view, serving),
+            beside.first,
+            _all(requests.joining),
+            ours,
+            beside.last,
+            theirs,
+        )
+        return _decision(yielding, order, beside, kept)
 
-    def _look_again(self, now: float, *, found: bool) -> None:
-        """Learning has `found` something for an iteration, or nothing: when to look again."""
-        self._in_vain = 0 if found else min(self._in_vain + 1, _MOST_UNASKED)
+    def _look_again(self, now: float, *, vain: bool) -> None:
+        """When to look at learning again, after a look in `vain` or not."""
+        self._in_vain = min(self._in_vain + 1, _MOST_UNASKED) if vain else 0
         self._unasked, self._asked_s = self._in_vain, now
+
+    def _forget(self) -> None:
+        """There is nothing but online requests."""
+        self._time.forget()
+        self._offline_earned.forget()
+        self._in_vain = self._unasked = 0
 
     def _share(
         self,
@@ -290,8 +298,9 @@ class Unified:
     def _taking_part(
         self, view: View, serving: list[Sequence], queue: list[Sequence]
     ) -> tuple[list[Sequence], set[int]]:
-        """The running requests that take part in a pass, and the numbers of the others."""
-        resting = self._turns.resting(view, serving, queue)
+        """The running requests that take part in a pass of requests alone, and the numbers of the
+        others: what is of a lower class has no place that an answer leaves."""
+        resting = self._turns.resting(view, serving, queue, self._load.busy)
         if resting:
             serving = [seq for seq in serving if seq.seq_id not in resting]
         return serving, resting
