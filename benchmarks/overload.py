@@ -26,6 +26,7 @@ from tandem.config import ServerConfig, resolve
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import InvalidRequest, Overloaded
 from tandem.core.events import TokenEvent
+from tandem.core.ports import Urgent, never
 from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.engine.loop import EngineLoop
@@ -63,9 +64,9 @@ class Door:
         self._tickets[request.request_id] = ticket
         self._add(request)
 
-    def step(self) -> list[TokenEvent]:
+    def step(self, urgent: Urgent = never) -> list[TokenEvent]:
         """In place of the loop's; in a leap nobody gets a first token."""
-        events = self._step()
+        events = self._step(urgent)
         for event in events:
             self._tickets[event.request_id].started()
         return events

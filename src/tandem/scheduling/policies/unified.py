@@ -56,11 +56,11 @@ class Options:
     delta_ft); `gamma` weighs urgency. `temporal_only` keeps learning out of passes with requests
     (for comparison).
     `late_share` of the starts are of requests that are too late for their TTFT objective, while
-    others are not, and of the passes with prompts such an answer has so many (1: first come, first
-    served). Of the time that online requests leave,
-    `offline_share` is offline requests', if learning wants it too; `min_share` is theirs as it is
-    learning's. One that has got no token for `offline_patience_s`, while others started, goes
-    before online ones and learning; of the starts they have at most `overdue_share`.
+    others are not, and an answer that came too late has a row in this share of the passes with
+    prompts (1: first come, first served). Of the time that online requests leave, `offline_share`
+    is offline requests', if learning wants it too; `min_share` is theirs as it is learning's. One
+    that has got no token for `offline_patience_s`, while others started, goes before online ones
+    and learning; of the starts they have at most `overdue_share`.
     """
 
     ceiling_s: float = 0.25
