@@ -195,7 +195,7 @@ def test_unified_asks(learning):
 def test_unified_asks_how_busy_the_device_is(learning, monkeypatch):
     info = replace(FakeExecutor(200, 16, max_model_len=2000).info, eos_token_ids=())
     for busy, wanted in ((0.0, [100]), (0.9, [100, 30])):
-        monkeypatch.setattr(Load, "note", lambda load, view, busy=busy: setattr(load, "busy", busy))
+        monkeypatch.setattr(Load, "busy", busy)
         scheduler = Scheduler(
             build_policy("unified"), KVCache(200, 16), BUDGETS, info, default_slo=SLO, rates=RATES
         )

@@ -22,21 +22,29 @@ class Load:
     decode are none of it, since prompts can join them."""
 
     def __init__(self) -> None:
-        self.busy = 0.0
-        self._noted_s: float | None = None
+        self._busy = 0.0  # at `_at_s`; since then nobody waited
+        self._at_s = 0.0
+        self._noted_s = 0.0
         self._waited = False
         self._last_step: int | None = None
 
+    @property
+    def busy(self) -> float:
+        """See the class; when it was last noted."""
+        return self._busy * math.exp((self._at_s - self._noted_s) / _LATELY_S)
+
     def note(self, view: View) -> None:
         """Once a decision, before it is made."""
-        now, waits, step = view.now, _online(view.waiting_in_order), _last_step(view)
-        if self._noted_s is not None:
+        now, waits = view.now, _online(view.waiting_in_order)
+        if self._waited:
             passed_s = now - self._noted_s
-            ran = step != self._last_step
-            busy_s = _busy_s(view, passed_s, waits, ran=ran) if self._waited else 0.0
-            self.busy = 1.0 - (1.0 - self.busy) * math.exp(-busy_s / _LATELY_S)
-            self.busy *= math.exp((busy_s - passed_s) / _LATELY_S)
-        self._noted_s, self._waited, self._last_step = now, waits, step
+            busy_s = _busy_s(view, passed_s, waits, ran=_last_step(view) != self._last_step)
+            busy = 1.0 - (1.0 - self.busy) * math.exp(-busy_s / _LATELY_S)
+            self._busy = busy * math.exp((busy_s - passed_s) / _LATELY_S)
+            self._at_s = now
+        self._noted_s, self._waited = now, waits
+        if waits:
+            self._last_step = _last_step(view)
 
 
 def _busy_s(view: View, passed_s: float, waits: bool, *, ran: bool) -> float:

@@ -55,19 +55,17 @@ class Turns:
         self, view: View, serving: list[Sequence], queue: list[Sequence], busy: float
     ) -> set[int]:
         """Which of the running requests leave the next pass to the others, by their numbers: while
-        prompts are computed, most of the answers that are late, each in its turn. Called once for
-        each pass of requests; `busy` is the share of the time that prompts have kept the device.
+        prompts of the `queue` start, most of the answers that are late, each in its turn. Called
+        once for each pass of requests; `busy` is the share of the time that prompts have had.
 
         An answer is late if its first token came too late because its request had to wait: it has
         missed its objective whatever happens now, and its row would delay those that have not.
         """
-        share, running = self._late_share, len(view.running)
-        if share >= 1.0 or busy < _BUSY or running > _FEW * view.budgets.max_sequences:
+        share = self._late_share
+        if not queue or share >= 1.0 or busy < _BUSY:
             return set()
-        blocks = -(-len(queue[0].tokens) // view.block_size) if queue else 0
-        if running + blocks > view.available_blocks:
-            return set()
-        if not (queue or any(_is_online(seq) and not seq.decoding for seq in serving)):
+        running, blocks = len(view.running), -(-len(queue[0].tokens) // view.block_size)
+        if running > _FEW * view.budgets.max_sequences or running + blocks > view.available_blocks:
             return set()
         self._passes += 1
         default_s = view.default_slo.ttft_s
@@ -103,14 +101,10 @@ class Turns:
         return merged
 
 
-def _is_online(seq: Sequence) -> bool:
-    return seq.request.work_class is WorkClass.ONLINE
-
-
 def _is_late(seq: Sequence, default_s: float) -> bool:
     """Whether the first token came too late, because its request had to wait."""
     first_s, began_s, request = seq.first_token_s, seq.first_scheduled_s, seq.request
-    if first_s is None or began_s is None or not _is_online(seq):
+    if first_s is None or began_s is None or request.work_class is not WorkClass.ONLINE:
         return False
     ttft_s = default_s if request.slo is None else request.slo.ttft_s
     return first_s - request.arrival_s > ttft_s >= first_s - began_s and seq.decoding

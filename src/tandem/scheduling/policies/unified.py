@@ -40,8 +40,8 @@ _PROMPT_PRIORITY = 1.0
 _PROMPT_AGEING = 0.25
 # Once an iteration had no time for learning, it is not looked at in the next one, and after several
 # in a row in so many, for so long at most: to look for what does not fit takes time, too.
-_MOST_UNASKED = 7
-_UNASKED_S = 0.2
+_MOST_UNASKED = 15
+_UNASKED_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ class Unified:
         self._offline_earned = Earnings()
         self._balance = Balance(options.offline_share)
         self._served = False
+        self._gave_way = False  # the last plan did, or the one before and its pass was lost
         self._in_vain = 0  # how many times in a row learning was looked at and got nothing
         self._unasked = 0  # how many iterations are still to come in which it is not looked at
         self._asked_s = 0.0
@@ -130,9 +131,10 @@ class Unified:
         served, self._served = self._served, True
         if served:
             self._time.served_s = view.now
-        if self._time.judge(view):
-            self._balance.give_back(self._alone_s)
-        self._alone_s = 0.0
+        if self._gave_way:
+            self._gave_way = self._time.judge(view)
+            self._balance.give_back(self._alone_s if self._gave_way else 0.0)
+            self._alone_s = 0.0
         running, serving = view.running_in_order, view.serving
         learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
         batch = any_offline(view, serving)
@@ -172,6 +174,7 @@ class Unified:
         if not alone.empty:
             self._served = False
             if alone.gives_way:
+                self._gave_way = True
                 self._time.give_way(view, alone)
                 self._alone_s = alone.used_s if offline else 0.0
             return _decision(yielding, (alone.first, alone.last), alone, kept)
@@ -300,6 +303,8 @@ class Unified:
     ) -> tuple[list[Sequence], set[int]]:
         """The running requests that take part in a pass of requests alone, and the numbers of the
         others: what is of a lower class has no place that an answer leaves."""
+        if not queue:
+            return serving, set()
         resting = self._turns.resting(view, serving, queue, self._load.busy)
         if resting:
             serving = [seq for seq in serving if seq.seq_id not in resting]
