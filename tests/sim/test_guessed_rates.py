@@ -95,7 +95,9 @@ def sft_step(number: int) -> TrainingStep:
 
 @pytest.mark.parametrize("tpot_slo", [0.10, 0.12])
 def test_guessed_rates_cost_little_training(tpot_slo):
-    assert training_tokens_per_s(0, tpot_slo, RATES) > 90.0
+    all_told = 0.0
     for seed in range(6):  # each beside the same disturbances
         told = training_tokens_per_s(seed, tpot_slo, RATES)
+        all_told += told
         assert training_tokens_per_s(seed, tpot_slo, None) > 0.7 * told
+    assert all_told > 6 * 80.0
