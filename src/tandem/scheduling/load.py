@@ -12,6 +12,8 @@ from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.scheduling.view import View
 
+# From so large a share on there is a rush, in which not all can be served in time.
+RUSH = 0.5
 # The share is of about so many seconds: of the burst that there is, not of the hour.
 _LATELY_S = 3.0
 

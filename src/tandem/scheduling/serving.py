@@ -13,11 +13,14 @@ from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
+from tandem.scheduling.load import RUSH
 from tandem.scheduling.view import View
 
 # Prompts join a pass without more ado while it takes at most this share of the TTFT objective of
 # each prompt that ends in it.
 _LONG = 0.3
+# In a rush one prompt starts in so many of its TTFT objectives, whatever that does to answers.
+_LONGEST_HOLD = 4.0
 # What costs as much as it saves to the last bits is worth it.
 _TIE = 1.0 + 1e-6
 
@@ -75,6 +78,9 @@ def joins(
     who is still to come: with a share `busy` of the time taken (`Load`), each of those who wait
     stands for 1 / (1 - busy)^2, as the wait in a queue, busy / (1 - busy), grows with the load.
     Answers that have begun, and what has no objective, join while there are rows.
+
+    In a rush a prompt also waits where its pass would make an answer late that is on time (see
+    `_Answers`).
     """
     if not queue:
         return queue
@@ -92,6 +98,7 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
     most_s = min([_most_s(view, seq) for seq in ends], default=math.inf)
     found.running_rows = most - left
     found.predicted_s = latency.forward_s(found.work)
+    answers = _Answers.of(view, running) if queue and busy >= RUSH else _Answers()
     for place, seq in enumerate(queue):
         if left <= 0:
             break
@@ -101,7 +108,10 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
         joined = found.work.copy()
         joined.span(start, taken, draws=int(taken == needed))
         joined_s = latency.forward_s(joined)
-        if joined_s > most_s and _is_prompt(seq):
+        prompt = _is_prompt(seq)
+        if prompt and joined_s > answers.spare_s and answers.hold(view, seq):
+            break
+        if prompt and joined_s > most_s:
             added_s = joined_s - found.predicted_s
             saved_s = (_span_s(view, start, taken) - added_s) * taken / needed
             costs_s = (1.0 - busy) ** 2 * ending * added_s
@@ -114,6 +124,42 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
             ending += 1
             most_s = min(most_s, _most_s(view, seq))
     return served, left
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """The running answers for whose sake prompts wait in a rush, since with all of them everybody
+    would be late: what they can spare, that is the longest pass after which each that is on time
+    still is, and when the latest began.
+
+    Token i after the first is on time until i * TPOT after it. Nobody waits for an answer whose
+    next one is late already, or whose first one was.
+    """
+
+    spare_s: float = math.inf
+    began_s: float = -math.inf
+
+    @staticmethod
+    def of(view: View, running: list[Sequence]) -> _Answers:
+        """Those of these requests."""
+        now, default, spare_s, began_s = view.now, view.default_slo, math.inf, -math.inf
+        for seq in running:
+            first_s, request = seq.first_token_s, seq.request
+            if first_s is None:
+                continue
+            began_s = max(began_s, first_s)
+            slo = request.slo or default
+            left_s = first_s + (len(seq.tokens) - seq.prompt_tokens) * slo.tpot_s - now
+            if left_s < 0.0 or first_s - request.arrival_s > slo.ttft_s:
+                continue
+            spare_s = min(spare_s, left_s)
+        return _Answers(spare_s, began_s)
+
+    def hold(self, view: View, seq: Sequence) -> bool:
+        """Whether a prompt waits for them, if its pass is longer: not once none has started for
+        several of its TTFT objectives."""
+        ttft_s = (seq.request.slo or view.default_slo).ttft_s
+        return view.now - self.began_s < _LONGEST_HOLD * ttft_s
 
 
 def _is_prompt(seq: Sequence) -> bool:

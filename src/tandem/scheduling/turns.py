@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.core.slo import WorkClass
+from tandem.scheduling.load import RUSH
 from tandem.scheduling.queues import first_waiting
 from tandem.scheduling.view import View
 
 # Late answers rest while they are at most so large a share of the requests that run, and all that
-# runs of the slots: else nobody has much of it, and they would keep others from starting. And only
-# while prompts keep the device so busy.
+# runs of the slots: else nobody has much of it, and they would keep others from starting.
 _FEW = 0.5
-_BUSY = 0.5
 
 
 class Turns:
@@ -52,19 +51,19 @@ class Turns:
         return [*begun, *self._offered, *rest][:count]
 
     def resting(
-        self, view: View, serving: list[Sequence], queue: list[Sequence], busy: float
+        self, view: View, serving: list[Sequence], joining: list[Sequence], busy: float
     ) -> set[int]:
         """Which of the running requests leave the next pass to the others, by their numbers: while
-        prompts of the `queue` start, most of the answers that are late, each in its turn. Called
+        those that are `joining` start, most of the answers that are late, each in its turn. Called
         once for each pass of requests; `busy` is the share of the time that prompts have had.
 
         An answer is late if its first token came too late because its request had to wait: it has
         missed its objective whatever happens now, and its row would delay those that have not.
         """
         share = self._late_share
-        if not queue or share >= 1.0 or busy < _BUSY:
+        if not joining or share >= 1.0 or busy < RUSH:
             return set()
-        running, blocks = len(view.running), -(-len(queue[0].tokens) // view.block_size)
+        running, blocks = len(view.running), -(-len(joining[0].tokens) // view.block_size)
         if running > _FEW * view.budgets.max_sequences or running + blocks > view.available_blocks:
             return set()
         self._passes += 1

@@ -179,7 +179,7 @@ class Unified:
                 self._alone_s = alone.used_s if offline else 0.0
             return _decision(yielding, (alone.first, alone.last), alone, kept)
         if nothing and not found.candidates:
-            serving, resting = self._taking_part(view, serving, queue)
+            serving, resting = self._taking_part(view, serving, requests.joining)
             kept |= resting
         ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
         order = (
@@ -292,20 +292,19 @@ class Unified:
     def _serve_only(self, view: View, running: list[Sequence], serving: list[Sequence]) -> Decision:
         """Requests alone: the usual case, and the one that must cost least."""
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
-        serving, resting = self._taking_part(view, serving, queue)
-        order = _all(serving)
-        if queue:
-            order += _all(joins(view, serving, queue, self._load.busy))
+        joining = joins(view, serving, queue, self._load.busy)
+        serving, resting = self._taking_part(view, serving, joining)
+        order = [*_all(serving), *_all(joining)]
         return Decision.on_device(tuple(order), victims=_victims(running, resting))
 
     def _taking_part(
-        self, view: View, serving: list[Sequence], queue: list[Sequence]
+        self, view: View, serving: list[Sequence], joining: list[Sequence]
     ) -> tuple[list[Sequence], set[int]]:
         """The running requests that take part in a pass of requests alone, and the numbers of the
         others: what is of a lower class has no place that an answer leaves."""
-        if not queue:
+        if not joining:
             return serving, set()
-        resting = self._turns.resting(view, serving, queue, self._load.busy)
+        resting = self._turns.resting(view, serving, joining, self._load.busy)
         if resting:
             serving = [seq for seq in serving if seq.seq_id not in resting]
         return serving, resting
