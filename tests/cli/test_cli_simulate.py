@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from fake_executor import FakeExecutor
+from tandem.build import join_loop
 from tandem.cli import app
-from tandem.cli.profile import doubts
+from tandem.cli.profile import doubts, host_s
+from tandem.config import resolve
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.profile import FitError, read_profile, write_profile
 
@@ -146,7 +150,22 @@ def test_the_demo_model_is_profiled(tmp_path):
     assert profile.info.num_layers > 0 and profile.ceilings.flops > 1e9
     assert profile.threads == profile.info.threads == torch.get_num_threads()
     assert "held out" in result.output and profile.errors["pass"].samples > 0
+    assert 0.0 < profile.host_s < 0.1 and "beside the work of an iteration" in result.output
     assert set(profile.versions) == {"tandem", "torch", "transformers", "measured"}
+
+
+def test_what_an_iteration_takes_beside_its_work_is_measured():
+    loop = join_loop(resolve({}), FakeExecutor())
+    apply = loop.scheduler.apply
+
+    def slowly(results, now):
+        time.sleep(0.004)
+        return apply(results, now)
+
+    loop.scheduler.apply = slowly
+    assert 0.004 <= host_s(loop) < 0.1
+    assert not loop.has_work
+    loop.scheduler.cache.check()
 
 
 def test_what_a_profile_cannot_say_is_told():

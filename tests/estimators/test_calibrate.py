@@ -297,7 +297,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     profile = replace(datasheet_profile("l4", "llama-3-8b"), threads=2)
     profile = replace(profile, caches=Caches(0.01, 0.002, 0.001, 0.6))
     profile = replace(profile, noise={"decode": (-0.1, 0.2)}, kept_beside=(0.0, 1.0))
-    profile = replace(profile, repeat=FitError(3, 0.0, 0.1, 0.2))
+    profile = replace(profile, repeat=FitError(3, 0.0, 0.1, 0.2), host_s=2e-4)
     path = tmp_path / "l4.json"
     write_profile(profile, path)
     assert read_profile(path) == profile
@@ -311,6 +311,13 @@ def test_caches_that_cannot_be_are_refused(tmp_path, caches):
     path = tmp_path / "l4.json"
     write_profile(replace(datasheet_profile("l4", "llama-3-8b"), caches=caches), path)
     with pytest.raises(InvalidRequest, match="caches must be 0 or more"):
+        read_profile(path)
+
+
+def test_an_iteration_takes_no_less_than_no_time_beside_its_work(tmp_path):
+    path = tmp_path / "l4.json"
+    write_profile(replace(datasheet_profile("l4", "llama-3-8b"), host_s=-1e-3), path)
+    with pytest.raises(InvalidRequest, match="host_s must be 0 or more"):
         read_profile(path)
 
 

@@ -28,6 +28,7 @@ from tandem.scheduling.view import Budgets
 RATES = Rates((0.01, 1e-9, 1e-9, 1e-9, 1e-9, 1e-3, *[1e-9] * 8), slice_rates(), 0.01, 1.0, True)
 SLO = Slo(0.2, 0.05)
 BUDGETS = Budgets(256, 1024)
+NOW = 100.0
 
 
 @dataclass
@@ -112,6 +113,58 @@ def test_what_costs_less_than_it_saves_joins():
 def test_a_long_queue_shares_passes():
     assert joined(prompts(*[100] * 60)) >= 5
     assert joined(prompts(*[100] * 3)) == 1
+
+
+def answers(*spare_s: float, done: int = 4, late: bool = False) -> list[Sequence]:
+    """Answers of `done` tokens at `NOW` whose next one is due in so many seconds; with `late` their
+    first one was late."""
+    running = decoding(len(spare_s))
+    for seq, left_s in zip(running, spare_s, strict=True):
+        seq.tokens += [1] * done
+        seq.computed = len(seq.tokens) - 1
+        seq.first_token_s = NOW + left_s - done * SLO.tpot_s
+        arrival_s = seq.first_token_s - (0.3 if late else 0.1)
+        seq.request = replace(seq.request, arrival_s=arrival_s)
+    return running
+
+
+def joined_in_a_rush(queue: list[Sequence], running: list[Sequence]) -> int:
+    return joined(queue, running, busy=0.6, now=NOW)
+
+
+def test_in_a_rush_prompts_wait_where_an_answer_would_be_late():
+    """Of 20 rows each, beside two answers: passes of 32 and 52 ms."""
+    few, one, both = answers(9.0, 0.03), answers(9.0, 0.04), answers(9.0, 0.06)
+    found = [joined_in_a_rush(prompts(20, 20, 20), running) for running in (few, one, both)]
+    assert found == [0, 1, 2]
+    assert joined(prompts(20, 20, 20), few, busy=0.4, now=NOW) == 2, "no rush"
+    assert joined_in_a_rush(prompts(20), []) == 1
+    assert joined_in_a_rush(prompts(20), prompts(200)) == 1, "no answer yet"
+
+
+def test_an_answers_own_objective_says_when_it_is_late():
+    patient = answers(0.01)
+    patient[0].request = replace(patient[0].request, slo=Slo(0.2, 0.2))
+    assert joined_in_a_rush(prompts(20), patient) == 1
+
+
+def test_nobody_waits_for_answers_that_are_late_already():
+    assert joined_in_a_rush(prompts(20), answers(-0.001)) == 1
+    assert joined_in_a_rush(prompts(20), answers(0.01, late=True)) == 1
+    assert joined_in_a_rush(prompts(20), [*answers(-0.001), *answers(0.01)]) == 0
+
+
+def test_once_in_several_objectives_a_prompt_starts_in_a_rush_too():
+    """Four of 0.2 s: the latest answer began 0.74 and 0.84 s ago."""
+    assert joined_in_a_rush(prompts(20), answers(0.01, done=15)) == 0
+    assert joined_in_a_rush(prompts(20), answers(0.01, done=17)) == 1
+    assert joined_in_a_rush(prompts(20), [*answers(0.01, done=17), *answers(-0.01)]) == 0
+
+
+def test_answers_that_were_preempted_wait_for_no_other():
+    begun = prompts(20)
+    begun[0].tokens += [1]
+    assert joined_in_a_rush(begun, answers(0.01)) == 1
 
 
 def test_the_busier_the_more_share_a_pass():

@@ -33,6 +33,7 @@ def small_profile(
     decode_s: float = 0.0,
     prompt_s: float = 0.0,
     cold_s: float = NOTHING,
+    host_s: float = 0.0,
 ) -> Profile:
     """20 ms a pass, 1 ms a row; the same as the fake executor's costs below. Half of what is
     missing to warm caches is, after each pass."""
@@ -51,6 +52,7 @@ def small_profile(
         "made up",
         noise={"pass": noise},
         caches=Caches(resume_s, decode_s, prompt_s, cold_share=0.5),
+        host_s=host_s,
     )
 
 

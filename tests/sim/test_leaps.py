@@ -74,7 +74,9 @@ def run_both_ways(
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
 def test_leaps_give_what_single_iterations_give(policy, shapes, steps_s, offline, blocks, ttft_slo):
     noise = (-0.2, -0.05, 0.1, 0.3)
-    profile = small_profile(blocks, noise, 0.005, decode_s=0.008, prompt_s=0.003, cold_s=0.006)
+    profile = small_profile(
+        blocks, noise, 0.005, decode_s=0.008, prompt_s=0.003, cold_s=0.006, host_s=0.0013
+    )
     options = IMPATIENT.get(policy, {})
     single, leaping = run_both_ways(
         policy, profile, shapes, steps_s, offline, options, ttft_slo=ttft_slo

@@ -101,6 +101,36 @@ def test_answers_that_began_too_late_rest_beside_prompts_and_still_end():
     assert shares[0] > 0.95 and 0.1 < shares[1] < 0.5, shares
 
 
+def test_in_a_rush_answers_are_in_time_because_prompts_wait():
+    """More than can be served within both objectives: first come, first served makes nearly all
+    answers late; all end, and hardly later."""
+    shapes = [(0.045 * place, 24, 12) for place in range(600)]
+    found = []
+    for policy in ("no_retrain", "unified"):
+        arrivals, trainers = load(shapes)
+        report, _, _ = run_one(
+            policy, arrivals, trainers, small_profile(1024), max_sequences=64,
+            max_batch_tokens=256, ttft_slo=0.6, tpot_slo=0.06,
+        )  # fmt: skip
+        assert all(outcome.finished for outcome in report.outcomes.values())
+        met = [each.ttft_s <= 0.6 and each.tpot_s <= 0.06 for each in report.outcomes.values()]
+        found.append((sum(met), report.ended_s))
+    (first_come, first_come_s), (waiting, waiting_s) = found
+    assert waiting > first_come + 200, found
+    assert waiting_s < 1.2 * first_come_s, found
+
+
+def test_an_iteration_takes_the_loop_its_time_once():
+    """Whatever its lanes are; nothing predicts it."""
+    profile, clock = small_profile(host_s=0.005), VirtualClock()
+    executor = SimExecutor(profile, clock, curve=Saturating(), noise=False)
+    for step, lane, ends_s in ((0, "a", 0.026), (0, "b", 0.047), (1, "a", 0.073)):
+        plan = LanePlan(step, lane, (Span(0, 3, (1,), ((0,),)),))
+        executor.submit(plan)
+        assert clock.now() == pytest.approx(ends_s)
+    assert [result.elapsed_s for result in executor.poll()] == pytest.approx([0.021] * 3)
+
+
 def test_no_request_starves_however_many_are_in_time():
     """Of every eight that start one is late, so that a late one waits for eight times as many
     starts as there were late ones before it."""

@@ -9,15 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tandem import __version__
-from tandem.build import build_executor, resolve_model
+from tandem.build import build_executor, join_loop, resolve_model
 from tandem.config import Settings
 from tandem.core.ports import Executor
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.engine.loop import EngineLoop
 from tandem.estimators.calibrate import fit
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, write_profile
@@ -25,6 +29,11 @@ from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 
 # Samples of a kind that were held out. Of fewer, "95% below" is the worst one.
 _FEW = 20
+# What an iteration takes beside its work is measured over so many answers and iterations, and over
+# fewer of a model for which these take longer than so many seconds.
+_ANSWERS = 4
+_ITERATIONS = (8, 128)
+_ITERATIONS_S = 2.0
 
 
 def profile_model(settings: Settings, seconds: float, out: Path | None, console: Console) -> Path:
@@ -80,6 +89,7 @@ def measure(
         noise=found.noise,
         caches=found.caches,
         repeat=found.repeat,
+        host_s=host_s(join_loop(settings, executor, rates=found.rates)),
         kept_alone=found.kept_alone,
         kept_beside=found.kept_beside,
         versions={
@@ -90,6 +100,27 @@ def measure(
         },
         threads=info.threads,
     )
+
+
+def host_s(loop: EngineLoop) -> float:
+    """Median seconds of an iteration of a few decodes outside of the executor's own account."""
+    executed: list[float] = []
+    loop.on_plan = lambda plan, result: executed.append(result.elapsed_s)
+    least, most = _ITERATIONS
+    tokens = max(1, min(most, loop.info.max_model_len - 1))
+    names = [f"host-{number}" for number in range(_ANSWERS)]
+    for name in names:
+        loop.add(Request(name, (0,), SamplingParams(max_tokens=tokens, ignore_eos=True)))
+    found: list[float] = []
+    ends_s = time.perf_counter() + _ITERATIONS_S
+    while loop.has_work and (len(found) <= least or time.perf_counter() < ends_s):
+        began_s = time.perf_counter()
+        loop.step()
+        found.append(time.perf_counter() - began_s - sum(executed))
+        executed.clear()
+    for name in names:
+        loop.abort(name)
+    return median(found[1:] or found)
 
 
 def doubts(profile: Profile) -> Iterator[str]:
@@ -116,6 +147,7 @@ def _terms(profile: Profile) -> Table:
     table.add_row("less after passes: decodes", f"{1e6 * caches.decode_s:.0f}")
     table.add_row("less after passes: prompts", f"{1e6 * caches.prompt_s:.0f}")
     table.add_row("share of that missing after each", f"{caches.cold_share:.0%}")
+    table.add_row("beside the work of an iteration", f"{1e6 * profile.host_s:.0f}")
     table.add_row("rho (no unit)", f"{rates.rho:.1f}")
     return table
 

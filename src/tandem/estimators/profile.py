@@ -87,7 +87,8 @@ class Profile:
     """See the module. `errors` and `noise` by kind of work; noise are relative residuals, from
     which the simulator draws (those of `pass` for a kind without any); `source` says where the
     rates come from, `caches` what comes on top of them. A pass predicts the same pass right after
-    it with the error `repeat`. Passes of nothing but whole micro-batches keep `kept_alone` of them
+    it with the error `repeat`. `host_s` are seconds of an iteration outside of its work: to decide, to
+    start, to collect and to apply. Passes of nothing but whole micro-batches keep `kept_alone` of them
     for the backward, others `kept_beside`. `threads` computed, where the device is a CPU (0: it is
     none, or they were not counted).
     """
@@ -100,6 +101,7 @@ class Profile:
     noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
     caches: Caches = NO_CACHES
     repeat: FitError | None = None
+    host_s: float = 0.0
     kept_alone: KeptShare = NOTHING_KEPT
     kept_beside: KeptShare = NOTHING_KEPT
     versions: dict[str, str] = field(default_factory=dict)
@@ -147,6 +149,8 @@ def read_profile(path: Path) -> Profile:
         raise InvalidRequest(
             f"{path}: caches must be 0 or more, cold_share 1 or less", param="profile"
         )
+    if not (math.isfinite(profile.host_s) and profile.host_s >= 0.0):
+        raise InvalidRequest(f"{path}: host_s must be 0 or more", param="profile")
     return profile
 
 

@@ -58,9 +58,10 @@ class Leaper:
         until_s: float,
         now: float,
         token_of: Callable[[int, int], int],
+        host_s: float = 0.0,
     ) -> tuple[list[TokenEvent], float, int]:
-        """Advance up to `most` iterations, each as long as `seconds_of` says, until one ends at or
-        after `until_s`; the events, the time at the end, and how many it were.
+        """Advance up to `most` iterations, each as long as `seconds_of` says and `host_s` longer,
+        until one ends at or after `until_s`; the events, the time at the end, and how many it were.
 
         `token_of(seq_id, position)` is the token that a sequence draws at an output position.
         """
@@ -77,6 +78,7 @@ class Leaper:
             seconds = seconds_of(work)
             scheduler.latency.observe_decodes(work, seconds)
             now += seconds
+            now += host_s
             made += 1
             work.context += len(running)
             work.longest += 1

@@ -1,7 +1,7 @@
 """An executor that computes nothing and takes as long as the profile says.
 
 Every plan advances the virtual clock by its predicted time, with noise drawn from the profile's
-recorded residuals. Tokens are numbers that depend on sequence and position alone. Invariant: the
+recorded residuals, and by what an iteration takes the loop (`host_s`). Tokens are numbers that depend on sequence and position alone. Invariant: the
 same plans in the same order give the same times.
 """
 
@@ -75,6 +75,7 @@ class SimExecutor:
         self._on_plan = on_plan
         self._rng = Random(seed)
         self._ended_s = clock.now() - 1.0  # it has slept
+        self._step = -1  # the last one
         self._cold = 1.0  # share of what warm caches save that the next pass does not
         self._open: dict[int, OpenMicroBatch] = {}
         self._first: dict[int, int] = {}  # place of a recording's first sequence
@@ -86,6 +87,11 @@ class SimExecutor:
     def info(self) -> ModelInfo:
         """The profile's."""
         return self._profile.info
+
+    @property
+    def host_s(self) -> float:
+        """The profile's: what an iteration takes beside its work."""
+        return self._profile.host_s
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
         """Let the time of `plan` pass; if it gives way, a layer's at a time.
@@ -125,8 +131,11 @@ class SimExecutor:
         updates = tuple([self._update(each.trainer, plan.share) for each in due])
         if slices or updates or work.recorded:
             self._cold = 1.0
+        elapsed_s = self._clock.now() - began_s
+        if plan.step != self._step:  # else another lane of the same iteration
+            self._clock.advance(self.host_s)
+        self._step = plan.step
         self._ended_s = self._clock.now()
-        elapsed_s = self._ended_s - began_s
         result = StepResult(
             plan.step, plan.lane, elapsed_s, draws, scores, (), forward_s, slices, updates, kept,
             stopped,

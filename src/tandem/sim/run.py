@@ -167,6 +167,7 @@ class Simulation:
             self._origin_s + min(due_s, until_s),
             clock.now(),
             executor.token_of,
+            executor.host_s,
         )
         executor.work_until(end_s)
         self.report.iterations += made
