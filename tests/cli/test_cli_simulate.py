@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fake_executor import FakeExecutor
 from tandem.build import join_loop
 from tandem.cli import app
-from tandem.cli.profile import doubts, host_s
+from tandem.cli.profile import doubts, measure_host_s
 from tandem.config import resolve
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.profile import FitError, read_profile, write_profile
@@ -163,7 +163,7 @@ def test_what_an_iteration_takes_beside_its_work_is_measured():
         return apply(results, now)
 
     loop.scheduler.apply = slowly
-    assert 0.004 <= host_s(loop) < 0.1
+    assert 0.004 <= measure_host_s(loop) < 0.1
     assert not loop.has_work
     loop.scheduler.cache.check()
 

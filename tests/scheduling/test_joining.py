@@ -122,7 +122,7 @@ def answers(*spare_s: float, done: int = 4, late: bool = False) -> list[Sequence
     for seq, left_s in zip(running, spare_s, strict=True):
         seq.tokens += [1] * done
         seq.computed = len(seq.tokens) - 1
-        seq.first_token_s = NOW + left_s - done * SLO.tpot_s
+        seq.first_token_s = seq.first_scheduled_s = NOW + left_s - done * SLO.tpot_s
         arrival_s = seq.first_token_s - (0.3 if late else 0.1)
         seq.request = replace(seq.request, arrival_s=arrival_s)
     return running
@@ -133,8 +133,8 @@ def joined_in_a_rush(queue: list[Sequence], running: list[Sequence]) -> int:
 
 
 def test_in_a_rush_prompts_wait_where_an_answer_would_be_late():
-    """Of 20 rows each, beside two answers: passes of 32 and 52 ms."""
-    few, one, both = answers(9.0, 0.03), answers(9.0, 0.04), answers(9.0, 0.06)
+    """Of 20 rows each: passes of 30 and 50 ms."""
+    few, one, both = answers(0.1, 0.025), answers(0.1, 0.04), answers(0.1, 0.06)
     found = [joined_in_a_rush(prompts(20, 20, 20), running) for running in (few, one, both)]
     assert found == [0, 1, 2]
     assert joined(prompts(20, 20, 20), few, busy=0.4, now=NOW) == 2, "no rush"
@@ -154,11 +154,41 @@ def test_nobody_waits_for_answers_that_are_late_already():
     assert joined_in_a_rush(prompts(20), [*answers(-0.001), *answers(0.01)]) == 0
 
 
-def test_once_in_several_objectives_a_prompt_starts_in_a_rush_too():
+def test_a_prompt_counts_with_all_of_its_rows_in_a_rush():
+    """A pass has 1,024 rows; of 1,100 the rest takes 86 ms more."""
+    assert joined_in_a_rush(prompts(1100), answers(1.08, done=30)) == 0
+    assert joined_in_a_rush(prompts(1100), answers(1.15, done=30)) == 1
+    full = [*prompts(1000), *answers(0.1)]
+    assert joined_in_a_rush(prompts(200), full) == 0, "23 rows of it would fit"
+
+
+def test_once_in_several_objectives_one_prompt_starts_in_a_rush_too():
     """Four of 0.2 s: the latest answer began 0.74 and 0.84 s ago."""
-    assert joined_in_a_rush(prompts(20), answers(0.01, done=15)) == 0
-    assert joined_in_a_rush(prompts(20), answers(0.01, done=17)) == 1
-    assert joined_in_a_rush(prompts(20), [*answers(0.01, done=17), *answers(-0.01)]) == 0
+    queue, long_ago = prompts(20, 20, 20), answers(0.01, done=17)
+    assert joined_in_a_rush(queue, answers(0.01, done=15)) == 0
+    assert joined_in_a_rush(queue, long_ago) == 1
+    assert joined_in_a_rush(prompts(20, slo=Slo(9.0, 0.05)), long_ago) == 1, "nor for longer"
+    assert joined_in_a_rush(prompts(20, slo=Slo(0.15, 0.05)), answers(0.01, done=15)) == 1
+    assert joined_in_a_rush(queue, [*long_ago, *answers(-0.01)]) == 0
+    begun = prompts(5000)
+    begun[0].computed, begun[0].first_scheduled_s = 1000, NOW - 0.1
+    wide = Budgets(256, 8192)
+    found = joins(Stage(NOW, budgets=wide), [*long_ago, *begun], queue, 0.6)
+    assert not found, "one has started, though it has no answer yet"
+
+
+def test_what_a_prompt_waits_for_is_nobody_elses():
+    view, running = Stage(NOW), answers(0.025)
+    held = foresee(view, Deadlines(), running, prompts(20), 0.6)
+    assert held.held and not held.joining and held.due_s == held.predicted_s
+    free = foresee(view, Deadlines(), running, prompts(20), 0.4)
+    assert not free.held and free.joining and free.due_s > held.due_s
+
+
+def test_nobody_waits_for_offline_answers():
+    running = answers(0.01)
+    running[0].request = replace(running[0].request, work_class=WorkClass.OFFLINE)
+    assert joined_in_a_rush(prompts(20), running) == 1
 
 
 def test_answers_that_were_preempted_wait_for_no_other():

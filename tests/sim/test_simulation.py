@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -104,10 +105,12 @@ def test_answers_that_began_too_late_rest_beside_prompts_and_still_end():
 def test_in_a_rush_answers_are_in_time_because_prompts_wait():
     """More than can be served within both objectives: first come, first served makes nearly all
     answers late; all end, and hardly later."""
-    shapes = [(0.045 * place, 24, 12) for place in range(600)]
     found = []
     for policy in ("no_retrain", "unified"):
-        arrivals, trainers = load(shapes)
+        arrivals, trainers = load([(0.045 * place, 24, 12) for place in range(600)])
+        for place, each in enumerate(arrivals):  # none begins as another
+            prompt = (place % 50, place // 50, *each.work.prompt[2:])
+            arrivals[place] = replace(each, work=replace(each.work, prompt=prompt))
         report, _, _ = run_one(
             policy, arrivals, trainers, small_profile(1024), max_sequences=64,
             max_batch_tokens=256, ttft_slo=0.6, tpot_slo=0.06,

@@ -89,7 +89,7 @@ def measure(
         noise=found.noise,
         caches=found.caches,
         repeat=found.repeat,
-        host_s=host_s(join_loop(settings, executor, rates=found.rates)),
+        host_s=measure_host_s(join_loop(settings, executor, rates=found.rates)),
         kept_alone=found.kept_alone,
         kept_beside=found.kept_beside,
         versions={
@@ -102,7 +102,7 @@ def measure(
     )
 
 
-def host_s(loop: EngineLoop) -> float:
+def measure_host_s(loop: EngineLoop) -> float:
     """Median seconds of an iteration of a few decodes outside of the executor's own account."""
     executed: list[float] = []
     loop.on_plan = lambda plan, result: executed.append(result.elapsed_s)

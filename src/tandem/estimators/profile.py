@@ -87,10 +87,10 @@ class Profile:
     """See the module. `errors` and `noise` by kind of work; noise are relative residuals, from
     which the simulator draws (those of `pass` for a kind without any); `source` says where the
     rates come from, `caches` what comes on top of them. A pass predicts the same pass right after
-    it with the error `repeat`. `host_s` are seconds of an iteration outside of its work: to decide, to
-    start, to collect and to apply. Passes of nothing but whole micro-batches keep `kept_alone` of them
-    for the backward, others `kept_beside`. `threads` computed, where the device is a CPU (0: it is
-    none, or they were not counted).
+    it with the error `repeat`. `host_s` are seconds of an iteration outside of its work: to decide,
+    to start, to collect and to apply. Passes of nothing but whole micro-batches keep `kept_alone`
+    of them for the backward, others `kept_beside`. `threads` computed, where the device is a CPU
+    (0: it is none, or they were not counted).
     """
 
     info: ModelInfo

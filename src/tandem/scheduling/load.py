@@ -12,7 +12,7 @@ from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.scheduling.view import View
 
-# From so large a share on there is a rush, in which not all can be served in time.
+# From so large a share on there is a rush: not all that come may be served in time.
 RUSH = 0.5
 # The share is of about so many seconds: of the burst that there is, not of the hour.
 _LATELY_S = 3.0
@@ -21,7 +21,8 @@ _LATELY_S = 3.0
 class Load:
     """`busy` is the share of the last seconds, the latest counting most, that went to iterations
     for which an online request waited when they were decided: a queue's server. Answers that
-    decode are none of it, since prompts can join them."""
+    decode while none waits are none of it, since prompts can join them; while prompts are held
+    back for their sake they are."""
 
     def __init__(self) -> None:
         self._busy = 0.0  # at `_at_s`; since then nobody waited

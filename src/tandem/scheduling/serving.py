@@ -19,7 +19,8 @@ from tandem.scheduling.view import View
 # Prompts join a pass without more ado while it takes at most this share of the TTFT objective of
 # each prompt that ends in it.
 _LONG = 0.3
-# In a rush one prompt starts in so many of its TTFT objectives, whatever that does to answers.
+# In a rush one prompt starts in so many TTFT objectives, its own or the default, whatever that does
+# to answers.
 _LONGEST_HOLD = 4.0
 # What costs as much as it saves to the last bits is worth it.
 _TIE = 1.0 + 1e-6
@@ -28,13 +29,15 @@ _TIE = 1.0 + 1e-6
 @dataclass(slots=True)
 class Serving:
     """Waiting requests and which of them join the pass, the rows of the running ones, the pass of
-    all that take part, and seconds until the first token is due."""
+    all that take part, whether a prompt is `held` for the sake of answers, and seconds until the
+    first token is due."""
 
     queue: list[Sequence] = field(default_factory=list)
     joining: list[Sequence] = field(default_factory=list)
     running_rows: int = 0
     work: PassWork = field(default_factory=PassWork)
     predicted_s: float = 0.0
+    held: bool = False
     due_s: float = 0.0
 
     @property
@@ -62,6 +65,8 @@ def foresee(
     due_s = deadlines.slack_s(view, running[:served] + found.joining)
     if left > 0:
         due_s = min(due_s, _held_s(view, deadlines, queue[len(found.joining) :]))
+    if found.held:  # the time that it waits for is nobody else's
+        due_s = 0.0
     found.due_s = max(due_s, found.predicted_s)
     return found
 
@@ -79,8 +84,8 @@ def joins(
     stands for 1 / (1 - busy)^2, as the wait in a queue, busy / (1 - busy), grows with the load.
     Answers that have begun, and what has no objective, join while there are rows.
 
-    In a rush a prompt also waits where its pass would make an answer late that is on time (see
-    `_Answers`).
+    In a rush a prompt also waits where it would make an answer late that is on time (see
+    `_Answers`); one that does not fit into the pass counts with all of its rows.
     """
     if not queue:
         return queue
@@ -109,8 +114,16 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
         joined.span(start, taken, draws=int(taken == needed))
         joined_s = latency.forward_s(joined)
         prompt = _is_prompt(seq)
-        if prompt and joined_s > answers.spare_s and answers.hold(view, seq):
-            break
+        if prompt and answers.spare_s < math.inf:
+            whole_s = (
+                joined_s
+                if taken == needed
+                else joined_s + _span_s(view, start + taken, needed - taken)
+            )
+            if whole_s > answers.spare_s and answers.hold(view, seq):
+                found.held = True
+                break
+            answers.began_s = view.now
         if prompt and joined_s > most_s:
             added_s = joined_s - found.predicted_s
             saved_s = (_span_s(view, start, taken) - added_s) * taken / needed
@@ -126,11 +139,11 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
     return served, left
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Answers:
     """The running answers for whose sake prompts wait in a rush, since with all of them everybody
     would be late: what they can spare, that is the longest pass after which each that is on time
-    still is, and when the latest began.
+    still is, and when a prompt last started.
 
     Token i after the first is on time until i * TPOT after it. Nobody waits for an answer whose
     next one is late already, or whose first one was.
@@ -145,9 +158,12 @@ class _Answers:
         now, default, spare_s, began_s = view.now, view.default_slo, math.inf, -math.inf
         for seq in running:
             first_s, request = seq.first_token_s, seq.request
+            if request.work_class is not WorkClass.ONLINE:
+                continue
+            if seq.first_scheduled_s is not None:
+                began_s = max(began_s, seq.first_scheduled_s)
             if first_s is None:
                 continue
-            began_s = max(began_s, first_s)
             slo = request.slo or default
             left_s = first_s + (len(seq.tokens) - seq.prompt_tokens) * slo.tpot_s - now
             if left_s < 0.0 or first_s - request.arrival_s > slo.ttft_s:
@@ -156,9 +172,9 @@ class _Answers:
         return _Answers(spare_s, began_s)
 
     def hold(self, view: View, seq: Sequence) -> bool:
-        """Whether a prompt waits for them, if its pass is longer: not once none has started for
-        several of its TTFT objectives."""
-        ttft_s = (seq.request.slo or view.default_slo).ttft_s
+        """Whether a prompt waits for them, if it takes longer: not once none has started for
+        several TTFT objectives."""
+        ttft_s = min((seq.request.slo or view.default_slo).ttft_s, view.default_slo.ttft_s)
         return view.now - self.began_s < _LONGEST_HOLD * ttft_s
 
 

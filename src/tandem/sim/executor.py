@@ -1,8 +1,9 @@
 """An executor that computes nothing and takes as long as the profile says.
 
 Every plan advances the virtual clock by its predicted time, with noise drawn from the profile's
-recorded residuals, and by what an iteration takes the loop (`host_s`). Tokens are numbers that depend on sequence and position alone. Invariant: the
-same plans in the same order give the same times.
+recorded residuals, and every iteration by what it takes the loop (`host_s`). Tokens are numbers
+that depend on sequence and position alone. Invariant: the same plans in the same order give the
+same times.
 """
 
 from __future__ import annotations
@@ -132,10 +133,6 @@ class SimExecutor:
         if slices or updates or work.recorded:
             self._cold = 1.0
         elapsed_s = self._clock.now() - began_s
-        if plan.step != self._step:  # else another lane of the same iteration
-            self._clock.advance(self.host_s)
-        self._step = plan.step
-        self._ended_s = self._clock.now()
         result = StepResult(
             plan.step, plan.lane, elapsed_s, draws, scores, (), forward_s, slices, updates, kept,
             stopped,
@@ -143,6 +140,9 @@ class SimExecutor:
         if self._on_plan is not None:
             self._on_plan(plan, result)
         self._results.append(result)
+        if plan.step != self._step:  # else another lane of the same iteration
+            self._clock.advance(self.host_s)
+        self._step, self._ended_s = plan.step, self._clock.now()
         return plan.step
 
     def poll(self) -> list[StepResult]:
