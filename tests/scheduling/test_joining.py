@@ -178,10 +178,10 @@ def test_once_in_several_objectives_one_prompt_starts_in_a_rush_too():
 
 
 def test_what_a_prompt_waits_for_is_nobody_elses():
-    view, running = Stage(NOW), answers(0.025)
-    held = foresee(view, Deadlines(), running, prompts(20), 0.6)
+    view, running = Stage(NOW), answers(0.06)
+    held = foresee(view, Deadlines(), running, prompts(60), 0.6)
     assert held.held and not held.joining and held.due_s == held.predicted_s
-    free = foresee(view, Deadlines(), running, prompts(20), 0.4)
+    free = foresee(view, Deadlines(), running, prompts(60), 0.4)
     assert not free.held and free.joining and free.due_s > held.due_s
 
 

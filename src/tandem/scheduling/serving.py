@@ -115,11 +115,9 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
         joined_s = latency.forward_s(joined)
         prompt = _is_prompt(seq)
         if prompt and answers.spare_s < math.inf:
-            whole_s = (
-                joined_s
-                if taken == needed
-                else joined_s + _span_s(view, start + taken, needed - taken)
-            )
+            whole_s, rest = joined_s, needed - taken
+            if rest:
+                whole_s += _span_s(view, start + taken, rest)
             if whole_s > answers.spare_s and answers.hold(view, seq):
                 found.held = True
                 break
