@@ -123,6 +123,27 @@ def test_in_a_rush_answers_are_in_time_because_prompts_wait():
     assert waiting_s < 1.2 * first_come_s, found
 
 
+def test_in_passes_without_prompts_nobody_rests():
+    """In the rush above, late answers rest beside prompts, and not while prompts wait."""
+    arrivals, trainers = load([(0.045 * place, 24, 12) for place in range(300)])
+    for place, each in enumerate(arrivals):
+        prompt = (place % 50, place // 50, *each.work.prompt[2:])
+        arrivals[place] = replace(each, work=replace(each.work, prompt=prompt))
+    _, _, plans = run_one(
+        "unified", arrivals, trainers, small_profile(1024), max_sequences=64,
+        max_batch_tokens=256, ttft_slo=0.6, tpot_slo=0.06,
+    )  # fmt: skip
+    took_part = [{span.seq_id for span in plan.spans} for plan in plans]
+    first = {seq_id: place for place, each in reversed([*enumerate(took_part)]) for seq_id in each}
+    last = {seq_id: place for place, each in enumerate(took_part) for seq_id in each}
+    rested = {False: 0, True: 0}  # by whether there were prompts
+    for place, plan in enumerate(plans):
+        prompts = any(len(span.tokens) > 1 for span in plan.spans)
+        runs = {seq_id for seq_id in first if first[seq_id] <= place <= last[seq_id]}
+        rested[prompts] += len(runs - took_part[place])
+    assert rested[False] == 0 < rested[True], rested
+
+
 def test_an_iteration_takes_the_loop_its_time_once():
     """Whatever its lanes are; nothing predicts it."""
     profile, clock = small_profile(host_s=0.005), VirtualClock()
