@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_load import config, load, small_profile
 
@@ -252,6 +252,9 @@ def test_an_offline_request_waits_no_longer_than_is_said(
     slots=st.integers(1, 8),
     spare=st.integers(1, 24),
 )
+# Requests of which every fourth iteration is like the one before: looks at learning must not always
+# fall into those that have no room for it.
+@example(online=[(2, 4)], steps=1, blocks=20, slots=4, spare=2)
 @pytest.mark.parametrize("policy", sorted(LEARNS))
 def test_steps_end_within_a_bound_whatever_requests_come(
     policy, online, steps, blocks, slots, spare

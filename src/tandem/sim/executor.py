@@ -140,7 +140,7 @@ class SimExecutor:
         if self._on_plan is not None:
             self._on_plan(plan, result)
         self._results.append(result)
-        if plan.step != self._step:  # else another lane of the same iteration
+        if self.host_s and plan.step != self._step:  # else another lane of the same iteration
             self._clock.advance(self.host_s)
         self._step, self._ended_s = plan.step, self._clock.now()
         return plan.step

@@ -170,7 +170,8 @@ class Unified:
             self._offline_earned.forget()
         alone, beside, found = self._share(view, items, offline, requests, served=served)
         nothing = alone.empty and beside.empty
-        self._look_again(view.now, vain=bool(items) and nothing and served and not kept)
+        patient = bool(items) and not items[0].overdue
+        self._look_again(view.now, vain=patient and nothing and served)
         if not alone.empty:
             self._served = False
             if alone.gives_way:
