@@ -33,7 +33,7 @@ from tandem.scheduling.registry import known_policies
 from tandem.scheduling.view import Policy, View
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
-from tandem.sim.run import Arrival, Simulation
+from tandem.sim.run import Arrival, SimReport, Simulation
 from tandem.sim.timeline import Timeline
 
 
@@ -102,19 +102,24 @@ def test_answers_that_began_too_late_rest_beside_prompts_and_still_end():
     assert shares[0] > 0.95 and 0.1 < shares[1] < 0.5, shares
 
 
+def rush(policy: str, requests: int) -> tuple[SimReport, list[LanePlan]]:
+    """More than can be served within both objectives; no prompt begins as another."""
+    arrivals, trainers = load([(0.045 * place, 24, 12) for place in range(requests)])
+    for place, each in enumerate(arrivals):
+        prompt = (place % 50, place // 50, *each.work.prompt[2:])
+        arrivals[place] = replace(each, work=replace(each.work, prompt=prompt))
+    report, _, plans = run_one(
+        policy, arrivals, trainers, small_profile(1024), max_sequences=64,
+        max_batch_tokens=256, ttft_slo=0.6, tpot_slo=0.06,
+    )  # fmt: skip
+    return report, plans
+
+
 def test_in_a_rush_answers_are_in_time_because_prompts_wait():
-    """More than can be served within both objectives: first come, first served makes nearly all
-    answers late; all end, and hardly later."""
+    """First come, first served makes nearly all answers late; all end, and hardly later."""
     found = []
     for policy in ("no_retrain", "unified"):
-        arrivals, trainers = load([(0.045 * place, 24, 12) for place in range(600)])
-        for place, each in enumerate(arrivals):  # none begins as another
-            prompt = (place % 50, place // 50, *each.work.prompt[2:])
-            arrivals[place] = replace(each, work=replace(each.work, prompt=prompt))
-        report, _, _ = run_one(
-            policy, arrivals, trainers, small_profile(1024), max_sequences=64,
-            max_batch_tokens=256, ttft_slo=0.6, tpot_slo=0.06,
-        )  # fmt: skip
+        report, _ = rush(policy, 600)
         assert all(outcome.finished for outcome in report.outcomes.values())
         met = [each.ttft_s <= 0.6 and each.tpot_s <= 0.06 for each in report.outcomes.values()]
         found.append((sum(met), report.ended_s))
@@ -125,14 +130,7 @@ def test_in_a_rush_answers_are_in_time_because_prompts_wait():
 
 def test_in_passes_without_prompts_nobody_rests():
     """In the rush above, late answers rest beside prompts, and not while prompts wait."""
-    arrivals, trainers = load([(0.045 * place, 24, 12) for place in range(300)])
-    for place, each in enumerate(arrivals):
-        prompt = (place % 50, place // 50, *each.work.prompt[2:])
-        arrivals[place] = replace(each, work=replace(each.work, prompt=prompt))
-    _, _, plans = run_one(
-        "unified", arrivals, trainers, small_profile(1024), max_sequences=64,
-        max_batch_tokens=256, ttft_slo=0.6, tpot_slo=0.06,
-    )  # fmt: skip
+    _, plans = rush("unified", 300)
     took_part = [{span.seq_id for span in plan.spans} for plan in plans]
     first = {seq_id: place for place, each in reversed([*enumerate(took_part)]) for seq_id in each}
     last = {seq_id: place for place, each in enumerate(took_part) for seq_id in each}
