@@ -255,6 +255,8 @@ def test_an_offline_request_waits_no_longer_than_is_said(
 # Requests of which every fourth iteration is like the one before: looks at learning must not always
 # fall into those that have no room for it.
 @example(online=[(2, 4)], steps=1, blocks=20, slots=4, spare=2)
+# Of which every fourth iteration seems to have room for learning, but its decodes take the blocks.
+@example(online=[(28, 2), (20, 6)], steps=1, blocks=40, slots=7, spare=8)
 @pytest.mark.parametrize("policy", sorted(LEARNS))
 def test_steps_end_within_a_bound_whatever_requests_come(
     policy, online, steps, blocks, slots, spare

@@ -108,6 +108,7 @@ class LearningTime:
         self._earned = Earnings()
         self._giving_way = GivingWay(idle_s)
         self._probed_s = float("-inf")
+        self._offered: LearningPart | None = None  # beside requests in the last plan
         # Of the decision that is being made: the smallest piece of what is first, and what may be
         # earned ahead.
         self._least_s = self._most_earned_s = 0.0
@@ -121,9 +122,25 @@ class LearningTime:
         """A plan that gives way was decided."""
         self._giving_way.give(view, given.pass_s, given.spent_s)
 
+    def offer(self, beside: LearningPart) -> None:
+        """A plan with this beside requests was decided."""
+        self._offered = beside if beside.spent_s > 0.0 and not beside.slices else None
+
+    def settle(self, view: View) -> None:
+        """Take back what the last plan's learning beside requests was to cost, if none of it was
+        admitted: what requests need for the pass itself is not known here to the last block."""
+        if (offered := self._offered) is None:
+            return
+        self._offered, plan = None, view.last_plan
+        wanted = {each.seq_id for each in (*offered.first, *offered.last)}
+        spans = [span.seq_id for lane in plan.lanes for span in lane.spans] if plan else []
+        if wanted.isdisjoint(spans):
+            self._earned.give_back(offered.spent_s)
+
     def forget(self) -> None:
         """There is nothing to learn."""
         self._earned.forget()
+        self._offered = None
 
     def alone_or_beside(
         self, view: View, items: list[LearningItem], requests: Serving, budget: Budget

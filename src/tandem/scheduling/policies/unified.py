@@ -135,6 +135,7 @@ class Unified:
             self._gave_way = self._time.judge(view)
             self._balance.give_back(self._alone_s if self._gave_way else 0.0)
             self._alone_s = 0.0
+        self._time.settle(view)
         running, serving = view.running_in_order, view.serving
         learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
         batch = any_offline(view, serving)
@@ -182,6 +183,7 @@ class Unified:
         if nothing and not found.candidates:
             serving, resting = self._taking_part(view, serving, requests.joining)
             kept |= resting
+        self._time.offer(beside)
         ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
         order = (
             self._overdue.serve(view, serving),
