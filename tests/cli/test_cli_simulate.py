@@ -10,11 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fake_executor import FakeExecutor
+from fake_executor import Costs, FakeExecutor
 from tandem.build import join_loop
 from tandem.cli import app
 from tandem.cli.profile import doubts, measure_host_s
 from tandem.config import resolve
+from tandem.core.clock import SleepingClock
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.profile import FitError, read_profile, write_profile
 
@@ -155,7 +156,8 @@ def test_the_demo_model_is_profiled(tmp_path):
 
 
 def test_what_an_iteration_takes_beside_its_work_is_measured():
-    loop = join_loop(resolve({}), FakeExecutor())
+    costs = Costs(iteration_s=0.03)
+    loop = join_loop(resolve({}), FakeExecutor(clock=SleepingClock(), costs=costs))
     apply = loop.scheduler.apply
 
     def slowly(results, now):
@@ -163,9 +165,13 @@ def test_what_an_iteration_takes_beside_its_work_is_measured():
         return apply(results, now)
 
     loop.scheduler.apply = slowly
-    assert 0.004 <= measure_host_s(loop) < 0.1
+    assert 0.004 <= measure_host_s(loop) < 0.02
     assert not loop.has_work
     loop.scheduler.cache.check()
+
+
+def test_it_is_measured_in_a_cache_of_a_few_tokens_too():
+    assert measure_host_s(join_loop(resolve({}), FakeExecutor(num_blocks=2))) > 0.0
 
 
 def test_what_a_profile_cannot_say_is_told():

@@ -64,10 +64,11 @@ def joined(
     queue: list[Sequence],
     running: list[Sequence] | None = None,
     busy: float = 0.0,
+    began_s: float = 0.0,
     **view: object,
 ) -> int:
     """How many join; they are the first ones."""
-    found = joins(Stage(**view), running or [], queue, busy)
+    found = joins(Stage(**view), running or [], queue, busy, began_s)
     assert found == queue[: len(found)]
     return len(found)
 
@@ -122,14 +123,17 @@ def answers(*spare_s: float, done: int = 4, late: bool = False) -> list[Sequence
     for seq, left_s in zip(running, spare_s, strict=True):
         seq.tokens += [1] * done
         seq.computed = len(seq.tokens) - 1
-        seq.first_token_s = seq.first_scheduled_s = NOW + left_s - done * SLO.tpot_s
+        seq.first_token_s = NOW + left_s - done * SLO.tpot_s
         arrival_s = seq.first_token_s - (0.3 if late else 0.1)
         seq.request = replace(seq.request, arrival_s=arrival_s)
     return running
 
 
-def joined_in_a_rush(queue: list[Sequence], running: list[Sequence]) -> int:
-    return joined(queue, running, busy=0.6, now=NOW)
+def joined_in_a_rush(
+    queue: list[Sequence], running: list[Sequence], since_s: float = 0.0, **view: object
+) -> int:
+    """The last prompt started so many seconds ago."""
+    return joined(queue, running, busy=0.6, began_s=NOW - since_s, now=NOW, **view)
 
 
 def test_in_a_rush_prompts_wait_where_an_answer_would_be_late():
@@ -137,7 +141,7 @@ def test_in_a_rush_prompts_wait_where_an_answer_would_be_late():
     few, one, both = answers(0.1, 0.025), answers(0.1, 0.04), answers(0.1, 0.06)
     found = [joined_in_a_rush(prompts(20, 20, 20), running) for running in (few, one, both)]
     assert found == [0, 1, 2]
-    assert joined(prompts(20, 20, 20), few, busy=0.4, now=NOW) == 2, "no rush"
+    assert joined(prompts(20, 20, 20), few, 0.4, NOW, now=NOW) == 2, "no rush"
     assert joined_in_a_rush(prompts(20), []) == 1
     assert joined_in_a_rush(prompts(20), prompts(200)) == 1, "no answer yet"
 
@@ -158,31 +162,43 @@ def test_a_prompt_counts_with_all_of_its_rows_in_a_rush():
     """A pass has 1,024 rows; of 1,100 the rest takes 86 ms more."""
     assert joined_in_a_rush(prompts(1100), answers(1.08, done=30)) == 0
     assert joined_in_a_rush(prompts(1100), answers(1.15, done=30)) == 1
-    full = [*prompts(1000), *answers(0.1)]
+    full = answers(*[0.1] * 1001)
     assert joined_in_a_rush(prompts(200), full) == 0, "23 rows of it would fit"
+    assert joined_in_a_rush(prompts(30), full) == 1
 
 
 def test_once_in_several_objectives_one_prompt_starts_in_a_rush_too():
-    """Four of 0.2 s: the latest answer began 0.74 and 0.84 s ago."""
-    queue, long_ago = prompts(20, 20, 20), answers(0.01, done=17)
-    assert joined_in_a_rush(queue, answers(0.01, done=15)) == 0
-    assert joined_in_a_rush(queue, long_ago) == 1
-    assert joined_in_a_rush(prompts(20, slo=Slo(9.0, 0.05)), long_ago) == 1, "nor for longer"
-    assert joined_in_a_rush(prompts(20, slo=Slo(0.15, 0.05)), answers(0.01, done=15)) == 1
-    assert joined_in_a_rush(queue, [*long_ago, *answers(-0.01)]) == 0
-    begun = prompts(5000)
-    begun[0].computed, begun[0].first_scheduled_s = 1000, NOW - 0.1
-    wide = Budgets(256, 8192)
-    found = joins(Stage(NOW, budgets=wide), [*long_ago, *begun], queue, 0.6)
-    assert not found, "one has started, though it has no answer yet"
+    """Four of 0.2 s."""
+    queue, running = prompts(20, 20, 20), answers(0.01)
+    found = [joined_in_a_rush(queue, running, since_s) for since_s in (0.0, 0.79, 0.81)]
+    assert found == [0, 0, 1]
+    assert joined_in_a_rush(prompts(20, slo=Slo(9.0, 0.05)), running, 0.81) == 1, "nor for longer"
+    assert joined_in_a_rush(prompts(20, slo=Slo(0.15, 0.05)), running, 0.61) == 1
+
+
+def test_nobody_waits_for_an_answer_whose_decodes_leave_prompts_no_room():
+    """Decodes of 10 ms leave 26 and 23% of the time."""
+    found = []
+    for tpot_s in (0.0135, 0.013):
+        running = answers(0.01, 0.09)
+        running[0].first_token_s = NOW + 0.01 - 4 * tpot_s
+        arrival_s = running[0].first_token_s - 0.1
+        running[0].request = replace(running[0].request, arrival_s=arrival_s, slo=Slo(0.2, tpot_s))
+        found.append(joined_in_a_rush(prompts(20, 30, 30), running))
+    assert found == [0, 2], "but for the other one's sake"
 
 
 def test_what_a_prompt_waits_for_is_nobody_elses():
-    view, running = Stage(NOW), answers(0.06)
-    held = foresee(view, Deadlines(), running, prompts(60), 0.6)
-    assert held.held and not held.joining and held.due_s == held.predicted_s
-    free = foresee(view, Deadlines(), running, prompts(60), 0.4)
-    assert not free.held and free.joining and free.due_s > held.due_s
+    """The next token is due in 40 ms, the prompt's first in 200, of which its pass takes 70."""
+    view, running, queue = Stage(NOW), answers(0.06), prompts(60)
+    queue[0].request = replace(queue[0].request, arrival_s=NOW)
+    held = foresee(view, Deadlines(), running, queue, 0.6, NOW)
+    assert held.held and not held.joining
+    assert held.due_s == held.predicted_s == pytest.approx(0.01, rel=1e-3)
+    alone = foresee(view, Deadlines(), running, [], 0.6, NOW)
+    assert alone.predicted_s == held.predicted_s and alone.due_s > 0.02
+    free = foresee(view, Deadlines(), running, queue, 0.4, NOW)
+    assert not free.held and free.joining
 
 
 def test_nobody_waits_for_offline_answers():

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from rates import slice_rates
+from tandem.core.decision import Candidate
 from tandem.core.slo import Slo
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
-from tandem.scheduling.learning_time import LearningTime
+from tandem.scheduling.learning_time import LearningPart, LearningTime
 from tandem.scheduling.overdue import Overdue
 from tandem.scheduling.serving import Serving
 
@@ -27,6 +28,7 @@ class Stage:
     now: float = 5.0
     default_slo: Slo = SLO
     latency: LatencyModel = field(default_factory=lambda: LatencyModel(RATES))
+    last_plan: Plan | None = None
 
 
 class Lesson:
@@ -73,3 +75,61 @@ def test_without_requests_it_may_be_alone_for_as_long_as_that_gives_way():
     nobody = Serving(due_s=float("inf"))
     time.earn(Stage(), Lesson(), nobody)
     assert time.budget(Stage(), nobody).alone_s == 0.5
+
+
+@dataclass
+class Span:
+    seq_id: int
+
+
+@dataclass
+class Lane:
+    spans: tuple[Span, ...]
+
+
+@dataclass
+class Plan:
+    """What is read of a plan: of one lane, these sequences."""
+
+    step: int
+    lanes: tuple[Lane, ...]
+
+
+def plan(step: int, *seq_ids: int) -> Plan:
+    return Plan(step, (Lane(tuple(map(Span, seq_ids))),))
+
+
+def candidate(seq_id: int) -> Candidate:
+    return Candidate(seq_id, None, True)
+
+
+@pytest.mark.parametrize(
+    ("came", "refused"),
+    [
+        (plan(2, 1), True),
+        (plan(2, 1, 8), False),
+        (plan(2, 9), False),
+        (plan(1, 1, 9), True),  # nothing was admitted: it is the plan before, with a part of 9
+        (None, True),
+    ],
+)
+def test_what_is_not_admitted_is_not_used(came, refused):
+    time = LearningTime(Deadlines(), Overdue(0.05, 30.0), 0.25, 0.5, 0.002)
+    time.offer(Stage(last_plan=plan(1, 1, 9)), LearningPart([candidate(8)], [candidate(9)]))
+    assert time.settle(Stage(last_plan=came)) == refused
+    assert not time.settle(Stage(last_plan=came)), "once"
+
+
+def test_time_that_was_earned_for_what_is_not_admitted_is_given_back():
+    time, requests = LearningTime(Deadlines(), Overdue(0.05, 30.0), 0.25, 0.5, 0.002), Serving()
+    time.earn(Stage(now=0.0), Lesson(), requests)
+    time.earn(Stage(now=1.0), Lesson(), requests)
+    before_s = time._earned.seconds
+    spent_s = time._earned.spend(0.5)
+    assert time._earned.seconds < before_s and spent_s > 0.0
+    for came in (plan(2, 8), plan(2, 1)):
+        time.offer(Stage(last_plan=plan(1)), LearningPart([candidate(8)], spent_s=spent_s))
+        time.settle(Stage(last_plan=came))
+    assert time._earned.seconds == pytest.approx(before_s), "of the second one only"
+    time.offer(Stage(), LearningPart())
+    assert not time.settle(Stage()), "nothing was offered"

@@ -103,11 +103,14 @@ def measure(
 
 
 def measure_host_s(loop: EngineLoop) -> float:
-    """Median seconds of an iteration of a few decodes outside of the executor's own account."""
+    """Median seconds of an iteration of a few decodes outside of the executor's own account. The
+    loop has to be idle; its `on_plan` is replaced."""
     executed: list[float] = []
     loop.on_plan = lambda plan, result: executed.append(result.elapsed_s)
     least, most = _ITERATIONS
-    tokens = max(1, min(most, loop.info.max_model_len - 1))
+    cache = loop.scheduler.cache
+    room = min(loop.info.max_model_len, cache.num_blocks * cache.block_size)
+    tokens = max(1, min(most, room - 1))
     names = [f"host-{number}" for number in range(_ANSWERS)]
     for name in names:
         loop.add(Request(name, (0,), SamplingParams(max_tokens=tokens, ignore_eos=True)))

@@ -13,6 +13,7 @@ from tandem.core.decision import Candidate, SliceCandidate
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.earnings import Earnings
 from tandem.scheduling.giving_way import GivingWay
+from tandem.scheduling.load import last_step
 from tandem.scheduling.overdue import Overdue
 from tandem.scheduling.queues import slices_within
 from tandem.scheduling.room import LearningItem, Room, half_computed, most_blocks
@@ -108,7 +109,9 @@ class LearningTime:
         self._earned = Earnings()
         self._giving_way = GivingWay(idle_s)
         self._probed_s = float("-inf")
-        self._offered: LearningPart | None = None  # beside requests in the last plan
+        # Of the last plan: what it has beside requests, and which plan came before it.
+        self._offered: LearningPart | None = None
+        self._offered_after: int | None = None
         # Of the decision that is being made: the smallest piece of what is first, and what may be
         # earned ahead.
         self._least_s = self._most_earned_s = 0.0
@@ -122,20 +125,24 @@ class LearningTime:
         """A plan that gives way was decided."""
         self._giving_way.give(view, given.pass_s, given.spent_s)
 
-    def offer(self, beside: LearningPart) -> None:
+    def offer(self, view: View, beside: LearningPart) -> None:
         """A plan with this beside requests was decided."""
-        self._offered = beside if beside.spent_s > 0.0 and not beside.slices else None
+        self._offered = None if beside.slices or beside.empty else beside
+        self._offered_after = last_step(view)
 
-    def settle(self, view: View) -> None:
+    def settle(self, view: View) -> bool:
         """Take back what the last plan's learning beside requests was to cost, if none of it was
-        admitted: what requests need for the pass itself is not known here to the last block."""
+        admitted: what requests need for the pass itself is not known here to the last block.
+        Whether that was so."""
         if (offered := self._offered) is None:
-            return
+            return False
         self._offered, plan = None, view.last_plan
-        wanted = {each.seq_id for each in (*offered.first, *offered.last)}
-        spans = [span.seq_id for lane in plan.lanes for span in lane.spans] if plan else []
-        if wanted.isdisjoint(spans):
-            self._earned.give_back(offered.spent_s)
+        if plan is not None and last_step(view) != self._offered_after:
+            wanted = {each.seq_id for each in (*offered.first, *offered.last)}
+            if any(span.seq_id in wanted for lane in plan.lanes for span in lane.spans):
+                return False
+        self._earned.give_back(offered.spent_s)
+        return True
 
     def forget(self) -> None:
         """There is nothing to learn."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from tandem.core.decision import SliceCandidate
 from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.core.slo import WorkClass
 from tandem.estimators.latency import LatencyModel
 from tandem.scheduling.ordered import class_then_arrival as class_then_arrival
 from tandem.scheduling.training import StepWork
@@ -33,6 +34,11 @@ def num_online(in_order: list[Sequence]) -> int:
 def is_waiting(seq: Sequence) -> bool:
     """Whether it does not run yet, or not any more."""
     return seq.status is SequenceStatus.WAITING
+
+
+def is_prompt(seq: Sequence) -> bool:
+    """Whether somebody waits for its first token."""
+    return seq.request.work_class is WorkClass.ONLINE and len(seq.tokens) == seq.prompt_tokens
 
 
 def is_lone_score(seq: Sequence) -> bool:

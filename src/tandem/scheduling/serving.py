@@ -14,6 +14,7 @@ from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.deadlines import Deadlines
 from tandem.scheduling.load import RUSH
+from tandem.scheduling.queues import is_prompt
 from tandem.scheduling.view import View
 
 # Prompts join a pass without more ado while it takes at most this share of the TTFT objective of
@@ -22,6 +23,9 @@ _LONG = 0.3
 # In a rush one prompt starts in so many TTFT objectives, its own or the default, whatever that does
 # to answers.
 _LONGEST_HOLD = 4.0
+# And none waits for an answer whose TPOT leaves prompts less than this share of the time: they
+# would come far slower than they could.
+_LEAST_ROOM = 0.25
 # What costs as much as it saves to the last bits is worth it.
 _TIE = 1.0 + 1e-6
 
@@ -52,16 +56,17 @@ def foresee(
     running: list[Sequence],
     queue: list[Sequence],
     busy: float,
+    began_s: float = -math.inf,
 ) -> Serving:
     """Rows and time of the requests as admission will grant them, nearly; and the time budget.
 
     Slack that was saved up is spent in passes of up to the ceiling: few long ones cost less than
     many short ones. Prompts that are held back need time for their own pass before they are due.
-    With `busy`, see `joins`.
+    With `busy` and `began_s`, see `joins`.
     """
     deadlines.forget_ended(view)
     found = Serving(queue)
-    served, left = _fill(view, running, found, busy)
+    served, left = _fill(view, running, found, busy, began_s)
     due_s = deadlines.slack_s(view, running[:served] + found.joining)
     if left > 0:
         due_s = min(due_s, _held_s(view, deadlines, queue[len(found.joining) :]))
@@ -72,7 +77,11 @@ def foresee(
 
 
 def joins(
-    view: View, running: list[Sequence], queue: list[Sequence], busy: float
+    view: View,
+    running: list[Sequence],
+    queue: list[Sequence],
+    busy: float,
+    began_s: float = -math.inf,
 ) -> list[Sequence]:
     """The first of the waiting requests that are worth their place in the next pass.
 
@@ -85,16 +94,19 @@ def joins(
     Answers that have begun, and what has no objective, join while there are rows.
 
     In a rush a prompt also waits where it would make an answer late that is on time (see
-    `_Answers`); one that does not fit into the pass counts with all of its rows.
+    `_Answers`, which one last started at `began_s`); one that does not fit into the pass counts
+    with all of its rows.
     """
     if not queue:
         return queue
     found = Serving(queue)
-    _fill(view, running, found, busy)
+    _fill(view, running, found, busy, began_s)
     return found.joining
 
 
-def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> tuple[int, int]:
+def _fill(
+    view: View, running: list[Sequence], found: Serving, busy: float, began_s: float
+) -> tuple[int, int]:
     """The pass of the running requests and of those of the queue that join; how many of the former
     take part, and how many rows are left: if any, all that did not join are held back."""
     most, latency, queue = view.budgets.max_batch_tokens, view.latency, found.queue
@@ -103,7 +115,9 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
     most_s = min([_most_s(view, seq) for seq in ends], default=math.inf)
     found.running_rows = most - left
     found.predicted_s = latency.forward_s(found.work)
-    answers = _Answers.of(view, running) if queue and busy >= RUSH else _Answers()
+    answers = _Answers()
+    if queue and busy >= RUSH:
+        answers = _Answers.of(view, running, began_s)
     for place, seq in enumerate(queue):
         if left <= 0:
             break
@@ -113,15 +127,13 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
         joined = found.work.copy()
         joined.span(start, taken, draws=int(taken == needed))
         joined_s = latency.forward_s(joined)
-        prompt = _is_prompt(seq)
+        prompt = is_prompt(seq)
         if prompt and answers.spare_s < math.inf:
-            whole_s, rest = joined_s, needed - taken
-            if rest:
-                whole_s += _span_s(view, start + taken, rest)
-            if whole_s > answers.spare_s and answers.hold(view, seq):
+            rest = needed - taken
+            rest_s = _span_s(view, start + taken, rest) if rest else 0.0
+            if not answers.start(view, seq, joined_s + rest_s):
                 found.held = True
                 break
-            answers.began_s = view.now
         if prompt and joined_s > most_s:
             added_s = joined_s - found.predicted_s
             saved_s = (_span_s(view, start, taken) - added_s) * taken / needed
@@ -141,44 +153,41 @@ def _fill(view: View, running: list[Sequence], found: Serving, busy: float) -> t
 class _Answers:
     """The running answers for whose sake prompts wait in a rush, since with all of them everybody
     would be late: what they can spare, that is the longest pass after which each that is on time
-    still is, and when a prompt last started.
+    still is (Echo's smallest slack, 5.1, here for prompts too), and when a prompt last started.
 
     Token i after the first is on time until i * TPOT after it. Nobody waits for an answer whose
-    next one is late already, or whose first one was.
+    next one is late already, or whose first one was, or whose decodes leave prompts no room.
     """
 
     spare_s: float = math.inf
     began_s: float = -math.inf
 
     @staticmethod
-    def of(view: View, running: list[Sequence]) -> _Answers:
+    def of(view: View, running: list[Sequence], began_s: float) -> _Answers:
         """Those of these requests."""
-        now, default, spare_s, began_s = view.now, view.default_slo, math.inf, -math.inf
+        decodes = PassWork()
+        decodes.decode_all([len(seq.tokens) for seq in running if seq.first_token_s is not None])
+        least_s = view.latency.forward_s(decodes) / (1.0 - _LEAST_ROOM)
+        spare_s = math.inf
         for seq in running:
             first_s, request = seq.first_token_s, seq.request
-            if request.work_class is not WorkClass.ONLINE:
+            if first_s is None or request.work_class is not WorkClass.ONLINE:
                 continue
-            if seq.first_scheduled_s is not None:
-                began_s = max(began_s, seq.first_scheduled_s)
-            if first_s is None:
-                continue
-            slo = request.slo or default
-            left_s = first_s + (len(seq.tokens) - seq.prompt_tokens) * slo.tpot_s - now
-            if left_s < 0.0 or first_s - request.arrival_s > slo.ttft_s:
-                continue
-            spare_s = min(spare_s, left_s)
+            slo = request.slo or view.default_slo
+            left_s = first_s + (len(seq.tokens) - seq.prompt_tokens) * slo.tpot_s - view.now
+            late = left_s < 0.0 or first_s - request.arrival_s > slo.ttft_s
+            if not late and slo.tpot_s >= least_s:
+                spare_s = min(spare_s, left_s)
         return _Answers(spare_s, began_s)
 
-    def hold(self, view: View, seq: Sequence) -> bool:
-        """Whether a prompt waits for them, if it takes longer: not once none has started for
-        several TTFT objectives."""
+    def start(self, view: View, seq: Sequence, seconds: float) -> bool:
+        """Start a prompt that takes so long, unless it has to wait for them: not once none has
+        started for several TTFT objectives. Whether it starts."""
         ttft_s = min((seq.request.slo or view.default_slo).ttft_s, view.default_slo.ttft_s)
-        return view.now - self.began_s < _LONGEST_HOLD * ttft_s
-
-
-def _is_prompt(seq: Sequence) -> bool:
-    """Whether somebody waits for its first token."""
-    return seq.request.work_class is WorkClass.ONLINE and len(seq.tokens) == seq.prompt_tokens
+        if seconds > self.spare_s and view.now - self.began_s < _LONGEST_HOLD * ttft_s:
+            return False
+        self.began_s = view.now
+        return True
 
 
 def _most_s(view: View, seq: Sequence) -> float:

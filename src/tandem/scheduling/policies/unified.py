@@ -123,7 +123,7 @@ class Unified:
         self._in_vain = 0  # how many times in a row learning was looked at and got nothing
         self._unasked = 0  # how many iterations are still to come in which it is not looked at
         self._asked_s = 0.0
-        self._alone_s = 0.0  # what the last plan of learning alone was predicted to take
+        self._counted_s = 0.0  # what of the last plan's learning is in the balance
 
     def decide(self, view: View) -> Decision:
         """See the module."""
@@ -131,11 +131,12 @@ class Unified:
         served, self._served = self._served, True
         if served:
             self._time.served_s = view.now
+        refused = self._time.settle(view)
         if self._gave_way:
             self._gave_way = self._time.judge(view)
-            self._balance.give_back(self._alone_s if self._gave_way else 0.0)
-            self._alone_s = 0.0
-        self._time.settle(view)
+        if refused or self._gave_way:
+            self._balance.give_back(self._counted_s)
+        self._counted_s = 0.0
         running, serving = view.running_in_order, view.serving
         learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
         batch = any_offline(view, serving)
@@ -160,7 +161,8 @@ class Unified:
         # Prompts that wait for the blocks of overdue learning take no time until it is through.
         if queue and stands_in_the_way(view, items, serving, queue[0]):
             queue = []
-        requests = foresee(view, self._deadlines, serving, queue, self._load.busy)
+        load = self._load
+        requests = foresee(view, self._deadlines, serving, queue, load.busy, load.began_s)
         kept = {seq.seq_id for seq in half_computed(items)}
         yielding = self._overdue.victims(running)
         if items:
@@ -178,12 +180,14 @@ class Unified:
             if alone.gives_way:
                 self._gave_way = True
                 self._time.give_way(view, alone)
-                self._alone_s = alone.used_s if offline else 0.0
+                self._counted_s = alone.used_s if offline else 0.0
             return _decision(yielding, (alone.first, alone.last), alone, kept)
         if nothing and not found.candidates:
             serving, resting = self._taking_part(view, serving, requests.joining)
             kept |= resting
-        self._time.offer(beside)
+        load.offer(requests.joining)
+        self._time.offer(view, beside)
+        self._counted_s = beside.used_s if offline else 0.0
         ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
         order = (
             self._overdue.serve(view, serving),
@@ -295,7 +299,8 @@ class Unified:
     def _serve_only(self, view: View, running: list[Sequence], serving: list[Sequence]) -> Decision:
         """Requests alone: the usual case, and the one that must cost least."""
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
-        joining = joins(view, serving, queue, self._load.busy)
+        joining = joins(view, serving, queue, self._load.busy, self._load.began_s)
+        self._load.offer(joining)
         serving, resting = self._taking_part(view, serving, joining)
         order = [*_all(serving), *_all(joining)]
         return Decision.on_device(tuple(order), victims=_victims(running, resting))
