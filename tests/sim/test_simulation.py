@@ -102,7 +102,7 @@ def test_answers_that_began_too_late_rest_beside_prompts_and_still_end():
     assert shares[0] > 0.95 and 0.1 < shares[1] < 0.5, shares
 
 
-def rush(policy: str, requests: int) -> tuple[SimReport, list[LanePlan]]:
+def rush(policy: str, requests: int, tpot_slo: float = 0.06) -> tuple[SimReport, list[LanePlan]]:
     """More than can be served within both objectives; no prompt begins as another."""
     arrivals, trainers = load([(0.045 * place, 24, 12) for place in range(requests)])
     for place, each in enumerate(arrivals):
@@ -110,7 +110,7 @@ def rush(policy: str, requests: int) -> tuple[SimReport, list[LanePlan]]:
         arrivals[place] = replace(each, work=replace(each.work, prompt=prompt))
     report, _, plans = run_one(
         policy, arrivals, trainers, small_profile(1024), max_sequences=64,
-        max_batch_tokens=256, ttft_slo=0.6, tpot_slo=0.06,
+        max_batch_tokens=256, ttft_slo=0.6, tpot_slo=tpot_slo,
     )  # fmt: skip
     return report, plans
 
@@ -126,6 +126,13 @@ def test_in_a_rush_answers_are_in_time_because_prompts_wait():
     (first_come, first_come_s), (waiting, waiting_s) = found
     assert waiting > first_come + 200, found
     assert waiting_s < 1.2 * first_come_s, found
+
+
+@pytest.mark.parametrize("tpot_slo", [0.022, 0.025, 0.028])
+def test_an_objective_near_a_decode_alone_holds_nobody_up(tpot_slo):
+    """Of 21 ms: prompts in what is left of it would come several times as slowly."""
+    ended_s = [rush(policy, 100, tpot_slo)[0].ended_s for policy in ("no_retrain", "unified")]
+    assert ended_s[1] < 1.3 * ended_s[0], ended_s
 
 
 def test_in_passes_without_prompts_nobody_rests():
