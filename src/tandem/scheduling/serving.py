@@ -25,7 +25,7 @@ _LONG = 0.3
 _LONGEST_HOLD = 4.0
 # And none waits for an answer whose TPOT leaves prompts less than this share of the time: they
 # would come far slower than they could.
-_LEAST_ROOM = 0.25
+_LEAST_ROOM = 1 / 6
 # What costs as much as it saves to the last bits is worth it.
 _TIE = 1.0 + 1e-6
 
