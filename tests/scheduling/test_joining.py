@@ -129,11 +129,9 @@ def answers(*spare_s: float, done: int = 4, late: bool = False) -> list[Sequence
     return running
 
 
-def joined_in_a_rush(
-    queue: list[Sequence], running: list[Sequence], since_s: float = 0.0, **view: object
-) -> int:
+def joined_in_a_rush(queue: list[Sequence], running: list[Sequence], since_s: float = 0.0) -> int:
     """The last prompt started so many seconds ago."""
-    return joined(queue, running, busy=0.6, began_s=NOW - since_s, now=NOW, **view)
+    return joined(queue, running, busy=0.6, began_s=NOW - since_s, now=NOW)
 
 
 def test_in_a_rush_prompts_wait_where_an_answer_would_be_late():
