@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from fake_executor import Costs, FakeExecutor
-from tandem.build import join_loop
 from tandem.cli import app
-from tandem.cli.profile import doubts, measure_host_s
-from tandem.config import resolve
-from tandem.core.clock import SleepingClock
+from tandem.cli.profile import doubts
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.profile import FitError, read_profile, write_profile
 
@@ -153,25 +148,6 @@ def test_the_demo_model_is_profiled(tmp_path):
     assert "held out" in result.output and profile.errors["pass"].samples > 0
     assert 0.0 < profile.host_s < 0.1 and "beside the work of an iteration" in result.output
     assert set(profile.versions) == {"tandem", "torch", "transformers", "measured"}
-
-
-def test_what_an_iteration_takes_beside_its_work_is_measured():
-    costs = Costs(iteration_s=0.03)
-    loop = join_loop(resolve({}), FakeExecutor(clock=SleepingClock(), costs=costs))
-    apply = loop.scheduler.apply
-
-    def slowly(results, now):
-        time.sleep(0.004)
-        return apply(results, now)
-
-    loop.scheduler.apply = slowly
-    assert 0.004 <= measure_host_s(loop) < 0.02
-    assert not loop.has_work
-    loop.scheduler.cache.check()
-
-
-def test_it_is_measured_in_a_cache_of_a_few_tokens_too():
-    assert measure_host_s(join_loop(resolve({}), FakeExecutor(num_blocks=2))) > 0.0
 
 
 def test_what_a_profile_cannot_say_is_told():

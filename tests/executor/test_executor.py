@@ -320,10 +320,10 @@ def test_a_crash_in_the_forward_pass_is_charged_to_its_span(monkeypatch):
     executor = make_executor(tiny_models.make_model("llama"))
     hidden = type(executor._model).hidden
 
-    def crash_on_nine(self, tokens, positions, context):
+    def crash_on_nine(self, tokens, *others, **how):
         if 9 in tokens.tolist():
             raise RuntimeError("out of memory")
-        return hidden(self, tokens, positions, context)
+        return hidden(self, tokens, *others, **how)
 
     monkeypatch.setattr(type(executor._model), "hidden", crash_on_nine)
     good = Span(2, 0, (4, 5), ((1,),), draws=(Draw(2, 0, 0, GREEDY),))

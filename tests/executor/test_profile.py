@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -14,10 +13,9 @@ from rates import slice_rates
 from tandem.config import SchedulingConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.plan import LanePlan
-from tandem.estimators.calibrate import KINDS, fit
+from tandem.estimators.calibrate import KINDS, Samples, fit
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
-from tandem.estimators.profile import Caches
 from tandem.estimators.terms import FORWARD_TERMS
 from tandem.estimators.work import BackwardWork, PassWork
 from tandem.executor.profile import ProbeLimits, probe, rough_rates
@@ -41,19 +39,12 @@ def device_rates(cold_s: float = 1e-9) -> Rates:
     return replace(rates, forward=tuple(forward.values()), slices=slices)
 
 
-def device(
-    plans: list[LanePlan],
-    warm: tuple[float, float] = (0.0, 0.0),
-    cold_s: float = 1e-9,
-    **changes: int,
-) -> SimExecutor:
-    """A device that is only computed; `changes` of what its profile says of the model, `warm` what
-    its passes save after others."""
+def device(plans: list[LanePlan], cold_s: float = 1e-9, **changes: int) -> SimExecutor:
+    """A device that is only computed; `changes` of what its profile says of the model."""
     profile = datasheet_profile("l4", "qwen2.5-0.5b")
     info = replace(profile.info, **changes)
     kept = {"kept_alone": (1.0, 0.0), "kept_beside": (0.0, 1.0)}
     profile = replace(profile, info=info, rates=device_rates(cold_s), **kept)
-    profile = replace(profile, caches=Caches(decode_s=warm[0], cold_share=warm[1]))
     on_plan = lambda plan, result: plans.append(plan)  # noqa: E731
     return SimExecutor(profile, VirtualClock(), curve=Saturating(), on_plan=on_plan)
 
@@ -180,21 +171,19 @@ def test_equal_passes_tell_what_no_prediction_can_be_better_than():
     assert error is not None and error.mape == pytest.approx(0.2)
 
 
-def test_streaks_tell_how_soon_caches_are_warm():
-    executor = device([], warm=(0.001, 0.6))
-    samples = probe(executor, LIMITS, seconds=0.5)
-    assert {each.work.decodes for streak in samples.streaks for each in streak} == {1, 2, 4, 8}
-    for streak in samples.streaks:
-        assert len(streak) == 7 and not any(each.work.rows for each in streak)
-        for earlier, later in pairwise(streak):
-            assert later.seconds < earlier.seconds and later.before_s == earlier.seconds
-    found = fit(samples, Rates.guess(weight_bytes=1, num_parameters=1, num_layers=1))
-    assert found.caches.cold_share == pytest.approx(0.6, abs=0.02)
-    # The rates are of all passes, some of which were warm themselves; the clock does not sleep.
-    assert 0.0 < found.caches.decode_s < 0.001 and found.caches.resume_s < 0.001
-    works = [[each.work for each in found] for found in (samples.warm_prompts, samples.resumes)]
-    assert {each.before_s for each in samples.resumes} == {math.inf}  # other processes had them
-    assert works[0] == works[1] and all(work.rows and not work.decodes for work in works[0])
+def test_another_prober_has_its_turn_after_every_kind():
+    """And what it says of its last pass decides how the next one is predicted."""
+    turns: list[Samples] = []
+
+    def between(samples: Samples) -> float:
+        turns.append(samples)
+        return 123.0
+
+    samples = probe(device([]), LIMITS, seconds=0.3, between=between)
+    assert turns[-1] is samples
+    first_of_turns = [each for each in samples.passes if each.before_s == 123.0]
+    assert first_of_turns and all(each.work.decodes for each in first_of_turns)
+    assert len(samples.passes) / 7 < len(first_of_turns) <= len(samples.passes) / 5 + 2
 
 
 def test_an_engine_that_does_not_train_is_profiled_without_training():

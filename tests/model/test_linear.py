@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import weakref
 
 import pytest
@@ -82,6 +83,36 @@ def test_onednn_packing_and_its_transpose(dtype: torch.dtype) -> None:
     gradient = torch.randn(5, 48).to(dtype)
     back = weights.transposed().multiply(gradient)
     assert close(back, gradient.float() @ layer.weight.detach().float())
+
+
+def test_rows_come_in_few_numbers_that_are_hardly_larger() -> None:
+    numbers = [packing.compiled_rows(rows) for rows in range(1, 2049)]
+    assert all(rows <= number < rows * 33 / 32 for rows, number in enumerate(numbers, 1))
+    assert numbers == sorted(numbers)
+    assert [packing.compiled_rows(number) for number in numbers] == numbers
+    assert numbers[:64] == list(range(1, 65))
+    assert len(set(numbers)) == 64 + 5 * 32
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+@pytest.mark.parametrize("shape", [(67,), (1, 67), (3, 43)])
+def test_rows_that_are_added_do_not_show(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = nn.Linear(64, 48)
+    weights = OneDnnWeight(layer.weight.detach(), layer.bias.detach())
+    seen: list[int] = []
+    product = weights._product
+
+    def watched(x: Tensor) -> Tensor:
+        seen.append(x.numel() // x.shape[-1])
+        return product(x)
+
+    monkeypatch.setattr(weights, "_product", watched)
+    x = torch.randn(*shape, 64)
+    out = weights.multiply(x)
+    assert out.shape == (*shape, 48) and close(out, reference(x, layer))
+    assert seen == [packing.compiled_rows(math.prod(shape))] != [math.prod(shape)]
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")

@@ -26,7 +26,7 @@ from tandem.bench.workload import Limits
 from tandem.build import build_executor, build_simulation, join_loop, resolve_model
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.cli.output import refusals, with_folder
-from tandem.cli.profile import measure
+from tandem.cli.profile import Profiler
 from tandem.config import Settings
 from tandem.core.clock import SleepingClock, VirtualClock
 from tandem.core.errors import InvalidRequest
@@ -40,7 +40,8 @@ _WARM_UP_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class FidelityOptions:
-    """The load, how often each side meets it, and how long to measure where no profile is given."""
+    """The load, how often each side meets it, and how long to measure where no profile is given:
+    in equal pieces, before each real run and after the last."""
 
     workload: WorkloadOptions
     steps: Steps | None = None
@@ -59,7 +60,8 @@ def fidelity_command(
     step_tokens: Annotated[int, typer.Option(help="Of each of a step's two sequences.")] = 256,
     runs: Annotated[int, typer.Option(min=1, help="Of each side.")] = 3,
     profile_seconds: Annotated[
-        float, typer.Option(min=1.0, help="How long to measure without --profile.")
+        float,
+        typer.Option(min=1.0, help="Measured in all, between the runs, without --profile."),
     ] = 60.0,
     seed: Annotated[int, typer.Option(help="Same seed, same load.")] = 0,
     out: Annotated[
@@ -111,13 +113,21 @@ def measure_both(
         executor = build_executor(
             settings, lambda stage, done: progress.update(task, completed=done or 0.0)
         )
-        task = progress.add_task("profile", total=1.0)
-        profile = _profile(
-            executor, settings, options, lambda d: progress.update(task, completed=d)
-        )
+        measured = None if settings.scheduling.profile else Profiler(executor, settings)
+        pieces = options.runs + 1  # before each run and after the last: a machine changes its pace
+
+        def profiled() -> Profile:
+            if measured is None:
+                return _read(executor, settings)
+            task = progress.add_task("profile", total=1.0)
+            seconds = options.profile_seconds / pieces
+            measured.run(seconds, lambda done: progress.update(task, completed=done))
+            return measured.profile()
+
         planned = build_workload(options.workload)
         arrivals, _ = arrivals_of(planned, Training(), executor.info.vocab_size, 0)
         end_s = max(arrivals[-1].at_s, 1e-9)
+        profile = profiled()
         gc.collect()
         gc.freeze()
         _real(executor, settings, profile, options, _first(arrivals))
@@ -129,6 +139,7 @@ def measure_both(
                 progress.update(task, completed=min(now, end_s))
 
             real.append(_real(executor, settings, profile, options, arrivals, show))
+            profile = profiled()
         for number in range(options.runs):
             task = progress.add_task(f"simulated {number + 1}", total=end_s)
             simulated.append(_simulated(settings, profile, options, arrivals, number))
@@ -136,18 +147,13 @@ def measure_both(
     return real, simulated, profile
 
 
-def _profile(
-    executor: Executor, settings: Settings, options: FidelityOptions, on_progress: Any
-) -> Profile:
-    """The one that is named, else one that is measured now."""
+def _read(executor: Executor, settings: Settings) -> Profile:
+    """The profile that is named. Raises `InvalidRequest` if it is of something else."""
     path = settings.scheduling.profile
-    if not path:
-        return measure(executor, settings, options.profile_seconds, on_progress)
     profile = read_profile(Path(path))
     problem = profile.mismatch(executor.info)
     if problem is not None:
         raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
-    on_progress(1.0)
     return profile
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,21 +18,14 @@ from tandem import __version__
 from tandem.build import build_executor, join_loop, resolve_model
 from tandem.config import Settings
 from tandem.core.ports import Executor
-from tandem.core.request import Request
-from tandem.core.sampling import SamplingParams
-from tandem.engine.loop import EngineLoop
-from tandem.estimators.calibrate import fit
+from tandem.engine.probe import LoopProbe
+from tandem.estimators.calibrate import Samples, fit
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, write_profile
 from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 
 # Samples of a kind that were held out. Of fewer, "95% below" is the worst one.
 _FEW = 20
-# What an iteration takes beside its work is measured over so many answers and iterations, and over
-# fewer of a model for which these take longer than so many seconds.
-_ANSWERS = 4
-_ITERATIONS = (8, 128)
-_ITERATIONS_S = 2.0
 
 
 def profile_model(settings: Settings, seconds: float, out: Path | None, console: Console) -> Path:
@@ -69,61 +61,63 @@ def measure(
     executor: Executor, settings: Settings, seconds: float, on_progress: Callable[[float], None]
 ) -> Profile:
     """The profile of a loaded model."""
-    from tandem.executor.ceilings import measure_ceilings
-    from tandem.executor.profile import ProbeLimits, probe
-
-    info, scheduling = executor.info, settings.scheduling
-    limits = ProbeLimits(
-        scheduling.max_batch_tokens, scheduling.max_sequences, settings.learning.rank
-    )
-    ceilings = measure_ceilings(info.device, info.dtype)
-    samples = probe(executor, limits, seconds, on_progress)
-    found = fit(samples, Rates.guess_for(info))
-    return Profile(
-        info=info,
-        rates=found.rates,
-        ceilings=ceilings,
-        source=f"measured in {seconds:.0f} s: {len(samples.passes)} passes, "
-        f"{len(samples.slices)} slices, {len(samples.updates)} updates",
-        errors=found.errors,
-        noise=found.noise,
-        caches=found.caches,
-        repeat=found.repeat,
-        host_s=measure_host_s(join_loop(settings, executor, rates=found.rates)),
-        kept_alone=found.kept_alone,
-        kept_beside=found.kept_beside,
-        versions={
-            "tandem": __version__,
-            "torch": metadata.version("torch"),
-            "transformers": metadata.version("transformers"),
-            "measured": time.strftime("%Y-%m-%d"),
-        },
-        threads=info.threads,
-    )
+    profiler = Profiler(executor, settings)
+    profiler.run(seconds, on_progress)
+    return profiler.profile()
 
 
-def measure_host_s(loop: EngineLoop) -> float:
-    """Median seconds of an iteration of a few decodes outside of the executor's own account. The
-    loop has to be idle; its `on_plan` is replaced."""
-    executed: list[float] = []
-    loop.on_plan = lambda plan, result: executed.append(result.elapsed_s)
-    least, most = _ITERATIONS
-    cache = loop.scheduler.cache
-    room = min(loop.info.max_model_len, cache.num_blocks * cache.block_size)
-    tokens = max(1, min(most, room - 1))
-    names = [f"host-{number}" for number in range(_ANSWERS)]
-    for name in names:
-        loop.add(Request(name, (0,), SamplingParams(max_tokens=tokens, ignore_eos=True)))
-    found: list[float] = []
-    ends_s = time.perf_counter() + _ITERATIONS_S
-    while loop.has_work and (len(found) <= least or time.perf_counter() < ends_s):
-        began_s = time.perf_counter()
-        loop.step()
-        found.append(time.perf_counter() - began_s - sum(executed))
-        executed.clear()
-    for name in names:
-        loop.abort(name)
-    return median(found[1:] or found)
+class Profiler:
+    """Measures a loaded model, at one time or several, for one profile."""
+
+    def __init__(self, executor: Executor, settings: Settings) -> None:
+        self._executor, self._settings = executor, settings
+        self._samples, self._seconds, self._times = Samples(), 0.0, 0
+        rates = Rates.guess_for(executor.info)
+        self._loop_probe = LoopProbe(join_loop(settings, executor, rates=rates))
+
+    def run(self, seconds: float, on_progress: Callable[[float], None]) -> None:
+        """Measure for about so many seconds more, while nobody is served."""
+        from tandem.executor.profile import ProbeLimits, probe
+
+        scheduling = self._settings.scheduling
+        limits = ProbeLimits(
+            scheduling.max_batch_tokens, scheduling.max_sequences, self._settings.learning.rank
+        )
+        turn = self._loop_probe.turn
+        self._samples.extend(
+            probe(self._executor, limits, seconds, on_progress, seed=self._times, between=turn)
+        )
+        self._seconds += seconds
+        self._times += 1
+
+    def profile(self) -> Profile:
+        """Of all that was measured."""
+        from tandem.executor.ceilings import measure_ceilings
+
+        info, samples = self._executor.info, self._samples
+        found = fit(samples, Rates.guess_for(info))
+        times = f" at {self._times} times" if self._times > 1 else ""
+        return Profile(
+            info=info,
+            rates=found.rates,
+            ceilings=measure_ceilings(info.device, info.dtype),
+            source=f"measured in {self._seconds:.0f} s{times}: {len(samples.passes)} passes, "
+            f"{len(samples.slices)} slices, {len(samples.updates)} updates",
+            errors=found.errors,
+            noise=found.noise,
+            caches=found.caches,
+            repeat=found.repeat,
+            host_s=self._loop_probe.host_s,
+            kept_alone=found.kept_alone,
+            kept_beside=found.kept_beside,
+            versions={
+                "tandem": __version__,
+                "torch": metadata.version("torch"),
+                "transformers": metadata.version("transformers"),
+                "measured": time.strftime("%Y-%m-%d"),
+            },
+            threads=info.threads,
+        )
 
 
 def doubts(profile: Profile) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -48,7 +48,7 @@ class TimedPass(NamedTuple):
 class Samples:
     """What was measured, in seconds: passes, slices (of what, layers) and updates. `repeats` are
     times of one pass and of the same again, `streaks` of decodes that ran so many times in a row
-    after other work, `warm_prompts` of prompts right after these, `resumes` of prompts after a
+    in an engine's loop, `warm_prompts` of prompts right after these, `resumes` of prompts after a
     sleep; `kept` is what passes kept that recorded alone or beside others."""
 
     passes: list[TimedPass] = field(default_factory=list)
@@ -59,6 +59,11 @@ class Samples:
     repeats: list[tuple[float, float]] = field(default_factory=list)
     streaks: list[tuple[TimedPass, ...]] = field(default_factory=list)
     kept: list[tuple[bool, KeptLayers]] = field(default_factory=list)
+
+    def extend(self, others: Samples) -> None:
+        """Add what was measured at another time."""
+        for each in fields(self):
+            getattr(self, each.name).extend(getattr(others, each.name))
 
 
 @dataclass(frozen=True, slots=True)

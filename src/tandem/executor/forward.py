@@ -68,7 +68,9 @@ def run_batch(
         model.lora.activate(batch.segments)
         try:
             with _recording(model, recorder), _watching(model, None if urgent is never else check):
-                hidden = model.hidden(batch.tokens, batch.positions, context)
+                # Layers that are computed for a backward take the rows as they are.
+                pad = recorder is None or recorder.graphs is None
+                hidden = model.hidden(batch.tokens, batch.positions, context, pad=pad)
         finally:
             model.lora.activate(())
         drawn = _draw_all(model, hidden, batch)

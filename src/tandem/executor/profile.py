@@ -1,7 +1,8 @@
 """Micro-benchmarks through the executor's own door: plans of many shapes, timed.
 
 Decodes, prompts, both together, training forwards beside them, backward slices and updates, at
-random sizes until the time is up (`probe`) or at a few usual ones (`rough_rates`). A number of rows
+random sizes until the time is up (`probe`) or at a few usual ones (`rough_rates`); what passes take
+in an engine's loop is told apart, in turns with them (`Between`). A number of rows
 that is new runs once before it counts (of a backward, one layer): matrix libraries compile or
 choose a kernel for it then, and a server has met it before; so sizes are drawn to one that was met
 where it is near. What the times mean is `estimators/calibrate`'s business. Invariant: the executor
@@ -59,11 +60,8 @@ _SEQUENCES = (1, 2, 2, 4, 8)
 _LEAST_ROWS = 8
 # Blocks that one plan writes.
 _BLOCKS_AT_ONCE = 256
-# What a sleep costs does not depend on its length from here on.
-_SLEEP_S = 0.03
-# Decodes of a streak, and how many times they run in a row.
-_STREAK_DECODES = (1, 2, 4, 8)
-_STREAK = 7
+# Runs what it likes on the executor, adds to the samples, and says what its last pass took.
+Between = Callable[[Samples], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +94,11 @@ def probe(
     seconds: float,
     on_progress: Callable[[float], None] = lambda done: None,
     seed: int = 0,
+    between: Between | None = None,
 ) -> Samples:
-    """Run passes for about `seconds`; `on_progress` hears the share that is done."""
-    prober = _Prober(executor, limits, Random(seed))
+    """Run passes for about `seconds`; `on_progress` hears the share that is done, `between` has its
+    turn after every kind had one."""
+    prober = _Prober(executor, limits, Random(seed), between)
     began = time.monotonic()
     for number, _ in enumerate(prober.run()):
         if number == _WARM_UP:
@@ -125,9 +125,16 @@ def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
 
 
 class _Prober:
-    def __init__(self, executor: Executor, limits: ProbeLimits, rng: Random) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        limits: ProbeLimits,
+        rng: Random,
+        between: Between | None = None,
+    ) -> None:
         self.samples = Samples()
         self._executor, self._limits, self._rng = executor, limits, rng
+        self._between = between
         self._steps, self._numbers = count(), count()
         self._revision, self._written = -1, 0
         self._before_s = math.inf  # what the last pass took
@@ -156,8 +163,9 @@ class _Prober:
                 beside = self._sequences() if self._rng.random() < 0.5 else 0
                 self._step(beside)
                 yield
-            self._streak()
-            yield
+            if self._between is not None:
+                self._before_s = self._between(self.samples)
+                yield
 
     def run_usual(self) -> Iterator[None]:
         """A few usual shapes, small ones first, after some that are not counted."""
@@ -210,30 +218,6 @@ class _Prober:
             self._add_prompt(made, prompt, longest)
         if made.spans:
             self._execute(made)
-
-    def _streak(self) -> None:
-        """A few decodes many times in a row, after other work, until the caches hold what they
-        need; then a prompt, and the same after a sleep, in which other processes had the caches."""
-        decodes, prompt = _Pass(), _Pass()
-        self._add_decodes(decodes, self._rng.choice(_STREAK_DECODES), _USUAL_CONTEXT)
-        self._add_prompt(prompt, self._rows(), _USUAL_CONTEXT)
-        if not (decodes.spans and prompt.spans):
-            return
-        first, second = self._prepared(prompt), self._prepared(decodes)
-        self.samples.streaks.append(tuple([self._timed(second) for _ in range(_STREAK)]))
-        self.samples.warm_prompts.append(self._timed(first))
-        time.sleep(_SLEEP_S)
-        self._before_s = math.inf
-        self.samples.resumes.append(self._timed(first))
-
-    def _prepared(self, made: _Pass) -> LanePlan:
-        """The plan of a pass, which ran before if its number of rows is new."""
-        self._write(made.blocks)
-        plan = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans), opens=tuple(made.opens))
-        if made.rows not in self._met and not made.opens:  # those that learn are done twice anyway
-            self._met.add(made.rows)
-            self._submit(plan)
-        return plan
 
     def _mixed(self, *, again: bool) -> None:
         """Decodes and a prompt; if `again`, three times: the first is counted, the others tell how
@@ -364,15 +348,15 @@ class _Prober:
             self._written = targets.stop
 
     def _execute(self, made: _Pass, *, counted: bool = True) -> StepResult:
-        lane = self._prepared(made)
+        self._write(made.blocks)
+        lane = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans), opens=tuple(made.opens))
+        if made.rows not in self._met and not made.opens:  # those that learn are done twice anyway
+            self._met.add(made.rows)
+            self._submit(lane)
         before_s, result = self._before_s, self._submit(lane)
         if counted and not result.failed:
             self.samples.passes.append(TimedPass(PassWork.of(lane), result.forward_s, before_s))
         return result
-
-    def _timed(self, lane: LanePlan) -> TimedPass:
-        before_s = self._before_s
-        return TimedPass(PassWork.of(lane), self._submit(lane).forward_s, before_s)
 
     def _submit(self, lane: LanePlan) -> StepResult:
         self._executor.submit(lane)

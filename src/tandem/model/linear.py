@@ -20,7 +20,19 @@ from tandem.model.kernels.layer import Panels
 
 # oneDNN blocks a weight for an expected number of rows; this one serves decode and prefill.
 _ONEDNN_ROWS = 256
+# It compiles a kernel for each number of rows and keeps some of them. Up to so many rows have one
+# each, and of each doubling from there on so many others.
+_OWN_ROWS = 64
+_PER_DOUBLING = 32
 _STEP = 32
+
+
+def compiled_rows(rows: int) -> int:
+    """`rows` rounded up to a number for which oneDNN is asked to have a kernel: by 3% at most."""
+    if rows <= _OWN_ROWS:
+        return rows
+    step = (1 << (rows - 1).bit_length()) // (2 * _PER_DOUBLING)
+    return -(-rows // step) * step
 
 
 class PackedWeight(Protocol):
@@ -76,7 +88,14 @@ class OneDnnWeight:
         return self._nbytes
 
     def multiply(self, x: Tensor) -> Tensor:
-        """See `PackedWeight`."""
+        """See `PackedWeight`. Rows are added where no kernel is wanted for their number."""
+        rows = x.numel() // x.shape[-1]
+        if (more := compiled_rows(rows) - rows) == 0:
+            return self._product(x)
+        padded = functional.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, more))
+        return self._product(padded)[:rows].view(*x.shape[:-1], -1)
+
+    def _product(self, x: Tensor) -> Tensor:
         return cast(
             Tensor,
             torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], ""),
@@ -255,10 +274,14 @@ class GroupMember(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """Packed products of a model, those of groups included, and the bytes of their packings."""
+    """Packed products of a model, those of groups included, and the bytes of their packings.
+
+    `pads`: all of them gain by rows that come in numbers of `compiled_rows`.
+    """
 
     layers: int
     nbytes: int
+    pads: bool
 
 
 def pack_linears(model: nn.Module) -> PackReport:
@@ -273,4 +296,5 @@ def pack_linears(model: nn.Module) -> PackReport:
     packed = {module for module in model.modules() if isinstance(module, PackedLinear)}
     members = {module for module in model.modules() if isinstance(module, GroupMember)}
     packed |= {member.group.joined for member in members}
-    return PackReport(len(packed), sum(layer.nbytes for layer in packed))
+    pads = all(isinstance(layer.weights, OneDnnWeight) for layer in packed)
+    return PackReport(len(packed), sum(layer.nbytes for layer in packed), pads)

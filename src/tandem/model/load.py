@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -28,7 +29,13 @@ from transformers.utils import logging as transformers_logging
 from tandem.config import ModelConfig
 from tandem.core.errors import InvalidRequest, NotFound, UnsupportedModel
 from tandem.model import kernels
-from tandem.model.attention.base import AttentionContext, AttentionKernel, LayerShape, attend_once
+from tandem.model.attention.base import (
+    AttentionContext,
+    AttentionKernel,
+    LayerShape,
+    PaddedContext,
+    attend_once,
+)
 from tandem.model.attention.cpu import CpuKernel
 from tandem.model.attention.interface import IMPLEMENTATION, register
 from tandem.model.attention.sdpa import SdpaKernel
@@ -36,7 +43,7 @@ from tandem.model.capability import exact_model_length, refuse_by_configuration
 from tandem.model.content import weights_hash
 from tandem.model.fuse import fuse_modules
 from tandem.model.head import Head
-from tandem.model.linear import pack_linears
+from tandem.model.linear import compiled_rows, pack_linears
 from tandem.model.lora import LoraLayers, adaptable_linears
 from tandem.model.probe import probe_layers
 from tandem.model.self_test import SelfTest
@@ -60,7 +67,7 @@ class LoadedModel:
     states after the final norm; its names are those of the whole model after `prefix`. `stack` has
     its decoder layers one at a time, None where they cannot be had (then nothing can be trained).
     `source` is the directory or hub name that the weights came from. `layer_parameters` are those
-    of neither embedding nor head.
+    of neither embedding nor head. `pads`: products gain by rows in certain numbers.
     """
 
     name: str
@@ -84,9 +91,22 @@ class LoadedModel:
     layer_parameters: int
     weight_bytes: int
     weights_hash: str
+    pads: bool = False
 
-    def hidden(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Hidden states [rows, width] of flattened `tokens` and `positions`, int64 [rows]."""
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, context: AttentionContext, *, pad: bool = False
+    ) -> Tensor:
+        """Hidden states [rows, width] of flattened `tokens` and `positions`, int64 [rows].
+
+        `pad` allows the layers to see more rows, where their products gain by that.
+        """
+        rows = tokens.numel()
+        if pad and self.pads and (more := compiled_rows(rows) - rows):
+            tokens, positions = (
+                functional.pad(tokens, (0, more)),
+                functional.pad(positions, (0, more)),
+            )
+            context = PaddedContext(context, rows)
         output = self.backbone(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -94,7 +114,7 @@ class LoadedModel:
             attention_context=context,
         )
         hidden: Tensor = output.last_hidden_state[0]
-        return hidden
+        return hidden[:rows]
 
 
 def load_model(config: ModelConfig, progress: Progress = lambda text, share: None) -> LoadedModel:
@@ -167,7 +187,7 @@ def prepare_model(
         progress("compiling the CPU kernels, once for this machine", 0.7)
         kernels.status()
     progress("packing weights", 0.7)
-    kernel, kernel_names = _accelerate(model, config.kernels)
+    kernel, kernel_names, pads = _accelerate(model, config.kernels)
     head = Head.of(model.get_output_embeddings(), description)
     progress("testing what will serve", 0.9)
     test.check(backbone, head, shapes, kernel)
@@ -196,6 +216,7 @@ def prepare_model(
         layer_parameters=layer_parameters,
         weight_bytes=sum(size for _, size in sizes),
         weights_hash=digest,
+        pads=pads,
     )
 
 
@@ -206,23 +227,24 @@ def _layer_parameters(model: PreTrainedModel) -> int:
     return sum(weight.numel() for weight in model.parameters() if weight not in outside)
 
 
-def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str]:
+def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str, bool]:
     """Fuse and pack for the processor where that is known to help; changes `model`.
 
-    Returns the attention kernel and what was done, in words for `ModelInfo.kernels`.
+    Returns the attention kernel, what was done, in words for `ModelInfo.kernels`, and whether
+    products gain by certain numbers of rows.
     """
     kernel: AttentionKernel
     if not _wants_kernels(model, name):
         kernel = SdpaKernel() if name == "off" else _device_kernel(model)
-        return kernel, kernel.name
+        return kernel, kernel.name, False
     done = []
     # Fusing joins layers that packing would otherwise take apart one by one.
     if fuse_modules(model).replaced:
         done.append("fused")
-    pack_linears(model)
+    report = pack_linears(model)
     done.append("packed")
     kernel = CpuKernel() if kernels.status().available else SdpaKernel()
-    return kernel, "+".join([kernel.name, *done])
+    return kernel, "+".join([kernel.name, *done]), report.pads
 
 
 def _wants_kernels(model: PreTrainedModel, name: str) -> bool:

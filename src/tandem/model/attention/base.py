@@ -160,3 +160,23 @@ class PagedContext:
     ) -> Tensor:
         """See `AttentionContext`."""
         return self.batch.attend(query, key, value, self.layers[layer], params)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedContext:
+    """A context whose passes have rows that belong to nobody behind the first `rows`.
+
+    These attend to nothing, are not stored and get zeros.
+    """
+
+    inner: AttentionContext
+    rows: int
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
+    ) -> Tensor:
+        """See `AttentionContext`."""
+        rows = self.rows
+        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        output[:rows] = self.inner.attend(layer, query[:rows], key[:rows], value[:rows], params)
+        return output
