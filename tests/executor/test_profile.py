@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +19,7 @@ from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.terms import FORWARD_TERMS
 from tandem.estimators.work import BackwardWork, PassWork
-from tandem.executor.profile import ProbeLimits, probe, rough_rates
+from tandem.executor.profile import ProbeLimits, Prober, probe, rough_rates
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
 
@@ -173,17 +174,24 @@ def test_equal_passes_tell_what_no_prediction_can_be_better_than():
 
 def test_another_prober_has_its_turn_after_every_kind():
     """And what it says of its last pass decides how the next one is predicted."""
-    turns: list[Samples] = []
+    counts: list[int] = []
 
     def between(samples: Samples) -> float:
-        turns.append(samples)
+        counts.append(len(samples.updates))
         return 123.0
 
-    samples = probe(device([]), LIMITS, seconds=0.3, between=between)
-    assert turns[-1] is samples
-    first_of_turns = [each for each in samples.passes if each.before_s == 123.0]
-    assert first_of_turns and all(each.work.decodes for each in first_of_turns)
-    assert len(samples.passes) / 7 < len(first_of_turns) <= len(samples.passes) / 5 + 2
+    prober = Prober(device([]), LIMITS, between)
+    prober.run(seconds=0.3)
+    assert counts[0] == 1 and {each - last for last, each in pairwise(counts[1:])} == {1}
+    assert 123.0 in {each.before_s for each in prober.samples.passes if each.work.decodes}
+
+
+def test_a_second_time_adds_to_the_first_without_warming_up_again():
+    prober = Prober(device([]), LIMITS)
+    prober.run(seconds=0.1)
+    first = list(prober.samples.passes)
+    prober.run(seconds=0.1)
+    assert prober.samples.passes[: len(first)] == first != prober.samples.passes
 
 
 def test_an_engine_that_does_not_train_is_profiled_without_training():

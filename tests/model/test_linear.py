@@ -115,6 +115,14 @@ def test_rows_that_are_added_do_not_show(
     assert seen == [packing.compiled_rows(math.prod(shape))] != [math.prod(shape)]
 
 
+def test_a_padded_product_may_be_changed_in_place_where_a_gradient_is_wanted() -> None:
+    """As some models do, which clip their queries."""
+    layer = nn.Linear(64, 48, bias=False)
+    x = torch.randn(67, 64, requires_grad=True)
+    PackedLinear.of(layer)(x).clamp_(-0.1, 0.1).sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
 def test_float32_is_packed_and_float64_stays_a_plain_matrix() -> None:
     assert isinstance(packing.pack(torch.randn(8, 8), None), OneDnnWeight)
@@ -206,3 +214,10 @@ def test_pack_linears_counts_a_group_once() -> None:
     report = pack_linears(model)
     assert report.layers == 1
     assert report.nbytes == 32 * 8 * 4
+    assert report.pads == torch.backends.mkldnn.is_available()
+
+
+def test_only_models_all_of_whose_weights_are_onednns_gain_by_more_rows() -> None:
+    assert not pack_linears(nn.ModuleList([nn.LayerNorm(8)])).pads
+    mixed = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8).double()])
+    assert not pack_linears(mixed).pads

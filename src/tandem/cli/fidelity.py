@@ -96,7 +96,7 @@ def fidelity_command(
         content |= {"real": real, "simulated": simulated, "profile": profile}
         encoded = msgspec.json.encode(msgspec.to_builtins(content, enc_hook=str))
         out.write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
-        load = _load(profile, options)
+        load = _load(profile, options, measured=not settings.scheduling.profile)
         out.with_suffix(".md").write_text(as_markdown(machine, load, found, real, simulated))
     raise typer.Exit(0 if agree(found, real, simulated) else 1)
 
@@ -104,8 +104,8 @@ def fidelity_command(
 def measure_both(
     settings: Settings, options: FidelityOptions, console: Console
 ) -> tuple[list[Figures], list[Figures], Profile]:
-    """Figures of all real and of all simulated runs, and the profile that these were given. Raises
-    `InvalidRequest`."""
+    """Figures of all real and of all simulated runs, and the profile of the latter. The former
+    begin with its first piece, all alike. Raises `InvalidRequest`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # Rarely: the bar shares its cores with what is measured.
     with Progress(*columns, console=console, refresh_per_second=1) as progress:
@@ -113,24 +113,21 @@ def measure_both(
         executor = build_executor(
             settings, lambda stage, done: progress.update(task, completed=done or 0.0)
         )
-        measured = None if settings.scheduling.profile else Profiler(executor, settings)
-        pieces = options.runs + 1  # before each run and after the last: a machine changes its pace
+        named = settings.scheduling.profile
+        profiler = None if named else Profiler(executor, settings)
 
-        def profiled() -> Profile:
-            if measured is None:
-                return _read(executor, settings)
+        def measure_piece(profiler: Profiler) -> Profile:
             task = progress.add_task("profile", total=1.0)
-            seconds = options.profile_seconds / pieces
-            measured.run(seconds, lambda done: progress.update(task, completed=done))
-            return measured.profile()
+            seconds = options.profile_seconds / (options.runs + 1)
+            profiler.run(seconds, lambda done: progress.update(task, completed=done))
+            return profiler.profile()
 
+        profile = measure_piece(profiler) if profiler is not None else _read(named, executor)
+        first = profile
         planned = build_workload(options.workload)
         arrivals, _ = arrivals_of(planned, Training(), executor.info.vocab_size, 0)
         end_s = max(arrivals[-1].at_s, 1e-9)
-        profile = profiled()
-        gc.collect()
-        gc.freeze()
-        _real(executor, settings, profile, options, _first(arrivals))
+        _real(executor, settings, first, options, _first(arrivals))
         real, simulated = [], []
         for number in range(options.runs):
             task = progress.add_task(f"real {number + 1}", total=end_s)
@@ -138,8 +135,11 @@ def measure_both(
             def show(now: float, task: Any = task) -> None:
                 progress.update(task, completed=min(now, end_s))
 
-            real.append(_real(executor, settings, profile, options, arrivals, show))
-            profile = profiled()
+            gc.collect()
+            gc.freeze()  # what exists now stays: every run has as little to look through
+            real.append(_real(executor, settings, first, options, arrivals, show))
+            if profiler is not None:
+                profile = measure_piece(profiler)
         for number in range(options.runs):
             task = progress.add_task(f"simulated {number + 1}", total=end_s)
             simulated.append(_simulated(settings, profile, options, arrivals, number))
@@ -147,9 +147,8 @@ def measure_both(
     return real, simulated, profile
 
 
-def _read(executor: Executor, settings: Settings) -> Profile:
+def _read(path: str, executor: Executor) -> Profile:
     """The profile that is named. Raises `InvalidRequest` if it is of something else."""
-    path = settings.scheduling.profile
     profile = read_profile(Path(path))
     problem = profile.mismatch(executor.info)
     if problem is not None:
@@ -189,20 +188,21 @@ def _simulated(
     return run_once(loop, clock, arrivals, profile.rates, options.steps, seed)
 
 
-def _load(profile: Profile, options: FidelityOptions) -> str:
-    """What both sides meet, in words."""
+def _load(profile: Profile, options: FidelityOptions, *, measured: bool) -> str:
+    """What both sides meet, in words; `measured`: the profile was, between the runs."""
     info, steps, planned = profile.info, options.steps, build_workload(options.workload)
     prompt = fmean([len(each.prompt) for each in planned])
     output = fmean([each.output_tokens for each in planned])
     beside = "nothing beside them"
     if steps is not None:
         beside = f"SFT steps of {steps.sequences} x {steps.tokens} tokens beside them all the time"
+    when = " (before each real run and after the last)" if measured else ""
     errors = ", ".join(f"{kind} {each.mape:.1%}" for kind, each in profile.errors.items())
     return (
         f"{info.model}, {info.dtype}. {len(planned)} requests, {options.workload.rate:g} a second "
         f"(Poisson), with {prompt:.0f} prompt and {output:.0f} output tokens on average, {beside}; "
-        f"{options.runs} runs of each side, medians. Profile: {profile.source}; mean errors held "
-        f"out: {errors}."
+        f"{options.runs} runs of each side, medians. Profile{when}: {profile.source}; mean errors "
+        f"held out: {errors}."
     )
 
 

@@ -19,7 +19,7 @@ from tandem.build import build_executor, join_loop, resolve_model
 from tandem.config import Settings
 from tandem.core.ports import Executor
 from tandem.engine.probe import LoopProbe
-from tandem.estimators.calibrate import Samples, fit
+from tandem.estimators.calibrate import fit
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, write_profile
 from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
@@ -67,40 +67,37 @@ def measure(
 
 
 class Profiler:
-    """Measures a loaded model, at one time or several, for one profile."""
+    """Measures a loaded model, at one time or at several, for one profile."""
 
     def __init__(self, executor: Executor, settings: Settings) -> None:
-        self._executor, self._settings = executor, settings
-        self._samples, self._seconds, self._times = Samples(), 0.0, 0
-        rates = Rates.guess_for(executor.info)
-        self._loop_probe = LoopProbe(join_loop(settings, executor, rates=rates))
+        from tandem.executor.ceilings import measure_ceilings
+        from tandem.executor.profile import ProbeLimits, Prober
+
+        self._info, scheduling = executor.info, settings.scheduling
+        limits = ProbeLimits(
+            scheduling.max_batch_tokens, scheduling.max_sequences, settings.learning.rank
+        )
+        self._ceilings = measure_ceilings(self._info.device, self._info.dtype)
+        loop = join_loop(settings, executor, rates=Rates.guess_for(self._info))
+        self._loop_probe = LoopProbe(loop)
+        self._prober = Prober(executor, limits, self._loop_probe.turn)
+        self._seconds, self._times = 0.0, 0
 
     def run(self, seconds: float, on_progress: Callable[[float], None]) -> None:
         """Measure for about so many seconds more, while nobody is served."""
-        from tandem.executor.profile import ProbeLimits, probe
-
-        scheduling = self._settings.scheduling
-        limits = ProbeLimits(
-            scheduling.max_batch_tokens, scheduling.max_sequences, self._settings.learning.rank
-        )
-        turn = self._loop_probe.turn
-        self._samples.extend(
-            probe(self._executor, limits, seconds, on_progress, seed=self._times, between=turn)
-        )
+        self._prober.run(seconds, on_progress)
         self._seconds += seconds
         self._times += 1
 
     def profile(self) -> Profile:
         """Of all that was measured."""
-        from tandem.executor.ceilings import measure_ceilings
-
-        info, samples = self._executor.info, self._samples
+        info, samples = self._info, self._prober.samples
         found = fit(samples, Rates.guess_for(info))
         times = f" at {self._times} times" if self._times > 1 else ""
         return Profile(
             info=info,
             rates=found.rates,
-            ceilings=measure_ceilings(info.device, info.dtype),
+            ceilings=self._ceilings,
             source=f"measured in {self._seconds:.0f} s{times}: {len(samples.passes)} passes, "
             f"{len(samples.slices)} slices, {len(samples.updates)} updates",
             errors=found.errors,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -59,11 +59,6 @@ class Samples:
     repeats: list[tuple[float, float]] = field(default_factory=list)
     streaks: list[tuple[TimedPass, ...]] = field(default_factory=list)
     kept: list[tuple[bool, KeptLayers]] = field(default_factory=list)
-
-    def extend(self, others: Samples) -> None:
-        """Add what was measured at another time."""
-        for each in fields(self):
-            getattr(self, each.name).extend(getattr(others, each.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """Micro-benchmarks through the executor's own door: plans of many shapes, timed.
 
 Decodes, prompts, both together, training forwards beside them, backward slices and updates, at
-random sizes until the time is up (`probe`) or at a few usual ones (`rough_rates`); what passes take
-in an engine's loop is told apart, in turns with them (`Between`). A number of rows
-that is new runs once before it counts (of a backward, one layer): matrix libraries compile or
-choose a kernel for it then, and a server has met it before; so sizes are drawn to one that was met
-where it is near. What the times mean is `estimators/calibrate`'s business. Invariant: the executor
-is left without trainers and recordings; its KV holds rubbish, so profile before serving.
+random sizes (`Prober`) or at a few usual ones (`rough_rates`). A number of rows that is new runs
+once before it counts (of a backward, one layer), since matrix libraries compile a kernel for it
+then; so sizes are drawn to one that was met where it is near. What the times mean is
+`estimators/calibrate`'s business. Invariant: the executor is left without trainers and recordings;
+its KV holds rubbish, so profile before serving.
 """
 
 from __future__ import annotations
@@ -93,30 +92,18 @@ def probe(
     limits: ProbeLimits,
     seconds: float,
     on_progress: Callable[[float], None] = lambda done: None,
-    seed: int = 0,
-    between: Between | None = None,
 ) -> Samples:
-    """Run passes for about `seconds`; `on_progress` hears the share that is done, `between` has its
-    turn after every kind had one."""
-    prober = _Prober(executor, limits, Random(seed), between)
-    began = time.monotonic()
-    for number, _ in enumerate(prober.run()):
-        if number == _WARM_UP:
-            prober.samples = Samples()
-        done = (time.monotonic() - began) / seconds
-        on_progress(min(1.0, done))
-        if done >= 1.0 and number >= _WARM_UP + _KINDS:
-            break
-    prober.close()
+    """Of passes of about `seconds`; `on_progress` hears the share that is done."""
+    prober = Prober(executor, limits)
+    prober.run(seconds, on_progress)
     return prober.samples
 
 
 def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
     """Guesses, put right by a few passes of usual shapes: of those that begin within `accustom_s`
     seconds. Nothing is trained, so that who never trains pays no memory for it."""
-    prober = _Prober(
-        executor, ProbeLimits(scheduling.max_batch_tokens, scheduling.max_sequences), Random(0)
-    )
+    limits = ProbeLimits(scheduling.max_batch_tokens, scheduling.max_sequences)
+    prober = Prober(executor, limits)
     ends_s = time.monotonic() + scheduling.accustom_s
     for _ in prober.run_usual():
         if time.monotonic() >= ends_s:
@@ -124,17 +111,16 @@ def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
     return rough(prober.samples, Rates.guess_for(executor.info))
 
 
-class _Prober:
+class Prober:
+    """Adds to its `samples`, at one time or at several."""
+
     def __init__(
-        self,
-        executor: Executor,
-        limits: ProbeLimits,
-        rng: Random,
-        between: Between | None = None,
+        self, executor: Executor, limits: ProbeLimits, between: Between | None = None, seed: int = 0
     ) -> None:
+        """`between` has its turn after every kind had one."""
         self.samples = Samples()
-        self._executor, self._limits, self._rng = executor, limits, rng
-        self._between = between
+        self._executor, self._limits, self._rng = executor, limits, Random(seed)
+        self._between, self._warm = between, False
         self._steps, self._numbers = count(), count()
         self._revision, self._written = -1, 0
         self._before_s = math.inf  # what the last pass took
@@ -145,7 +131,22 @@ class _Prober:
         self._trains = info.recording_tokens > 0
         self._most_rows = min(limits.max_batch_tokens, info.max_model_len - 1)
 
-    def run(self) -> Iterator[None]:
+    def run(self, seconds: float, on_progress: Callable[[float], None] = lambda done: None) -> None:
+        """Run passes for about `seconds`; `on_progress` hears the share that is done."""
+        least = _KINDS if self._warm else _WARM_UP + _KINDS
+        began = time.monotonic()
+        self._before_s = math.inf
+        for number, _ in enumerate(self._run_all()):
+            if number == _WARM_UP and not self._warm:
+                self.samples, self._warm = Samples(), True
+            done = (time.monotonic() - began) / seconds
+            on_progress(min(1.0, done))
+            if done >= 1.0 and number >= least:
+                break
+        if self._revision >= 0:
+            self._executor.close_trainer(_TRAINER)
+
+    def _run_all(self) -> Iterator[None]:
         """Every kind in turn, for ever."""
         if self._trains:
             spec = TrainerSpec(_TRAINER, LoraSpec(rank=self._limits.rank), OptimizerSpec())
@@ -176,11 +177,6 @@ class _Prober:
         for decodes, prompt in _USUAL_SHAPES:
             self._pass(decodes, prompt, _USUAL_CONTEXT)
             yield
-
-    def close(self) -> None:
-        """Free the trainer."""
-        if self._revision >= 0:
-            self._executor.close_trainer(_TRAINER)
 
     # ------------------------------------------------------------------ sizes
 

@@ -20,15 +20,15 @@ from tandem.model.kernels.layer import Panels
 
 # oneDNN blocks a weight for an expected number of rows; this one serves decode and prefill.
 _ONEDNN_ROWS = 256
-# It compiles a kernel for each number of rows and keeps some of them. Up to so many rows have one
-# each, and of each doubling from there on so many others.
+# It compiles a kernel for each number of rows, and keeps only some. Every number up to this one is
+# used, and so many of each doubling from there on.
 _OWN_ROWS = 64
 _PER_DOUBLING = 32
 _STEP = 32
 
 
 def compiled_rows(rows: int) -> int:
-    """`rows` rounded up to a number for which oneDNN is asked to have a kernel: by 3% at most."""
+    """`rows` rounded up, by 3% at most, to one of the numbers for which oneDNN compiles kernels."""
     if rows <= _OWN_ROWS:
         return rows
     step = (1 << (rows - 1).bit_length()) // (2 * _PER_DOUBLING)
@@ -88,12 +88,13 @@ class OneDnnWeight:
         return self._nbytes
 
     def multiply(self, x: Tensor) -> Tensor:
-        """See `PackedWeight`. Rows are added where no kernel is wanted for their number."""
+        """See `PackedWeight`. Of `compiled_rows`, so that few kernels are compiled."""
         rows = x.numel() // x.shape[-1]
         if (more := compiled_rows(rows) - rows) == 0:
             return self._product(x)
-        padded = functional.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, more))
-        return self._product(padded)[:rows].view(*x.shape[:-1], -1)
+        product = self._product(functional.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, more)))
+        # Not a view: what a function of autograd returns may be changed in place then.
+        return product.resize_(*x.shape[:-1], product.shape[-1])
 
     def _product(self, x: Tensor) -> Tensor:
         return cast(
@@ -296,5 +297,5 @@ def pack_linears(model: nn.Module) -> PackReport:
     packed = {module for module in model.modules() if isinstance(module, PackedLinear)}
     members = {module for module in model.modules() if isinstance(module, GroupMember)}
     packed |= {member.group.joined for member in members}
-    pads = all(isinstance(layer.weights, OneDnnWeight) for layer in packed)
+    pads = bool(packed) and all(isinstance(layer.weights, OneDnnWeight) for layer in packed)
     return PackReport(len(packed), sum(layer.nbytes for layer in packed), pads)
