@@ -99,9 +99,11 @@ def build_executor(
     """Load the model onto its device, with room for KV and recordings."""
     from tandem.allocator import keep_large_blocks
     from tandem.executor.executor import DeviceExecutor
+    from tandem.model.linear import keep_kernels
     from tandem.model.load import load_model
 
     keep_large_blocks()
+    keep_kernels()
     settings = resolve_model(settings)
     model = load_model(settings.model, progress)
     return DeviceExecutor(

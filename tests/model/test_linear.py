@@ -94,6 +94,19 @@ def test_rows_come_in_few_numbers_that_are_hardly_larger() -> None:
     assert len(set(numbers)) == 64 + 5 * 32
 
 
+def test_onednn_keeps_all_of_these_kernels_unless_somebody_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing.os, "environ", environ := {})
+    packing.keep_kernels()
+    ((name, count),) = environ.items()
+    numbers = {packing.compiled_rows(rows) for rows in range(1, 2049)}
+    assert int(count) > 2 * 10 * len(numbers)
+    environ[name] = "7"
+    packing.keep_kernels()
+    assert environ == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
 @pytest.mark.parametrize("shape", [(67,), (1, 67), (3, 43)])
 def test_rows_that_are_added_do_not_show(

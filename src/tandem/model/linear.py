@@ -8,6 +8,7 @@ is saved for backward. Knows nothing of models but their `nn.Linear` layers.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -20,11 +21,23 @@ from tandem.model.kernels.layer import Panels
 
 # oneDNN blocks a weight for an expected number of rows; this one serves decode and prefill.
 _ONEDNN_ROWS = 256
-# It compiles a kernel for each number of rows, and keeps only some. Every number up to this one is
-# used, and so many of each doubling from there on.
+# It compiles a kernel for each number of rows. Every number up to this one is used, and so many of
+# each doubling from there on.
 _OWN_ROWS = 64
 _PER_DOUBLING = 32
+# Of which each product takes two: more than those up to 2,048 rows times five shapes of weights and
+# their transposes need.
+_KEPT_KERNELS = 8192
 _STEP = 32
+
+
+def keep_kernels() -> None:
+    """Let oneDNN keep the kernels of all `compiled_rows`, unless the environment says how many.
+
+    It keeps 1,024 otherwise, which are those of a hundred numbers of rows, and compiles the others
+    again and again. It asks once, for the first product of the process.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_KERNELS))
 
 
 def compiled_rows(rows: int) -> int:
