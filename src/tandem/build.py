@@ -103,8 +103,9 @@ def build_executor(
     from tandem.model.load import load_model
 
     keep_large_blocks()
-    keep_kernels()
     settings = resolve_model(settings)
+    if settings.model.kernels == "auto":  # else rows come in any number
+        keep_kernels()
     model = load_model(settings.model, progress)
     return DeviceExecutor(
         model, settings.cache, settings.scheduling, settings.adapters, settings.learning

@@ -105,6 +105,10 @@ def test_onednn_keeps_all_of_these_kernels_unless_somebody_says_how_many(
     environ[name] = "7"
     packing.keep_kernels()
     assert environ == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}
+    del environ[name]
+    environ["DNNL_PRIMITIVE_CACHE_CAPACITY"] = "8"
+    packing.keep_kernels()
+    assert environ == {"DNNL_PRIMITIVE_CACHE_CAPACITY": "8"}
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")

@@ -69,7 +69,9 @@ class LoopProbe:
         rows = round(math.exp(self._rng.uniform(math.log(2.0), math.log(_LONGEST_TOKENS))))
         rows = min(rows, most)
         self._prompt(rows)
-        if streak := self._streak(self._rng.choice(_DECODES)):
+        budgets = self._loop.scheduler.budgets
+        at_once = min(budgets.max_sequences, budgets.max_batch_tokens)
+        if streak := self._streak(min(self._rng.choice(_DECODES), at_once)):
             samples.streaks.append(tuple([each.passed for each in streak]))
             self._host_s += [each.host_s for each in streak[1:]]
             samples.warm_prompts += self._prompt(rows)
@@ -79,7 +81,8 @@ class LoopProbe:
         return self._before_s
 
     def _streak(self, decodes: int) -> list[_Step]:
-        """Passes of just so many decodes, one right after the other; none if these do not fit."""
+        """Passes of just so many decodes, one right after the other; none if these do not fit,
+        or begin too far apart."""
         info, cache = self._loop.info, self._loop.scheduler.cache
         room = min(info.max_model_len, cache.num_blocks // decodes * cache.block_size)
         longest = min(_PROMPT_TOKENS, room - _ANSWER_TOKENS)

@@ -136,15 +136,17 @@ class Prober:
         least = _KINDS if self._warm else _WARM_UP + _KINDS
         began = time.monotonic()
         self._before_s = math.inf
-        for number, _ in enumerate(self._run_all()):
-            if number == _WARM_UP and not self._warm:
-                self.samples, self._warm = Samples(), True
-            done = (time.monotonic() - began) / seconds
-            on_progress(min(1.0, done))
-            if done >= 1.0 and number >= least:
-                break
-        if self._revision >= 0:
-            self._executor.close_trainer(_TRAINER)
+        try:
+            for number, _ in enumerate(self._run_all()):
+                if number == _WARM_UP and not self._warm:
+                    self.samples, self._warm = Samples(), True
+                done = (time.monotonic() - began) / seconds
+                on_progress(min(1.0, done))
+                if done >= 1.0 and number >= least:
+                    break
+        finally:
+            if self._trains:
+                self._executor.close_trainer(_TRAINER)
 
     def _run_all(self) -> Iterator[None]:
         """Every kind in turn, for ever."""

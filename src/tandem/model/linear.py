@@ -28,6 +28,7 @@ _PER_DOUBLING = 32
 # Of which each product takes two: more than those up to 2,048 rows times five shapes of weights and
 # their transposes need.
 _KEPT_KERNELS = 8192
+_OLD_NAME = "DNNL_PRIMITIVE_CACHE_CAPACITY"  # which oneDNN reads as well
 _STEP = 32
 
 
@@ -37,7 +38,8 @@ def keep_kernels() -> None:
     It keeps 1,024 otherwise, which are those of a hundred numbers of rows, and compiles the others
     again and again. It asks once, for the first product of the process.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_KERNELS))
+    if _OLD_NAME not in os.environ:
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_KERNELS))
 
 
 def compiled_rows(rows: int) -> int:
