@@ -14,12 +14,13 @@ from rates import slice_rates
 from tandem.config import SchedulingConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.plan import LanePlan
+from tandem.core.ports import Executor
 from tandem.estimators.calibrate import KINDS, Samples, fit
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.terms import FORWARD_TERMS
 from tandem.estimators.work import BackwardWork, PassWork
-from tandem.executor.profile import ProbeLimits, Prober, probe, rough_rates
+from tandem.executor.profile import ProbeLimits, Prober, rough_rates
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
 
@@ -48,6 +49,12 @@ def device(plans: list[LanePlan], cold_s: float = 1e-9, **changes: int) -> SimEx
     profile = replace(profile, info=info, rates=device_rates(cold_s), **kept)
     on_plan = lambda plan, result: plans.append(plan)  # noqa: E731
     return SimExecutor(profile, VirtualClock(), curve=Saturating(), on_plan=on_plan)
+
+
+def probe(executor: Executor, limits: ProbeLimits, seconds: float) -> Samples:
+    prober = Prober(executor, limits)
+    prober.run(seconds)
+    return prober.samples
 
 
 def test_the_rates_of_a_device_are_found_again():

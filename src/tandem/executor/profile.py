@@ -87,18 +87,6 @@ class _Pass:
         return replace(self, spans=[*self.spans], opens=[*self.opens])
 
 
-def probe(
-    executor: Executor,
-    limits: ProbeLimits,
-    seconds: float,
-    on_progress: Callable[[float], None] = lambda done: None,
-) -> Samples:
-    """Of passes of about `seconds`; `on_progress` hears the share that is done."""
-    prober = Prober(executor, limits)
-    prober.run(seconds, on_progress)
-    return prober.samples
-
-
 def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
     """Guesses, put right by a few passes of usual shapes: of those that begin within `accustom_s`
     seconds. Nothing is trained, so that who never trains pays no memory for it."""

@@ -102,10 +102,8 @@ class LoadedModel:
         """
         rows = tokens.numel()
         if pad and self.pads and (more := compiled_rows(rows) - rows):
-            tokens, positions = (
-                functional.pad(tokens, (0, more)),
-                functional.pad(positions, (0, more)),
-            )
+            tokens = functional.pad(tokens, (0, more))
+            positions = functional.pad(positions, (0, more))
             context = PaddedContext(context, rows)
         output = self.backbone(
             input_ids=tokens[None],
