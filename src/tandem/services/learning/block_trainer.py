@@ -11,13 +11,14 @@ import logging
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
+from statistics import fmean
 
 from tandem.core.errors import AdapterError, EngineDead
 from tandem.core.learning import EventRecord, SampleKind
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
 from tandem.services.learning.references import Model, NotFinite, References
-from tandem.services.learning.selection import epochs_of, plan_steps
+from tandem.services.learning.selection import epochs_of, gains_little, plan_steps
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.steps import (
     Failed,
@@ -127,20 +128,23 @@ class BlockTrainer:
         self.open_from = (current, refusals)
 
     async def learn(self, block: Block) -> None:
-        """Go over the samples until most are learned, or the model has moved far enough: the trust
-        region is a bound on how much likelihood answers to trusted prompts may lose.
+        """Go over the samples until most are learned, an epoch gains little, or the model has moved
+        far enough: the trust region bounds what answers to trusted prompts may lose.
 
         Raises as the engine client does, and `AdapterError`.
         """
         maker = await self._prepare(block)
         epochs = epochs_of(len(block.chosen), block.settings)
+        means: list[float] = []
         for epoch in range(epochs):
             heads = block.unlearned()
-            if not heads:
+            if not heads or gains_little(means):
                 return
+            before = len(block.losses)
             await self._train(block, maker, heads, epoch)
-            if epoch == epochs - 1 or not block.latest:
+            if epoch == epochs - 1 or len(block.losses) == before:
                 continue
+            means.append(fmean(block.losses[before:]))
             encoder = self._tools.encoder(block.settings)
             block.drift = await self._tools.examiner.drift(self.name, encoder)
             if not block.drift < _MOST_DRIFT:

@@ -30,13 +30,16 @@ TRIES = 3
 """How many candidates may be refused that learned from a sample, before the sample is."""
 
 # Where a sample counts as learned: half of what DPO and KTO begin with; for SFT, nats a token.
-_LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.3}
+_LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.1}
+
+# Training ends when an epoch gains less than this share of what all have gained.
+_LEAST_GAIN = 0.25
 
 # An answer to imitate is known to a version that gives it about the loss of what it learned.
 _KNOWN = 1.25
 
-# A taste takes some ten steps of the optimiser, however few its samples are (docs/learning.md).
-_STEPS = 10
+# A taste takes so many steps of the optimiser at most, however few its samples are.
+_STEPS = 24
 
 # When some samples are enough for a version: nothing came for a while, or the first waited long.
 _SETTLED_S = 1.0
@@ -157,6 +160,13 @@ def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[Sa
     return left if len(left) > _MOST_LEFT * len(heads) else []
 
 
+def gains_little(losses: Sequence[float]) -> bool:
+    """Whether the last of some epochs, by their mean losses, was hardly worth its time."""
+    if len(losses) < 3:
+        return False
+    return losses[-2] - losses[-1] < _LEAST_GAIN * (losses[0] - losses[-1])
+
+
 def known(
     heads: Sequence[SampleHead], seen: Sequence[SampleHead], misjudged: Collection[str]
 ) -> set[str]:
@@ -168,7 +178,8 @@ def known(
         head.sample_id
         for head in heads
         if head.sample_id not in misjudged
-        and (_learned(head) or (head.kind is SampleKind.SFT and _loss(head) <= usual))
+        and head.loss is not None
+        and (_learned(head) or (head.kind is SampleKind.SFT and head.loss <= usual))
     }
 
 
