@@ -13,7 +13,6 @@ from tandem.services.learning.selection import (
     UNSCORED_LOSS,
     choose,
     epochs_of,
-    gains_little,
     is_ready,
     known,
     next_group,
@@ -170,13 +169,6 @@ def test_a_version_waits_for_enough_samples_or_for_a_time() -> None:
 def test_epochs_follow_the_number_of_samples() -> None:
     settings = LearningSettings(batch_samples=8, epochs=6)
     assert [epochs_of(n, settings) for n in (1, 8, 16, 40, 64, 200)] == [6, 6, 6, 5, 3, 1]
-
-
-def test_training_ends_when_epochs_gain_little() -> None:
-    assert gains_little([1.4, 0.7, 0.5])
-    assert not gains_little([1.4, 1.0, 0.6])
-    assert not gains_little([1.4, 1.4])
-    assert gains_little([1.0, 1.0, 1.1])
 
 
 def test_what_the_version_says_already_teaches_nothing() -> None:

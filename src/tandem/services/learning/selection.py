@@ -32,9 +32,6 @@ TRIES = 3
 # Where a sample counts as learned: half of what DPO and KTO begin with; for SFT, nats a token.
 _LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.1}
 
-# Training ends when an epoch gains less than this share of what all have gained.
-_LEAST_GAIN = 0.25
-
 # An answer to imitate is known to a version that gives it about the loss of what it learned.
 _KNOWN = 1.25
 
@@ -158,13 +155,6 @@ def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[Sa
     """
     left = [head for head in heads if head.sample_id in misjudged or not _learned(head)]
     return left if len(left) > _MOST_LEFT * len(heads) else []
-
-
-def gains_little(losses: Sequence[float]) -> bool:
-    """Whether the last of some epochs, by their mean losses, was hardly worth its time."""
-    if len(losses) < 3:
-        return False
-    return losses[-2] - losses[-1] < _LEAST_GAIN * (losses[0] - losses[-1])
 
 
 def known(
