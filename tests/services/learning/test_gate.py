@@ -106,12 +106,12 @@ BROKEN = Fault("repetition", "Mmmm Mmmm Mmmm")
     ("reading", "asked", "word"),
     [
         (replace(READ, faults=(BROKEN,) * 3), ASKED, "3 of 28 answers are broken, 3 by repetition"),
-        (replace(READ, kept=0.2), ASKED, "keep 20% of their content words"),
+        (replace(READ, kept=0.1), ASKED, "keep 10% of their content words"),
         (replace(READ, length=0.3), ASKED, "keep 30% of their length"),
         (READ, replace(ASKED, gain=-0.1), "less likely, by 0.10"),
         (READ, replace(ASKED, gain=math.nan), "less likely"),
         (READ, replace(ASKED, divergence=6.0), "read like noise"),
-        (replace(READ, kept=0.2), None, "content words"),
+        (replace(READ, kept=0.1), None, "content words"),
     ],
 )
 def test_what_answers_say_is_judged(reading: Reading, asked: Asked | None, word: str) -> None:
