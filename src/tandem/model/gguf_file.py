@@ -167,7 +167,7 @@ def _configuration(file: Path, architecture: str, fields: dict[str, Any]) -> Pre
 def _scale_rotary(file: Path, config: PreTrainedConfig, factors: np.ndarray) -> None:
     """Set Llama 3's rotary scaling if it has these factors. Raises `UnsupportedModel`."""
     plain = dict(config.rope_parameters)
-    config.rope_parameters = plain | _LLAMA3_ROTARY | {"factor": float(factors.max())}
+    config.rope_parameters = plain | _LLAMA3_ROTARY | {"factor": round(float(factors.max()), 3)}
     head = config.head_dim
     base = plain["rope_theta"] ** -(np.arange(0, head, 2, dtype=np.float64) / head)
     scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0].numpy()
