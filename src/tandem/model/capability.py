@@ -40,6 +40,7 @@ def refuse_by_configuration(name: str, config: dict[str, Any]) -> None:
         "reads images": config.get("vision_config"),
         "reads audio": config.get("audio_config"),
         "is a quantized checkpoint": config.get("quantization_config"),
+        "has no layers": (layers := config.get("num_hidden_layers")) is not None and layers < 1,
     }
     for reason, present in reasons.items():
         if present:
@@ -60,7 +61,7 @@ def exact_model_length(name: str, config: dict[str, Any], asked: int) -> int:
     length where the change begins. Raises `InvalidRequest`, `UnsupportedModel`.
     """
     own = config.get("max_position_embeddings") or config.get("n_positions") or asked
-    if not own:
+    if not own or own < 0:
         raise InvalidRequest(f"{name} names no maximum length; set model.max_model_len")
     if asked > own:
         raise InvalidRequest(

@@ -121,7 +121,7 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
     such model, `UnsupportedModel` when it cannot be served exactly, `InvalidRequest` for settings.
     """
     device, dtype = choose_device(config.device), _choose_dtype(config.dtype)
-    progress(f"reading the configuration of {config.model}", 0.0)
+    progress("reading the configuration", 0.0)
     try:
         description = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
     except OSError as error:
@@ -135,21 +135,35 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
     transformers_logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            config.model, dtype=dtype, attn_implementation="eager", output_loading_info=True
+            config.model,
+            dtype=dtype,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
         )
     except Exception as error:  # a broken index, file or setting fails anywhere
         raise UnsupportedModel(
             f"cannot load the weights of {config.model}: {_reason(error)}"
         ) from error
+    _refuse_incomplete(config.model, report)
     if config.dtype == "auto" and device.type == "cpu" and not computes_in(model.dtype):
         logger.info("this CPU has no arithmetic in %s: the weights become float32", model.dtype)
         model = model.float()
-    # transformers would go on with random weights in their place.
-    if missing := sorted(report["missing_keys"]):
-        raise UnsupportedModel(f"the checkpoint of {config.model} lacks weights: {missing[0]}, ...")
     return prepare_model(
         model.to(device), config, progress, tokenizer_end=_tokenizer_end(config.model)
     )
+
+
+def _refuse_incomplete(name: str, report: dict[str, Any]) -> None:
+    """transformers would go on with random weights in place of these."""
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModel(f"the checkpoint of {name} lacks weights: {missing[0]}, ...")
+    if others := sorted(report["mismatched_keys"]):
+        weight, found, expected = others[0]
+        raise UnsupportedModel(
+            f"the checkpoint of {name} does not fit its config.json: {weight} has the shape "
+            f"{list(found)}, expected {list(expected)}"
+        )
 
 
 def prepare_model(
@@ -336,5 +350,5 @@ def _tokenizer_end(source: str) -> int | None:
 
 
 def _reason(error: Exception) -> str:
-    """An error of somebody else's on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error of somebody else's on one line. Its type tells more than a bare key or number."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
