@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +31,7 @@ from tandem.engine.thread import ThreadTransport
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, profiled_rates
 from tandem.kv.cache import KVCache
+from tandem.model.names import locate, served_name
 from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
@@ -55,18 +55,18 @@ if TYPE_CHECKING:
     from tandem.sim.executor import SimExecutor
     from tandem.store import Store
 
-DEMO_NAME = "demo"
-DEMO_PATH = Path(__file__).parent / "demo_model"
-
 # An iteration makes hundreds of short-lived objects, nearly none of them in cycles.
 _GC_YOUNG_OBJECTS = 20_000
 
 
-def resolve_model(settings: Settings) -> Settings:
-    """Replace the name `demo` by the bundled model's path and fill in the served name."""
+def resolve_model(settings: Settings, progress: Progress = lambda stage, done: None) -> Settings:
+    """Replace the model's name by the directory that holds it, and fill in the served name.
+
+    The first call may unpack a GGUF file or download; what it returns is resolved at once.
+    """
     model = settings.model
-    served = model.served_name or Path(model.model.rstrip("/")).name
-    path = str(DEMO_PATH) if model.model == DEMO_NAME else model.model
+    served = model.served_name or served_name(model.model)
+    path = str(locate(model.model, progress))
     return replace(settings, model=replace(model, model=path, served_name=served))
 
 

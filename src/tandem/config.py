@@ -39,10 +39,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 class ModelConfig:
     """Which model is served and how it is computed.
 
-    `device` is auto, cpu or cuda; `dtype` auto (the checkpoint's,
-    but float32 on a CPU that is slow with 16 bits), float32, bfloat16 or float16.
-    `served_name` is the id clients use (default: the last part of the path). `max_model_len` in
-    tokens, 0 for the model's own. `threads` for CPU compute, 0 for all cores.
+    `model` is smollm2, demo, a directory, a GGUF file or a Hugging Face name. `device` is auto,
+    cpu or cuda; `dtype` auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits),
+    float32, bfloat16 or float16. `served_name` is the id clients use (default: the last part of
+    `model`, without .gguf). `max_model_len` in tokens, 0 for the model's own. `threads` for CPU
+    compute, 0 for all cores.
     """
 
     model: str = "demo"
@@ -225,7 +226,7 @@ def resolve(
         settings = msgspec.convert(merged, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise _refusal(error, merged) from error
-    _check_directory(settings.model.model)
+    _check_path(settings.model.model)
     return settings
 
 
@@ -288,8 +289,9 @@ def _refusal(error: msgspec.ValidationError, merged: Sections) -> InvalidRequest
     return InvalidRequest(f"{path}: {expected[0].lower()}{expected[1:]}{given}", param=path)
 
 
-def _check_directory(model: str) -> None:
+def _check_path(model: str) -> None:
     """A name that can only be a path shall not be looked up on the hub."""
-    is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
-    if is_path and not Path(model).is_dir():
-        raise InvalidRequest(f"there is no directory {model!r} to load a model from")
+    is_path = model.startswith((".", "/", "~")) or model.endswith(("/", ".gguf"))
+    if (is_path or model.count("/") > 1) and not Path(model).exists():
+        kind = "file" if model.endswith(".gguf") else "directory"
+        raise InvalidRequest(f"there is no {kind} {model!r} to load a model from")

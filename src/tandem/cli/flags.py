@@ -44,7 +44,7 @@ _FLAG_NAMES = {
 }
 
 HELP = {
-    "model.model": "Model: `demo`, a directory, or a Hugging Face name",
+    "model.model": "Model: `smollm2`, `demo`, a directory, a GGUF file, or a Hugging Face name",
     "model.served_name": "Model id for clients; empty: the last part of the model's name",
     "model.device": "Where to compute: auto, cpu or cuda",
     "model.dtype": (

@@ -43,13 +43,17 @@ def serve_forever(settings: Settings, console: Console) -> int:
         raise InvalidRequest(f"server.log_level: {error}") from error
     share_one_arena()
     give_back_regularly()
-    with _reserve(settings.server) as listener:
-        return asyncio.run(_serve(settings, listener, console))
-
-
-async def _serve(settings: Settings, listener: socket.socket, console: Console) -> int:
-    stop = _stop_on_signals()
     progress = _Progress(settings.model.model, console)
+    with _reserve(settings.server) as listener:
+        # Here, so that one process unpacks or downloads, and a signal ends it at once.
+        settings = resolve_model(settings, progress.say)
+        return asyncio.run(_serve(settings, listener, progress, console))
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, progress: _Progress, console: Console
+) -> int:
+    stop = _stop_on_signals()
     client = build_engine_client(settings, progress.report)
     try:
         app = await _load(settings, client, stop, progress, console)
@@ -114,9 +118,16 @@ class _Progress:
             self._stage = stage
             self._show()
 
+    def say(self, stage: str, done: float) -> None:
+        """What happens before there is an engine, a line a stage."""
+        self._print(f"{self._model}: {stage}")
+
     def _show(self) -> None:
         if not self._console.is_terminal:
-            self._console.print(self.line, markup=False, highlight=False, soft_wrap=True)
+            self._print(self.line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _load(
@@ -190,7 +201,7 @@ def _announce(
     url = f"http://{shown}:{port}"
     needs_key = settings.server.api_keys or settings.server.api_key_file
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
-    model = resolve_model(settings).model.served_name
+    model = settings.model.served_name
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     lines = (
         f"{info.architecture}, {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on "
