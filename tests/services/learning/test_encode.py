@@ -6,9 +6,14 @@ import pytest
 
 from serving import demo_tokenizer
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Sample, SampleKind
+from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
 from tandem.core.training import LossKind, LossSpec, Role
-from tandem.services.learning.encode import Encoder, Limits, micro_batches, sequences_of
+from tandem.services.learning.encode import (
+    Encoder,
+    Limits,
+    micro_batches,
+    sequences_of,
+)
 from tandem.training.losses import step_items
 
 END = demo_tokenizer().encode("<|im_end|>", add_special_tokens=False)
@@ -44,6 +49,35 @@ def test_tokens_are_those_of_the_whole_conversation() -> None:
 def test_a_plain_prompt_gets_an_end_token() -> None:
     encoded = ENCODER.encode(sample(messages=(), prompt="Once upon", chosen=" a time"))
     assert encoded.chosen == demo_tokenizer().encode(" a time", add_special_tokens=False) + END
+
+
+SPELT = tuple(demo_tokenizer().encode(c, add_special_tokens=False)[0] for c in "Good day.")
+"""The same text in other tokens than the tokenizer makes of it."""
+
+
+def served(tokenizer: str = demo_tokenizer().identity, **answers: AnswerTokens) -> ServedTokens:
+    return ServedTokens(tokenizer, (END[0], 10, 11), **answers)
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_what_was_served_is_trained_on_in_its_own_tokens(ending: Ending) -> None:
+    assert demo_tokenizer().decode(SPELT) == "Good day."
+    ids = SPELT + END if ending is Ending.MODEL else SPELT
+    answer = AnswerTokens(ids, ending)
+    rated = ENCODER.encode(sample(SampleKind.KTO, served=served(chosen=answer)))
+    assert (rated.prompt, rated.chosen) == ((END[0], 10, 11), ids)
+    pair = ENCODER.encode(sample(served=served(rejected=answer)))
+    assert (pair.prompt, pair.rejected) == ((END[0], 10, 11), ids)
+    assert pair.chosen == ENCODER.encode(sample()).chosen  # written by a person, and it ends
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_with_another_tokenizer_the_text_is_what_counts(ending: Ending) -> None:
+    old = served("another", chosen=AnswerTokens((1, 2), ending))
+    encoded = ENCODER.encode(sample(SampleKind.KTO, served=old))
+    text = demo_tokenizer().encode("Good day.", add_special_tokens=False)
+    assert encoded.prompt == ENCODER.encode(sample()).prompt
+    assert encoded.chosen == (text + END if ending is Ending.MODEL else text)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Samples as token sequences for training and scoring.
 
-Prompt and completion are tokenised apart, as TRL does, and the completion ends as the chat template
-ends an assistant's turn. Knows no store and no engine. Invariant: nothing is ever truncated; a
-sample that does not fit is refused with the reason.
+What was served keeps its token ids, and its end only where the model ended it. Everything else is
+tokenised here: prompt and completion apart, as TRL does, and the completion ends as the chat
+template ends an assistant's turn. Knows no store and no engine. Invariant: nothing is ever
+truncated; a sample that does not fit is refused with the reason.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Sample, SampleKind
+from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
 from tandem.core.training import Role, TrainingSequence
 from tandem.services.tokenizer import Tokenizer
+
+_WRITTEN = ServedTokens("", ())
+"""Nothing of it was served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,16 @@ class Encoder:
 
     def encode(self, sample: Sample) -> Encoded:
         """Tokens of a sample. Raises `InvalidRequest` that says why it cannot be trained on."""
-        prompt = self._prompt(sample.messages, sample.prompt)
-        chosen = self._answer(sample, sample.chosen, "the answer")
+        served = sample.served or _WRITTEN
+        if self._knows(served):
+            prompt = served.prompt
+        else:
+            prompt = self._prompt(sample.messages, sample.prompt)
+        chosen = self._answer(sample, sample.chosen, served.chosen, "the answer")
         rejected: tuple[int, ...] = ()
         if sample.kind is SampleKind.DPO:
-            rejected = self._answer(sample, sample.rejected, "the rejected answer")
+            what = "the rejected answer"
+            rejected = self._answer(sample, sample.rejected, served.rejected, what)
             if rejected == chosen:
                 raise InvalidRequest("the preferred and the rejected answer are the same")
         encoded = Encoded(
@@ -103,10 +112,21 @@ class Encoder:
             raise InvalidRequest("the prompt is empty")
         return tokens
 
-    def _answer(self, sample: Sample, answer: str, what: str) -> tuple[int, ...]:
+    def _answer(
+        self, sample: Sample, answer: str, served: AnswerTokens | None, what: str
+    ) -> tuple[int, ...]:
         if not answer.strip():
             raise InvalidRequest(f"{what} is empty")
-        return self.completion(sample.messages, sample.prompt, answer)
+        if served is not None and self._knows(sample.served or _WRITTEN):
+            return served.ids
+        tokens = self.completion(sample.messages, sample.prompt, answer)
+        if served is not None and served.ending is not Ending.MODEL:
+            return tokens[:-1] if tokens[-1] in self._end_tokens else tokens
+        return tokens
+
+    def _knows(self, served: ServedTokens) -> bool:
+        """Whether these are ids of this model's tokenizer, which may have changed since."""
+        return served.tokenizer == self._tokenizer.identity
 
     def _check(self, encoded: Encoded) -> None:
         longest = len(encoded.prompt) + max(len(encoded.chosen), len(encoded.rejected))
