@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from serving import demo_tokenizer
@@ -9,12 +11,13 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
 from tandem.core.training import LossKind, LossSpec, Role
 from tandem.services.learning.encode import (
+    Encoded,
     Encoder,
     Limits,
     micro_batches,
     sequences_of,
 )
-from tandem.training.losses import step_items
+from tandem.training.losses import micro_batch_loss, step_items
 
 END = demo_tokenizer().encode("<|im_end|>", add_special_tokens=False)
 ENCODER = Encoder(demo_tokenizer(), END, Limits(64, 256, 100))
@@ -103,7 +106,9 @@ def test_a_pair_that_no_recording_holds_is_refused() -> None:
 
 def test_kto_partners_are_the_completions_of_neighbours() -> None:
     items = [
-        ENCODER.encode(sample(SampleKind.KTO, sample_id=str(n), chosen=f"Answer {n}"))
+        ENCODER.encode(
+            sample(SampleKind.KTO, messages=(), prompt=f"Question {n}", chosen=f"Answer {n}")
+        )
         for n in range(3)
     ]
     batch = sequences_of(items)
@@ -117,9 +122,40 @@ def test_kto_partners_are_the_completions_of_neighbours() -> None:
 def test_a_single_kto_sample_takes_a_partner_or_none() -> None:
     alone = [ENCODER.encode(sample(SampleKind.KTO, desirable=False))]
     assert [s.role for s in sequences_of(alone)] == [Role.UNDESIRABLE]
-    batch = sequences_of(alone, partner=(5, 6))
+    other = replace(alone[0], prompt=(4,), chosen=(5, 6))
+    batch = sequences_of(alone, partner=other)
     assert [s.role for s in batch] == [Role.UNDESIRABLE, Role.MISMATCHED]
-    assert [s.role for s in sequences_of(alone, partner=alone[0].chosen)] == [Role.UNDESIRABLE]
+    assert batch[1].tokens == (*alone[0].prompt, 5, 6)
+    assert [s.role for s in sequences_of(alone, partner=alone[0])] == [Role.UNDESIRABLE]
+
+
+def kto(prompt: int, answer: int) -> Encoded:
+    return Encoded("s", SampleKind.KTO, (prompt,), (answer,))
+
+
+@pytest.mark.parametrize(
+    ("samples", "partner", "joined"),
+    [
+        ([(1, 9), (2, 9), (3, 9)], None, []),  # equal answers
+        ([(1, 9), (2, 9), (3, 8)], None, [(1, 8), (2, 8), (3, 9)]),
+        ([(1, 9), (2, 9)], (3, 8), [(1, 8), (2, 8)]),
+        ([(1, 9), (2, 9)], (3, 9), []),
+        ([(1, 9), (1, 8)], None, []),  # equal prompts: both are what somebody answered
+        ([(1, 9), (1, 8)], (2, 7), [(1, 7), (1, 7)]),
+        ([(1, 9), (1, 8)], (1, 7), []),
+        ([(1, 9), (1, 8), (2, 7)], None, [(1, 7), (1, 7), (2, 8)]),
+        ([(1, 9), (1, 9), (2, 9), (2, 8)], None, [(1, 8), (1, 8)]),
+    ],
+)
+def test_a_mismatched_pair_is_nobodys_own(
+    samples: list[tuple[int, int]],
+    partner: tuple[int, int] | None,
+    joined: list[tuple[int, int]],
+) -> None:
+    batch = sequences_of([kto(*each) for each in samples], partner and kto(*partner))
+    assert [s.tokens for s in batch if s.role is Role.MISMATCHED] == joined
+    shares = micro_batch_loss(LossSpec(LossKind.KTO), batch, [-1.0] * len(batch), len(samples))
+    assert len(shares.item_losses) == len(samples)
 
 
 @pytest.mark.parametrize("kind", list(SampleKind))

@@ -142,12 +142,13 @@ class Encoder:
 
 
 def sequences_of(
-    encoded: Sequence[Encoded], partner: tuple[int, ...] = ()
+    encoded: Sequence[Encoded], partner: Encoded | None = None
 ) -> tuple[TrainingSequence, ...]:
     """One micro-batch; all samples are of one kind. References are still 0.
 
-    KTO: each prompt is also joined with the completion of the sample before it, as TRL does. A
-    single sample takes `partner`, the completion of another sample; without one the KL term is 0.
+    KTO: each prompt is also joined with the completion of a sample before it, as TRL does, else
+    with that of `partner`, a sample of another micro-batch. What is so joined is no sample's own
+    prompt and completion; a prompt for which there is no such completion has no KL term.
     """
     kind = encoded[0].kind
     if kind is SampleKind.SFT:
@@ -162,13 +163,16 @@ def sequences_of(
         _sequence(item, item.chosen, Role.DESIRABLE if item.desirable else Role.UNDESIRABLE)
         for item in encoded
     )
-    others = [encoded[place - 1].chosen for place in range(len(encoded))]
-    if len(encoded) == 1:
-        others = [partner] if partner and partner != encoded[0].chosen else []
-    return labelled + tuple(
-        _sequence(item, other, Role.MISMATCHED)
-        for item, other in zip(encoded, others, strict=False)
-    )
+    spare = [partner] if partner is not None else []
+    matched = {(item.prompt, item.chosen) for item in (*encoded, *spare)}
+    mismatched: list[TrainingSequence] = []
+    for place, item in enumerate(encoded):
+        others = (*encoded[:place][::-1], *encoded[place:][::-1], *spare)
+        for other in others:
+            if (item.prompt, other.chosen) not in matched:
+                mismatched.append(_sequence(item, other.chosen, Role.MISMATCHED))
+                break
+    return labelled + tuple(mismatched)
 
 
 def micro_batches(encoded: Sequence[Encoded], samples: int, rows: int) -> list[tuple[Encoded, ...]]:
