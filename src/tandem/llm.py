@@ -206,7 +206,7 @@ class LLM:
         encoded = self._encode(examples, chosen)
         current = self._loop.adapters.get(adapter)
         spec = TrainerSpec(
-            adapter, chosen.lora, chosen.optimizer, source=current.path if current else ""
+            adapter, chosen.lora, chosen.optimizer(), source=current.path if current else ""
         )
         self._loop.open_trainer(spec)
         try:

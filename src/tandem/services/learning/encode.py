@@ -103,6 +103,14 @@ class Encoder:
         """Tokens in front of an answer, as a request for it would have them."""
         return self._prompt(messages, prompt)
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """An answer as its reader sees it."""
+        return self._tokenizer.decode(tokens).strip()
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether the model has ended this answer."""
+        return bool(tokens) and tokens[-1] in self._end_tokens
+
     def _prompt(self, messages: Sequence[Mapping[str, str]], prompt: str) -> tuple[int, ...]:
         if messages:
             tokens = self._tokenizer.encode_chat(messages)
