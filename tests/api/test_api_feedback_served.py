@@ -31,7 +31,7 @@ def learning(tmp_path: Path, **script: Any) -> Iterator[tuple[httpx.Client, Fake
     canary = tmp_path / "canary.jsonl"
     canary.write_text(CANARY)
     config = LearningConfig(
-        canary_file=str(canary), held_out=0.0, epochs=1, replay=0.0, batch_samples=64
+        canary_file=str(canary), held_out=0.0, epochs=1, replay=0.0, version_wait_s=0.0
     )
     engine = FakeEngine(play=lambda request, index: Script(**{"tokens": SPELT, **script}))
     with served(make_app(engine, learning=config)) as http:
@@ -61,7 +61,7 @@ def completion(item: TrainingSequence) -> tuple[int, ...]:
 
 
 def prompts(requests: list[Request]) -> set[tuple[int, ...]]:
-    return {r.prompt for r in requests if not r.request_id.startswith("canary")}
+    return {r.prompt for r in requests if r.request_id.startswith("chatcmpl")}
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_a_whole_answer_teaches_the_end_that_the_model_made(tmp_path: Path) -> N
     with learning(tmp_path) as (http, engine):
         turns = [{"role": "user", "content": "What grows?"}]
         answer = ask(http, "/chat/completions", messages=turns)
-        send(http, completion_id=answer["id"], adapter="formal", rating=False)
-        (found,) = trained(engine, 1, Role.UNDESIRABLE)
+        send(http, completion_id=answer["id"], adapter="formal", rating=True)
+        (found,) = trained(engine, 1, Role.DESIRABLE)
     assert completion(found) == (*SPELT, END)
 
 
