@@ -261,7 +261,7 @@ class LLM:
     ) -> list[tuple[TrainingSequence, ...]]:
         rows = self.info.recording_tokens
         cut = micro_batches(step, settings.micro_batch_samples, rows)
-        partners = [step[-1].chosen, *(batch[-1].chosen for batch in cut)]
+        partners = [step[-1], *(batch[-1] for batch in cut)]
         return [sequences_of(batch, partners[place]) for place, batch in enumerate(cut)]
 
     def _score(

@@ -7,9 +7,10 @@ handed out with the delta that shows the end of its text, never before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tandem.core.learning import AnswerTokens, Ending
 from tandem.core.plan import TokenLogprob
 from tandem.core.sequence import FinishReason
 from tandem.services.detokenizer import Detokenizer, StopFinder
@@ -77,6 +78,24 @@ class Choice:
         self._decoded = prefix_chars
         self._shown = prefix_chars
         self._held: list[_Held] = []
+        self._tokens: list[int] = []
+        self._offsets: list[int] = []
+        self._stop_token: int | None = None
+
+    def served(self, end_tokens: Collection[int]) -> AnswerTokens:
+        """What has become of a finished choice, in token ids; `end_tokens` are the model's own.
+
+        A token of which a stop text hid only a part counts as shown.
+        """
+        assert self.finished
+        if self._finder.stopped:
+            shown = sum(offset < self._shown for offset in self._offsets)
+            return AnswerTokens(tuple(self._tokens[:shown]), Ending.STOP_TEXT)
+        if self._stop_token is None:
+            return AnswerTokens(tuple(self._tokens), Ending.LENGTH)
+        if self._stop_token in end_tokens:
+            return AnswerTokens((*self._tokens, self._stop_token), Ending.MODEL)
+        return AnswerTokens(tuple(self._tokens), Ending.STOP_TOKEN)
 
     def take(
         self,
@@ -91,6 +110,7 @@ class Choice:
         for place, token in enumerate(tokens):
             self.output_tokens += 1
             if stop_token is not None and place == len(tokens) - 1:
+                self._stop_token = stop_token
                 break
             text += self._push(token, logprobs[place] if logprobs else None)
             if self._finder.stopped:
@@ -106,6 +126,8 @@ class Choice:
 
     def _push(self, token: int, logprob: TokenLogprob | None) -> str:
         offset = self._decoded
+        self._tokens.append(token)
+        self._offsets.append(offset)
         text = self._detokenizer.push(token)
         self._decoded += len(text)
         if logprob is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Messages, Receipt
+from tandem.core.learning import Messages, PromptTokens, Receipt
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo
@@ -175,6 +175,8 @@ class Generation:
             for place, prompt in enumerate(prompts)
         ]
         requests = [replace(request, arrival_s=arrival_s) for request in made]
+        tokens = PromptTokens(self._tokenizer.identity, tuple(prompts))
+        draft = replace(draft, receipt=replace(draft.receipt, prompt_tokens=tokens))
         prompt_only = options.max_tokens == 0
         return Answer(
             answer_id,

@@ -99,7 +99,7 @@ class StepMaker:
         self._references = references
         self._shape = shape
         self._encoded: dict[str, Encoded] = {}
-        self._last_completion: tuple[int, ...] = ()
+        self._last: Encoded | None = None
 
     @property
     def shape(self) -> StepShape:
@@ -132,9 +132,9 @@ class StepMaker:
         batches = micro_batches(encoded, self._shape.micro_batch_samples, self._shape.rows)
         filled = []
         for batch in batches:
-            sequences = sequences_of(batch, self._last_completion)
+            sequences = sequences_of(batch, self._last)
             filled.append(await self._references.fill(self._shape.reference, sequences))
-            self._last_completion = batch[-1].chosen
+            self._last = batch[-1]
         scale = self._shape.scale([each.weight for each in encoded])
         step = TrainingStep(step_id, self._shape.trainer, loss, tuple(filled), urgency, scale)
         return PreparedStep(step, tuple(tuple(e.sample_id for e in batch) for batch in batches))
