@@ -210,6 +210,7 @@ def build_app(
     from prometheus_client import CollectorRegistry
 
     from tandem.api.app import create_app
+    from tandem.api.entrance import Entrance
     from tandem.api.surface import Surface
     from tandem.services.adapters import Adapters
     from tandem.services.admission import Admission
@@ -261,6 +262,9 @@ def build_app(
         models=models,
         adapters=adapters,
         keys=keys,
+        entrance=Entrance(
+            server.host, server.allowed_hosts, server.cors_origins, keyless=not keys.required
+        ),
         metrics=metrics,
         max_body_bytes=server.max_body_bytes,
         receipts=receipts,

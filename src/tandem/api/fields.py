@@ -1,4 +1,4 @@
-"""Which request fields are accepted without effect, and which are refused by name.
+"""Which fields are accepted without effect, and which fields and routes are refused by name.
 
 OpenAI's clients send many fields. A field that we do not implement is fine at its default and an
 error otherwise, so that nobody believes it had an effect. Invariant: no field is dropped in
@@ -61,6 +61,29 @@ MESSAGE_REFUSED = {
     "refusal": Refused((), "send a refusal as the message's content"),
     "annotations": Refused(([],), _TEXT_ONLY),
 }
+
+NOT_SERVED = {
+    "/v1/responses": "use /v1/chat/completions",
+    "/v1/messages": "use /v1/chat/completions",
+    "/v1/batches": "send the requests one by one to /v1/chat/completions",
+    "/v1/embeddings": "it serves a model that generates text",
+    "/v1/rerank": "it serves a model that generates text",
+    "/v1/score": "it serves a model that generates text",
+    "/v1/moderations": "it serves a model that generates text",
+    "/v1/uploads": "send the whole file to /v1/files",
+    "/v1/audio": "only text in and text out is supported",
+    "/v1/images": "only text in and text out is supported",
+    "/v1/videos": "only text in and text out is supported",
+    "/v1/realtime": "stream from /v1/chat/completions",
+    "/v1/assistants": "use /v1/chat/completions",
+    "/v1/threads": "use /v1/chat/completions",
+    "/v1/conversations": "send the whole conversation to /v1/chat/completions",
+    "/v1/vector_stores": "nothing is searched here",
+    "/v1/containers": "nothing is run here",
+    "/v1/evals": "the gate measures every version, see /v1/adapters",
+    "/v1/organization": "API keys are set by the server's operator",
+}
+"""Routes of OpenAI's and Anthropic's that clients may ask for, and what to do instead."""
 
 
 def check_extra(extra: Mapping[str, Any], refused: Mapping[str, Refused], where: str = "") -> None:

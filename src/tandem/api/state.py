@@ -21,12 +21,12 @@ _RETRY_AFTER_S = 5.0
 def add_state_routes(app: FastAPI, surface: Surface) -> None:
     """Add the state routes."""
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.get("/health")
     async def health() -> Response:
         """200 while the engine lives, 503 while it is dead or restarts."""
         return _state(surface.client.state, surface.client.state in _HEALTHY)
 
-    @app.api_route("/ready", methods=["GET", "HEAD"])
+    @app.get("/ready")
     async def ready() -> Response:
         """200 while requests are taken; 503 also while the server drains."""
         return _state(surface.client.state, surface.client.state is EngineState.READY)

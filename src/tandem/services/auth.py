@@ -107,13 +107,17 @@ class ApiKeys:
         """Whether callers need a key."""
         return bool(self._callers)
 
-    def caller_of(self, authorization: str | None) -> Caller:
-        """Check an `Authorization` header. Raises `Unauthorized`."""
+    def caller_of(self, authorization: str | None, api_key: str | None = None) -> Caller:
+        """Check an `Authorization` header, or else `X-Api-Key`. Raises `Unauthorized`."""
         if not self._callers:
             return Caller()
         scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized("this server needs an API key: send 'Authorization: Bearer <key>'")
+        if scheme.lower() != "bearer":
+            key = api_key or ""
+        if not key.strip():
+            raise Unauthorized(
+                "this server needs an API key: send 'Authorization: Bearer <key>' or 'X-Api-Key'"
+            )
         digest = hashlib.sha256(key.strip().encode()).digest()
         matches = [known for known in self._callers if hmac.compare_digest(digest, known)]
         if not matches:
