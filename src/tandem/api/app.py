@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tandem.api.adapters import add_adapter_routes
+from tandem.api.bodies import Bodies
 from tandem.api.errors import (
     on_http_error,
     on_invalid_path,
@@ -51,7 +52,13 @@ def create_app(
             ClientDisconnect: on_leave,
         },
     )
-    app.add_middleware(Guard, entrance=surface.entrance, keys=surface.keys, metrics=surface.metrics)
+    app.add_middleware(
+        Guard,
+        entrance=surface.entrance,
+        bodies=Bodies(surface.max_body_bytes),
+        keys=surface.keys,
+        metrics=surface.metrics,
+    )
     for add_routes in (
         add_generation_routes,
         add_model_routes,

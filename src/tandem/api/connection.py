@@ -1,21 +1,37 @@
 """What happens on the connection beside the answer: reading a bounded body, noticing a leave.
 
-Invariant: work for a client ends as soon as its connection does, streamed or not.
+Large bodies are checked beside the event loop. Invariant: work for a client ends as soon as its
+connection does, streamed or not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.api.errors import CLIENT_CLOSED_REQUEST, BodyTooLarge
+from tandem.api.schemas import Parsed, parse
 
 _LINGER_BYTES = 64 * 1024 * 1024
+_CHECKED_IN_THREAD_BYTES = 64 * 1024
+Result = TypeVar("Result")
+
+
+async def read(kind: type[Parsed], request: Request, limit_bytes: int) -> Parsed:
+    """The checked body; an empty one has no fields. Raises as `read_body` and `parse` do."""
+    raw = await read_body(request, limit_bytes) or b"{}"
+    return await beside(raw, partial(parse, kind, raw))
+
+
+async def beside(raw: bytes, work: Callable[[], Result]) -> Result:
+    """The result of `work` on a body, which runs beside the event loop if the body is large."""
+    return work() if len(raw) < _CHECKED_IN_THREAD_BYTES else await asyncio.to_thread(work)
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:

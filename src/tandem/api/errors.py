@@ -36,12 +36,17 @@ from tandem.core.errors import (
 
 _log = logging.getLogger(__name__)
 _STORE_RETRY_S = 5.0
+_MOST_MESSAGE_CHARS = 2000
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status; nobody receives it, but logs and metrics do
 
 
 class BodyTooLarge(InvalidRequest):
     """The body has more bytes than the server takes."""
+
+
+class TooSlow(TandemError):
+    """The client does not send what it began to send."""
 
 
 class UnsupportedMedia(InvalidRequest):
@@ -72,6 +77,9 @@ def failure(error: Exception) -> Failure:
         case BodyTooLarge():
             closing = {"connection": "close"}  # the rest of the body is not worth reading
             return _failure(413, error, error.param, "body_too_large", headers=closing)
+        case TooSlow():
+            closing = {"connection": "close"}
+            return _failure(408, error, None, "request_timeout", headers=closing)
         case UnsupportedMedia():
             return _failure(415, error, error.param, "unsupported_media_type")
         case WrongStatus():
@@ -172,7 +180,10 @@ def _failure(
     kind: str = "invalid_request_error",
     headers: dict[str, str] | None = None,
 ) -> Failure:
-    body = {"error": {"message": str(message), "type": kind, "param": param, "code": code}}
+    told = str(message)
+    if len(told) > _MOST_MESSAGE_CHARS:  # some repeat what was sent
+        told = f"{told[:_MOST_MESSAGE_CHARS]}..."
+    body = {"error": {"message": told, "type": kind, "param": param, "code": code}}
     return Failure(status, body, headers or {})
 
 

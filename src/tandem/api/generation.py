@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 
-from tandem.api.connection import EventStream, read_body, until_disconnect
+from tandem.api.connection import EventStream, read, until_disconnect
 from tandem.api.errors import failure
 from tandem.api.render import (
     DONE,
@@ -32,7 +32,6 @@ from tandem.api.schemas import (
     ChatRequest,
     CompletionRequest,
     SamplingFields,
-    parse,
     slo_of_header,
 )
 from tandem.api.surface import Surface
@@ -82,7 +81,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
 
 async def _body(request: Request, surface: Surface, kind: type[Sampled]) -> Sampled:
     """The checked body, with the objectives of the headers where it has none."""
-    body = parse(kind, await read_body(request, surface.max_body_bytes))
+    body = await read(kind, request, surface.max_body_bytes)
     headers = request.headers
     if body.ttft_slo is None and TTFT_HEADER in headers:
         body.ttft_slo = slo_of_header(TTFT_HEADER, headers[TTFT_HEADER])

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tandem.api.bodies import Bodies
 from tandem.api.entrance import Entrance, check_media
 from tandem.api.errors import CLIENT_CLOSED_REQUEST, failure
 from tandem.core.errors import InvalidRequest, TandemError
@@ -37,10 +38,16 @@ class Guard:
     state."""
 
     def __init__(
-        self, app: ASGIApp, entrance: Entrance, keys: ApiKeys, metrics: ServerMetrics
+        self,
+        app: ASGIApp,
+        entrance: Entrance,
+        bodies: Bodies,
+        keys: ApiKeys,
+        metrics: ServerMetrics,
     ) -> None:
         self._app = app
         self._entrance = entrance
+        self._bodies = bodies
         self._keys = keys
         self._metrics = metrics
 
@@ -94,7 +101,8 @@ class Guard:
             await failure(error).response()(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, receive, send)
+        with self._bodies.taking(scope, receive) as taking:
+            await self._app(scope, taking, send)
 
     def _tell(
         self, scope: Scope, method: str, status: int, request_id: str, elapsed_s: float

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from tandem.api.connection import read_body
-from tandem.api.schemas import DetokenizeRequest, TokenizeRequest, parse
+from tandem.api.connection import read
+from tandem.api.schemas import DetokenizeRequest, TokenizeRequest
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.services.auth import Caller
@@ -33,7 +33,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or of a rendered conversation."""
-        body = parse(TokenizeRequest, await read_body(request, surface.max_body_bytes))
+        body = await read(TokenizeRequest, request, surface.max_body_bytes)
         if body.model is not None:
             await _resolved(surface, request, body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -53,7 +53,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """Text of token ids, without special tokens."""
-        body = parse(DetokenizeRequest, await read_body(request, surface.max_body_bytes))
+        body = await read(DetokenizeRequest, request, surface.max_body_bytes)
         if body.model is not None:
             await _resolved(surface, request, body.model)
         text = await asyncio.to_thread(surface.generation.decode, body.tokens)

@@ -7,9 +7,18 @@ will be ignored without being listed in `fields.UNUSED`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
 from tandem.core.errors import InvalidRequest
@@ -19,6 +28,8 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_MESSAGES = 16_384
+MAX_METADATA = 16
 SloSeconds = Annotated[float, Field(gt=0, le=3600.0)]
 _SLO = TypeAdapter(SloSeconds)
 PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
@@ -93,6 +104,19 @@ def _prompts(value: object) -> object:
     return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in value]
 
 
+def _few(value: object) -> object:
+    """Every wrong entry of an object would be told; so many there may not be."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"has {len(value)} entries; at most {MAX_METADATA} are allowed")
+    return value
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    BeforeValidator(_few),
+]
+
+
 def _is_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
@@ -110,6 +134,10 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
+
+
+# One wrong item is enough to refuse a list: the others are not looked at.
+StopTokens = Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_TOKENS)]
 
 
 class SamplingFields(Body):
@@ -132,7 +160,7 @@ class SamplingFields(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: StopTokens | None = None
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = None
     ttft_slo: SloSeconds | None = None
     tpot_slo: SloSeconds | None = None
@@ -155,10 +183,13 @@ class Message(Body):
         return turn if self.name is None else {**turn, "name": self.name}
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+
+
 class ChatRequest(SamplingFields):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -178,7 +209,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
@@ -187,7 +218,7 @@ class DetokenizeRequest(Body):
     """Body of /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 class LoadAdapterRequest(Body):
@@ -207,11 +238,27 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
         raise _refusal(error) from None
     refused = {ChatRequest: CHAT_REFUSED, CompletionRequest: COMPLETION_REFUSED}.get(kind, {})
     check_extra(parsed.model_extra or {}, refused)
+    for path in _not_finite(parsed):
+        raise InvalidRequest(f"'{path}': must be a finite number", param=path)
     for name, value in parsed:
         for place, item in enumerate(value if isinstance(value, list) else ()):
             if isinstance(item, Message):
                 check_extra(item.model_extra or {}, MESSAGE_REFUSED, f"{name}[{place}].")
     return parsed
+
+
+def _not_finite(parsed: Body) -> Iterator[str]:
+    """Where numbers that are none stand in what has no type of its own; JSON has none of them."""
+    untyped = {name: value for name, value in parsed if isinstance(value, dict)}
+    pending = [*untyped.items(), *(parsed.model_extra or {}).items()]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [(f"{path}.{key}"[:200], inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(f"{path}[{place}]"[:200], inner) for place, inner in enumerate(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield path
 
 
 def slo_of_header(name: str, text: str) -> float:
@@ -223,7 +270,7 @@ def slo_of_header(name: str, text: str) -> float:
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
-    first: Any = error.errors(include_url=False)[0]
+    first: Any = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
     path = _path(first["loc"])

@@ -86,6 +86,14 @@ class Files:
             raise NotFound(f"there is no file '{file_id[:100]}'", param=param)
         return file
 
+    async def content(self, file_id: str, tenant: str) -> Path:
+        """Where the bytes of a file lie. Raises `NotFound`, also if they are gone."""
+        file = await self.find(file_id, tenant)
+        path = Path(file.path)
+        if not await asyncio.to_thread(path.is_file):
+            raise gone(file)
+        return path
+
     async def delete(self, file_id: str, tenant: str) -> None:
         """Forget a file and remove its bytes. Raises `NotFound`."""
         file = await self.find(file_id, tenant)
@@ -117,6 +125,16 @@ class Files:
         for path in lost:
             path.unlink()
         return len(lost)
+
+
+def gone(file: FileRecord) -> NotFound:
+    """What is said where the row of a file is there and its bytes are not."""
+    return NotFound(
+        f"the bytes of the file '{file.file_id}' ({file.filename[:100]}) are gone from this "
+        "server's directory; upload it again",
+        param="file_id",
+        code="file_gone",
+    )
 
 
 def _flush(number: int, flush: Callable[[], None]) -> None:

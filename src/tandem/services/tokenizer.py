@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 from tandem.core.errors import InvalidRequest, UnsupportedModel
 
+_CHARS_A_TOKEN = 8
 _SPACE_MARK = "\u2581"
 
 
@@ -32,6 +33,7 @@ class Tokenizer:
         self._backend = backend
         self._special_ids = frozenset(int(token) for token in backend.all_special_ids)
         self._pieces = _piece_kind(backend)
+        self._longest = max(map(len, backend.get_vocab()), default=1)
 
     @classmethod
     def load(cls, source: str | Path) -> Tokenizer:
@@ -58,6 +60,19 @@ class Tokenizer:
         """Token ids of `text`, with the begin marker the model was trained with if asked."""
         ids = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return tuple(ids)
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether `text` certainly has more than so many tokens.
+
+        Looks at a beginning only, so that it costs little more than a text that just fits; what is
+        left may have too many nevertheless.
+        """
+        if len(text) > tokens * self._longest:
+            return True
+        head = text[: tokens * _CHARS_A_TOKEN]
+        # Where the text is cut, its last word may have become other tokens.
+        spare = self._longest
+        return len(head) < len(text) and len(self.encode(head)) > tokens + spare
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
