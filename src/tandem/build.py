@@ -32,7 +32,7 @@ from tandem.engine.thread import ThreadTransport
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, profiled_rates
 from tandem.kv.cache import KVCache
-from tandem.scheduling.registry import build_policy
+from tandem.scheduling.registry import build_policy, knows_priorities
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
 
@@ -258,6 +258,7 @@ def build_app(
             models,
             max_choices=server.max_n,
             rng=random.Random(os.urandom(16)),
+            priorities=knows_priorities(settings.scheduling.policy),
         ),
         models=models,
         adapters=adapters,

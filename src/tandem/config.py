@@ -231,9 +231,8 @@ def resolve(
 
 def _read_toml(path: Path) -> Sections:
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidRequest(f"cannot read the configuration file {path}: {error}") from error
 
 

@@ -178,6 +178,7 @@ def test_a_reader_that_never_reads_on_is_not_waited_for() -> None:
     async def endless() -> AsyncIterator[bytes]:
         try:
             while True:
+                await asyncio.sleep(0)
                 yield bytes(MEBIBYTE)
         finally:
             ended.set()

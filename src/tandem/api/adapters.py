@@ -92,10 +92,7 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
     async def delete_adapter(name: str, request: Request) -> Response:
         """Forget a name, its versions and files; requests that run with it finish."""
         _caller(request).require_admin()
-        if surface.versions is not None:
-            await surface.versions.delete(name)
-        else:
-            await surface.adapters.unload(name)
+        await forget(surface, name)
         return _json({"id": name, "object": "adapter", "deleted": True})
 
 
@@ -187,6 +184,14 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
         else:
             imported = await imports.directory(name, body.path or "")
         return _json(_version_json(imported, imported.number))
+
+
+async def forget(surface: Surface, name: str) -> None:
+    """Delete an adapter with all that is its own. Raises `NotFound`."""
+    if surface.versions is not None:
+        await surface.versions.delete(name)
+    else:
+        await surface.adapters.unload(name)
 
 
 def _learning(surface: Surface) -> Versions:

@@ -31,26 +31,36 @@ UNUSED = {
     "prompt_cache_retention": "prompts are cached while memory lasts",
 }
 
+_SAMPLED = {
+    "skip_special_tokens": Refused((True,), "special tokens have no text here"),
+    "spaces_between_special_tokens": Refused((True,), "special tokens have no text here"),
+    "include_stop_str_in_output": Refused((False,), "the text ends before the stop string"),
+    "use_beam_search": Refused((False,), "beam search is not supported; use 'n'"),
+    "length_penalty": Refused((1,), "beam search is not supported; use 'n'"),
+}
+
 CHAT_REFUSED = {
     "tools": Refused(([],), _NO_TOOLS),
     "tool_choice": Refused(("none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": Refused((True,), _NO_TOOLS),
+    "parallel_tool_calls": Refused((True, False), _NO_TOOLS),
     "functions": Refused(([],), _NO_TOOLS),
     "function_call": Refused(("none", "auto"), _NO_TOOLS),
     "response_format": Refused(({"type": "text"},), "only {'type': 'text'} is supported"),
     "modalities": Refused((["text"],), _TEXT_ONLY),
     "audio": Refused((), _TEXT_ONLY),
     "prediction": Refused((), "predicted outputs are not supported"),
-    "reasoning_effort": Refused((), "reasoning control is not supported"),
+    "reasoning_effort": Refused(("none",), "reasoning control is not supported"),
     "verbosity": Refused(("medium",), "ask for a shorter or longer answer in the prompt"),
     "web_search_options": Refused((), "web search is not supported"),
     "service_tier": Refused(("auto", "default"), "there is one tier: omit it or send 'auto'"),
+    **_SAMPLED,
 }
 
 COMPLETION_REFUSED = {
     "suffix": Refused(("",), "insertion is not supported"),
     "service_tier": CHAT_REFUSED["service_tier"],
     "response_format": CHAT_REFUSED["response_format"],
+    **_SAMPLED,
 }
 
 MESSAGE_REFUSED = {

@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    WithJsonSchema,
 )
 
 from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
@@ -34,6 +35,25 @@ SloSeconds = Annotated[float, Field(gt=0, le=3600.0)]
 _SLO = TypeAdapter(SloSeconds)
 PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
 _MAX_INT = 2**31 - 1
+# What is checked before pydantic sees it, as others read it.
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT = {"anyOf": [{"type": "string"}, _IDS]}
+_PROMPTS = {"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1}]}
+_BIAS = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_LOGIT_BIAS,
+}
 # pydantic's kind of problem -> what is said of the value.
 _LIMITS = {
     "greater_than_equal": "must be at least {ge}",
@@ -133,7 +153,8 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 # One wrong item is enough to refuse a list: the others are not looked at.
@@ -149,10 +170,12 @@ class SamplingFields(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] | None = None
+    logit_bias: (
+        Annotated[dict[int, float], BeforeValidator(_logit_bias), WithJsonSchema(_BIAS)] | None
+    ) = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stop_list)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_stop_list), WithJsonSchema(_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = None
@@ -167,13 +190,14 @@ class SamplingFields(Body):
     user: Annotated[str, Field(pattern=PERSON)] | None = None
     safety_identifier: Annotated[str, Field(pattern=PERSON)] | None = None
     store: bool | None = None
+    return_token_ids: bool | None = None
 
 
 class Message(Body):
     """One turn of a conversation; `developer` is OpenAI's newer word for `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content), WithJsonSchema(_CONTENT)]
     name: str | None = None
 
     def rendered(self) -> dict[str, str]:
@@ -193,12 +217,16 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionRequest(SamplingFields):
     """Body of /v1/completions."""
 
-    prompt: Annotated[list[str | tuple[int, ...]], BeforeValidator(_prompts)]
+    prompt: Annotated[
+        list[str | tuple[int, ...]], BeforeValidator(_prompts), WithJsonSchema(_PROMPTS)
+    ]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -211,7 +239,8 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(Body):

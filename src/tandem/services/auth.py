@@ -158,7 +158,7 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def _read_file(path: Path) -> list[tuple[bytes, Caller]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read the API key file {path}: {error}") from error
     found = _from_toml(text, path) if path.suffix == ".toml" else _from_lines(text, path)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Messages, Receipt
@@ -38,7 +38,8 @@ class Options:
     None for a random one. `sampling.max_tokens` and `sampling.seed` are filled in here. `ttft_slo`
     and `tpot_slo`, in seconds, are the objectives of the client or of its key (None: others').
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
-    `user` is the client's own word for a person.
+    `user` is the client's own word for a person. The last two say how a chat ends when it is
+    rendered.
     """
 
     model: str
@@ -54,10 +55,12 @@ class Options:
     tenant: str = ""
     user: str = ""
     receipt: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class Generation:
-    """Answers chats and completions over one engine."""
+    """Answers chats and completions over one engine, whose policy may know `priorities`."""
 
     def __init__(
         self,
@@ -66,12 +69,14 @@ class Generation:
         *,
         max_choices: int,
         rng: random.Random,
+        priorities: bool = False,
     ) -> None:
         self._tools = tools
         self._tokenizer = tools.tokenizer
         self._models = models
         self._max_choices = max_choices
         self._rng = rng
+        self._priorities = priorities
         self._alone = asyncio.Lock()
 
     async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
@@ -82,7 +87,11 @@ class Generation:
         self._refuse_many(len(messages), "messages")
         turns = [message["content"] for message in messages]
         await self._refuse_long("".join(turns), "messages")
-        prompt = await self.encode_chat(messages)
+        prompt = await self.encode_chat(
+            messages,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+        )
         draft = self._draft("chatcmpl", model, options, tuple(dict(turn) for turn in messages))
         return self._answer(draft, model, [prompt], options, arrival_s)
 
@@ -108,11 +117,18 @@ class Generation:
         return self._answer(draft, model, encoded, options, arrival_s)
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of a rendered conversation; long ones are encoded beside the event loop."""
         encode = partial(
-            self._tokenizer.encode_chat, messages, add_generation_prompt=add_generation_prompt
+            self._tokenizer.encode_chat,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
         chars = sum(len(message["content"]) for message in messages)
         return await self._beside(chars + _TURN_CHARS * len(messages), encode)
@@ -145,6 +161,11 @@ class Generation:
         limit = self._tools.client.info.max_model_len
         if number >= limit:
             raise _too_long(limit, f"your {param} resulted in {number} tokens or more", param)
+
+    def tokenizer_description(self) -> dict[str, Any]:
+        """See `Tokenizer.description`."""
+        limit = self._tools.client.info.max_model_len
+        return {**self._tokenizer.description(), "model_max_length": limit}
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids. Raises `InvalidRequest` for ids outside the vocabulary."""
@@ -260,6 +281,13 @@ class Generation:
                 f"n={options.n}{each} asks for {choices} choices; this server makes at most "
                 f"{self._max_choices} in one request (--max-n)",
                 param="n",
+            )
+        if options.priority and not self._priorities:
+            raise InvalidRequest(
+                "this server's policy knows no 'priority': leave it out, or start the server with "
+                "--policy priority",
+                param="priority",
+                code="unsupported_parameter",
             )
         self.check_ids(options.sampling.stop_token_ids, "stop_token_ids")
         self.check_ids(list(options.sampling.logit_bias), "logit_bias")
