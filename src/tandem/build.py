@@ -286,6 +286,7 @@ async def _running(background: Background, receipts: Receipts, files: Files) -> 
         yield
     finally:
         await receipts.stop()
+        await files.stop()
         await background.stop()
 
 
@@ -316,6 +317,7 @@ def build_background(
     from tandem.services.background import Background
     from tandem.services.jobs.service import Jobs
     from tandem.services.jobs.tools import JobTools
+    from tandem.services.learning.answers import Answers
     from tandem.services.learning.canary import Canary, read_canary
     from tandem.services.learning.gate import Bounds
     from tandem.services.learning.learner import Learner
@@ -329,13 +331,14 @@ def build_background(
     client, directory = tools.client, store.directory
     references = References(client, store)
     canary_set = read_canary(settings.learning.canary_file)
-    canary = Canary(canary_set, client, references, directory / "canary")
+    answers = Answers(client)
+    canary = Canary(canary_set, client, references, answers, directory / "canary")
     shared = LearningTools(
         client=client,
         store=store,
         tokenizer=tools.tokenizer,
         references=references,
-        examiner=Examiner(client, store, references, canary, Bounds()),
+        examiner=Examiner(client, store, references, canary, answers, Bounds()),
         publisher=Publisher(client, store, directory, max_adapters=settings.adapters.max_loaded),
         metrics=freshness.metrics,
         freshness=freshness,

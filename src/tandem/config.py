@@ -122,8 +122,10 @@ class LearningConfig:
     `enabled` off answers feedback with an error. `auto_adapters` creates an adapter at the first
     feedback for its name. `rank`, `alpha`, `targets` shape new adapters. A step takes up to
     `batch_samples` samples in micro-batches of `micro_batch_samples`, `replay` of them (a share)
-    seen before; a candidate is made of `steps_per_version` steps' worth of new samples, which are
-    trained on up to `epochs` times, until their loss is low. `reference` is base or version:N.
+    seen before; a candidate is made of up to `steps_per_version` steps' worth of new samples, which
+    are trained on up to `epochs` times, until their loss is low; a few wait up to `version_wait_s`
+    for others. `rpo_alpha` weighs the likelihood of chosen and liked answers. `reference` is base
+    or version:N.
     `gate` is auto, manual or always; `held_out` the share of conversations never trained on;
     `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
     may be recorded at once (0: as many as memory allows); what their layers' gradients need may
@@ -136,15 +138,17 @@ class LearningConfig:
     rank: Count = 16
     alpha: Positive = 32.0
     targets: tuple[str, ...] = ()
-    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 1e-3
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 5e-4
     warmup_steps: CountOrZero = 0
     weight_decay: Share = 0.0
     max_grad_norm: PositiveOrZero = 1.0
     beta: Positive = 0.1
+    rpo_alpha: PositiveOrZero = 5.0
     batch_samples: Count = 8
     micro_batch_samples: Count = 4
-    steps_per_version: Count = 4
+    steps_per_version: Count = 8
     epochs: Count = 6
+    version_wait_s: PositiveOrZero = 60.0
     replay: Annotated[float, Meta(ge=0, lt=1)] = 0.25
     reference: str = "base"
     gate: str = "auto"

@@ -230,8 +230,9 @@ class _Part:
 
     def receipt_choices(self) -> list[ReceiptChoice]:
         """What the choices have become, without the echoed prompt."""
+        ends = self._tools.client.info.eos_token_ids
         return [
-            ReceiptChoice(choice.index, "".join(texts), reason)
+            ReceiptChoice(choice.index, "".join(texts), reason, tokens=choice.served(ends))
             for choice, texts, reason in zip(self._choices, self._texts, self._reasons, strict=True)
         ]
 

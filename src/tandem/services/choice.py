@@ -8,10 +8,10 @@ handed out with the delta that shows the end of its text, never before.
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tandem.core.learning import AnswerTokens, Ending
 from tandem.core.plan import TokenLogprob
 from tandem.core.sequence import FinishReason
 from tandem.services.detokenizer import Detokenizer, StopFinder
@@ -86,10 +86,27 @@ class Choice:
         self._finder = StopFinder(stops)
         self._min_tokens = min_tokens
         self._stop_ids = stop_ids
-        self._last: deque[int] = deque(maxlen=_CHARACTER_BYTES)
         self._decoded = prefix_chars
         self._shown = prefix_chars
         self._held: list[_Held] = []
+        self._tokens: list[int] = []
+        self._offsets: list[int] = []
+        self._stop_token: int | None = None
+
+    def served(self, end_tokens: Collection[int]) -> AnswerTokens:
+        """What has become of a finished choice, in token ids; `end_tokens` are the model's own.
+
+        A token of which a stop text hid only a part counts as shown.
+        """
+        assert self.finished
+        if self._finder.stopped:
+            shown = sum(offset < self._shown for offset in self._offsets)
+            return AnswerTokens(tuple(self._tokens[:shown]), Ending.STOP_TEXT)
+        if self._stop_token is None:
+            return AnswerTokens(tuple(self._tokens), Ending.LENGTH)
+        if self._stop_token in end_tokens:
+            return AnswerTokens((*self._tokens, self._stop_token), Ending.MODEL)
+        return AnswerTokens(tuple(self._tokens), Ending.STOP_TOKEN)
 
     def take(
         self,
@@ -104,6 +121,7 @@ class Choice:
         for place, token in enumerate(tokens):
             self.output_tokens += 1
             if stop_token is not None and place == len(tokens) - 1:
+                self._stop_token = stop_token
                 break
             text += self._push(token, logprobs[place] if logprobs else None)
             if self._finder.stopped:
@@ -126,7 +144,8 @@ class Choice:
 
     def _push(self, token: int, logprob: TokenLogprob | None) -> str:
         offset = self._decoded
-        self._last.append(token)
+        self._tokens.append(token)
+        self._offsets.append(offset)
         text = self._detokenizer.push(token)
         self._decoded += len(text)
         if logprob is not None:
@@ -138,7 +157,7 @@ class Choice:
     def _ends_within_character(self) -> bool:
         """Whether the next token would have gone on with a character that has begun."""
         decoder = getincrementaldecoder("utf-8")(errors="replace")
-        decoder.decode(b"".join(map(self._tokenizer.token_bytes, self._last)))
+        decoder.decode(b"".join(map(self._tokenizer.token_bytes, self._tokens[-_CHARACTER_BYTES:])))
         return bool(decoder.getstate()[0])
 
     def _finish(self, *, cut: bool) -> str:

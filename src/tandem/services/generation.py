@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Messages, Receipt
+from tandem.core.learning import Messages, PromptTokens, Receipt
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo
@@ -233,6 +233,8 @@ class Generation:
             bounded = replace(sampling, max_tokens=budget)
             made.append(self._request(f"{answer_id}-{place}", model, prompt, options, bounded))
         requests = [replace(request, arrival_s=arrival_s) for request in made]
+        tokens = PromptTokens(self._tokenizer.identity, tuple(prompts))
+        draft = replace(draft, receipt=replace(draft.receipt, prompt_tokens=tokens))
         prompt_only = options.max_tokens == 0
         return Answer(
             answer_id,

@@ -28,6 +28,7 @@ from tandem.services.archives import copy, unpack
 from tandem.services.files import gone
 from tandem.services.learning.gate import Outcome
 from tandem.services.learning.learner import Learner
+from tandem.services.learning.measure import Candidate
 from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
@@ -120,10 +121,8 @@ class Imports:
         own = {} if record is None else record.settings
         settings = resolve_settings(self._tools.defaults, own)
         verdict = await self._tools.examiner.examine(
-            name,
-            staged,
+            Candidate(name, staged, ()),
             replace(settings, gate=GateMode.ALWAYS),
-            (),
             self._tools.encoder(settings),
         )
         if verdict.outcome is Outcome.REFUSE:

@@ -7,6 +7,7 @@ tokens.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,11 @@ class Tokenizer:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._special_ids = frozenset(int(token) for token in backend.all_special_ids)
-        self._pieces = _piece_kind(backend)
         self._longest = max(map(len, backend.get_vocab()), default=1)
+        described = backend.backend_tokenizer.to_str() if backend.is_fast else ""
+        self._pieces = _piece_kind(described)
+        self.identity = _identity(backend, described)
+        """A hash of what fixes the token ids of a text and of a chat."""
 
     @classmethod
     def load(cls, source: str | Path) -> Tokenizer:
@@ -181,10 +185,18 @@ class _SentencePieces:
         return piece.replace(_SPACE_MARK, " ").encode()
 
 
-def _piece_kind(backend: Any) -> _BytePieces | _SentencePieces:
-    if not backend.is_fast:
+def _identity(backend: Any, described: str) -> str:
+    vocabulary = described or json.dumps(backend.get_vocab(), sort_keys=True)
+    digest = hashlib.sha256(vocabulary.encode())
+    digest.update(str(backend.chat_template).encode())
+    return digest.hexdigest()[:32]
+
+
+def _piece_kind(described: str) -> _BytePieces | _SentencePieces:
+    """`described` is a fast tokenizer's JSON, empty for others."""
+    if not described:
         return _SentencePieces()
-    decoder = json.loads(backend.backend_tokenizer.to_str())["decoder"]
+    decoder = json.loads(described)["decoder"]
     return _BytePieces() if "ByteLevel" in json.dumps(decoder) else _SentencePieces()
 
 

@@ -96,7 +96,7 @@ def test_later_epochs_take_the_same_samples_with_other_neighbours() -> None:
 
 def test_samples_are_seen_again_until_their_loss_is_low() -> None:
     kto, sft = SampleKind.KTO, SampleKind.SFT
-    left = [head(1), head(2, loss=0.6), head(3, kind=kto, loss=0.4), head(4, kind=sft, loss=0.2)]
+    left = [head(1), head(2, loss=0.6), head(3, kind=kto, loss=0.4), head(4, kind=sft, loss=0.4)]
     done = [head(5, loss=0.3), head(6, kind=sft, loss=0.05), head(7, kind=kto, loss=0.2)]
     assert to_go_on([*left, *done], ()) == left
 
