@@ -32,7 +32,7 @@ from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, profiled_rates
 from tandem.kv.cache import KVCache
 from tandem.model.names import locate, served_name
-from tandem.scheduling.registry import build_policy
+from tandem.scheduling.registry import build_policy, knows_priorities
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
 
@@ -210,6 +210,7 @@ def build_app(
     from prometheus_client import CollectorRegistry
 
     from tandem.api.app import create_app
+    from tandem.api.entrance import Entrance
     from tandem.api.surface import Surface
     from tandem.services.adapters import Adapters
     from tandem.services.admission import Admission
@@ -257,10 +258,14 @@ def build_app(
             models,
             max_choices=server.max_n,
             rng=random.Random(os.urandom(16)),
+            priorities=knows_priorities(settings.scheduling.policy),
         ),
         models=models,
         adapters=adapters,
         keys=keys,
+        entrance=Entrance(
+            server.host, server.allowed_hosts, server.cors_origins, keyless=not keys.required
+        ),
         metrics=metrics,
         max_body_bytes=server.max_body_bytes,
         receipts=receipts,
@@ -281,6 +286,7 @@ async def _running(background: Background, receipts: Receipts, files: Files) -> 
         yield
     finally:
         await receipts.stop()
+        await files.stop()
         await background.stop()
 
 

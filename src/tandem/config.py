@@ -168,13 +168,17 @@ class ServerConfig:
 
     `max_waiting_requests` and `max_waiting_tokens` bound the queue before 429 is answered, and so
     does a predicted wait of more than `max_wait_factor` times a request's TTFT objective (0: any
-    wait will do); `drain_s` is how long SIGTERM waits for running requests.
+    wait will do); `drain_s` is how long SIGTERM waits for running requests. A loopback
+    address is answered under its own names and `allowed_hosts` only, and any address where there
+    are some; browsers may let pages of `cors_origins` in (`*`: all).
     """
 
     host: str = "127.0.0.1"
     port: Port = 8000
     api_keys: tuple[str, ...] = ()
     api_key_file: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_waiting_requests: Count = 1024
     max_waiting_tokens: Count = 1_000_000
     max_wait_factor: PositiveOrZero = 5.0
@@ -232,9 +236,8 @@ def resolve(
 
 def _read_toml(path: Path) -> Sections:
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidRequest(f"cannot read the configuration file {path}: {error}") from error
 
 

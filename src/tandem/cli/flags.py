@@ -39,6 +39,8 @@ _FLAG_NAMES = {
     "learning.beta": "dpo-beta",
     "learning.epochs": "sample-epochs",
     "server.api_keys": "api-key",
+    "server.allowed_hosts": "allowed-host",
+    "server.cors_origins": "cors-origin",
     "server.max_body_bytes": "max-body",
     "server.drain_s": "drain",
 }
@@ -112,6 +114,10 @@ HELP = {
     "server.port": "Port to listen on; 0 for any free one",
     "server.api_keys": "API key that clients must send, plain or sha256:HEX; repeatable",
     "server.api_key_file": "File of API keys: one a line, or .toml with what each may do",
+    "server.allowed_hosts": "Host name under which this server is asked, beyond those of this "
+    "machine; repeatable",
+    "server.cors_origins": "Origin of web pages that may use this server, such as "
+    "https://chat.example.com, or *; repeatable",
     "server.max_waiting_requests": "Requests that may wait for their first token before 429",
     "server.max_waiting_tokens": "Prompt tokens that may wait for their first token before 429",
     "server.max_wait_factor": "Times its TTFT objective that a request may have to wait before "

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tandem.allocator import give_back_regularly, share_one_arena
+from tandem.api.protocol import PatientProtocol
 from tandem.build import build_app, build_engine_client, resolve_model
 from tandem.config import ServerConfig, Settings
 from tandem.core.errors import InvalidRequest
@@ -62,6 +63,7 @@ async def _serve(
         server = _Server(
             uvicorn.Config(
                 app,
+                http=PatientProtocol,
                 access_log=False,
                 log_level="warning",
                 lifespan="on",

@@ -274,7 +274,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """An uploaded or produced file; its bytes lie at `path`."""
+    """An uploaded or produced file; its bytes lie at `path`, until `expires_s` if that is set."""
 
     file_id: str
     created_s: float
@@ -284,6 +284,7 @@ class FileRecord:
     path: str
     tenant: str = ""
     status: str = "processed"
+    expires_s: float | None = None
 
 
 class JobStatus(StrEnum):

@@ -109,6 +109,11 @@ class Answer:
             cached_tokens=sum(part.cached_tokens for part in self._parts),
         )
 
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """Token ids of the prompts, in order."""
+        return [part.request.prompt for part in self._parts]
+
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What the choices gain, in order of arrival; at least one delta a choice.
 
@@ -205,6 +210,7 @@ class _Part:
                 stops=stops,
                 min_tokens=request.sampling.min_tokens,
                 prefix_chars=len(echo or ""),
+                stop_ids=request.sampling.stop_token_ids,
             )
             for k in range(request.n)
         ]

@@ -239,6 +239,7 @@ FILES = _table(
     _text("path"),
     _text("tenant"),
     _text("status"),
+    sa.Column("expires_s", sa.Double),
     sa.Index("files_by_tenant", "tenant", "row"),
 )
 
