@@ -19,7 +19,10 @@ from rich.text import Text
 
 _CONNECT_TIMEOUT_S = 10.0
 
-Url = Annotated[str, typer.Option(help="Base URL of the server; without a path, its /v1")]
+Url = Annotated[
+    str,
+    typer.Option(help="Base URL of the server; without a path, its /v1", envvar="TANDEM_URL"),
+]
 Key = Annotated[str, typer.Option(help="API key", envvar=["TANDEM_API_KEY", "OPENAI_API_KEY"])]
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
@@ -84,13 +87,28 @@ class Remote:
 
     @staticmethod
     def _json(answer: httpx.Response) -> dict[str, Any]:
-        body: dict[str, Any] = answer.json()
+        try:
+            body: dict[str, Any] = answer.json()
+        except ValueError as error:
+            raise RemoteError(f"{answer.url} did not answer with JSON: is it Tandem?") from error
         return body
 
 
 def base_url(url: str) -> str:
-    """`url`, with `/v1` if it has no path: where OpenAI-compatible servers have their routes."""
-    return f"{url.rstrip('/')}/v1" if urlsplit(url).path in ("", "/") else url
+    """`url` as requests need it: `http://` before a bare address, and `/v1`, where
+    OpenAI-compatible servers have their routes, if it has no path. Raises `typer.BadParameter`."""
+    whole = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(whole)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        httpx.URL(whole)
+    except (ValueError, httpx.InvalidURL) as error:
+        raise typer.BadParameter(f"{url!r}: {error}", param_hint="--url") from error
+    if not usable:
+        raise typer.BadParameter(
+            f"{url!r} is no address of a server, as http://127.0.0.1:8000", param_hint="--url"
+        )
+    return f"{whole.rstrip('/')}/v1" if parts.path in ("", "/") else whole
 
 
 @contextmanager
@@ -101,7 +119,7 @@ def connected(url: str, api_key: str) -> Iterator[Remote]:
     with httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout) as http:
         try:
             yield Remote(http)
-        except RemoteError as error:
+        except (RemoteError, OSError) as error:
             Console(stderr=True).print(Text(f"error: {plain(str(error))}", style="red"))
             raise typer.Exit(1) from None
 
