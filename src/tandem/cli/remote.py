@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 _CONNECT_TIMEOUT_S = 10.0
+# Too many requests; an engine or a proxy's server that is not there just now.
+_PASSING = (429, 502, 503, 504)
 
 Url = Annotated[
     str,
@@ -31,6 +34,10 @@ class RemoteError(Exception):
     """The server refused or cannot be reached; the message is for the user."""
 
 
+class Unreachable(RemoteError):
+    """The server does not answer, or cannot just now; it may be asked again."""
+
+
 class Remote:
     """One server; made by `connected`."""
 
@@ -41,6 +48,10 @@ class Remote:
         """The JSON at `path`. Raises `RemoteError`."""
         given = {name: value for name, value in query.items() if value is not None}
         return self._json(self._send("GET", path, params=given))
+
+    def metrics(self) -> str:
+        """The text of `/metrics`, which lies beside `/v1`. Raises `RemoteError`."""
+        return self._send("GET", "../metrics").text
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send JSON. Raises `RemoteError`."""
@@ -80,7 +91,9 @@ class Remote:
         try:
             answer = self._http.request(method, path, **options)
         except httpx.HTTPError as error:
-            raise RemoteError(f"cannot reach {self._http.base_url}: {error}") from error
+            raise Unreachable(f"cannot reach {self._http.base_url}: {error}") from error
+        if answer.status_code in _PASSING:
+            raise Unreachable(_message(answer))
         if answer.is_error:
             raise RemoteError(_message(answer))
         return answer
@@ -135,6 +148,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 def number(value: object) -> str:
     """A measured value, or nothing."""
     return f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def when(seconds: float) -> str:
+    """A Unix time as a clock on the wall here shows it."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def plain(text: str) -> str:
