@@ -32,6 +32,7 @@ from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, profiled_rates
 from tandem.kv.cache import KVCache
 from tandem.model.names import locate, served_name
+from tandem.processor import spin_briefly
 from tandem.scheduling.registry import build_policy, knows_priorities
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
@@ -97,6 +98,7 @@ def build_executor(
     settings: Settings, progress: Progress = lambda stage, done: None
 ) -> DeviceExecutor:
     """Load the model onto its device, with room for KV and recordings."""
+    spin_briefly()
     from tandem.allocator import keep_large_blocks
     from tandem.executor.executor import DeviceExecutor
     from tandem.model.linear import keep_kernels

@@ -208,9 +208,10 @@ def settings_from(
         return resolve(given, environ=environ, toml_path=config)
     except InvalidRequest as error:
         found = [setting for setting in all_settings() if setting.path == error.param]
-        if not found or error.param == "model.model":  # the argument
+        by_flag = [each for each in found if each.name in given.get(each.section, {})]
+        if not by_flag or error.param == "model.model":  # the argument
             raise
-        raise InvalidRequest(f"{found[0].flag}: {error}", param=error.param) from error
+        raise InvalidRequest(f"{by_flag[0].flag}: {error}", param=error.param) from error
 
 
 def parse_size(text: str) -> int:
