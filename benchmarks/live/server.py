@@ -5,8 +5,8 @@ Knows the command line only. Invariant: the process is ended by us, whatever the
 
 from __future__ import annotations
 
-import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.bench.http1 import Origin, ProtocolError, fetch
+import httpx
 
 START_S = 600.0
 END_S = 90.0
@@ -46,7 +46,13 @@ class ServerSpec:
 
 @contextmanager
 def serving(spec: ServerSpec) -> Iterator[int]:
-    """The process id of a server that answers. Raises `RuntimeError` if it does not start."""
+    """The process id of a server that answers, also ended where this process gets SIGTERM.
+
+    Raises `RuntimeError` if it does not start, or if another one answers at its port.
+    """
+    if _status(spec) is not None:
+        raise RuntimeError(f"another server answers at {spec.url}; choose another --port")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     spec.store.mkdir(parents=True, exist_ok=True)
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with spec.log.open("a") as output:
@@ -66,15 +72,19 @@ def serving(spec: ServerSpec) -> Iterator[int]:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], spec: ServerSpec) -> None:
-    origin, deadline = Origin.parse(spec.url), time.monotonic() + START_S
+    deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}; see {spec.log}")
-        try:
-            status, _ = asyncio.run(fetch(origin, "GET", "/ready", {}))
-        except (OSError, ProtocolError):
-            status = 0
-        if status == 200:
+        if _status(spec) == 200:
             return
         time.sleep(0.5)
     raise RuntimeError(f"the server was not ready after {START_S:.0f} s; see {spec.log}")
+
+
+def _status(spec: ServerSpec) -> int | None:
+    """HTTP's of /ready; None where nobody answers."""
+    try:
+        return httpx.get(f"{spec.url}/ready", timeout=10.0).status_code
+    except httpx.HTTPError:
+        return None
