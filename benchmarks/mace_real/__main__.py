@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -92,7 +93,7 @@ def main(
     if not runs:
         print("no run is finished")
         return
-    machine = describe("cpu", 0)
+    machine = describe("cpu", len(os.sched_getaffinity(0)))
     heading = (
         f"{', '.join(f'{name}: {value}' for name, value in machine.items())}\n\n{model}, {rate:g}"
         f" requests/s, {pairs} pairs a run at the highest rate, of up to {max_tokens} tokens."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def main(
     until_s = time.monotonic() + 60.0 * minutes if minutes else float("inf")
     sizes = Sizes(least, most, settings=settings_of(setting or []))
     plan = Plan(runs, seed, at_once, until_s, sizes, Patience(quiet, limit))
-    machine = describe("cpu", 0)
+    machine = describe("cpu", len(os.sched_getaffinity(0)))
     stem = out / f"poison-{slug(machine)}"
     path = stem.with_suffix(".jsonl")
     with tempfile.TemporaryDirectory(prefix="poison-") as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def main(
         again,
         own,
     )
-    machine = describe("cpu", 0)
+    machine = describe("cpu", len(os.sched_getaffinity(0)))
     stem = out / f"tastes-{slug(machine)}"
     paths = stem.with_suffix(".jsonl"), Path(f"{stem}-trickle.jsonl")
     with tempfile.TemporaryDirectory(prefix="tastes-") as folder:
