@@ -139,7 +139,7 @@ class LearningConfig:
     rank: Count = 16
     alpha: Positive = 32.0
     targets: tuple[str, ...] = ()
-    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 5e-4
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 1e-3
     warmup_steps: CountOrZero = 0
     weight_decay: Share = 0.0
     max_grad_norm: PositiveOrZero = 1.0
