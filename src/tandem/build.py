@@ -222,6 +222,7 @@ def build_app(
     from tandem.services.files import Files
     from tandem.services.generation import Generation
     from tandem.services.learning.freshness import Freshness
+    from tandem.services.learning.live import LiveAnswers
     from tandem.services.models import Models
     from tandem.services.receipts import Receipts
     from tandem.services.tokenizer import Tokenizer
@@ -250,6 +251,7 @@ def build_app(
         receipts=receipts,
         answered=freshness.answered,
         objectives=Objectives.parse(slo, settings.scheduling.adapter_slos),
+        live=LiveAnswers(on=settings.learning.enabled and settings.learning.auto_rollback),
     )
     adapters = Adapters(client, settings.adapters.roots, settings.adapters.preload)
     background = build_background(settings, store, tools, models, adapters, freshness)
@@ -303,7 +305,12 @@ def build_feedback(
         store,
         Sources(receipts, models, tools.encoder_of, time.time),
         Rules(learning.enabled, learning.auto_adapters, learning.held_out),
-        Hooks(background.learner.notify, models.announce, background.learner.discard),
+        Hooks(
+            background.learner.notify,
+            models.announce,
+            background.learner.discard,
+            tools.live.rated,
+        ),
     )
 
 
@@ -346,6 +353,7 @@ def build_background(
         freshness=freshness,
         defaults=defaults(settings.learning),
         now=time.time,
+        live=tools.live,
     )
     learner = Learner(shared)
     versions = Versions(shared, learner, models, loading)

@@ -127,12 +127,13 @@ class LearningConfig:
     seen before; a candidate is made of up to `steps_per_version` steps' worth of new samples, which
     are trained on up to `epochs` times, until their loss is low; a few wait up to `version_wait_s`
     for others. `rpo_alpha` weighs the likelihood of chosen and liked answers. `reference` is base
-    or version:N.
-    `gate` is auto, manual or always; `held_out` the share of conversations never trained on;
-    `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
-    may be recorded at once (0: as many as memory allows); what their layers' gradients need may
-    take `graph_bytes` more (at most a tenth of free memory; 0: nothing is kept), and parameters,
-    gradients and optimisers of what is trained at the same time `trainer_bytes` (0: a tenth).
+    or version:N. `gate` is auto, manual or always; with `auto_rollback`, what `auto` has published
+    is rolled back by itself where live answers break or thumbs fall. `held_out` is the share of
+    conversations never trained on; `key_share` the most that one API key may contribute to a
+    version. `recording_tokens` rows may be recorded at once (0: as many as memory allows); what
+    their layers' gradients need may take `graph_bytes` more (at most a tenth of free memory; 0:
+    nothing is kept), and parameters, gradients and optimisers of what is trained at the same time
+    `trainer_bytes` (0: a tenth).
     """
 
     enabled: bool = True
@@ -154,6 +155,7 @@ class LearningConfig:
     replay: Annotated[float, Meta(ge=0, lt=1)] = 0.25
     reference: str = "base"
     gate: str = "auto"
+    auto_rollback: bool = True
     held_out: Share = 0.1
     key_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     canary_file: str = ""

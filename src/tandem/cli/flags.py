@@ -102,6 +102,7 @@ HELP = {
     "learning.replay": "Share of a step that was used by earlier versions, 0 to 1",
     "learning.reference": "Reference model of DPO and KTO: base or version:N",
     "learning.gate": "Who decides about a candidate: auto, manual or always",
+    "learning.auto_rollback": "Roll back what the gate published if its answers or thumbs get bad",
     "learning.held_out": "Share of conversations, after an adapter's first 20, that are "
     "measured on and never trained on",
     "learning.key_share": "Most that one API key may contribute to a version, 0 to 1",

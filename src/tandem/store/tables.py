@@ -160,6 +160,7 @@ VERSIONS = _table(
     _json("metrics"),
     _json("reason"),
     sa.Column("tainted", sa.Boolean, nullable=False),
+    sa.Column("watched", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 USES = _table(
