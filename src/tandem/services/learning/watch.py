@@ -188,7 +188,7 @@ def _chance(ups: int, number: int, ups_before: int, number_before: int) -> float
     all_ups, all_ratings = ups + ups_before, number + number_before
     downs = all_ratings - all_ups
     ways = sum(comb(all_ups, k) * comb(downs, number - k) for k in range(ups + 1))
-    return ways / comb(all_ratings, number)
+    return float(ways / comb(all_ratings, number))
 
 
 def _label(version: VersionRecord, number: int) -> str:
