@@ -47,7 +47,8 @@ _FLAG_NAMES = {
 
 HELP = {
     "model.model": "Model: `smollm2`, `demo`, a directory, a GGUF file, or a Hugging Face name",
-    "model.served_name": "Model id for clients; empty: the last part of the model's name",
+    "model.served_name": "Model id for clients; empty: the last part of the model's name, without "
+    "`.gguf`",
     "model.device": "Where to compute: auto, cpu or cuda",
     "model.dtype": (
         "Number type: auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits), "
