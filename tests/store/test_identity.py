@@ -78,6 +78,9 @@ async def age(store: Store, root: Path) -> None:
         connection.exec_driver_sql("ALTER TABLE jobs DROP COLUMN start_version")
         connection.exec_driver_sql("ALTER TABLE receipts DROP COLUMN prompt_tokens")
         connection.exec_driver_sql("ALTER TABLE samples DROP COLUMN served")
+        connection.exec_driver_sql("DROP INDEX feedback_by_same")
+        for column in ("same", "superseded_by"):
+            connection.exec_driver_sql(f"ALTER TABLE feedback DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
 
     await store.write(change)

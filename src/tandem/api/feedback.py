@@ -163,6 +163,7 @@ def feedback_json(surface: Surface, stored: Stored) -> dict[str, Any]:
         "user": said.user or None,
         "conversation": said.conversation,
         "metadata": said.metadata,
+        "superseded_by": said.superseded_by,
         "samples": [_sample_json(sample) for sample in stored.samples],
     }
 

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ app = typer.Typer(help="Feedback of a running server: import and export as JSONL
 
 _PAGE = 100
 _SHOWN_FAILURES = 10
+_ABOUT = ("messages", "prompt", "completion")
 
 Target = Annotated[str, typer.Option(help="Adapter that learns, for lines that name none")]
 
@@ -66,7 +66,8 @@ def export_command(
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
-    """Write feedback, newest first, so that `import` takes it.
+    """Write feedback, newest first, so that `import` takes it; what later feedback superseded is
+    left out.
 
     Run again with the same file it goes on to older feedback after the last line; what came in
     since the first run is not in it. For that, export into a new file.
@@ -88,8 +89,10 @@ def export_command(
         while more:
             page = server.get("feedback", after=after, **query)
             for said in page["data"]:
-                target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
-                number, after = number + 1, said["id"]
+                after = said["id"]
+                if said["superseded_by"] is None:
+                    target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
+                    number += 1
             progress.update(task, completed=number)
             more = page["has_more"]
     Console().print(f"{number} lines in {file}", markup=False, highlight=False)
@@ -152,14 +155,27 @@ def _sent(
             return number, str(error)
         return number, ""
 
-    running: set[Future[tuple[int, str]]] = set()
-    while True:
-        running |= {pool.submit(send, *item) for item in islice(bodies, concurrency - len(running))}
-        if not running:
-            return
-        done, running = wait(running, return_when=FIRST_COMPLETED)
+    running: dict[Future[tuple[int, str]], str] = {}
+    upcoming = next(bodies, None)
+    while upcoming is not None or running:
+        while upcoming is not None and len(running) < concurrency:
+            subject = _subject(upcoming[1])
+            if subject and subject in running.values():
+                break
+            running[pool.submit(send, *upcoming)] = subject
+            upcoming = next(bodies, None)
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
         for ended in done:
+            del running[ended]
             yield ended.result()
+
+
+def _subject(body: dict[str, Any] | str) -> str:
+    """What must be sent in the order of the lines, since the later one counts; empty: any order."""
+    if isinstance(body, str) or not ("rating" in body or "signal" in body):
+        return ""
+    about = body.get("completion_id") or [body.get(name) for name in _ABOUT]
+    return json.dumps(about, sort_keys=True)
 
 
 def _written(file: Path) -> tuple[int, str | None]:
