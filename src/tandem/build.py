@@ -276,8 +276,8 @@ def build_app(
 async def _running(background: Background, receipts: Receipts, files: Files) -> AsyncIterator[None]:
     await files.start()
     await receipts.start()
-    await background.start()
     try:
+        await background.start()
         yield
     finally:
         await receipts.stop()
@@ -324,7 +324,8 @@ def build_background(
 
     client, directory = tools.client, store.directory
     references = References(client, store)
-    canary_set = read_canary(settings.learning.canary_file)
+    chats = tools.tokenizer.has_chat_template
+    canary_set = read_canary(settings.learning.canary_file, chats=chats)
     answers = Answers(client)
     canary = Canary(canary_set, client, references, answers, directory / "canary")
     shared = LearningTools(
@@ -344,7 +345,7 @@ def build_background(
     trains = settings.scheduling.policy != "no_retrain"
     jobs = Jobs(JobTools(shared, learner, directory, models.announce, trains=trains), models)
     learns = settings.learning.enabled
-    return Background(shared, learner, versions, jobs, directory, learns=learns)
+    return Background(shared, learner, versions, jobs, directory, canary=canary, learns=learns)
 
 
 def run_engine_process() -> None:

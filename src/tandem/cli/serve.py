@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,7 +22,7 @@ from rich.markup import escape
 from tandem.allocator import give_back_regularly, share_one_arena
 from tandem.build import build_app, build_engine_client, resolve_model
 from tandem.config import ServerConfig, Settings
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import InvalidRequest, StoreError
 from tandem.core.events import ModelInfo
 from tandem.core.ports import EngineClient
 from tandem.telemetry.logs import configure
@@ -51,16 +51,18 @@ async def _serve(settings: Settings, listener: socket.socket, console: Console) 
     stop = _stop_on_signals()
     progress = _Progress(settings.model.model, console)
     client = build_engine_client(settings, progress.report)
+    running = AsyncExitStack()
     try:
         app = await _load(settings, client, stop, progress, console)
         if app is None:
             return 0
+        await _begin(app, running)
         server = _Server(
             uvicorn.Config(
                 app,
                 access_log=False,
                 log_level="warning",
-                lifespan="on",
+                lifespan="off",  # it has begun
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_FLUSH_S,
@@ -85,7 +87,16 @@ async def _serve(settings: Settings, listener: socket.socket, console: Console) 
     except OSError as error:
         raise _cannot_listen(settings.server, error) from error
     finally:
+        await running.aclose()
         await client.close()
+
+
+async def _begin(app: FastAPI, running: AsyncExitStack) -> None:
+    """Start what works beside the requests: here, so that its errors are one line for the user."""
+    try:
+        await running.enter_async_context(app.router.lifespan_context(app))
+    except OSError as error:
+        raise StoreError(f"cannot start: {error}") from error
 
 
 class _Server(uvicorn.Server):
