@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tandem.services.feedback import FeedbackService
     from tandem.services.files import Files
     from tandem.services.learning.freshness import Freshness
+    from tandem.services.learning.outlook import Outlooks
     from tandem.services.models import Models
     from tandem.services.receipts import Receipts
     from tandem.services.tokenizer import Tokenizer
@@ -268,6 +269,7 @@ def build_app(
         files=files,
         versions=background.versions if settings.learning.enabled else None,
         jobs=background.jobs if settings.learning.enabled else None,
+        outlooks=build_outlooks(settings, background) if settings.learning.enabled else None,
     )
     return create_app(surface, _running(background, receipts, files))
 
@@ -297,6 +299,14 @@ def build_feedback(
         Rules(learning.enabled, learning.auto_adapters, learning.held_out),
         Hooks(background.learner.notify, models.announce, background.learner.discard),
     )
+
+
+def build_outlooks(settings: Settings, background: Background) -> Outlooks:
+    """Says what becomes of feedback."""
+    from tandem.services.learning.outlook import Outlooks
+
+    trains = settings.scheduling.policy != "no_retrain"
+    return Outlooks(background.tools, background.learner, trains=trains)
 
 
 def build_background(

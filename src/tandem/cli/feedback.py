@@ -40,19 +40,21 @@ def import_command(
     """Send each line as feedback; lines that were sent before are not stored twice."""
     console = Console(stderr=True)
     failures: list[str] = []
+    waits: list[str] = []
     with connected(url, api_key) as server, _progress(console) as progress:
         lines = _lines(file)
         task = progress.add_task("import", total=sum(1 for _ in _lines(file)))
         with ThreadPoolExecutor(concurrency) as pool:
             bodies = ((number, _body(text, adapter)) for number, text in _distinct(lines))
-            for number, problem in _sent(server, pool, bodies, concurrency):
+            for number, problem in _sent(server, pool, bodies, concurrency, waits):
                 if problem:
                     failures.append(f"line {number}: {problem}")
                 progress.advance(task)
         total = int(progress.tasks[0].completed)
     Console().print(f"{total - len(failures)} of {total} lines are stored")
-    for failure in failures[:_SHOWN_FAILURES]:
-        console.print(plain(failure), markup=False, highlight=False)
+    told = [f"{count} of them wait: {why}" for why, count in Counter(waits).items()]
+    for line in (*failures[:_SHOWN_FAILURES], *told[:_SHOWN_FAILURES]):
+        console.print(plain(line), markup=False, highlight=False)
     if failures:
         raise typer.Exit(1)
 
@@ -143,16 +145,22 @@ def _sent(
     pool: ThreadPoolExecutor,
     bodies: Iterator[tuple[int, dict[str, Any] | str]],
     concurrency: int,
+    waits: list[str],
 ) -> Iterator[tuple[int, str]]:
-    """Send all, a few at a time; number and problem (or "") of each as they end."""
+    """Send all, a few at a time; number and problem (or "") of each as they end.
+
+    `waits` gets why some of them are not learned from yet.
+    """
 
     def send(number: int, body: dict[str, Any] | str) -> tuple[int, str]:
         if isinstance(body, str):
             return number, body
         try:
-            server.post("feedback", body)
+            learning = server.post("feedback", body).get("learning") or {}
         except RemoteError as error:
             return number, str(error)
+        if learning.get("state") == "waits":
+            waits.append(str(learning["note"]))
         return number, ""
 
     running: dict[Future[tuple[int, str]], str] = {}

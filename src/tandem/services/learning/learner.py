@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import takewhile
 
 from tandem.core.errors import DiskError, EngineDead, NoMemory, TandemError, TrainingCancelled
 from tandem.core.learning import EventRecord, SampleState, Split
@@ -69,6 +70,10 @@ class Learner:
             self._tasks[adapter] = asyncio.create_task(
                 self._teach(adapter), name=f"learn {adapter}"
             )
+
+    def ahead_of(self, adapter: str) -> list[str]:
+        """Adapters that have begun to learn before `adapter` and still do."""
+        return list(takewhile(lambda name: name != adapter, self._tasks))
 
     @asynccontextmanager
     async def held(self, adapter: str) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,13 +94,17 @@ class Publisher:
         self._directory = directory
         self._at = at
 
-    def require_room(self, adapter: str) -> None:
-        """Ask before work whose result must be served under `adapter`. Raises `NoRoom`."""
+    def require_room(self, adapter: str, ahead: Collection[str] = ()) -> None:
+        """Ask before work whose result must be served under `adapter`; those `ahead` of it will be
+        served, too. Raises `NoRoom`."""
         loaded = self._client.adapters.values()
         served = {version.name for version in loaded if not version.internal} | self._publishing
+        if adapter not in served:
+            served |= set(ahead)
         if self._max_adapters and len(served - {adapter}) >= self._max_adapters:
+            are = "loaded or about to be" if ahead else "loaded"
             raise NoRoom(
-                f"{self._max_adapters} adapters are loaded, and '{adapter}' would be one more: "
+                f"{self._max_adapters} adapters are {are}, and '{adapter}' would be one more: "
                 "unload or delete one, or start the server with a larger --max-adapters",
                 param="adapter",
             )
