@@ -154,7 +154,8 @@ class SampleState(StrEnum):
     """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`; unusable ones go to `INVALID` at once.
 
     `CONSUMED` names the version that used it first; `REFUSED` the candidate that the gate refused
-    (`CONSUMED` after all if that is published by request).
+    or the version that was rolled back by itself (`CONSUMED` after all if that is published by
+    request).
     An assignment that was interrupted goes back to `ACCEPTED`.
     """
 
@@ -247,6 +248,7 @@ class VersionRecord:
 
     `origin` says what made it: `feedback`, a job id, or `IMPORTED`. `path` is the PEFT directory,
     which exists for as long as the row does. `tainted` marks training on feedback that was erased.
+    `watched` says that the gate alone has published it, so that it may be rolled back by itself.
     """
 
     adapter: str
@@ -260,6 +262,7 @@ class VersionRecord:
     metrics: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     tainted: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """An uploaded or produced file; its bytes lie at `path`."""
+    """An uploaded or produced file; its bytes lie at `path`, until `expires_s` if that is set."""
 
     file_id: str
     created_s: float
@@ -286,6 +289,7 @@ class FileRecord:
     path: str
     tenant: str = ""
     status: str = "processed"
+    expires_s: float | None = None
 
 
 class JobStatus(StrEnum):

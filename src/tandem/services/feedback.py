@@ -55,11 +55,12 @@ class Rules:
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """Who hears of feedback: `arrived` of an adapter's new samples, `announced` of a new adapter,
-    `erased` of an adapter whose training has seen what is gone."""
+    `erased` of an adapter whose training has seen what is gone, `stored` of feedback itself."""
 
     arrived: Callable[[str], None]
     announced: Callable[[str], None]
     erased: Callable[[str], Awaitable[None]]
+    stored: Callable[[Feedback], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class FeedbackService:
         self._hooks.announced(adapter)
         if stored.samples:
             self._hooks.arrived(adapter)
+        self._hooks.stored(stored.feedback)
         return stored
 
     async def find(self, feedback_id: str, caller: Caller, param: str = "feedback_id") -> Stored:

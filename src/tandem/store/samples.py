@@ -154,6 +154,19 @@ def finish(
     return len(finished)
 
 
+def change_of_version(
+    connection: Connection, adapter: str, version: int, start: SampleState, end: SampleState
+) -> int:
+    """`CONSUMED -> REFUSED` for all that a version used first, or back again; how many."""
+    assert {start, end} == {SampleState.CONSUMED, SampleState.REFUSED}
+    change = sa.update(SAMPLES).where(
+        SAMPLES.c.adapter == adapter,
+        SAMPLES.c.version == version,
+        SAMPLES.c.state == start.value,
+    )
+    return connection.execute(change.values(state=end.value)).rowcount
+
+
 def invalidate(connection: Connection, problems: Mapping[str, str]) -> int:
     """To `INVALID`, with the problem of each sample; how many were not used yet.
 

@@ -163,6 +163,7 @@ VERSIONS = _table(
     _json("metrics"),
     _json("reason"),
     sa.Column("tainted", sa.Boolean, nullable=False),
+    sa.Column("watched", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 USES = _table(
@@ -242,6 +243,7 @@ FILES = _table(
     _text("path"),
     _text("tenant"),
     _text("status"),
+    sa.Column("expires_s", sa.Double),
     sa.Index("files_by_tenant", "tenant", "row"),
 )
 

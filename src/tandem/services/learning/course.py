@@ -11,10 +11,17 @@ import logging
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import StrEnum
 
 from tandem.core.errors import AdapterError, EngineDead, TrainingCancelled
-from tandem.core.learning import EventRecord, SampleState, VersionRecord, VersionState
+from tandem.core.learning import (
+    EventRecord,
+    GateMode,
+    SampleState,
+    VersionRecord,
+    VersionState,
+)
 from tandem.services.learning.block import Block
 from tandem.services.learning.block_trainer import BlockTrainer
 from tandem.services.learning.gate import Outcome, Verdict
@@ -248,6 +255,8 @@ class Course:
             self._concluding = False
 
     async def _settle(self, block: Block, record: VersionRecord, verdict: Verdict) -> None:
+        alone = verdict.outcome is Outcome.PUBLISH and block.settings.gate is GateMode.AUTO
+        record = replace(record, watched=alone)
         conclusion = Conclusion(
             record,
             consumed=[*(sample.sample_id for sample in block.used), *sorted(block.known)],
