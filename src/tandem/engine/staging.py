@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import AdapterError, StoreError, TandemError
+from tandem.core.errors import AdapterError, DiskError, TandemError
 from tandem.core.ports import TrainerSnapshot
 
 
@@ -74,7 +74,7 @@ def _write(job: Staged) -> Staged:
         job.snapshot.write(job.path)
         files = inspect_adapter(job.path)
     except OSError as error:
-        failed = StoreError(f"cannot write {job.path}: {error}")
+        failed = DiskError(f"cannot write {job.path}: {error}")
         return Staged(job.call, job.snapshot, job.name, job.path, problem=failed)
     except TandemError as error:
         return Staged(job.call, job.snapshot, job.name, job.path, problem=error)

@@ -76,8 +76,8 @@ class Course:
     async def turn(self) -> Progress:
         """Make the next version, if there is something to learn from.
 
-        Raises `EngineDead`, `StoreError`, `NoRoom` and `NoMemory`; what was claimed is then
-        accepted again (or will be, by `recovery.py`).
+        Raises `EngineDead`, `StoreError`, `OSError`, `NoRoom` and `NoMemory`; what was claimed is
+        then accepted again (or will be, by `recovery.py`).
         """
         async with self._lock:
             self._running = asyncio.create_task(self._block())
@@ -158,6 +158,7 @@ class Course:
         if not chosen:
             return Progress.IDLE
         self._tools.publisher.require_room(self.name)
+        await self._tools.publisher.require_disk(self.name)
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])
         claimed_ids = {sample.sample_id for sample in claimed}
         chosen = [head for head in chosen if head.sample_id in claimed_ids]
