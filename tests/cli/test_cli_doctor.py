@@ -12,6 +12,7 @@ from rich.console import Console
 from tandem.cli import doctor
 from tandem.cli.doctor import Finding, Level, examine, report
 from tandem.model import kernels
+from tandem.processor import Share, Watch
 
 
 def shown(findings: list[Finding]) -> tuple[int, str]:
@@ -23,7 +24,8 @@ def shown(findings: list[Finding]) -> tuple[int, str]:
 def test_this_machine_can_serve() -> None:
     findings = examine()
     subjects = {finding.subject for finding in findings}
-    assert {"versions", "device", "dtype", "memory", "demo model", "chat model"} <= subjects
+    wanted = {"versions", "device", "dtype", "memory", "demo model", "chat model", "processor"}
+    assert wanted <= subjects
     code, text = shown(findings)
     assert code == 0, text
     assert "ready to serve: tandem serve" in text
@@ -59,6 +61,15 @@ def test_advice_alone_is_not_fatal() -> None:
     code, text = shown([Finding("x", Level.ADVICE, "[odd]", "do [this]")])
     assert code == 0
     assert "[odd]" in text and "do [this]" in text
+
+
+@pytest.mark.parametrize("taken", [0.0, 1.5])
+def test_a_busy_processor_is_advice(monkeypatch: pytest.MonkeyPatch, taken: float) -> None:
+    monkeypatch.setattr(Watch, "look", lambda _: Share(2, 2, taken, 0.0))
+    finding = {finding.subject: finding for finding in examine()}["processor"]
+    assert f"other processes take {taken} of 2 cores; load average" in finding.found
+    assert (finding.level is Level.ADVICE) == bool(taken)
+    assert bool(finding.advice) == bool(taken)
 
 
 MISSING = kernels.KernelStatus(False, None, "the compiler failed: why")

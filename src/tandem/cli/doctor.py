@@ -23,6 +23,7 @@ from rich.table import Table
 
 import tandem
 from tandem.model.names import CHAT_INSTALL, CHAT_NAME, DEMO_NAME, chat_file
+from tandem.processor import Watch, usable_cores
 
 _PACKAGES = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "pydantic", "pyzmq")
 _GIB = 2**30
@@ -50,8 +51,8 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Run every check."""
-    flags = _cpu_flags()
-    return [
+    flags, watch = _cpu_flags(), Watch()
+    found = [
         _versions(),
         *_torch(flags),
         *_kernels(flags),
@@ -59,6 +60,7 @@ def examine() -> list[Finding]:
         _demo_model(),
         _chat_model(),
     ]
+    return [*found, _processor(watch)]
 
 
 def report(findings: Sequence[Finding], console: Console) -> int:
@@ -171,10 +173,21 @@ def _matrix_kernels(flags: frozenset[str], *, amx: bool, compiled: bool) -> Find
 def _memory() -> Finding:
     memory = psutil.virtual_memory()
     found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free"
-    found += f", {os.cpu_count()} cores"
     if memory.available < _LITTLE_MEMORY_BYTES:
         return Finding("memory", Level.ADVICE, found, "use a small model, or set --kv-memory")
     return Finding("memory", Level.GOOD, found)
+
+
+def _processor(watch: Watch) -> Finding:
+    """Who else used it while the other checks ran."""
+    share = watch.look()
+    if share is None:
+        return Finding("processor", Level.GOOD, f"{usable_cores()} cores")
+    found = f"{share}; load average {os.getloadavg()[0]:.1f}"
+    if share.busy:
+        advice = "answers take longer while it lasts: docs/troubleshooting.md, a shared processor"
+        return Finding("processor", Level.ADVICE, found, advice)
+    return Finding("processor", Level.GOOD, found)
 
 
 def _demo_model() -> Finding:

@@ -14,6 +14,7 @@ from tandem.services.jobs.service import Jobs
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.recovery import Recovered, recover
 from tandem.services.learning.tools import LearningTools
+from tandem.services.learning.watch import Watch
 from tandem.services.versions import Versions
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Background:
         self.learner = learner
         self.versions = versions
         self.jobs = jobs
+        self._watch = Watch(tools, learner)
 
     async def start(self) -> Recovered:
         """Put the state in order and begin. The engine is ready. What recovery found."""
@@ -50,11 +52,13 @@ class Background:
         await self.versions.announce_all()
         if self._learns:
             await self.learner.start()
+            self._watch.start()
             await self.jobs.start()
         return found
 
     async def stop(self) -> None:
         """End the work (a version that is just being published is finished), close the store."""
+        await self._watch.stop()
         await self.jobs.stop()
         await self.learner.stop()
         await asyncio.to_thread(self.tools.store.close)

@@ -174,12 +174,7 @@ class Versions:
                 self._publisher.require_room(name)
             event = self._event(name, "rolled back", 0)
             reached, version = await self._store.write(changes.roll_back, name, number, event)
-            if version is not None:
-                await self._publisher.adopt(version)
-            else:
-                await self._publisher.withdraw(name)
-            self._tools.metrics.version.labels(name).set(reached)
-            self._tools.metrics.versions.labels(name, "rolled_back").inc()
+            await self._tools.rolled_back(name, reached, version)
         return reached
 
     async def delete(self, name: str) -> None:
