@@ -78,8 +78,8 @@ def add_file_routes(app: FastAPI, surface: Surface) -> None:
     @app.get("/v1/files/{file_id}/content")
     async def file_content(file_id: str, request: Request) -> Response:
         """Its bytes."""
-        file = await surface.files.find(file_id, request.state.caller.tenant)
-        return FileResponse(file.path, media_type="application/octet-stream")
+        path = await surface.files.content(file_id, request.state.caller.tenant)
+        return FileResponse(path, media_type="application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> Response:

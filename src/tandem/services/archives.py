@@ -18,6 +18,9 @@ from typing import IO
 from tandem.adapters.files import CONFIG_NAME, WEIGHTS_NAME, inspect_adapter
 from tandem.core.errors import AdapterError
 
+EXPORTS = "exports"
+"""The folder in the store's directory where zips are while they are sent."""
+
 _MOST_IMPORT_BYTES = 16 << 30
 # What zipfile raises for damaged, encrypted or unknown content; RuntimeError is its "encrypted",
 # and the parent of its "unknown compression".
@@ -65,11 +68,19 @@ def _write(stream: IO[bytes], target: Path) -> None:
         os.fsync(file.fileno())
 
 
-def pack(directory: Path) -> Path:
-    """A temporary zip of the adapter in `directory`, to be removed by the caller. Blocks."""
-    with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
+def pack(directory: Path, folder: Path) -> Path:
+    """A zip in `folder` of the adapter in `directory`, to be removed by the caller. Blocks.
+
+    Raises `FileNotFoundError` if the adapter's files are gone.
+    """
+    folder.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".zip", delete=False) as file:
         path = Path(file.name)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as packed:
-        for name in (CONFIG_NAME, WEIGHTS_NAME):
-            packed.write(directory / name, name)
+    try:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as packed:
+            for name in (CONFIG_NAME, WEIGHTS_NAME):
+                packed.write(directory / name, name)
+    except BaseException:
+        path.unlink()
+        raise
     return path

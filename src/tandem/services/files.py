@@ -86,6 +86,10 @@ class Files:
             raise NotFound(f"there is no file '{file_id[:100]}'", param=param)
         return file
 
+    async def content(self, file_id: str, tenant: str) -> Path:
+        """Where the bytes of a file lie. Raises `NotFound`, also when they are gone."""
+        return await present(await self.find(file_id, tenant))
+
     async def delete(self, file_id: str, tenant: str) -> None:
         """Forget a file and remove its bytes. Raises `NotFound`."""
         file = await self.find(file_id, tenant)
@@ -117,6 +121,20 @@ class Files:
         for path in lost:
             path.unlink()
         return len(lost)
+
+
+async def present(file: FileRecord, param: str = "file_id") -> Path:
+    """Where the bytes of a file lie. Raises `NotFound` if somebody has removed them."""
+    path = Path(file.path)
+    if not await asyncio.to_thread(path.is_file):
+        name = file.filename[:100]
+        raise NotFound(
+            f"the bytes of '{file.file_id}' ('{name}') are gone from the server's disk; delete the "
+            "file and upload it again",
+            param=param,
+            code="file_gone",
+        )
+    return path
 
 
 def _flush(number: int, flush: Callable[[], None]) -> None:

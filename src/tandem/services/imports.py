@@ -25,6 +25,7 @@ from tandem.core.learning import (
 from tandem.core.version import AdapterVersion
 from tandem.services.adapters import Adapters, check_name
 from tandem.services.archives import copy, unpack
+from tandem.services.files import present
 from tandem.services.learning.gate import Outcome
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
@@ -72,11 +73,11 @@ class Imports:
         return await self._import(name, lambda target: unpack(archive, target))
 
     async def uploaded(self, file_id: str, tenant: str) -> Path:
-        """Where an uploaded file of this tenant lies. Raises `NotFound`."""
+        """Where the bytes of an uploaded file of this tenant lie. Raises `NotFound`."""
         file = await self._store.read(files.find, file_id)
         if file is None or file.tenant != tenant:
             raise NotFound(f"the file '{file_id[:64]}' does not exist", param="file_id")
-        return Path(file.path)
+        return await present(file)
 
     async def _require_unlearned(self, name: str) -> None:
         if await self._store.read(adapters.find, name) is not None:
