@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tandem.services.jobs.service import Jobs
 from tandem.services.learning.learner import Learner
-from tandem.services.learning.recovery import Recovered, recover
+from tandem.services.learning.recovery import Recovered, Watch, recover
 from tandem.services.learning.tools import LearningTools
 from tandem.services.versions import Versions
 
@@ -41,6 +41,8 @@ class Background:
         self.learner = learner
         self.versions = versions
         self.jobs = jobs
+        self._watch = Watch(tools, learner)
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> Recovered:
         """Put the state in order and begin. The engine is ready. What recovery found."""
@@ -48,6 +50,7 @@ class Background:
         if found.versions or found.samples or found.directories or found.lost:
             logger.info("recovered", extra={"fields": {"found": str(found)}})
         await self.versions.announce_all()
+        self._watching = asyncio.create_task(self._watch.run(), name="current versions")
         if self._learns:
             await self.learner.start()
             await self.jobs.start()
@@ -55,6 +58,9 @@ class Background:
 
     async def stop(self) -> None:
         """End the work (a version that is just being published is finished), close the store."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self.jobs.stop()
         await self.learner.stop()
         await asyncio.to_thread(self.tools.store.close)
