@@ -194,15 +194,14 @@ def test_keys_are_needed_on_every_route_but_health() -> None:
             ("GET", "/metrics"),
             ("POST", "/tokenize"),
             ("GET", "/unknown"),
-            ("GET", "/health/"),
         ):
             response = http.request(method, route)
             assert response.status_code == 401, route
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
-        assert http.get("/health").status_code == http.get("/ready").status_code == 200
-        for key in ("sk-test", "sk-other"):
-            headers = {"Authorization": f"Bearer {key}"}
+        for route in ("/health", "/ready", "/health/", "/ready/"):
+            assert http.get(route).status_code == http.head(route).status_code == 200
+        for headers in ({"Authorization": "Bearer sk-test"}, {"X-Api-Key": "sk-other"}):
             assert http.post(CHAT, json=BODY, headers=headers).status_code == 200
         tenants = {request.tenant for request in engine.requests}
         assert len(tenants) == 2 and "" not in tenants

@@ -72,8 +72,10 @@ def test_adapters_are_named() -> None:
 def test_a_number_out_of_range_names_flag_and_setting() -> None:
     with pytest.raises(InvalidRequest, match=r"^--kv-memory: cache\.memory_bytes: .* >= 0"):
         settings_from({**NOTHING, "cache_memory_bytes": -1}, {})
-    with pytest.raises(InvalidRequest, match=r"^--drain: server\.drain_s: .*-5"):
-        settings_from(NOTHING, {"TANDEM_SERVER_DRAIN_S": "-5"})
+    # Another than the flag was wrong, so the flag is not named.
+    for wrong in ({"TANDEM_SERVER_DRAIN_S": "-5"}, {"TANDEM_SERVER_DRAIN_S": "x"}):
+        with pytest.raises(InvalidRequest, match=r"^TANDEM_SERVER_DRAIN_S: server\.drain_s: "):
+            settings_from({**NOTHING, "server_port": 4}, wrong)
     with pytest.raises(InvalidRequest, match=r"^model\.model: "):
         settings_from({**NOTHING, "model_model": 3}, {})
 

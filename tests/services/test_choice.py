@@ -6,6 +6,7 @@ import pytest
 
 from fake_engine import logprob_of
 from serving import demo_tokenizer
+from tandem.core.learning import AnswerTokens, Ending
 from tandem.core.sequence import FinishReason
 from tandem.services.choice import Choice, Delta, describe_prompt
 
@@ -112,3 +113,40 @@ def test_prompt_offsets_count_the_special_tokens_of_the_text(spelt_out: bool) ->
     for entry in readable:
         if spelt_out or entry.text in text:
             assert text.startswith(entry.text, entry.offset)
+
+
+def test_what_was_served_ends_as_the_choice_ended() -> None:
+    hello = demo_tokenizer().encode("Hello", add_special_tokens=False)
+    for token, finish, served in (
+        (7, FinishReason.STOP, AnswerTokens((*hello, 7), Ending.MODEL)),
+        (9, FinishReason.STOP, AnswerTokens(hello, Ending.STOP_TOKEN)),
+        (9, FinishReason.LENGTH, AnswerTokens((*hello, 9), Ending.LENGTH)),
+    ):
+        state = choice()
+        feed(state, "Hello")
+        state.take([token], [], finish, token if finish is FinishReason.STOP else None)
+        assert state.served(end_tokens=(7, 8)) == served
+
+
+@pytest.mark.parametrize("min_tokens", [0, 2])
+def test_tokens_that_a_stop_string_hid_were_not_served(min_tokens: int) -> None:
+    text = "Hello, how are you today?"
+    tokens = demo_tokenizer().encode(text, add_special_tokens=False)
+    for stop in (" you", "u t", "are"):
+        state = choice(stops=(stop,), min_tokens=min_tokens)
+        feed(state, text, logprobs=False)
+        served = state.served(end_tokens=())
+        shown = text[: text.index(stop)]
+        assert served.ending is Ending.STOP_TEXT
+        assert served.ids == tokens[: len(served.ids)]
+        assert demo_tokenizer().decode(served.ids).startswith(shown)
+        assert len(demo_tokenizer().decode(served.ids[:-1])) < len(shown)  # none too many
+
+
+def test_a_stop_string_in_what_was_held_back_hides_the_end_token() -> None:
+    state = choice(stops=("\ufffd",))
+    tokens = demo_tokenizer().encode("Hello 你", add_special_tokens=False)[:-1]  # half a character
+    state.take(tokens, [], None, None)
+    state.take([7], [], FinishReason.STOP, 7)
+    served = state.served(end_tokens=(7,))
+    assert served.ending is Ending.STOP_TEXT and 7 not in served.ids

@@ -16,7 +16,7 @@ from serving import demo_tokenizer
 from tandem.config import ServerConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import NotFound
-from tandem.core.learning import Receipt, ReceiptChoice
+from tandem.core.learning import AnswerTokens, Ending, PromptTokens, Receipt, ReceiptChoice
 from tandem.core.sampling import SamplingParams
 from tandem.services.admission import Admission
 from tandem.services.answer import Answer, Tools
@@ -75,7 +75,12 @@ async def test_the_receipt_is_there_before_the_last_delta(stage: Stage) -> None:
                 open_choices.discard(delta.index)
             if not open_choices:
                 receipt = await stage.receipts.find(answer.id, "t")
-    assert receipt.choices == tuple(ReceiptChoice(k, "Hello you", "stop") for k in range(2))
+    tokens = AnswerTokens((*HELLO, 2), Ending.MODEL)
+    assert receipt.choices == tuple(
+        ReceiptChoice(k, "Hello you", "stop", tokens=tokens) for k in range(2)
+    )
+    prompt = demo_tokenizer().encode_chat(TURNS)
+    assert receipt.prompt_tokens == PromptTokens(demo_tokenizer().identity, (prompt,))
     assert (receipt.version, receipt.adapter, receipt.user) == ("base", None, "ann")
     assert receipt.messages == tuple(TURNS) and receipt.sampling["seed"] == 7
     with pytest.raises(NotFound):
@@ -103,6 +108,21 @@ async def test_each_prompt_keeps_its_text_without_echo(stage: Stage) -> None:
     await collect(single)
     kept = await stage.receipts.find(single.id, "t")
     assert (kept.prompt, kept.choices[0].prompt) == ("One", "")
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+async def test_token_ids_are_those_that_were_served(stage: Stage, logprobs: int | None) -> None:
+    special = (2, *demo_tokenizer().encode("Two", add_special_tokens=False))
+    sampling = SamplingParams(logprobs=logprobs)
+    asked = options(echo=True, n=2, max_tokens=1, sampling=sampling)
+    answer = await stage.service.complete(["One", special], asked)
+    await collect(answer)
+    receipt = await stage.receipts.find(answer.id, "t")
+    assert receipt.prompt_tokens is not None
+    assert receipt.prompt_tokens.ids == (demo_tokenizer().encode("One"), special)
+    found = [(receipt.prompt_of(choice), choice.tokens) for choice in receipt.choices]
+    cut = AnswerTokens(HELLO[:1], Ending.LENGTH)
+    assert found == [(prompt, cut) for prompt in receipt.prompt_tokens.ids for _ in range(2)]
 
 
 async def test_a_prompt_alone_and_an_unwanted_answer_have_no_receipt(stage: Stage) -> None:

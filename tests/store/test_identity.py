@@ -76,6 +76,8 @@ async def age(store: Store, root: Path) -> None:
             connection.execute(sa.text(change), {"root": f"{root}/"})
         connection.exec_driver_sql("DROP TABLE identity")
         connection.exec_driver_sql("ALTER TABLE jobs DROP COLUMN start_version")
+        connection.exec_driver_sql("ALTER TABLE receipts DROP COLUMN prompt_tokens")
+        connection.exec_driver_sql("ALTER TABLE samples DROP COLUMN served")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
 
     await store.write(change)

@@ -11,7 +11,8 @@ from alembic.migration import MigrationContext
 from records import make_feedback, make_sample
 
 from tandem.core.errors import StoreError
-from tandem.store import Connection, Store, feedback, locks, samples, usage
+from tandem.core.learning import EventRecord
+from tandem.store import Connection, Store, events, feedback, locks, samples, usage
 from tandem.store.feedback import Filter
 from tandem.store.tables import METADATA
 
@@ -60,6 +61,34 @@ async def test_a_failing_write_undoes_itself_and_nothing_else(store: Store) -> N
     for key in ("half", "wrong"):
         assert await store.read(usage.count, key, "things") == 0
     assert await store.read(usage.count, "fine19", "things") == 1
+
+
+async def test_the_log_has_the_events_that_were_committed(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(message: str, level: str = "info", **data: object) -> EventRecord:
+        return EventRecord("formal", 1.0, level, message, data)
+
+    def undone(connection: Connection) -> None:
+        events.add(connection, told("undone"))
+        raise ValueError
+
+    with caplog.at_level("INFO", "tandem.store"):
+        refused = store.write(events.add, told("version 1 refused:\nnoise", "warning"))
+        steps = [
+            store.write(events.add, told(f"Step {step}/40", type="metrics", step=step))
+            for step in (9, 10, 11)
+        ]
+        await asyncio.gather(refused, store.write(undone), *steps, return_exceptions=True)
+        await store.write(events.add, told("version 2 published"))
+        await store.write(add, "a")
+        store.close()
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert lines == [
+        ("WARNING", "formal: version 1 refused: noise"),
+        ("INFO", "formal: Step 10/40"),
+        ("INFO", "formal: version 2 published"),
+    ]
 
 
 async def test_readers_cannot_write(store: Store) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.api.entrance import Entrance
 from tandem.core.ports import EngineClient
 from tandem.services.adapters import Adapters
 from tandem.services.auth import ApiKeys
@@ -33,6 +34,7 @@ class Surface:
     models: Models
     adapters: Adapters
     keys: ApiKeys
+    entrance: Entrance
     metrics: ServerMetrics
     max_body_bytes: int
     receipts: Receipts

@@ -73,17 +73,19 @@ def serve_command(
 def chat_command(
     url: Url = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Model id; empty: the server's first")] = "",
+    adapter: Annotated[str, typer.Option(help="Adapter that learns from /good, /bad, ...")] = "",
     api_key: Key = "",
     system: Annotated[str, typer.Option(help="System prompt")] = "",
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest")] = None,
 ) -> None:
-    """Talk to a model of any OpenAI-compatible server in the terminal."""
-    from tandem.cli.chat import ChatServer, converse
+    """Talk to a model of any OpenAI-compatible server in the terminal, and teach it."""
+    from tandem.cli.chat import ChatServer
+    from tandem.cli.conversation import converse
 
     options = {"max_tokens": max_tokens, "temperature": temperature}
     with ChatServer(url, api_key, model, options) as server:
-        raise typer.Exit(converse(server, Console(), system))
+        raise typer.Exit(converse(server, Console(), system, adapter))
 
 
 @app.command("profile")

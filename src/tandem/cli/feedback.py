@@ -1,7 +1,7 @@
 """`tandem feedback`: move feedback between a running server and JSONL files.
 
-A line is a body of POST /v1/feedback. Invariant: both commands can be interrupted and run again;
-an id that the server knows is not stored twice, and an export goes on after its last line.
+What a line says is `feedback_lines`' business. Invariant: both commands can be interrupted and run
+again; an id that the server knows is not stored twice, and an export goes on after its last line.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tandem.cli.feedback_lines import LineError, lines_of, parse_line
 from tandem.cli.remote import DEFAULT_URL, Key, Remote, RemoteError, Url, connected, plain
 
 app = typer.Typer(help="Feedback of a running server: import and export as JSONL.")
@@ -31,28 +32,47 @@ Target = Annotated[str, typer.Option(help="Adapter that learns, for lines that n
 
 @app.command("import")
 def import_command(
-    file: Annotated[Path, typer.Argument(help="JSONL, a body of POST /v1/feedback in each line")],
+    file: Annotated[
+        Path, typer.Argument(help="JSONL: bodies of POST /v1/feedback, or rows as TRL trains on")
+    ],
     adapter: Target = "",
+    raw: Annotated[
+        bool, typer.Option(help="TRL's prompts that are texts are no messages of a chat")
+    ] = False,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at a time")] = 8,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
-    """Send each line as feedback; lines that were sent before are not stored twice."""
+    """Send each line as feedback; lines that were sent before are not stored twice.
+
+    Besides our own form, a line may have `prompt`, `chosen` and `rejected`, or `prompt` and
+    `completion` (with a `label`: a rating), as texts or as lists of messages. Other columns are
+    left out.
+    """
     console = Console(stderr=True)
     failures: list[str] = []
+    unused: Counter[str] = Counter()
+
+    def bodies() -> Iterator[tuple[int, dict[str, Any] | str]]:
+        for number, text, made_id in _distinct(lines_of(file), raw):
+            try:
+                line = parse_line(text, raw=raw)
+            except LineError as error:
+                yield number, str(error)
+                continue
+            unused.update(line.unused)
+            yield number, _addressed(line.body, made_id, adapter)
+
     with connected(url, api_key) as server, _progress(console) as progress:
-        lines = _lines(file)
-        task = progress.add_task("import", total=sum(1 for _ in _lines(file)))
+        task = progress.add_task("import", total=sum(1 for _ in lines_of(file)))
         with ThreadPoolExecutor(concurrency) as pool:
-            bodies = ((number, _body(text, adapter)) for number, text in _distinct(lines))
-            for number, problem in _sent(server, pool, bodies, concurrency):
+            for number, problem in _sent(server, pool, bodies(), concurrency):
                 if problem:
                     failures.append(f"line {number}: {problem}")
                 progress.advance(task)
         total = int(progress.tasks[0].completed)
     Console().print(f"{total - len(failures)} of {total} lines are stored")
-    for failure in failures[:_SHOWN_FAILURES]:
-        console.print(plain(failure), markup=False, highlight=False)
+    _tell(console, failures, unused)
     if failures:
         raise typer.Exit(1)
 
@@ -77,61 +97,50 @@ def export_command(
         "keys": "all" if all_keys else None,
         "limit": _PAGE,
     }
-    number, after = _written(file)
-    with (
-        connected(url, api_key) as server,
-        file.open("a", encoding="utf-8") as target,
-        _progress(Console(stderr=True)) as progress,
-    ):
-        task = progress.add_task("export", total=None, completed=number)
-        more = True
-        while more:
-            page = server.get("feedback", after=after, **query)
-            for said in page["data"]:
-                target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
-                number, after = number + 1, said["id"]
-            progress.update(task, completed=number)
-            more = page["has_more"]
+    with connected(url, api_key) as server:
+        number, after = _written(file)
+        with file.open("a", encoding="utf-8") as target, _progress(Console(stderr=True)) as bar:
+            task = bar.add_task("export", total=None, completed=number)
+            more = True
+            while more:
+                page = server.get("feedback", after=after, **query)
+                for said in page["data"]:
+                    target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
+                    number, after = number + 1, said["id"]
+                bar.update(task, completed=number)
+                more = page["has_more"]
     Console().print(f"{number} lines in {file}", markup=False, highlight=False)
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not empty, with their numbers."""
-    try:
-        with file.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, line.strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RemoteError(f"cannot read {file}: {error}") from error
+def _tell(console: Console, failures: list[str], unused: Counter[str]) -> None:
+    """What of a file is not stored."""
+    if unused:
+        columns = ", ".join(f"{name} ({count} lines)" for name, count in unused.most_common())
+        console.print(plain(f"columns that are left out: {columns}"), markup=False, highlight=False)
+    for failure in failures[:_SHOWN_FAILURES]:
+        console.print(plain(failure), markup=False, highlight=False, soft_wrap=True)
+    if len(failures) > _SHOWN_FAILURES:
+        console.print(f"and {len(failures) - _SHOWN_FAILURES} more", highlight=False)
 
 
-def _distinct(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, tuple[str, str]]]:
+def _distinct(lines: Iterator[tuple[int, bytes]], raw: bool) -> Iterator[tuple[int, bytes, str]]:
     """Lines with ids made of their text; equal lines differ by their count."""
     seen: Counter[str] = Counter()
     for number, text in lines:
-        made_id = _id_of(text)
+        made_id = _id_of(b"raw " + text if raw else text)
         seen[made_id] += 1
-        yield number, (text, f"{made_id}-{seen[made_id]}")
+        yield number, text, f"{made_id}-{seen[made_id]}"
 
 
-def _id_of(text: str) -> str:
-    return f"import-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+def _id_of(text: bytes) -> str:
+    return f"import-{hashlib.sha256(text).hexdigest()[:32]}"
 
 
-def _body(line: tuple[str, str], adapter: str) -> dict[str, Any] | str:
-    """What is to be sent, or what is wrong with the line."""
-    text, made_id = line
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        return f"not JSON: {error}"
-    if not isinstance(body, dict):
-        return "not a JSON object"
+def _addressed(body: dict[str, Any], made_id: str, adapter: str) -> dict[str, Any]:
+    """The body with an id, and with the adapter that learns from it."""
     if adapter and "adapter" not in body and "model" not in body:
-        body["adapter"] = adapter
         # Another adapter learns from it as from something new.
-        made_id = _id_of(f"{adapter} {made_id}")
+        return {"feedback_id": _id_of(f"{adapter} {made_id}".encode()), "adapter": adapter, **body}
     return {"feedback_id": made_id, **body}
 
 
@@ -171,7 +180,12 @@ def _written(file: Path) -> tuple[int, str | None]:
     if len(whole) < len(content):
         file.write_bytes(whole)
     lines = whole.splitlines()
-    return len(lines), json.loads(lines[-1])["feedback_id"] if lines else None
+    if not lines:
+        return 0, None
+    try:
+        return len(lines), str(json.loads(lines[-1])["feedback_id"])
+    except (ValueError, KeyError, TypeError):
+        raise RemoteError(f"{file} does not end as an export does; choose another file") from None
 
 
 def _request(said: dict[str, Any]) -> dict[str, Any]:

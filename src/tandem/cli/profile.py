@@ -16,6 +16,7 @@ from rich.table import Table
 
 from tandem import __version__
 from tandem.build import build_executor, join_loop, resolve_model
+from tandem.cli.checks import check_device
 from tandem.config import Settings
 from tandem.core.ports import Executor
 from tandem.engine.probe import LoopProbe
@@ -30,6 +31,7 @@ _FEW = 20
 
 def profile_model(settings: Settings, seconds: float, out: Path | None, console: Console) -> Path:
     """Load, measure, fit, write, show. Raises `InvalidRequest` as loading does."""
+    check_device(settings)
     settings = resolve_model(settings)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:

@@ -132,11 +132,13 @@ class BackwardSlice:
 class Update:
     """Optimiser step of `trainer`, whose revision it raises by one, with what was accumulated.
 
-    It comes in a later plan than the last slice, whose success must be known.
+    It comes in a later plan than the last slice, whose success must be known. `scale` multiplies
+    the learning rate.
     """
 
     trainer: str
     revision: int
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

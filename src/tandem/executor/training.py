@@ -216,7 +216,7 @@ class TrainingState:
             at = trainer.revision if trainer is not None else plan.revision
             problem = f"trainer {plan.trainer} is not at revision {plan.revision}"
             return UpdateResult(plan.trainer, at, False, 0.0, 0.0, 0.0, problem)
-        applied = trainer.update()
+        applied = trainer.update(plan.scale)
         if applied.applied:
             self._close_recordings(plan.trainer)
             self._refresh(trainer)

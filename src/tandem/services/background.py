@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tandem.services.jobs.service import Jobs
 from tandem.services.learning.learner import Learner
-from tandem.services.learning.recovery import Recovered, Watch, recover
+from tandem.services.learning.recovery import Reconciler, Recovered, recover
 from tandem.services.learning.tools import LearningTools
+from tandem.services.learning.watch import Watch
 from tandem.services.versions import Versions
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Background:
         self.versions = versions
         self.jobs = jobs
         self._watch = Watch(tools, learner)
-        self._watching: asyncio.Task[None] | None = None
+        self._reconciler = Reconciler(tools, learner)
 
     async def start(self) -> Recovered:
         """Put the state in order and begin. The engine is ready. What recovery found."""
@@ -50,17 +51,17 @@ class Background:
         if found.versions or found.samples or found.directories or found.lost:
             logger.info("recovered", extra={"fields": {"found": str(found)}})
         await self.versions.announce_all()
-        self._watching = asyncio.create_task(self._watch.run(), name="current versions")
+        self._reconciler.start()
         if self._learns:
             await self.learner.start()
+            self._watch.start()
             await self.jobs.start()
         return found
 
     async def stop(self) -> None:
         """End the work (a version that is just being published is finished), close the store."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._reconciler.stop()
+        await self._watch.stop()
         await self.jobs.stop()
         await self.learner.stop()
         await asyncio.to_thread(self.tools.store.close)

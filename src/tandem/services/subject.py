@@ -10,7 +10,14 @@ import hashlib
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import FeedbackKind, Messages, Receipt, ReceiptChoice
+from tandem.core.learning import (
+    AnswerTokens,
+    FeedbackKind,
+    Messages,
+    Receipt,
+    ReceiptChoice,
+    ServedTokens,
+)
 from tandem.services.receipts import Receipts
 from tandem.services.signals import Meaning, Signal, interpret
 
@@ -39,12 +46,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A conversation with its answer, if one is known, and the receipt, if it is ours."""
+    """A conversation with its answer, if one is known, and the receipt, if it is ours.
+
+    `choice` is the receipt's that was named, else its first: it says which prompt is meant.
+    """
 
     messages: Messages
     prompt: str
     answer: str | None
     receipt: Receipt | None = None
+    choice: ReceiptChoice | None = None
 
 
 async def subject_of(ask: Ask, receipts: Receipts, tenant: str) -> Subject:
@@ -92,6 +103,37 @@ def meaning_of(ask: Ask, subject: Subject) -> Meaning:
     return _checked(meaning)
 
 
+def served_of(ask: Ask, subject: Subject, meaning: Meaning) -> ServedTokens | None:
+    """What of it was served, in token ids; None where no receipt tells.
+
+    A demonstration counts as written by a person, also where it equals an answer.
+    """
+    receipt, choice = subject.receipt, subject.choice
+    if receipt is None or choice is None or receipt.prompt_tokens is None:
+        return None
+    chosen = None
+    if meaning.kind is not FeedbackKind.DEMONSTRATION:
+        chosen = _served(receipt, choice, ask.preferred, meaning.chosen)
+    return ServedTokens(
+        receipt.prompt_tokens.tokenizer,
+        receipt.prompt_of(choice),
+        chosen,
+        _served(receipt, choice, ask.dispreferred, meaning.rejected),
+    )
+
+
+def _served(
+    receipt: Receipt, choice: ReceiptChoice, named: str | int | None, text: str
+) -> AnswerTokens | None:
+    """Token ids of the named choice, else of one that is `text`, `choice` before others."""
+    if isinstance(named, int):
+        return _choice(receipt, named).tokens
+    for other in (choice, *receipt.choices):
+        if text and other.text == text and _same_prompt(receipt, other, choice):
+            return other.tokens
+    return None
+
+
 def conversation_of(subject: Subject) -> str:
     """A name for the conversation: a hash of how it began."""
     users = [turn["content"] for turn in subject.messages if turn["role"] == "user"]
@@ -113,14 +155,22 @@ def _of_receipt(ask: Ask, receipt: Receipt) -> Subject:
         )
     answer = choice.text if index is not None or not several else None
     for other in (ask.preferred, ask.dispreferred):
-        if isinstance(other, int) and _choice(receipt, other).prompt != choice.prompt:
+        if isinstance(other, int) and not _same_prompt(receipt, _choice(receipt, other), choice):
             raise InvalidRequest("these choices answer different prompts", param="preference")
-    return Subject(receipt.messages, choice.prompt or receipt.prompt, answer, receipt)
+    return Subject(receipt.messages, choice.prompt or receipt.prompt, answer, receipt, choice)
 
 
 def _has_prompts(receipt: Receipt) -> bool:
     """Whether its choices answer different prompts."""
-    return len({choice.prompt for choice in receipt.choices}) > 1
+    first = receipt.choices[0]
+    return not all(_same_prompt(receipt, choice, first) for choice in receipt.choices)
+
+
+def _same_prompt(receipt: Receipt, one: ReceiptChoice, other: ReceiptChoice) -> bool:
+    """Texts may be equal where special tokens differ."""
+    if receipt.prompt_tokens is None:
+        return one.prompt == other.prompt
+    return receipt.prompt_of(one) == receipt.prompt_of(other)
 
 
 def _first_index(ask: Ask) -> int | None:

@@ -174,12 +174,7 @@ class Versions:
                 self._publisher.require_room(name)
             event = self._event(name, "rolled back", 0)
             reached, version = await self._store.write(changes.roll_back, name, number, event)
-            if version is not None:
-                await self._publisher.adopt(version)
-            else:
-                await self._publisher.withdraw(name)
-            self._tools.metrics.version.labels(name).set(reached)
-            self._tools.metrics.versions.labels(name, "rolled_back").inc()
+            await self._tools.rolled_back(name, reached, version)
         return reached
 
     async def delete(self, name: str) -> None:
@@ -209,13 +204,7 @@ class Versions:
         record = await self._known(name)
         version = await self._version(name, record.current if number is None else number)
         folder = self._store.directory / EXPORTS
-        try:
-            return await asyncio.to_thread(pack, Path(version.path), folder)
-        except FileNotFoundError as error:
-            label = f"{name}@{version.number}"
-            raise NotFound(
-                f"the files of {label} are gone from the server's disk", param="version"
-            ) from error
+        return await asyncio.to_thread(pack, Path(version.path), folder)
 
     async def _delete_unlearned(self, name: str) -> None:
         loaded = name in self._client.adapters

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from tandem.core.learning import Feedback, Sample
+from tandem.core.learning import Feedback, FeedbackKind, Sample
 from tandem.store import adapters, samples
 from tandem.store.session import Connection
 from tandem.store.tables import FEEDBACK, RECEIPTS, SAMPLES, from_row, in_chunks, to_row
@@ -84,6 +84,36 @@ def listed(
         query = query.where(FEEDBACK.c.row < last)
     rows = connection.execute(query.order_by(FEEDBACK.c.row.desc()).limit(limit)).mappings().all()
     return _with_samples(connection, rows)
+
+
+def ratings(connection: Connection, adapter: str, signal: str, limit: int) -> dict[str, list[bool]]:
+    """Ratings of one signal among an adapter's newest `limit` feedback: up (True) or down, by the
+    label of the version that they are about, oldest first. Of several of one answer the last
+    counts."""
+    newest = (
+        sa.select(FEEDBACK)
+        .where(FEEDBACK.c.adapter == adapter)
+        .order_by(FEEDBACK.c.row.desc())
+        .limit(limit)
+        .subquery()
+    ).c
+    query = (
+        sa.select(newest.version, newest.completion_id, newest.chosen, newest.rating)
+        .where(
+            newest.kind == FeedbackKind.RATING.value,
+            newest.signal == signal,
+            newest.version != "",
+            newest.rating != 0.5,
+        )
+        .order_by(newest.row)
+    )
+    last: dict[tuple[str, str, str], bool] = {}
+    for version, completion_id, chosen, rating in connection.execute(query):
+        last[version, completion_id, chosen] = rating > 0.5
+    found: dict[str, list[bool]] = {}
+    for (version, _, _), up in last.items():
+        found.setdefault(version, []).append(up)
+    return found
 
 
 def erase(connection: Connection, which: Filter, *, feedback_id: str | None = None) -> Erased:

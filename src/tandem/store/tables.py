@@ -59,6 +59,7 @@ RECEIPTS = _table(
     _json("prompt"),
     _json("choices"),
     _json("sampling"),
+    sa.Column("prompt_tokens", sa.JSON),
     sa.Index("receipts_by_age", "created_s"),
     sa.Index("receipts_by_user", "user"),
 )
@@ -120,6 +121,7 @@ SAMPLES = _table(
     _integer("uses"),
     sa.Column("loss", sa.Double),
     _text("problem"),
+    sa.Column("served", sa.JSON),
     sa.Index("samples_by_state", "adapter", "split", "state", "row"),
     sa.Index("samples_by_feedback", "feedback_id"),
     sa.Index("samples_by_conversation", "adapter", "conversation"),
@@ -158,6 +160,7 @@ VERSIONS = _table(
     _json("metrics"),
     _json("reason"),
     sa.Column("tainted", sa.Boolean, nullable=False),
+    sa.Column("watched", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 USES = _table(
@@ -237,6 +240,7 @@ FILES = _table(
     _text("path"),
     _text("tenant"),
     _text("status"),
+    sa.Column("expires_s", sa.Double),
     sa.Index("files_by_tenant", "tenant", "row"),
 )
 

@@ -18,7 +18,7 @@ from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
 from tandem.services import backoff
 from tandem.services.learning import learner
-from tandem.services.learning.recovery import Watch
+from tandem.services.learning.recovery import Reconciler
 from tandem.store import adapters, events
 
 
@@ -204,7 +204,7 @@ async def test_a_version_that_the_engine_has_lost_answers_again(tmp_path: Path) 
         await settled(made)
         await until(lambda: set(made.engine.adapters) == {"formal"})
         [current] = made.engine.adapters.values()
-        watch = Watch(made.tools, made.learner)
+        watch = Reconciler(made.tools, made.learner)
         old = AdapterVersion("formal", 0, "other", str(tmp_path))
         for wrong in ({}, {"formal": old}):
             made.engine.adapters = dict(wrong)
@@ -224,7 +224,7 @@ async def test_a_version_that_cannot_be_loaded_is_told_once(
         assert version is not None
         lost = replace(version, path=str(tmp_path / "broken"))
         await made.store.write(adapters.save_version, lost)
-        watch = Watch(made.tools, made.learner)
+        watch = Reconciler(made.tools, made.learner)
         for _ in range(3):
             await watch.look()
         told = [record.message for record in caplog.records if "current version" in record.message]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from tandem.core.errors import InvalidRequest, NotFound
+from tandem.core.errors import InvalidRequest
 from tandem.core.learning import JobRecord, Sample
 from tandem.core.training import TrainerSpec
-from tandem.services.files import present
+from tandem.services.files import gone
 from tandem.services.jobs.data import BadLine, line_of, parse_examples
 from tandem.services.jobs.method import Method, read_method
 from tandem.services.jobs.tools import JobFailed
@@ -99,10 +100,9 @@ async def _read(
     if file is None or file.tenant != job.tenant:
         raise JobFailed(f"the file {file_id} does not exist", "file_not_found", param)
     try:
-        path = await present(file, param)
-        raw = await asyncio.to_thread(path.read_bytes)
+        raw = await asyncio.to_thread(Path(file.path).read_bytes)
         return await asyncio.to_thread(parse_examples, raw, method.kind, job.adapter)
-    except NotFound as error:
-        raise JobFailed(str(error), "file_not_found", param) from error
+    except FileNotFoundError as error:
+        raise JobFailed(str(gone(file)), "file_not_found", param) from error
     except InvalidRequest as error:
         raise JobFailed(f"{file_id}: {error}", "invalid_training_file", param) from error

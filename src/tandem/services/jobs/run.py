@@ -116,7 +116,9 @@ class JobRun:
                 while True:
                     try:
                         await self._train(examples)
-                        made = Publication(self.job, self.trainer, self._tools, self._finish)
+                        made = Publication(
+                            self.job, self.trainer, self._tools, self._finish, examples.training
+                        )
                         await made.run()
                         break
                     except NoRoom as error:

@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
 import math
 import os
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tandem.core.errors import InvalidRequest, TandemError
+from tandem.core.errors import InvalidRequest
 from tandem.core.ports import EngineClient
-from tandem.core.request import Request
-from tandem.core.sampling import SamplingParams
-from tandem.core.sequence import FinishReason
+from tandem.services.learning.answers import ANSWER_TOKENS, Answers, Speechless
 from tandem.services.learning.encode import Encoder
 from tandem.services.learning.gate import CanaryMeasures
 from tandem.services.learning.references import Model, NotFinite, References, Scored
-from tandem.services.learning.together import together
 
 DEFAULT_FILE = Path(__file__).parent / "canary.jsonl"
-_ANSWER_TOKENS = 48
 
 
 class CanaryLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,23 +61,34 @@ def read_canary(path: str) -> CanarySet:
     return CanarySet(lines, hashlib.sha256(raw).hexdigest()[:16])
 
 
-class _Speechless(TandemError):
-    """An answer ended in an error, such as output that is not finite."""
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """`measures`, and the answers to the canary prompts that they were taken from: the base
+    model's own and the candidate's (none if it could not speak)."""
+
+    measures: CanaryMeasures
+    own: tuple[Scored, ...] = ()
+    said: tuple[Scored, ...] = ()
 
 
 class Canary:
     """Measures candidates on a canary set; `directory` keeps the base model's answers."""
 
     def __init__(
-        self, canary: CanarySet, client: EngineClient, references: References, directory: Path
+        self,
+        canary: CanarySet,
+        client: EngineClient,
+        references: References,
+        answers: Answers,
+        directory: Path,
     ) -> None:
         self._set = canary
         self._client = client
         self._references = references
+        self._answers = answers
         self._directory = directory
-        self._numbers = itertools.count(1)
 
-    async def measure(self, candidate: Model, encoder: Encoder) -> CanaryMeasures:
+    async def measure(self, candidate: Model, encoder: Encoder) -> Examined:
         """Compare a loaded candidate with the base model.
 
         A candidate whose output is not finite has measures that are not numbers. Raises
@@ -91,26 +96,41 @@ class Canary:
         """
         prompts = self._prompts(encoder)
         trusted = await self._trusted(prompts, encoder)
-        base = self._references.base
-        before = await self._references.scores(base, trusted)
-        if not math.isfinite(math.fsum(before)):
-            raise NotFinite("the base model gives the canary answers no finite log-probability")
+        before = await self._base_scores(trusted)
         after = await self._references.scores(candidate, trusted)
         drop = (math.fsum(before) - math.fsum(after)) / _tokens(trusted)
         try:
-            spoken = await self._answers(prompts, candidate.adapter)
-        except _Speechless:
-            return CanaryMeasures(len(trusted), drop, math.nan)
+            spoken = await self._answers.of(candidate, prompts)
+        except Speechless:
+            return Examined(CanaryMeasures(len(trusted), drop, math.nan))
+        base = self._references.base
         under_base = await self._references.scores(base, spoken)
         longer = sum(
             max(said.completion_tokens, own.completion_tokens)
             for said, own in zip(spoken, trusted, strict=True)
         )
         divergence = -math.fsum(under_base) / longer + math.fsum(before) / _tokens(trusted)
-        return CanaryMeasures(len(trusted), drop, divergence)
+        measures = CanaryMeasures(len(trusted), drop, divergence)
+        own = await self._answers.of(base, prompts)
+        return Examined(measures, tuple(own), tuple(spoken))
+
+    async def drop_under(self, trainer: str, encoder: Encoder) -> float:
+        """How much log-probability the trusted answers have lost under the working parameters of
+        `trainer`, against the base, in nats a token: an estimate of the KL divergence of the base
+        from it on neutral prompts. Raises as the engine client does."""
+        trusted = await self._trusted(self._prompts(encoder), encoder)
+        before = await self._base_scores(trusted)
+        after = await self._references.under_trainer(trainer, trusted)
+        return (math.fsum(before) - math.fsum(after)) / _tokens(trusted)
+
+    async def _base_scores(self, trusted: Sequence[Scored]) -> list[float]:
+        before = await self._references.scores(self._references.base, trusted)
+        if not math.isfinite(math.fsum(before)):
+            raise NotFinite("the base model gives the canary answers no finite log-probability")
+        return before
 
     def _prompts(self, encoder: Encoder) -> list[tuple[int, ...]]:
-        room = self._client.info.max_model_len - _ANSWER_TOKENS
+        room = self._client.info.max_model_len - ANSWER_TOKENS
         prompts = [encoder.prompt(line.messages, line.prompt) for line in self._set.lines]
         if any(len(prompt) > room for prompt in prompts):
             raise InvalidRequest("learning.canary_file: a prompt does not fit the model's context")
@@ -123,40 +143,18 @@ class Canary:
         ]
         if all(given):
             return [_scored(p, a) for p, a in zip(prompts, given, strict=True)]
-        base = hashlib.sha256(self._references.base.content.encode()).hexdigest()[:16]
-        file = self._directory / f"{self._set.digest}-{base}.json"
+        base = self._references.base
+        digest = hashlib.sha256(base.content.encode()).hexdigest()[:16]
+        file = self._directory / f"{self._set.digest}-{digest}.json"
         made = await asyncio.to_thread(_read_answers, file)
         if made is None or len(made) != len(prompts):
-            made = [
-                item.tokens[item.prompt_tokens :] for item in await self._answers(prompts, None)
-            ]
+            said = await self._answers.of(base, prompts)
+            made = [item.tokens[item.prompt_tokens :] for item in said]
             await asyncio.to_thread(_write_answers, file, made)
         return [
             _scored(prompt, own or base_answer)
             for prompt, own, base_answer in zip(prompts, given, made, strict=True)
         ]
-
-    async def _answers(
-        self, prompts: Sequence[tuple[int, ...]], adapter: str | None
-    ) -> list[Scored]:
-        """Greedy answers, all at once."""
-        answers = await together(self._answer(prompt, adapter) for prompt in prompts)
-        return [_scored(p, answer) for p, answer in zip(prompts, answers, strict=True)]
-
-    async def _answer(self, prompt: tuple[int, ...], adapter: str | None) -> tuple[int, ...]:
-        request = Request(
-            request_id=f"canary-{next(self._numbers)}",
-            prompt=prompt,
-            sampling=SamplingParams(temperature=0.0, max_tokens=_ANSWER_TOKENS),
-            adapter=adapter,
-        )
-        tokens: list[int] = []
-        async with aclosing(self._client.generate(request)) as events:
-            async for event in events:
-                if event.finish_reason is FinishReason.ERROR:
-                    raise _Speechless(f"a canary prompt got no answer: {event.error}")
-                tokens.extend(event.tokens)
-        return tuple(tokens)
 
 
 def _scored(prompt: tuple[int, ...], answer: tuple[int, ...]) -> Scored:

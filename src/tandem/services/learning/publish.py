@@ -44,12 +44,16 @@ def nothing(point: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """How a candidate ended: its record, which samples it used first, and all it was trained on."""
+    """How a candidate ended: its record, which samples it used first, and all it was trained on.
+
+    After a refusal samples are tried again until they were refused `tries` times.
+    """
 
     record: VersionRecord
     consumed: Sequence[str]
     trained_on: Sequence[str]
     event: EventRecord
+    tries: int = 1
 
 
 def candidate_name(adapter: str) -> str:
@@ -154,6 +158,7 @@ class Publisher:
             consumed=conclusion.consumed,
             trained_on=conclusion.trained_on,
             event=conclusion.event,
+            tries=conclusion.tries,
         )
         self._at("after commit")
         await self.forget(candidate_name(record.adapter))

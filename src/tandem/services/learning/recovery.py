@@ -3,7 +3,7 @@
 The database decides: a directory that no row names never became a version. Idempotent, so that a
 crash during recovery needs no recovery of its own. Invariant: afterwards the engine serves the
 current version of every adapter, and no sample is assigned but those of candidates that wait.
-`Watch` sees to the former while the server runs.
+`Reconciler` sees to the former while the server runs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def remove_orphans(directory: Path, known: set[str]) -> list[str]:
     return [removed for folder in folders for removed in remove_strays(folder, known)]
 
 
-class Watch:
+class Reconciler:
     """Looks now and then whether every adapter answers with its current version, and mends it.
 
     Publishing sees to that itself. This is for what fails on the way, such as an engine that had no
@@ -91,9 +91,19 @@ class Watch:
         self._tools = tools
         self._learner = learner
         self._told: dict[str, str] = {}
+        self._looking: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Look, until cancelled."""
+    def start(self) -> None:
+        """Look now and then, until `stop`."""
+        self._looking = asyncio.create_task(self._look_on(), name="current versions")
+
+    async def stop(self) -> None:
+        """End it; what is being adopted is given up."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look_on(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
