@@ -206,8 +206,8 @@ class FakeEngine:
         """Forget the name."""
         if name not in self.adapters:
             raise NotFound(f"there is no adapter {name!r}", param="name")
-        self._require_ready()
         del self.adapters[name]
+        self._require_ready()
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
         """Make it current; a path that ends in `broken` is refused."""
@@ -217,6 +217,11 @@ class FakeEngine:
         self.adapters[version.name] = version
         self.published.append(version)
         return version
+
+    def expect_adapter(self, version: AdapterVersion) -> None:
+        """Serve it after `start`."""
+        if self.state is not EngineState.READY:
+            self.adapters[version.name] = version
 
     async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """A trainer at revision 0, or at what `stage` wrote into its source."""

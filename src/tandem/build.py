@@ -79,6 +79,8 @@ def build_loop(
     check_every_step: bool = False,
 ) -> EngineLoop:
     """Load the model and join an engine loop around it."""
+    from tandem.allocator import give_back
+
     settings = resolve_model(settings)
     # A wrong name shall not cost a model load.
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
@@ -90,6 +92,7 @@ def build_loop(
         rates = rough_rates(executor, settings.scheduling)
     # What exists now stays for good: without it, a full collection costs a tenth of an iteration.
     gc.collect()
+    give_back()  # loading and measuring needed much that serving does not
     gc.freeze()
     gc.set_threshold(_GC_YOUNG_OBJECTS)
     return join_loop(settings, executor, rates=rates, check_every_step=check_every_step)
@@ -381,7 +384,12 @@ def run_engine_process() -> None:
         signal.signal(each, signal.SIG_IGN)
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
     settings = msgspec.msgpack.decode(launch.settings, type=Settings)
-    serve(launch.endpoint, launch.incarnation, lambda progress: build_loop(settings, progress))
+    serve(
+        launch.endpoint,
+        launch.incarnation,
+        lambda progress: build_loop(settings, progress),
+        launch.parent,
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tandem.core.errors import (
     InvalidRequest,
     NoMemory,
     NotFound,
+    OutOfMemory,
     StoreError,
     TandemError,
     TrainingCancelled,
@@ -209,6 +210,16 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     busy_s: float
 
 
+class Quiet(msgspec.Struct, frozen=True, tag=True):
+    """The host has given no sign of life for a while (or does again); said by whoever watches it.
+
+    It may be paused, or the machine busy: it keeps its requests.
+    """
+
+    incarnation: int
+    quiet: bool
+
+
 class Lost(msgspec.Struct, frozen=True, tag=True):
     """The host of this incarnation is gone; said by whoever watches it, never by the host."""
 
@@ -216,7 +227,7 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Message = Loading | Ready | Broken | Tokens | Refused | Answer | Heartbeat | Lost
+Message = Loading | Ready | Broken | Tokens | Refused | Answer | Heartbeat | Quiet | Lost
 
 _ERRORS: dict[str, type[TandemError]] = {
     cls.__name__: cls
@@ -226,6 +237,7 @@ _ERRORS: dict[str, type[TandemError]] = {
         NotFound,
         AdapterError,
         NoMemory,
+        OutOfMemory,
         UnsupportedModel,
         EngineDead,
         TrainingCancelled,

@@ -13,10 +13,10 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
-from tandem.core.errors import InvalidRequest, Overloaded, TandemError
+from tandem.core.errors import InvalidRequest, OutOfMemory, Overloaded, TandemError
 from tandem.core.events import TokenEvent
 from tandem.core.learning import ReceiptChoice
-from tandem.core.plan import TokenLogprob
+from tandem.core.plan import NO_MEMORY, TokenLogprob
 from tandem.core.ports import EngineClient
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
@@ -248,6 +248,8 @@ class _Part:
         if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             if self._choices[event.index].finished:
                 return []  # we stopped it ourselves
+            if event.error == NO_MEMORY:
+                raise OutOfMemory(NO_MEMORY)
             raise GenerationFailed(event.error or "the server stopped this request; send it again")
         self._scores.extend(event.prompt_logprobs)
         if event.tokens or event.finish_reason is not None:

@@ -14,7 +14,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.services.jobs.service import Jobs
 from tandem.services.learning.canary import Canary
 from tandem.services.learning.learner import Learner
-from tandem.services.learning.recovery import Recovered, recover
+from tandem.services.learning.recovery import Reconciler, Recovered, recover
 from tandem.services.learning.tools import LearningTools
 from tandem.services.learning.watch import Watch
 from tandem.services.versions import Versions
@@ -47,6 +47,7 @@ class Background:
         self.versions = versions
         self.jobs = jobs
         self._watch = Watch(tools, learner)
+        self._reconciler = Reconciler(tools, learner)
 
     async def start(self) -> Recovered:
         """Put the state in order and begin. The engine is ready. What recovery found.
@@ -59,6 +60,7 @@ class Background:
         if found.versions or found.samples or found.directories or found.lost:
             logger.info("recovered", extra={"fields": {"found": str(found)}})
         await self.versions.announce_all()
+        self._reconciler.start()
         if self._learns:
             await self.learner.start()
             self._watch.start()
@@ -76,6 +78,7 @@ class Background:
 
     async def stop(self) -> None:
         """End the work (a version that is just being published is finished), close the store."""
+        await self._reconciler.stop()
         await self._watch.stop()
         await self.jobs.stop()
         await self.learner.stop()

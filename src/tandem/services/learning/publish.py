@@ -21,6 +21,7 @@ from tandem.core.learning import EventRecord, VersionRecord, VersionState
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.durable import flush_directory, make_directory
+from tandem.services.learning.strays import remove_strays
 from tandem.services.retention import trim_versions
 from tandem.store import Connection, Store, adapters, events
 
@@ -191,25 +192,27 @@ class Publisher:
 
     async def adopt(self, record: VersionRecord) -> AdapterVersion:
         """Make a committed version the one that answers; waits for the engine if need be."""
-        version = AdapterVersion(record.adapter, record.number, record.content_hash, record.path)
+        version = _adapter_version(record)
         self._at("before adopt")
         while True:
             try:
                 adopted = await self._client.publish_adapter(version)
             except EngineDead:
+                self._client.expect_adapter(version)
                 await engine_ready(self._client)
                 continue
             self._at("after adopt")
             return adopted
 
     async def catch_up(self, name: str) -> int | None:
-        """Let the engine answer with what is committed; the number of what was adopted, if that
-        was another version.
+        """Let the engine answer with what is committed, and remove directories that no version
+        names; the number of what was adopted, if that was another version.
 
         For what failed between the commit and its adoption, or after a commit of which nobody
         knew. Nothing else may work on `name` meanwhile. Raises `NoRoom`.
         """
-        current, published = await self._store.read(_committed, name)
+        known, current, published = await self._store.read(_committed, name)
+        await asyncio.to_thread(remove_strays, self.path(name, 0).parent, known)
         answers = self._client.adapters.get(name)
         if current is None:
             own = self.path(name, 0).parent
@@ -218,12 +221,21 @@ class Publisher:
                 await self.withdraw(name)
                 return 0
             return None
-        if answers == AdapterVersion(name, current.number, current.content_hash, current.path):
+        if answers == _adapter_version(current):
             return None
         self.require_room(name)
         await self.adopt(current)
         await self.forget(candidate_name(name))
         return current.number
+
+    async def behind(self) -> list[str]:
+        """Adapters that answer with another version than is committed, as far as is known."""
+        answering = self._client.adapters
+        return [
+            version.adapter
+            for version in await self._store.read(current_versions)
+            if answering.get(version.adapter) != _adapter_version(version)
+        ]
 
     async def withdraw(self, name: str) -> None:
         """Let no version answer as `name` any more; waits for the engine if need be."""
@@ -232,7 +244,7 @@ class Publisher:
                 await self._client.unload_adapter(name)
             except NotFound:
                 return
-            except EngineDead:  # it would come back with what answered
+            except EngineDead:
                 await engine_ready(self._client)
 
     async def load_reference(self, record: VersionRecord, name: str = "") -> AdapterVersion:
@@ -275,14 +287,24 @@ def _save_candidate(
     return record
 
 
-def _committed(connection: Connection, name: str) -> tuple[VersionRecord | None, bool]:
-    """The version that is to answer, and whether one was published at all."""
-    record = adapters.find(connection, name)
-    current = adapters.version(connection, name, 0 if record is None else record.current)
-    if current is not None:
-        return current, True
-    known = adapters.versions(connection, name)
-    return None, any(version.state is VersionState.PUBLISHED for version in known)
+def _committed(connection: Connection, name: str) -> tuple[set[str], VersionRecord | None, bool]:
+    """Directories of its versions, the one that is to answer, and whether one was published."""
+    record, known = adapters.find(connection, name), adapters.versions(connection, name)
+    number = 0 if record is None else record.current
+    current = next((version for version in known if version.number == number), None)
+    published = any(version.state is VersionState.PUBLISHED for version in known)
+    return {version.path for version in known}, current, published
+
+
+def current_versions(connection: Connection) -> list[VersionRecord]:
+    """The versions that are to answer, one for each adapter that has one."""
+    known = {(each.adapter, each.number): each for each in adapters.versions(connection)}
+    wanted = [(record.name, record.current) for record in adapters.listed(connection)]
+    return [known[key] for key in wanted if key in known]
+
+
+def _adapter_version(record: VersionRecord) -> AdapterVersion:
+    return AdapterVersion(record.adapter, record.number, record.content_hash, record.path)
 
 
 async def engine_ready(client: EngineClient) -> None:
