@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 2
 _POLL_S = 2.0
-_SOON_S = 0.25
+_SOON_S = 1.0
 _REST_AFTER_S = 60.0
 _LOOK_FOR_ROOM_S = 2.0
 _MAKE_ROOM_S = 5.0
