@@ -69,11 +69,13 @@ def loss_of(revision: int) -> float:
 
 def score_of(tokens: tuple[int, ...], prompt_tokens: int, under: str | None) -> float:
     """A made-up log-probability: below 0, fixed by the tokens and the weights' name, a sum over the
-    completion of values in [-2, -1)."""
+    completion of values in [-2, -1); an adapter makes each token likelier by up to a tenth."""
     prefix = ",".join(map(str, tokens[:prompt_tokens]))
-    return -sum(
-        1.0 + zlib.crc32(f"{under}|{prefix}|{place}|{token}".encode()) / 2**32
-        for place, token in enumerate(tokens[prompt_tokens:])
+    completion = tokens[prompt_tokens:]
+    gain = 0.0 if under is None else 0.05 * (1.0 + zlib.crc32(under.encode()) / 2**32)
+    return gain * len(completion) - sum(
+        1.0 + zlib.crc32(f"{prefix}|{place}|{token}".encode()) / 2**32
+        for place, token in enumerate(completion)
     )
 
 
@@ -96,11 +98,12 @@ def _prompt_scores(request: Request) -> list[TokenEvent]:
 class FakeEngine:
     """See the module; `play` gives each choice its script.
 
-    Learning: `steps` lists the steps that were applied, `spec_of` the specs of open trainers and
-    `closed` the names of closed ones. A step takes `step_s`; `judge` may raise instead of letting
-    it be applied, or return a problem, with which it ends unapplied. `score_as` answers a score
-    request under a label (`name@number`, `working/trainer@revision` or None). `die` ends the engine
-    under everything that is pending; after `start` it serves the same adapters, without trainers.
+    Learning: `steps` lists the steps that were applied, `spec_of` the specs of open trainers,
+    `opened` those of all that ever were, and `closed` the names of closed ones. A step takes
+    `step_s`; `judge` may raise instead of letting it be applied, or return a problem, with which
+    it ends unapplied. `score_as` answers a score request under a label (`name@number`,
+    `working/trainer@revision` or None). `die` ends the engine under everything that is pending;
+    after `start` it serves the same adapters, without trainers.
     """
 
     play: Callable[[Request, int], Script] = lambda request, index: Script()
@@ -119,6 +122,7 @@ class FakeEngine:
     )
     trainers: dict[str, TrainerState] = field(default_factory=dict)
     spec_of: dict[str, TrainerSpec] = field(default_factory=dict)
+    opened: list[TrainerSpec] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     steps: list[TrainingStep] = field(default_factory=list)
     scores: list[ScoreRequest] = field(default_factory=list)
@@ -202,8 +206,8 @@ class FakeEngine:
         """Forget the name."""
         if name not in self.adapters:
             raise NotFound(f"there is no adapter {name!r}", param="name")
-        self._require_ready()
         del self.adapters[name]
+        self._require_ready()
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
         """Make it current; a path that ends in `broken` is refused."""
@@ -213,6 +217,11 @@ class FakeEngine:
         self.adapters[version.name] = version
         self.published.append(version)
         return version
+
+    def expect_adapter(self, version: AdapterVersion) -> None:
+        """Serve it after `start`."""
+        if self.state is not EngineState.READY:
+            self.adapters[version.name] = version
 
     async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """A trainer at revision 0, or at what `stage` wrote into its source."""
@@ -226,6 +235,7 @@ class FakeEngine:
                 raise AdapterError(f"{spec.source} has no optimiser state")
         await self.close_trainer(spec.name)
         self.spec_of[spec.name] = spec
+        self.opened.append(spec)
         self._lost.discard(spec.name)
         self.trainers[spec.name] = TrainerState(spec.name, revision, 1000)
         return self.trainers[spec.name]

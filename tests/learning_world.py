@@ -26,6 +26,7 @@ from tandem.core.learning import (
     Split,
 )
 from tandem.core.training import TrainerSpec, TrainerState
+from tandem.services.learning.answers import Answers
 from tandem.services.learning.canary import Canary, read_canary
 from tandem.services.learning.freshness import Freshness
 from tandem.services.learning.gate import Bounds
@@ -118,18 +119,23 @@ def join(
     registry = CollectorRegistry()
     metrics = LearningMetrics(registry)
     references = References(engine, store)
-    canary = Canary(read_canary(str(canary_file)), engine, references, directory / "canary")
+    answers = Answers(engine)
+    canary = Canary(
+        read_canary(str(canary_file)), engine, references, answers, directory / "canary"
+    )
     tools = LearningTools(
         client=engine,
         store=store,
         tokenizer=demo_tokenizer(),
         references=references,
-        examiner=Examiner(engine, store, references, canary, bounds or Bounds()),
+        examiner=Examiner(engine, store, references, canary, answers, bounds or Bounds()),
         publisher=Publisher(engine, store, directory, at, max_adapters=max_adapters),
         metrics=metrics,
         freshness=Freshness(metrics, time.time),
         defaults=settings
-        or LearningSettings(batch_samples=4, steps_per_version=2, replay=0.25, epochs=1),
+        or LearningSettings(
+            batch_samples=4, steps_per_version=2, replay=0.25, epochs=1, version_wait_s=0.0
+        ),
         now=time.time,
     )
     return World(engine, store, tools, Learner(tools), directory, registry)

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import tandem
+from tandem.api.protocol import PatientProtocol
 from tandem.build import build_app
 from tandem.config import AdapterConfig, ServerConfig, Settings, StoreConfig
 from tandem.core.ports import EngineClient
@@ -60,11 +61,11 @@ def new_directory() -> str:
 
 
 @contextmanager
-def live(app: FastAPI) -> Iterator[str]:
+def live(app: FastAPI, http: type[PatientProtocol] = PatientProtocol) -> Iterator[str]:
     """Serve `app` in a thread; yields its base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="on")
+        config = uvicorn.Config(app, http=http, log_level="error", access_log=False, lifespan="on")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

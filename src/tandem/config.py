@@ -40,10 +40,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 class ModelConfig:
     """Which model is served and how it is computed.
 
-    `device` is auto, cpu or cuda; `dtype` auto (the checkpoint's,
-    but float32 on a CPU that is slow with 16 bits), float32, bfloat16 or float16.
-    `served_name` is the id clients use (default: the last part of the path). `max_model_len` in
-    tokens, 0 for the model's own. `threads` for CPU compute, 0 for all cores.
+    `model` is smollm2, demo, a directory, a GGUF file or a Hugging Face name. `device` is auto,
+    cpu or cuda; `dtype` auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits),
+    float32, bfloat16 or float16. `served_name` is the id clients use (default: the last part of
+    `model`, without .gguf). `max_model_len` in tokens, 0 for the model's own. `threads` for CPU
+    compute, 0 for all cores.
     """
 
     model: str = "demo"
@@ -123,13 +124,16 @@ class LearningConfig:
     `enabled` off answers feedback with an error. `auto_adapters` creates an adapter at the first
     feedback for its name. `rank`, `alpha`, `targets` shape new adapters. A step takes up to
     `batch_samples` samples in micro-batches of `micro_batch_samples`, `replay` of them (a share)
-    seen before; a candidate is made of `steps_per_version` steps' worth of new samples, which are
-    trained on up to `epochs` times, until their loss is low. `reference` is base or version:N.
-    `gate` is auto, manual or always; `held_out` the share of conversations never trained on;
-    `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
-    may be recorded at once (0: as many as memory allows); what their layers' gradients need may
-    take `graph_bytes` more (at most a tenth of free memory; 0: nothing is kept), and parameters,
-    gradients and optimisers of what is trained at the same time `trainer_bytes` (0: a tenth).
+    seen before; a candidate is made of up to `steps_per_version` steps' worth of new samples, which
+    are trained on up to `epochs` times, until their loss is low; a few wait up to `version_wait_s`
+    for others. `rpo_alpha` weighs the likelihood of chosen and liked answers. `reference` is base
+    or version:N. `gate` is auto, manual or always; with `auto_rollback`, what `auto` has published
+    is rolled back by itself where live answers break or thumbs fall. `held_out` is the share of
+    conversations never trained on; `key_share` the most that one API key may contribute to a
+    version. `recording_tokens` rows may be recorded at once (0: as many as memory allows); what
+    their layers' gradients need may take `graph_bytes` more (at most a tenth of free memory; 0:
+    nothing is kept), and parameters, gradients and optimisers of what is trained at the same time
+    `trainer_bytes` (0: a tenth).
     """
 
     enabled: bool = True
@@ -142,13 +146,16 @@ class LearningConfig:
     weight_decay: Share = 0.0
     max_grad_norm: PositiveOrZero = 1.0
     beta: Positive = 0.1
+    rpo_alpha: PositiveOrZero = 5.0
     batch_samples: Count = 8
     micro_batch_samples: Count = 4
-    steps_per_version: Count = 4
+    steps_per_version: Count = 8
     epochs: Count = 6
+    version_wait_s: PositiveOrZero = 60.0
     replay: Annotated[float, Meta(ge=0, lt=1)] = 0.25
     reference: str = "base"
     gate: str = "auto"
+    auto_rollback: bool = True
     held_out: Share = 0.1
     key_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     canary_file: str = ""
@@ -164,13 +171,17 @@ class ServerConfig:
 
     `max_waiting_requests` and `max_waiting_tokens` bound the queue before 429 is answered, and so
     does a predicted wait of more than `max_wait_factor` times a request's TTFT objective (0: any
-    wait will do); `drain_s` is how long SIGTERM waits for running requests.
+    wait will do); `drain_s` is how long SIGTERM waits for running requests. A loopback
+    address is answered under its own names and `allowed_hosts` only, and any address where there
+    are some; browsers may let pages of `cors_origins` in (`*`: all).
     """
 
     host: str = "127.0.0.1"
     port: Port = 8000
     api_keys: tuple[str, ...] = ()
     api_key_file: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_waiting_requests: Count = 1024
     max_waiting_tokens: Count = 1_000_000
     max_wait_factor: PositiveOrZero = 5.0
@@ -206,7 +217,9 @@ CHOICES = {
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Variables of ours that are no settings, and beginnings of those that are not ours.
-_OTHER_VARIABLES = frozenset(("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE"))
+_OTHER_VARIABLES = frozenset(
+    ("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE", "TANDEM_MODEL_CACHE")
+)
 _FOREIGN_VARIABLES = ("TANDEM_TEST_", "TANDEM_SHARED_")
 _OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|=(tcp|udp)://")
 
@@ -244,7 +257,7 @@ def resolve(
         settings = msgspec.convert(merged, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise _refusal(error, merged, sources) from error
-    _check_directory(settings.model.model)
+    _check_path(settings.model.model)
     return settings
 
 
@@ -286,7 +299,7 @@ def _paths(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _read_toml(path: Path) -> Sections:
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"cannot read the configuration file {path}: {error}") from error
 
 
@@ -369,8 +382,9 @@ def _check_choices(merged: Sections, sources: Mapping[str, str]) -> None:
                 raise _wrong(path, f"use {', '.join(names)} (given: {value!r:.50})", sources)
 
 
-def _check_directory(model: str) -> None:
+def _check_path(model: str) -> None:
     """A name that can only be a path shall not be looked up on the hub."""
-    is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
-    if is_path and not Path(model).is_dir():
-        raise InvalidRequest(f"there is no directory {model!r} to load a model from")
+    is_path = model.startswith((".", "/", "~")) or model.endswith(("/", ".gguf"))
+    if (is_path or model.count("/") > 1) and not Path(model).exists():
+        kind = "file" if model.endswith(".gguf") else "directory"
+        raise InvalidRequest(f"there is no {kind} {model!r} to load a model from")

@@ -206,7 +206,7 @@ class LLM:
         encoded = self._encode(examples, chosen)
         current = self._loop.adapters.get(adapter)
         spec = TrainerSpec(
-            adapter, chosen.lora, chosen.optimizer, source=current.path if current else ""
+            adapter, chosen.lora, chosen.optimizer(), source=current.path if current else ""
         )
         self._loop.open_trainer(spec)
         try:
@@ -261,7 +261,7 @@ class LLM:
     ) -> list[tuple[TrainingSequence, ...]]:
         rows = self.info.recording_tokens
         cut = micro_batches(step, settings.micro_batch_samples, rows)
-        partners = [step[-1].chosen, *(batch[-1].chosen for batch in cut)]
+        partners = [step[-1], *(batch[-1] for batch in cut)]
         return [sequences_of(batch, partners[place]) for place, batch in enumerate(cut)]
 
     def _score(

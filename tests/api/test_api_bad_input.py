@@ -27,7 +27,11 @@ BODY_LIMIT = 10_000
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     server = ServerConfig(max_body_bytes=BODY_LIMIT, max_n=8)
-    with live(make_app(FakeEngine(), server)) as url, httpx.Client(base_url=url) as http:
+    headers = {"content-type": "application/json"}
+    with (
+        live(make_app(FakeEngine(), server)) as url,
+        httpx.Client(base_url=url, headers=headers) as http,
+    ):
         yield http
 
 

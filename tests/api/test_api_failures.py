@@ -14,6 +14,7 @@ import pytest
 from fake_engine import FakeEngine, Script
 from serving import live, make_app, wait_for
 from tandem.config import ServerConfig
+from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import EngineState
 from tandem.core.sequence import FinishReason
 
@@ -74,6 +75,14 @@ def test_a_death_or_failure_without_a_stream_is_a_status() -> None:
         response = httpx.post(f"{url}{CHAT}", json=BODY)
         assert response.status_code == 500
         assert response.json()["error"]["message"] == "NaN logits"
+
+
+def test_a_shortage_of_memory_is_no_fault_of_the_request() -> None:
+    engine = FakeEngine(play=lambda r, i: Script(finish=FinishReason.ERROR, error=NO_MEMORY))
+    with live(make_app(engine)) as url:
+        response = httpx.post(f"{url}{CHAT}", json=BODY)
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert response.json()["error"]["code"] == "out_of_memory"
 
 
 def test_closing_a_stream_aborts() -> None:
@@ -185,15 +194,14 @@ def test_keys_are_needed_on_every_route_but_health() -> None:
             ("GET", "/metrics"),
             ("POST", "/tokenize"),
             ("GET", "/unknown"),
-            ("GET", "/health/"),
         ):
             response = http.request(method, route)
             assert response.status_code == 401, route
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
-        assert http.get("/health").status_code == http.get("/ready").status_code == 200
-        for key in ("sk-test", "sk-other"):
-            headers = {"Authorization": f"Bearer {key}"}
+        for route in ("/health", "/ready", "/health/", "/ready/"):
+            assert http.get(route).status_code == http.head(route).status_code == 200
+        for headers in ({"Authorization": "Bearer sk-test"}, {"X-Api-Key": "sk-other"}):
             assert http.post(CHAT, json=BODY, headers=headers).status_code == 200
         tenants = {request.tenant for request in engine.requests}
         assert len(tenants) == 2 and "" not in tenants

@@ -18,6 +18,8 @@ from fake_engine import FakeEngine
 from serving import make_app
 from tandem.config import LearningConfig
 
+JSON = {"content-type": "application/json"}
+
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
@@ -193,7 +195,7 @@ def test_what_cannot_be_learned_from_is_refused(http: httpx.Client, body: dict[s
 @pytest.mark.parametrize("rating", ["2", "NaN", '"good"', "-0.1", "[]"])
 def test_a_wrong_rating_is_told_what_is_right(http: httpx.Client, rating: str) -> None:
     raw = f'{{"prompt": "p", "completion": "x", "adapter": "a", "rating": {rating}}}'
-    error = http.post("/feedback", content=raw).json()["error"]
+    error = http.post("/feedback", content=raw, headers=JSON).json()["error"]
     assert error["message"] == "'rating': must be true, false or a number from 0 to 1"
     assert error["param"] == "rating"
 
@@ -208,11 +210,11 @@ def test_a_list_that_goes_on_after_nothing_is_404(http: httpx.Client) -> None:
 def test_numbers_that_are_none_are_refused(http: httpx.Client) -> None:
     for number in ("NaN", "Infinity", "1e999"):
         raw = f'{{"prompt": "p", "completion": "x", "adapter": "a", "rating": {number}}}'
-        assert http.post("/feedback", content=raw).status_code == 400
+        assert http.post("/feedback", content=raw, headers=JSON).status_code == 400
         raw = (
             f'{{"prompt": "p", "completion": "x", "adapter": "a", "rating": 1, "weight": {number}}}'
         )
-        assert http.post("/feedback", content=raw).status_code == 400
+        assert http.post("/feedback", content=raw, headers=JSON).status_code == 400
 
 
 def test_too_long_is_stored_but_not_learned_from(http: httpx.Client) -> None:

@@ -114,3 +114,18 @@ def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
     with live(make_app(FakeEngine(), store=store)) as url, client_of(f"{url}/v1") as client:
         assert client.files.content(kept.id).read() == b"x"
     assert [path.name for path in (tmp_path / "files").iterdir()] == [kept.id]
+
+
+def test_a_file_whose_bytes_are_gone_is_named(url: str, tmp_path: Path) -> None:
+    with client_of(url) as client:
+        made = client.files.create(file=("train.jsonl", b"x"), purpose="user_data")
+        (tmp_path / "files" / made.id).unlink()
+        with pytest.raises(openai.NotFoundError) as raised:
+            client.files.content(made.id)
+        assert made.id in str(raised.value) and "train.jsonl" in str(raised.value)
+        assert str(tmp_path) not in str(raised.value)
+        body = {"file_id": made.id}
+        headers = {"authorization": "Bearer sk-one"}
+        refused = httpx.post(f"{url}/adapters/formal/import", json=body, headers=headers)
+        assert refused.status_code == 404 and made.id in refused.text
+        assert client.files.delete(made.id).deleted

@@ -115,7 +115,7 @@ def test_files_load_in_peft_with_the_same_logits_and_training_goes_on(executor, 
     tokens = list(range(5, 15))
     expected = tiny_models.reference_logits(adapted, tokens).log_softmax(-1)
     executor.adopt(snapshot, "memory")
-    executor.load_adapter(AdapterVersion("a", 1, "files", str(path)))
+    executor.read_adapter(AdapterVersion("a", 1, "files", str(path)))()
     for key in ("memory", "files"):
         span = Span(1, 0, tuple(tokens), ((0, 1, 2),), key, score_targets=tuple(tokens[1:]))
         (score,) = driver.run(span).scores

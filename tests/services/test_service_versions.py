@@ -127,13 +127,17 @@ async def test_an_import_is_rolled_back_to_what_it_took_the_place_of(tmp_path: P
     async with versions_over(tmp_path) as (made, versions):
         for number in (1, 2):
             await learned(made, number)
-        imported = await versions.imports.archive("formal", await versions.archive("formal", 1))
+        imported = await versions.imports.archive(
+            "formal", await versions.archive("formal", 1), 1 << 20
+        )
         assert (imported.number, imported.parent) == (3, 2)
         assert optimisers(made) == ["2"]  # training may go on from there
         assert await versions.roll_back("formal", None) == 2
         assert made.engine.adapters["formal"].number == 2
         assert await versions.roll_back("formal", None) == 1
-        other = await versions.imports.archive("other", await versions.archive("formal", 1))
+        other = await versions.imports.archive(
+            "other", await versions.archive("formal", 1), 1 << 20
+        )
         assert other.parent == 0 and await versions.roll_back("other", None) == 0
 
 

@@ -4,12 +4,23 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 from records import MESSAGES, fill, make_feedback, make_sample, make_version
 
 from tandem.core.errors import StoreError
-from tandem.core.learning import Receipt, ReceiptChoice, SampleState
-from tandem.store import Store, adapters, feedback, receipts, samples
+from tandem.core.learning import (
+    AdapterRecord,
+    AnswerTokens,
+    Ending,
+    PromptTokens,
+    Receipt,
+    ReceiptChoice,
+    SampleState,
+    ServedTokens,
+)
+from tandem.store import Connection, Store, adapters, feedback, receipts, samples
 from tandem.store.feedback import Erased, Filter
+from tandem.store.tables import RECEIPTS, SAMPLES
 
 
 def make_receipt(name: str, **fields: object) -> Receipt:
@@ -27,6 +38,55 @@ async def test_feedback_comes_back_as_it_went(store: Store) -> None:
     assert await store.read(feedback.find_by_key, "k", "once") == stored
     assert await store.read(feedback.find_by_key, "other", "once") is None
     assert await store.read(feedback.find, "f2") is None
+
+
+async def test_what_was_served_is_kept_with_the_sample(store: Store) -> None:
+    served = ServedTokens("t", (1, 2), rejected=AnswerTokens((3, 100_000), Ending.STOP_TEXT))
+    made = [make_sample("s1", served=served), make_sample("s2")]
+    await store.write(feedback.add, make_feedback("f1"), made)
+    assert await store.read(samples.get, ["s1", "s2"]) == made
+
+
+async def test_rows_of_an_older_tandem_have_no_token_ids(store: Store) -> None:
+    await store.write(receipts.add, make_receipt("c1"))
+    await store.write(feedback.add, make_feedback("f1"), [make_sample("s1")])
+
+    def forget(connection: Connection) -> None:
+        choices = [{"index": 0, "text": "an answer", "finish_reason": "stop", "prompt": ""}]
+        connection.execute(sa.update(RECEIPTS).values(choices=choices, prompt_tokens=sa.null()))
+        connection.execute(sa.update(SAMPLES).values(served=sa.null()))
+
+    await store.write(forget)
+    receipt = await store.read(receipts.find, "c1")
+    assert receipt is not None
+    assert receipt.choices == (ReceiptChoice(0, "an answer", "stop"),)
+    assert receipt.prompt_tokens is None
+    assert await store.read(samples.get, ["s1"]) == [make_sample("s1")]
+
+
+async def test_what_is_superseded_is_not_learned_from_again(store: Store) -> None:
+    """Also where it is being learned from; what a version has learned stays learned."""
+    await store.write(adapters.create, AdapterRecord("formal", 1.0))
+    made = [make_sample(f"s{number}") for number in range(3)]
+    await store.write(feedback.add, make_feedback("f1"), made, same="x")
+    await store.write(samples.claim, ["s1", "s2"])
+    await store.write(samples.finish, ["s2"], SampleState.CONSUMED, 1)
+    later = [make_sample("t", feedback_id="f2")]
+    await store.write(feedback.add, make_feedback("f2"), later, same="x")
+    await store.write(feedback.add, make_feedback("f3"), [make_sample("u", feedback_id="f3")])
+    await store.write(samples.finish, ["s1"], SampleState.CONSUMED, 2)
+    await store.write(samples.release)
+    found = await store.read(samples.get, ["s0", "s1", "s2", "t", "u"])
+    assert [sample.state.value for sample in found] == [
+        "invalid",
+        "invalid",
+        "consumed",
+        "accepted",
+        "accepted",
+    ]
+    assert found[1].problem == "superseded by f2"
+    first = await store.read(feedback.find, "f1")
+    assert first is not None and first.feedback.superseded_by == "f2"
 
 
 async def test_an_id_and_a_key_are_used_once(store: Store) -> None:
@@ -70,6 +130,10 @@ async def test_receipts(store: Store) -> None:
     await store.write(receipts.add, receipt)
     assert await store.read(receipts.find, "c1") == receipt
     assert await store.read(receipts.find, "c2") is None
+    choice = ReceiptChoice(0, "an", "length", tokens=AnswerTokens((5, 2**31), Ending.LENGTH))
+    served = make_receipt("c3", choices=(choice,), prompt_tokens=PromptTokens("t", ((1,), (2, 3))))
+    await store.write(receipts.add, served)
+    assert await store.read(receipts.find, "c3") == served
     for index in range(5):
         await store.write(receipts.add, make_receipt(f"old{index}", created_s=0.1 * index))
     assert await store.write(receipts.delete_before, 1.0, 3) == 3

@@ -12,7 +12,7 @@ from records import make_feedback, make_sample
 
 from tandem.core.errors import StoreError
 from tandem.core.learning import EventRecord
-from tandem.store import Connection, Store, events, feedback, samples, usage
+from tandem.store import Connection, Store, events, feedback, locks, samples, usage
 from tandem.store.feedback import Filter
 from tandem.store.tables import METADATA
 
@@ -222,3 +222,21 @@ async def test_a_reader_delays_scrubbing_and_nothing_else(store: Store) -> None:
     leave.set()
     assert await reading == 1
     assert await store.scrub()
+
+
+@pytest.mark.parametrize("name", ["", "tandem.db", "files"])
+def test_a_store_that_cannot_be_written_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Permissions do not stop root, so that the system's answer is made up."""
+    Store.open(tmp_path).close()
+    (tmp_path / "files").mkdir()
+    (tmp_path / "notes.txt").touch()
+    closed = {tmp_path / name, tmp_path / "notes.txt"}
+    monkeypatch.setattr(locks.os, "access", lambda path, mode: path not in closed)
+    with pytest.raises(StoreError, match="read-only") as raised:
+        Store.open(tmp_path)
+    told = str(raised.value)
+    assert f"{tmp_path / name} is" in told and "--store-directory" in told and "\n" not in told
+    closed.remove(tmp_path / name)
+    Store.open(tmp_path).close()  # what is not the store's may be what it likes

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.adapters.configuration import read_configuration
 from tandem.core.errors import AdapterError
 
 CONFIG_NAME = "adapter_config.json"
@@ -45,14 +46,13 @@ def inspect_adapter(path: str | Path) -> AdapterFiles:
     for file in (config, weights):
         if not file.is_file():
             raise AdapterError(f"{directory} has no {file.name}", param="path")
-    digest = hashlib.sha256()
+    content = read_configuration(config)
+    arithmetic = {key: value for key, value in content.items() if key not in _NOTES}
+    digest = hashlib.sha256(json.dumps(arithmetic, sort_keys=True).encode())
     try:
-        content = json.loads(config.read_text(encoding="utf-8")).items()
-        arithmetic = {key: value for key, value in content if key not in _NOTES}
-        digest.update(json.dumps(arithmetic, sort_keys=True).encode())
         with weights.open("rb") as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
-    except (OSError, ValueError, AttributeError) as error:
-        raise AdapterError(f"cannot read the adapter at {directory}: {error}") from error
+    except OSError as error:
+        raise AdapterError(f"cannot read {weights.name}: {error.strerror}") from error
     return AdapterFiles(directory.resolve(), digest.hexdigest()[:32])

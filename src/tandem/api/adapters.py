@@ -15,9 +15,9 @@ from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
-from tandem.api.connection import read_body
+from tandem.api.connection import read
 from tandem.api.paging import MOST_NUMBER, read_limit, read_number
-from tandem.api.schemas import Body, LoadAdapterRequest, parse
+from tandem.api.schemas import Body, LoadAdapterRequest
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.learning import EventRecord, VersionRecord
@@ -82,8 +82,7 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
     async def load_adapter(name: str, request: Request) -> Response:
         """Load a PEFT directory as the new current version of this name."""
         _caller(request).require_admin()
-        raw = await read_body(request, surface.max_body_bytes)
-        body = parse(LoadAdapterRequest, raw or b"{}")
+        body = await read(LoadAdapterRequest, request, surface.max_body_bytes)
         versions = surface.versions
         loading: Adapters | Imports = versions.imports if versions else surface.adapters
         version = await loading.load(name, body.path)
@@ -93,10 +92,7 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
     async def delete_adapter(name: str, request: Request) -> Response:
         """Forget a name, its versions and files; requests that run with it finish."""
         _caller(request).require_admin()
-        if surface.versions is not None:
-            await surface.versions.delete(name)
-        else:
-            await surface.adapters.unload(name)
+        await forget(surface, name)
         return _json({"id": name, "object": "adapter", "deleted": True})
 
 
@@ -137,8 +133,7 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
     async def create_adapter(name: str, request: Request) -> Response:
         """Make an adapter that learns, or replace its settings."""
         _caller(request).require_admin()
-        raw = await read_body(request, surface.max_body_bytes)
-        body = parse(AdapterRequest, raw or b"{}")
+        body = await read(AdapterRequest, request, surface.max_body_bytes)
         view = await _learning(surface).create(name, body.settings)
         loaded = {version.name: version for version in surface.adapters.listed()}
         return _json(_adapter_json(surface, name, loaded.get(name), view))
@@ -170,8 +165,7 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
     async def roll_back(name: str, request: Request) -> Response:
         """Go back to an earlier version; what was being trained is given up."""
         _caller(request).require_admin()
-        raw = await read_body(request, surface.max_body_bytes)
-        body = parse(RollBackRequest, raw or b"{}")
+        body = await read(RollBackRequest, request, surface.max_body_bytes)
         number = await _learning(surface).roll_back(name, body.version)
         return _json({"id": name, "object": "adapter", "version": number})
 
@@ -180,16 +174,24 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
         """Publish PEFT files from elsewhere as the next version; learning continues from it."""
         caller = _caller(request)
         caller.require_admin()
-        body = parse(ImportRequest, await read_body(request, surface.max_body_bytes))
+        body = await read(ImportRequest, request, surface.max_body_bytes)
         if (body.path is None) == (body.file_id is None):
             raise InvalidRequest("send either 'path' or 'file_id'", param="path")
         imports = _learning(surface).imports
         if body.file_id is not None:
             archive = await imports.uploaded(body.file_id, caller.tenant)
-            imported = await imports.archive(name, archive)
+            imported = await imports.archive(name, archive, surface.files.max_bytes)
         else:
             imported = await imports.directory(name, body.path or "")
         return _json(_version_json(imported, imported.number))
+
+
+async def forget(surface: Surface, name: str) -> None:
+    """Delete an adapter with all that is its own. Raises `NotFound`."""
+    if surface.versions is not None:
+        await surface.versions.delete(name)
+    else:
+        await surface.adapters.unload(name)
 
 
 def _learning(surface: Surface) -> Versions:
@@ -257,6 +259,7 @@ def _version_json(version: VersionRecord, current: int) -> dict[str, Any]:
         "metrics": version.metrics,
         "reason": version.reason or None,
         "tainted": version.tainted,
+        "watched": version.watched,
     }
 
 

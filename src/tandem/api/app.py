@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tandem.api.adapters import add_adapter_routes
+from tandem.api.bodies import Bodies
 from tandem.api.errors import (
     on_http_error,
     on_invalid_path,
     on_leave,
     on_tandem_error,
-    on_unexpected_error,
 )
 from tandem.api.feedback import add_feedback_routes
 from tandem.api.files import add_file_routes
@@ -43,16 +43,22 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,
         lifespan=None if running is None else lambda _: running,
         exception_handlers={
             TandemError: on_tandem_error,
             HTTPException: on_http_error,
             RequestValidationError: on_invalid_path,
             ClientDisconnect: on_leave,
-            Exception: on_unexpected_error,
         },
     )
-    app.add_middleware(Guard, keys=surface.keys, metrics=surface.metrics)
+    app.add_middleware(
+        Guard,
+        entrance=surface.entrance,
+        bodies=Bodies(surface.max_body_bytes),
+        keys=surface.keys,
+        metrics=surface.metrics,
+    )
     for add_routes in (
         add_generation_routes,
         add_model_routes,

@@ -1,21 +1,39 @@
 """What happens on the connection beside the answer: reading a bounded body, noticing a leave.
 
-Invariant: work for a client ends as soon as its connection does, streamed or not.
+Large bodies are checked beside the event loop. Invariant: work for a client ends as soon as its
+connection does, streamed or not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tandem.api.errors import CLIENT_CLOSED_REQUEST, BodyTooLarge
+from tandem.api.schemas import Parsed, parse
 
+QUIET_S = 10.0
+COMMENT = b": waiting\n\n"
 _LINGER_BYTES = 64 * 1024 * 1024
+_CHECKED_IN_THREAD_BYTES = 64 * 1024
+Result = TypeVar("Result")
+
+
+async def read(kind: type[Parsed], request: Request, limit_bytes: int) -> Parsed:
+    """The checked body; an empty one has no fields. Raises as `read_body` and `parse` do."""
+    raw = await read_body(request, limit_bytes) or b"{}"
+    return await beside(raw, partial(parse, kind, raw))
+
+
+async def beside(raw: bytes, work: Callable[[], Result]) -> Result:
+    """The result of `work` on a body, which runs beside the event loop if the body is large."""
+    return work() if len(raw) < _CHECKED_IN_THREAD_BYTES else await asyncio.to_thread(work)
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -53,41 +71,62 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Response]
 
 
 class EventStream(Response):
-    """Server-sent events: `first`, then each item of `rest` as it comes.
+    """Server-sent events: `first`, then each item of `rest` as it comes; where nothing comes for
+    `QUIET_S`, a comment, so that nobody on the way takes the connection for dead.
 
-    `rest` must have been started (it yielded `first`), so that closing it runs its clean-up. It
-    is closed when it ends and when the client leaves, whichever is first.
+    `rest` must have been started (for `first`), so that closing it runs its clean-up. It is closed
+    when it ends and when the client leaves, whichever is first.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str]
+        self,
+        first: asyncio.Task[bytes],
+        rest: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **headers})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
+        self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or stop when `receive` tells that the client has gone."""
-        sender = asyncio.create_task(self._send(send))
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        sender = asyncio.create_task(self._send(send, head))
+        comments = asyncio.create_task(self._comment(send))
         leave = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((sender, leave), return_when=asyncio.FIRST_COMPLETED)
             if sender.done():
                 sender.result()
         finally:
-            await _cancel(sender, leave)
+            await _cancel(sender, comments, leave, self._first)
             await self._rest.aclose()
 
-    async def _send(self, send: Send) -> None:
-        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+    async def _send(self, send: Send, head: Message) -> None:
         await send(head)
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        if not self._first.done():
+            await self._write(send, COMMENT)
+        await self._write(send, await self._first)
         async for event in self._rest:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            await self._write(send, event)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        self._sent_s = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _comment(self, send: Send) -> None:
+        """A comment whenever nothing was sent for so long."""
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
+        while True:
+            await asyncio.sleep(max(0.0, self._sent_s + QUIET_S - loop.time()))
+            if loop.time() - self._sent_s >= QUIET_S:
+                await self._write(send, COMMENT)
 
 
 async def _left(receive: Receive) -> None:

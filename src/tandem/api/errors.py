@@ -13,16 +13,20 @@ from typing import Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
+from tandem.api.fields import NOT_SERVED
 from tandem.core.errors import (
     Conflict,
     EngineDead,
     Forbidden,
     InvalidRequest,
     NotFound,
+    OutOfMemory,
     Overloaded,
     QuotaExceeded,
     StoreError,
@@ -33,12 +37,21 @@ from tandem.core.errors import (
 
 _log = logging.getLogger(__name__)
 _STORE_RETRY_S = 5.0
+_MOST_MESSAGE_CHARS = 2000
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status; nobody receives it, but logs and metrics do
 
 
 class BodyTooLarge(InvalidRequest):
     """The body has more bytes than the server takes."""
+
+
+class TooSlow(TandemError):
+    """The client does not send what it began to send."""
+
+
+class UnsupportedMedia(InvalidRequest):
+    """The body is not of the type that the route takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,11 @@ def failure(error: Exception) -> Failure:
         case BodyTooLarge():
             closing = {"connection": "close"}  # the rest of the body is not worth reading
             return _failure(413, error, error.param, "body_too_large", headers=closing)
+        case TooSlow():
+            closing = {"connection": "close"}
+            return _failure(408, error, None, "request_timeout", headers=closing)
+        case UnsupportedMedia():
+            return _failure(415, error, error.param, "unsupported_media_type")
         case WrongStatus():
             return _failure(400, error, error.param, error.code or "conflict")
         case Conflict():
@@ -94,11 +112,15 @@ def failure(error: Exception) -> Failure:
         case EngineDead():
             wait = _retry_after(error.retry_after_s)
             return _failure(503, error, None, "engine_unavailable", "server_error", wait)
+        case OutOfMemory():
+            wait = _retry_after(error.retry_after_s)
+            return _failure(503, error, None, "out_of_memory", "server_error", wait)
         case TandemError():
             return _failure(500, error, None, "generation_failed", "server_error")
         case _:
             unknown = "internal error; the server's log has the details"
-            return _failure(500, unknown, None, "internal_error", "server_error")
+            closing = {"connection": "close"}  # what was read of the request is not known
+            return _failure(500, unknown, None, "internal_error", "server_error", closing)
 
 
 async def on_tandem_error(_: Request, error: Exception) -> Response:
@@ -109,16 +131,33 @@ async def on_tandem_error(_: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Unknown routes and wrong methods, which the router raises."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:200]}"
+    path = request.url.path
+    what = f"{request.method} {path[:200]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
+        for prefix, advice in NOT_SERVED.items():
+            if path == prefix or path.startswith(f"{prefix}/"):
+                message = f"{prefix} is not supported by this server: {advice}"
+                return _failure(404, message, None, "not_supported").response()
         message = f"unknown route: {what}; docs/api.md lists all routes"
         return _failure(404, message, None, "unknown_url").response()
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = _allowed(request)
         message = f"{what} is not allowed; allowed: {allowed}"
         headers = {"allow": allowed}
         return _failure(405, message, None, "method_not_allowed", headers=headers).response()
     return _failure(error.status_code, str(error.detail), None, None).response()
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all routes with this path; the router's own error names one route's."""
+    app: Starlette = request.app
+    found: set[str] = set()
+    for route in app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    if "GET" in found:
+        found.add("HEAD")
+    return ", ".join(sorted(found))
 
 
 async def on_invalid_path(_: Request, error: Exception) -> Response:
@@ -137,11 +176,6 @@ async def on_leave(_: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def on_unexpected_error(_: Request, error: Exception) -> Response:
-    """A bug. The server logs the traceback, without the body."""
-    return failure(error).response()
-
-
 def _failure(
     status: int,
     message: object,
@@ -150,7 +184,10 @@ def _failure(
     kind: str = "invalid_request_error",
     headers: dict[str, str] | None = None,
 ) -> Failure:
-    body = {"error": {"message": str(message), "type": kind, "param": param, "code": code}}
+    told = str(message)
+    if len(told) > _MOST_MESSAGE_CHARS:  # some repeat what was sent
+        told = f"{told[:_MOST_MESSAGE_CHARS]}..."
+    body = {"error": {"message": told, "type": kind, "param": param, "code": code}}
     return Failure(status, body, headers or {})
 
 

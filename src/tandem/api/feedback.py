@@ -7,15 +7,16 @@ after the feedback and its samples were committed.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tandem.api.connection import read_body
+from tandem.api.connection import beside, read_body
 from tandem.api.paging import read_limit, read_text
-from tandem.api.schemas import PERSON, Body, Message, parse
+from tandem.api.schemas import PERSON, Body, Messages, Metadata, parse
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleState
@@ -29,6 +30,7 @@ _MOST = 100
 _CONDITIONS = ("adapter", "user", "state", "keys")
 _MAX_WEIGHT = 10.0
 _MAX_SECONDS = 86_400.0
+_MOST_CHOICE = 2**31 - 1
 _KEY = r"^[A-Za-z0-9._:-]{1,128}$"
 
 
@@ -39,7 +41,7 @@ def _rating(value: object) -> object:
 
 
 def _answer(value: object) -> object:
-    if isinstance(value, str) or (type(value) is int and value >= 0):
+    if isinstance(value, str) or (type(value) is int and 0 <= value <= _MOST_CHOICE):
         return value
     raise ValueError("must be a text or the index of a choice")
 
@@ -73,8 +75,8 @@ class FeedbackRequest(Body):
 
     feedback_id: Annotated[str, Field(pattern=_KEY)] | None = None
     completion_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    choice: Annotated[int, Field(ge=0)] | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    choice: Annotated[int, Field(ge=0, le=_MOST_CHOICE)] | None = None
+    messages: Messages | None = None
     prompt: str | None = None
     completion: str | None = None
     model: Annotated[str, Field(max_length=256)] | None = None
@@ -87,13 +89,7 @@ class FeedbackRequest(Body):
     weight: Annotated[float, Field(gt=0, le=_MAX_WEIGHT)] | None = None
     user: Annotated[str, Field(pattern=PERSON)] | None = None
     conversation: Annotated[str, Field(pattern=PERSON)] | None = None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
 
 
 def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
@@ -103,9 +99,9 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
     async def send_feedback(request: Request) -> Response:
         """Teach an adapter; 202 when it is stored."""
         raw = await read_body(request, surface.max_body_bytes)
-        said = _said(parse(FeedbackRequest, raw), raw, request.headers.get("idempotency-key"))
+        said = await beside(raw, partial(_said, raw, request.headers.get("idempotency-key")))
         stored = await surface.feedback.take(said, request.state.caller)
-        return _json(feedback_json(surface, stored), 202)
+        return _json(await _with_outlook(surface, stored), 202)
 
     @app.get("/v1/feedback")
     async def list_feedback(request: Request) -> Response:
@@ -131,7 +127,7 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
     async def retrieve_feedback(feedback_id: str, request: Request) -> Response:
         """One of them."""
         stored = await surface.feedback.find(feedback_id, request.state.caller)
-        return _json(feedback_json(surface, stored))
+        return _json(await _with_outlook(surface, stored))
 
     @app.delete("/v1/feedback/{feedback_id}")
     async def erase_one_feedback(feedback_id: str, request: Request) -> Response:
@@ -163,8 +159,18 @@ def feedback_json(surface: Surface, stored: Stored) -> dict[str, Any]:
         "user": said.user or None,
         "conversation": said.conversation,
         "metadata": said.metadata,
+        "superseded_by": said.superseded_by,
         "samples": [_sample_json(sample) for sample in stored.samples],
     }
+
+
+async def _with_outlook(surface: Surface, stored: Stored) -> dict[str, Any]:
+    """One feedback, with what becomes of it (none without learning)."""
+    body = feedback_json(surface, stored)
+    if surface.outlooks is not None:
+        outlook = await surface.outlooks.of(stored.feedback.adapter, stored.samples)
+        body["learning"] = {"state": outlook.prospect.value, "note": outlook.note or None}
+    return body
 
 
 def _sample_json(sample: Sample) -> dict[str, Any]:
@@ -193,7 +199,8 @@ def _erased_json(erased: Erased) -> dict[str, Any]:
     }
 
 
-def _said(body: FeedbackRequest, raw: bytes, idempotency_key: str | None) -> Said:
+def _said(raw: bytes, idempotency_key: str | None) -> Said:
+    body = parse(FeedbackRequest, raw)
     saying = {
         "rating": body.rating,
         "preference": body.preference,
@@ -226,7 +233,7 @@ def _said(body: FeedbackRequest, raw: bytes, idempotency_key: str | None) -> Sai
         ask=ask,
         feedback_id=body.feedback_id,
         idempotency_key=idempotency_key,
-        digest=_digest(raw),
+        digest=_digest(body),
         model=body.model,
         adapter=body.adapter,
         weight=1.0 if body.weight is None else body.weight,
@@ -236,10 +243,10 @@ def _said(body: FeedbackRequest, raw: bytes, idempotency_key: str | None) -> Sai
     )
 
 
-def _digest(raw: bytes) -> str:
-    """The same for the same JSON, whatever the order of its keys."""
-    canonical = msgspec.json.encode(msgspec.json.decode(raw), order="sorted")
-    return hashlib.sha256(canonical).hexdigest()
+def _digest(body: FeedbackRequest) -> str:
+    """The same for bodies that say the same, whatever the order of their keys."""
+    said = body.model_dump(mode="json", exclude=set(body.model_extra or ()))
+    return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 
 def _filter(request: Request, *paging: str) -> Filter:

@@ -1,4 +1,4 @@
-"""Which request fields are accepted without effect, and which are refused by name.
+"""Which fields are accepted without effect, and which fields and routes are refused by name.
 
 OpenAI's clients send many fields. A field that we do not implement is fine at its default and an
 error otherwise, so that nobody believes it had an effect. Invariant: no field is dropped in
@@ -31,26 +31,36 @@ UNUSED = {
     "prompt_cache_retention": "prompts are cached while memory lasts",
 }
 
+_SAMPLED = {
+    "skip_special_tokens": Refused((True,), "special tokens have no text here"),
+    "spaces_between_special_tokens": Refused((True,), "special tokens have no text here"),
+    "include_stop_str_in_output": Refused((False,), "the text ends before the stop string"),
+    "use_beam_search": Refused((False,), "beam search is not supported; use 'n'"),
+    "length_penalty": Refused((1,), "beam search is not supported; use 'n'"),
+}
+
 CHAT_REFUSED = {
     "tools": Refused(([],), _NO_TOOLS),
     "tool_choice": Refused(("none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": Refused((True,), _NO_TOOLS),
+    "parallel_tool_calls": Refused((True, False), _NO_TOOLS),
     "functions": Refused(([],), _NO_TOOLS),
     "function_call": Refused(("none", "auto"), _NO_TOOLS),
     "response_format": Refused(({"type": "text"},), "only {'type': 'text'} is supported"),
     "modalities": Refused((["text"],), _TEXT_ONLY),
     "audio": Refused((), _TEXT_ONLY),
     "prediction": Refused((), "predicted outputs are not supported"),
-    "reasoning_effort": Refused((), "reasoning control is not supported"),
+    "reasoning_effort": Refused(("none",), "reasoning control is not supported"),
     "verbosity": Refused(("medium",), "ask for a shorter or longer answer in the prompt"),
     "web_search_options": Refused((), "web search is not supported"),
     "service_tier": Refused(("auto", "default"), "there is one tier: omit it or send 'auto'"),
+    **_SAMPLED,
 }
 
 COMPLETION_REFUSED = {
     "suffix": Refused(("",), "insertion is not supported"),
     "service_tier": CHAT_REFUSED["service_tier"],
     "response_format": CHAT_REFUSED["response_format"],
+    **_SAMPLED,
 }
 
 MESSAGE_REFUSED = {
@@ -61,6 +71,29 @@ MESSAGE_REFUSED = {
     "refusal": Refused((), "send a refusal as the message's content"),
     "annotations": Refused(([],), _TEXT_ONLY),
 }
+
+NOT_SERVED = {
+    "/v1/responses": "use /v1/chat/completions",
+    "/v1/messages": "use /v1/chat/completions",
+    "/v1/batches": "send the requests one by one to /v1/chat/completions",
+    "/v1/embeddings": "it serves a model that generates text",
+    "/v1/rerank": "it serves a model that generates text",
+    "/v1/score": "it serves a model that generates text",
+    "/v1/moderations": "it serves a model that generates text",
+    "/v1/uploads": "send the whole file to /v1/files",
+    "/v1/audio": "only text in and text out is supported",
+    "/v1/images": "only text in and text out is supported",
+    "/v1/videos": "only text in and text out is supported",
+    "/v1/realtime": "stream from /v1/chat/completions",
+    "/v1/assistants": "use /v1/chat/completions",
+    "/v1/threads": "use /v1/chat/completions",
+    "/v1/conversations": "send the whole conversation to /v1/chat/completions",
+    "/v1/vector_stores": "nothing is searched here",
+    "/v1/containers": "nothing is run here",
+    "/v1/evals": "the gate measures every version, see /v1/adapters",
+    "/v1/organization": "API keys are set by the server's operator",
+}
+"""Routes of OpenAI's and Anthropic's that clients may ask for, and what to do instead."""
 
 
 def check_extra(extra: Mapping[str, Any], refused: Mapping[str, Refused], where: str = "") -> None:

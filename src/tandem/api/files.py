@@ -16,7 +16,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import FileResponse
 
 from tandem.api.errors import BodyTooLarge
-from tandem.api.paging import read_limit, read_text
+from tandem.api.paging import parse_number, read_limit, read_text
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import FileRecord
@@ -27,6 +27,8 @@ _PART_BYTES = 1 << 20
 _FORM_BYTES = 64 * 1024  # for what is in the form beside the file
 _MAX_NAME_CHARS = 255
 _DRAINED_TIMES = 4
+_ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+_LEAST_KEPT_S, _MOST_KEPT_S = 3600, 2_592_000  # OpenAI's
 
 
 def add_file_routes(app: FastAPI, surface: Surface) -> None:
@@ -37,10 +39,10 @@ def add_file_routes(app: FastAPI, surface: Surface) -> None:
         """Keep a file: multipart form with `file` and `purpose`."""
         form = await _read_form(request, surface.files.max_bytes + _FORM_BYTES)
         try:
-            upload, purpose = _fields(form)
+            upload, purpose, kept_s = _fields(form)
             name = (upload.filename or "file")[:_MAX_NAME_CHARS]
             tenant: str = request.state.caller.tenant
-            file = await surface.files.create(name, purpose, tenant, _parts(upload))
+            file = await surface.files.create(name, purpose, tenant, _parts(upload), kept_s)
         finally:
             await form.close()
         return _json(_file_json(file))
@@ -78,8 +80,8 @@ def add_file_routes(app: FastAPI, surface: Surface) -> None:
     @app.get("/v1/files/{file_id}/content")
     async def file_content(file_id: str, request: Request) -> Response:
         """Its bytes."""
-        file = await surface.files.find(file_id, request.state.caller.tenant)
-        return FileResponse(file.path, media_type="application/octet-stream")
+        path = await surface.files.content(file_id, request.state.caller.tenant)
+        return FileResponse(path, media_type="application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> Response:
@@ -117,10 +119,11 @@ async def _read_form(request: Request, limit_bytes: int) -> FormData:
         raise InvalidRequest(f"the form cannot be read: {error}") from error
 
 
-def _fields(form: FormData) -> tuple[UploadFile, str]:
-    """The file and its purpose. Raises `InvalidRequest` that names the field."""
+def _fields(form: FormData) -> tuple[UploadFile, str, float | None]:
+    """The file, its purpose, and for how many seconds it is kept. Raises `InvalidRequest` that
+    names the field."""
     for name in form:
-        if name not in ("file", "purpose"):
+        if name not in ("file", "purpose", _ANCHOR, _SECONDS):
             raise InvalidRequest(f"'{name[:100]}' is not supported; remove it", param=name[:100])
     upload, purpose = form.get("file"), form.get("purpose")
     if not isinstance(upload, UploadFile):
@@ -128,7 +131,21 @@ def _fields(form: FormData) -> tuple[UploadFile, str]:
     if purpose not in UPLOAD_PURPOSES:
         known = ", ".join(UPLOAD_PURPOSES)
         raise InvalidRequest(f"'purpose' must be one of: {known}", param="purpose")
-    return upload, str(purpose)
+    return upload, str(purpose), _kept_s(form.get(_ANCHOR), form.get(_SECONDS))
+
+
+def _kept_s(anchor: object, seconds: object) -> float | None:
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequest(f"'{_ANCHOR}' must be created_at", param=_ANCHOR)
+    number = parse_number(seconds) if isinstance(seconds, str) else None
+    if number is None or not _LEAST_KEPT_S <= number <= _MOST_KEPT_S:
+        raise InvalidRequest(
+            f"'{_SECONDS}' must be a whole number from {_LEAST_KEPT_S} to {_MOST_KEPT_S}",
+            param=_SECONDS,
+        )
+    return float(number)
 
 
 async def _parts(upload: UploadFile) -> AsyncIterator[bytes]:
@@ -142,7 +159,7 @@ def _file_json(file: FileRecord) -> dict[str, Any]:
         "object": "file",
         "bytes": file.num_bytes,
         "created_at": int(file.created_s),
-        "expires_at": None,
+        "expires_at": None if file.expires_s is None else int(file.expires_s),
         "filename": file.filename,
         "purpose": file.purpose,
         "status": file.status,

@@ -12,9 +12,9 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
-from tandem.api.connection import read_body
+from tandem.api.connection import read
 from tandem.api.paging import parse_number, read_limit, read_text
-from tandem.api.schemas import Body, parse
+from tandem.api.schemas import Body, Metadata
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
@@ -38,16 +38,7 @@ class CreateJobRequest(Body):
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     method: dict[str, Any] | None = None
     hyperparameters: dict[str, Any] | None = None
-    metadata: (
-        Annotated[
-            dict[
-                Annotated[str, Field(max_length=64)],
-                Annotated[str, Field(max_length=512)],
-            ],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     integrations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
@@ -61,7 +52,7 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/fine_tuning/jobs")
     async def create_job(request: Request) -> Response:
         """Start a job."""
-        body = parse(CreateJobRequest, await read_body(request, surface.max_body_bytes))
+        body = await read(CreateJobRequest, request, surface.max_body_bytes)
         ask = JobAsk(
             model=body.model,
             training_file=body.training_file,

@@ -7,22 +7,25 @@ in the stream.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 
-from tandem.api.connection import EventStream, read_body, until_disconnect
+from tandem.api import connection
+from tandem.api.connection import EventStream, read, until_disconnect
 from tandem.api.errors import failure
 from tandem.api.render import (
     DONE,
     ChatShape,
     ChunkEncoder,
     CompletionShape,
+    Extras,
     Header,
     Shape,
     WholeAnswer,
@@ -32,7 +35,7 @@ from tandem.api.schemas import (
     ChatRequest,
     CompletionRequest,
     SamplingFields,
-    parse,
+    TokenizeRequest,
     slo_of_header,
 )
 from tandem.api.surface import Surface
@@ -80,9 +83,25 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
         return await until_disconnect(request, work())
 
 
+@dataclass(frozen=True, slots=True)
+class _Wants:
+    """How the client wants its answer; `n` choices for each prompt."""
+
+    stream: bool
+    n: int
+    extras: Extras
+
+
+@dataclass(slots=True)
+class _Opening:
+    """Whether the head of a stream was sent before its first event: errors are events then."""
+
+    sent: bool = False
+
+
 async def _body(request: Request, surface: Surface, kind: type[Sampled]) -> Sampled:
     """The checked body, with the objectives of the headers where it has none."""
-    body = parse(kind, await read_body(request, surface.max_body_bytes))
+    body = await read(kind, request, surface.max_body_bytes)
     headers = request.headers
     if body.ttft_slo is None and TTFT_HEADER in headers:
         body.ttft_slo = slo_of_header(TTFT_HEADER, headers[TTFT_HEADER])
@@ -103,23 +122,33 @@ async def _caller(request: Request, surface: Surface, body: SamplingFields) -> C
     return caller
 
 
-@dataclass(frozen=True, slots=True)
-class _Wants:
-    """How the client wants its answer."""
-
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-
-
 def _wants(body: SamplingFields, *, logprobs: bool) -> _Wants:
-    stream = bool(body.stream)
-    if body.stream_options is not None and not stream:
+    options = body.stream_options
+    if options is not None and not body.stream:
         raise InvalidRequest(
             "'stream_options' is allowed only with stream=true", param="stream_options"
         )
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return _Wants(stream, include_usage, logprobs)
+    extras = Extras(
+        logprobs=logprobs,
+        token_ids=bool(body.return_token_ids),
+        usage=bool(options and options.include_usage),
+        running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )
+    return _Wants(bool(body.stream), body.n or 1, extras)
+
+
+def asks(body: ChatRequest | TokenizeRequest) -> bool:
+    """Whether a conversation is rendered up to the beginning of an answer. Raises `InvalidRequest`
+    for a contradiction."""
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        raise InvalidRequest(
+            "'continue_final_message' goes on with the last message: leave "
+            "'add_generation_prompt' out",
+            param="continue_final_message",
+        )
+    return False
 
 
 def chat_options(body: ChatRequest, caller: Caller) -> Options:
@@ -135,7 +164,12 @@ def chat_options(body: ChatRequest, caller: Caller) -> Options:
             param="max_completion_tokens",
         )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _options(body, caller, max_tokens=next(iter(limits), None), logprobs=logprobs)
+    options = _options(body, caller, max_tokens=next(iter(limits), None), logprobs=logprobs)
+    return replace(
+        options,
+        add_generation_prompt=asks(body),
+        continue_final_message=bool(body.continue_final_message),
+    )
 
 
 def completion_options(body: CompletionRequest, caller: Caller) -> Options:
@@ -205,36 +239,60 @@ async def _respond(surface: Surface, answer: Answer, shape: Shape, wants: _Wants
     """Wait for the first token (the adapter's version is known then), or for all of them."""
     created_s = int(time.time())
     if wants.stream:
-        chunks = _chunks(surface, answer, shape, wants, created_s)
-        first = await anext(chunks)
-        return EventStream(first, chunks, {ADAPTER_HEADER: answer.adapter})
-    whole = WholeAnswer(shape, logprobs=wants.logprobs)
+        return await _stream(surface, answer, shape, wants, created_s)
+    whole = WholeAnswer(shape, wants.extras)
     async with aclosing(answer.deltas()) as deltas:
         async for delta in deltas:
             whole.add(delta)
-    body = whole.encode(_header(surface, answer, created_s), answer.usage)
+    body = whole.encode(_header(surface, answer, wants, created_s), answer.usage)
     headers = {ADAPTER_HEADER: answer.adapter}
     return Response(body, media_type="application/json", headers=headers)
 
 
-async def _chunks(
+async def _stream(
     surface: Surface, answer: Answer, shape: Shape, wants: _Wants, created_s: int
+) -> Response:
+    """The stream, once its first event is there or has let itself be waited for too long."""
+    opening = _Opening()
+    chunks = _chunks(surface, answer, shape, wants, opening, created_s)
+    first = asyncio.ensure_future(anext(chunks))
+    try:
+        await asyncio.wait((first,), timeout=connection.QUIET_S)
+    except BaseException:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await chunks.aclose()
+        raise
+    if not first.done():
+        opening.sent = True
+        return EventStream(first, chunks, {})
+    first.result()
+    return EventStream(first, chunks, {ADAPTER_HEADER: answer.adapter})
+
+
+async def _chunks(
+    surface: Surface,
+    answer: Answer,
+    shape: Shape,
+    wants: _Wants,
+    opening: _Opening,
+    created_s: int,
 ) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer; fails only before the first of them."""
-    encoder = ChunkEncoder(shape, logprobs=wants.logprobs, include_usage=wants.include_usage)
+    encoder = ChunkEncoder(shape, wants.extras)
     header: Header | None = None
     try:
         async with aclosing(answer.deltas()) as deltas:
             async for delta in deltas:
                 if header is None:
-                    header = _header(surface, answer, created_s)
-                if chunk := encoder.delta(header, delta):
+                    header = _header(surface, answer, wants, created_s)
+                if chunk := encoder.delta(header, delta, answer.usage):
                     yield chunk
         assert header is not None
-        if wants.include_usage:
+        if wants.extras.usage:
             yield encoder.usage(header, answer.usage)
     except Exception as error:
-        if header is None:
+        if header is None and not opening.sent:
             raise
         if not isinstance(error, TandemError):
             _log.error("a stream failed", exc_info=error)
@@ -242,6 +300,7 @@ async def _chunks(
     yield DONE
 
 
-def _header(surface: Surface, answer: Answer, created_s: int) -> Header:
+def _header(surface: Surface, answer: Answer, wants: _Wants, created_s: int) -> Header:
     fingerprint = surface.models.fingerprint(answer.adapter)
-    return Header(answer.id, created_s, answer.model.id, fingerprint)
+    prompts = answer.prompts if wants.extras.token_ids else ()
+    return Header(answer.id, created_s, answer.model.id, fingerprint, prompts, wants.n)

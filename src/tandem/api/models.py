@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from tandem.api.connection import read_body
-from tandem.api.schemas import DetokenizeRequest, TokenizeRequest, parse
+from tandem.api.adapters import forget
+from tandem.api.connection import read
+from tandem.api.generation import asks
+from tandem.api.schemas import DetokenizeRequest, TokenizeRequest
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.services.auth import Caller
@@ -30,10 +32,29 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
         """One of them, or a checkpoint of one of the caller's jobs."""
         return _json(_model_json(surface, await _resolved(surface, request, model)))
 
+    @app.delete("/v1/models/{model:path}")
+    async def delete_model(model: str, request: Request) -> Response:
+        """Forget a fine-tuned model: the adapter of this name, with its versions."""
+        caller: Caller = request.state.caller
+        caller.require_admin()
+        found = await _resolved(surface, request, model)
+        if found.name is None or found.checkpoint:
+            what = "a checkpoint" if found.checkpoint else "the base model"
+            raise InvalidRequest(
+                f"{what} cannot be deleted, only an adapter with all that is its own", param="model"
+            )
+        await forget(surface, found.name)
+        return _json({"id": model, "object": "model", "deleted": True})
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """Kind of tokenizer, special tokens, chat template."""
+        return _json(surface.generation.tokenizer_description())
+
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or of a rendered conversation."""
-        body = parse(TokenizeRequest, await read_body(request, surface.max_body_bytes))
+        body = await read(TokenizeRequest, request, surface.max_body_bytes)
         if body.model is not None:
             await _resolved(surface, request, body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -41,7 +62,9 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
         if body.messages is not None:
             turns = [message.rendered() for message in body.messages]
             tokens = await surface.generation.encode_chat(
-                turns, add_generation_prompt=body.add_generation_prompt
+                turns,
+                add_generation_prompt=asks(body),
+                continue_final_message=bool(body.continue_final_message),
             )
         else:
             tokens = await surface.generation.encode(
@@ -53,7 +76,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """Text of token ids, without special tokens."""
-        body = parse(DetokenizeRequest, await read_body(request, surface.max_body_bytes))
+        body = await read(DetokenizeRequest, request, surface.max_body_bytes)
         if body.model is not None:
             await _resolved(surface, request, body.model)
         text = await asyncio.to_thread(surface.generation.decode, body.tokens)

@@ -39,6 +39,11 @@ def parse_number(text: str) -> int | None:
 
 
 def read_text(request: Request, name: str) -> str | None:
-    """A short text, or None if it is not given."""
+    """A short text, or None if it is not given. Raises `InvalidRequest` if it is empty: what a
+    client wanted to send there is missing, and the first page again would be read for ever."""
     text = request.query_params.get(name)
-    return text[:128] if text else None
+    if text is None:
+        return None
+    if not text.strip():
+        raise InvalidRequest(f"'{name}' is empty; leave it out", param=name)
+    return text[:128]

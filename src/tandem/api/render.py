@@ -25,6 +25,9 @@ class Shape(Protocol):
 
     whole: str
     chunk: str
+    opens: bool
+    """Whether a choice begins with a chunk even if that has no text."""
+    one_prompt: bool
 
     def choice(self, text: str, logprobs: Json | None) -> Json:
         """The text of a whole choice."""
@@ -44,6 +47,8 @@ class ChatShape:
 
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
+    opens = True
+    one_prompt = True
 
     def choice(self, text: str, logprobs: Json | None) -> Json:
         """A message of the assistant."""
@@ -73,6 +78,8 @@ class CompletionShape:
 
     whole = "text_completion"
     chunk = "text_completion"
+    opens = False
+    one_prompt = False
 
     def choice(self, text: str, logprobs: Json | None) -> Json:
         """The text."""
@@ -100,7 +107,7 @@ def _alternatives(token: TokenText) -> dict[str, float | None] | None:
     if token.logprob is None:
         return None
     found = {other.text: _finite(other.logprob) for other in token.top}
-    return {**found, token.text: _finite(token.logprob)} if token.top else found
+    return {**found, token.text: _finite(token.logprob)}
 
 
 def _finite(logprob: float | None) -> float | None:
@@ -120,12 +127,19 @@ def usage_json(usage: Usage) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Fields that a whole answer and each chunk of a stream begin with."""
+    """Fields that a whole answer and each chunk of a stream begin with; `prompts` in token ids,
+    of which each has `n` choices."""
 
     id: str
     created_s: int
     model: str
     fingerprint: str
+    prompts: Sequence[Sequence[int]] = ()
+    n: int = 1
+
+    def prompt_of(self, index: int) -> Sequence[int]:
+        """The prompt of a choice."""
+        return self.prompts[index // self.n]
 
     def json(self, kind: str) -> Json:
         """A new object of that kind."""
@@ -138,19 +152,32 @@ class Header:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a client wants beside the text: log-probabilities, token ids, and in a stream the usage
+    at its end or in every chunk."""
+
+    logprobs: bool = False
+    token_ids: bool = False
+    usage: bool = False
+    running_usage: bool = False
+
+
 @dataclass(slots=True)
 class _Gathered:
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
 
 
 class WholeAnswer:
     """Gathers deltas into one JSON answer."""
 
-    def __init__(self, shape: Shape, *, logprobs: bool) -> None:
+    def __init__(self, shape: Shape, wants: Extras) -> None:
         self._shape = shape
-        self._logprobs = logprobs
+        self._wants = wants
         self._choices: dict[int, _Gathered] = {}
 
     def add(self, delta: Delta) -> None:
@@ -158,46 +185,83 @@ class WholeAnswer:
         choice = self._choices.setdefault(delta.index, _Gathered())
         choice.texts.append(delta.text)
         choice.tokens.extend(delta.tokens)
+        choice.ids.extend(delta.token_ids)
         choice.finish_reason = delta.finish_reason
+        choice.stop_reason = delta.stop_reason
 
     def encode(self, header: Header, usage: Usage) -> bytes:
         """The body of the answer."""
-        choices = [self._choice(index) for index in sorted(self._choices)]
+        choices = [self._choice(header, index) for index in sorted(self._choices)]
         body = {**header.json(self._shape.whole), "choices": choices, "usage": usage_json(usage)}
+        if self._wants.token_ids and self._shape.one_prompt:
+            body["prompt_token_ids"] = header.prompts[0]
         return msgspec.json.encode(body)
 
-    def _choice(self, index: int) -> Json:
+    def _choice(self, header: Header, index: int) -> Json:
         choice = self._choices[index]
-        logprobs = self._shape.logprobs(choice.tokens) if self._logprobs else None
+        logprobs = self._shape.logprobs(choice.tokens) if self._wants.logprobs else None
         content = self._shape.choice("".join(choice.texts), logprobs)
-        return {"index": index, **content, "finish_reason": choice.finish_reason}
+        found = {"index": index, **content, **_ending(choice.finish_reason, choice.stop_reason)}
+        if self._wants.token_ids:
+            found["token_ids"] = choice.ids
+            if not self._shape.one_prompt:
+                found["prompt_token_ids"] = header.prompt_of(index)
+        return found
 
 
 class ChunkEncoder:
-    """Makes each delta one server-sent event."""
+    """Makes each delta one server-sent event, and the end of a choice an event of its own."""
 
-    def __init__(self, shape: Shape, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, shape: Shape, wants: Extras) -> None:
         self._shape = shape
-        self._logprobs = logprobs
-        self._usage: Json = {"usage": None} if include_usage else {}
+        self._wants = wants
         self._opened: set[int] = set()
 
-    def delta(self, header: Header, delta: Delta) -> bytes:
-        """The event of one delta; nothing if it would tell the client nothing."""
-        opening = delta.index not in self._opened
-        if not (opening or delta.text or delta.tokens or delta.finish_reason):
-            return b""
+    def delta(self, header: Header, delta: Delta, usage: Usage) -> bytes:
+        """The events of one delta; nothing if it would tell the client nothing."""
+        opening, events = delta.index not in self._opened, b""
         self._opened.add(delta.index)
-        logprobs = self._shape.logprobs(delta.tokens) if self._logprobs and delta.tokens else None
-        change = self._shape.change(delta.text, logprobs, opening=opening)
-        choice = {"index": delta.index, **change, "finish_reason": delta.finish_reason}
-        chunk = {**header.json(self._shape.chunk), "choices": [choice], **self._usage}
+        told = delta.text or delta.tokens or (self._wants.token_ids and delta.token_ids)
+        if told or (opening and self._shape.opens):
+            logprobs = None
+            if self._wants.logprobs and delta.tokens:
+                logprobs = self._shape.logprobs(delta.tokens)
+            choice = {
+                "index": delta.index,
+                **self._shape.change(delta.text, logprobs, opening=opening),
+                "finish_reason": None,
+            }
+            if self._wants.token_ids:
+                choice["token_ids"] = list(delta.token_ids)
+                if opening:
+                    choice["prompt_token_ids"] = header.prompt_of(delta.index)
+            events = self._chunk(header, choice, usage)
+        if delta.finish_reason is not None:
+            # OpenAI's streams end a choice with a chunk that adds nothing to it.
+            choice = {
+                "index": delta.index,
+                **self._shape.change("", None, opening=False),
+                **_ending(delta.finish_reason, delta.stop_reason),
+            }
+            events += self._chunk(header, choice, usage)
+        return events
+
+    def _chunk(self, header: Header, choice: Json, usage: Usage) -> bytes:
+        chunk = {**header.json(self._shape.chunk), "choices": [choice]}
+        if self._wants.running_usage:
+            chunk["usage"] = usage_json(usage)
+        elif self._wants.usage:
+            chunk["usage"] = None
         return event(chunk)
 
     def usage(self, header: Header, usage: Usage) -> bytes:
         """The last event before the end, when the client asked for usage."""
         body = {**header.json(self._shape.chunk), "choices": [], "usage": usage_json(usage)}
         return event(body)
+
+
+def _ending(reason: FinishReason | None, stop: str | int | None) -> Json:
+    return {"finish_reason": reason, "stop_reason": stop}
 
 
 def event(body: Json) -> bytes:

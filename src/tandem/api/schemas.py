@@ -7,9 +7,19 @@ will be ignored without being listed in `fields.UNUSED`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
 from tandem.core.errors import InvalidRequest
@@ -19,10 +29,31 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_MESSAGES = 16_384
+MAX_METADATA = 16
 SloSeconds = Annotated[float, Field(gt=0, le=3600.0)]
 _SLO = TypeAdapter(SloSeconds)
 PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
 _MAX_INT = 2**31 - 1
+# What is checked before pydantic sees it, as others read it.
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT = {"anyOf": [{"type": "string"}, _IDS]}
+_PROMPTS = {"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1}]}
+_BIAS = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_LOGIT_BIAS,
+}
 # pydantic's kind of problem -> what is said of the value.
 _LIMITS = {
     "greater_than_equal": "must be at least {ge}",
@@ -93,6 +124,19 @@ def _prompts(value: object) -> object:
     return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in value]
 
 
+def _few(value: object) -> object:
+    """Every wrong entry of an object would be told; so many there may not be."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"has {len(value)} entries; at most {MAX_METADATA} are allowed")
+    return value
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    BeforeValidator(_few),
+]
+
+
 def _is_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
@@ -109,7 +153,12 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+# One wrong item is enough to refuse a list: the others are not looked at.
+StopTokens = Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_TOKENS)]
 
 
 class SamplingFields(Body):
@@ -121,10 +170,12 @@ class SamplingFields(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] | None = None
+    logit_bias: (
+        Annotated[dict[int, float], BeforeValidator(_logit_bias), WithJsonSchema(_BIAS)] | None
+    ) = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stop_list)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_stop_list), WithJsonSchema(_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = None
@@ -132,20 +183,21 @@ class SamplingFields(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: StopTokens | None = None
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = None
     ttft_slo: SloSeconds | None = None
     tpot_slo: SloSeconds | None = None
     user: Annotated[str, Field(pattern=PERSON)] | None = None
     safety_identifier: Annotated[str, Field(pattern=PERSON)] | None = None
     store: bool | None = None
+    return_token_ids: bool | None = None
 
 
 class Message(Body):
     """One turn of a conversation; `developer` is OpenAI's newer word for `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content), WithJsonSchema(_CONTENT)]
     name: str | None = None
 
     def rendered(self) -> dict[str, str]:
@@ -155,19 +207,26 @@ class Message(Body):
         return turn if self.name is None else {**turn, "name": self.name}
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+
+
 class ChatRequest(SamplingFields):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionRequest(SamplingFields):
     """Body of /v1/completions."""
 
-    prompt: Annotated[list[str | tuple[int, ...]], BeforeValidator(_prompts)]
+    prompt: Annotated[
+        list[str | tuple[int, ...]], BeforeValidator(_prompts), WithJsonSchema(_PROMPTS)
+    ]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -178,16 +237,17 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(Body):
     """Body of /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 class LoadAdapterRequest(Body):
@@ -207,11 +267,27 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
         raise _refusal(error) from None
     refused = {ChatRequest: CHAT_REFUSED, CompletionRequest: COMPLETION_REFUSED}.get(kind, {})
     check_extra(parsed.model_extra or {}, refused)
+    for path in _not_finite(parsed):
+        raise InvalidRequest(f"'{path}': must be a finite number", param=path)
     for name, value in parsed:
         for place, item in enumerate(value if isinstance(value, list) else ()):
             if isinstance(item, Message):
                 check_extra(item.model_extra or {}, MESSAGE_REFUSED, f"{name}[{place}].")
     return parsed
+
+
+def _not_finite(parsed: Body) -> Iterator[str]:
+    """Where numbers that are none stand in what has no type of its own; JSON has none of them."""
+    untyped = {name: value for name, value in parsed if isinstance(value, dict)}
+    pending = [*untyped.items(), *(parsed.model_extra or {}).items()]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [(f"{path}.{key}"[:200], inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(f"{path}[{place}]"[:200], inner) for place, inner in enumerate(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield path
 
 
 def slo_of_header(name: str, text: str) -> float:
@@ -223,7 +299,7 @@ def slo_of_header(name: str, text: str) -> float:
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
-    first: Any = error.errors(include_url=False)[0]
+    first: Any = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
     path = _path(first["loc"])

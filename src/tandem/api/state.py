@@ -1,6 +1,6 @@
-"""Routes about the server's own state: /health, /ready and /metrics.
+"""Routes about the server itself: /health, /ready, /metrics and /openapi.json.
 
-Invariant: /health is 200 only while an engine process lives and answers.
+Invariant: /health is 200 only while an engine process lives, /ready only while it is heard of.
 """
 
 from __future__ import annotations
@@ -9,27 +9,36 @@ import msgspec
 from fastapi import FastAPI, Response
 
 from tandem.api.errors import failure
+from tandem.api.specification import specification
 from tandem.api.surface import Surface
 from tandem.core.errors import EngineDead
 from tandem.core.ports import EngineState
 from tandem.telemetry.metrics import CONTENT_TYPE
 
-_HEALTHY = (EngineState.READY, EngineState.DRAINING)
+_HEALTHY = (EngineState.READY, EngineState.QUIET, EngineState.DRAINING)
 _RETRY_AFTER_S = 5.0
 
 
 def add_state_routes(app: FastAPI, surface: Surface) -> None:
     """Add the state routes."""
+    document = b""
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.get("/health")
     async def health() -> Response:
         """200 while the engine lives, 503 while it is dead or restarts."""
         return _state(surface.client.state, surface.client.state in _HEALTHY)
 
-    @app.api_route("/ready", methods=["GET", "HEAD"])
+    @app.get("/ready")
     async def ready() -> Response:
-        """200 while requests are taken; 503 also while the server drains."""
+        """200 while requests are taken; 503 also while the server drains or the engine is quiet."""
         return _state(surface.client.state, surface.client.state is EngineState.READY)
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        """OpenAPI document of these routes."""
+        nonlocal document
+        document = document or msgspec.json.encode(specification(app))
+        return Response(document, media_type="application/json")
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import tandem
+from tandem.model.names import CHAT_INSTALL, CHAT_NAME, DEMO_NAME, chat_file
 from tandem.processor import Watch, usable_cores
 
 _PACKAGES = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "pydantic", "pyzmq")
@@ -57,6 +58,7 @@ def examine() -> list[Finding]:
         *_kernels(flags),
         _memory(),
         _demo_model(),
+        _chat_model(),
     ]
     return [*found, _processor(watch)]
 
@@ -80,7 +82,8 @@ def report(findings: Sequence[Finding], console: Console) -> int:
     if fatal:
         console.print(f"[bold red]serving is impossible[/]: {', '.join(fatal)}")
         return 1
-    console.print("ready to serve: tandem serve demo")
+    model = CHAT_NAME if chat_file() else DEMO_NAME
+    console.print(f"ready to serve: tandem serve {model}")
     return 0
 
 
@@ -195,3 +198,11 @@ def _demo_model() -> Finding:
         return Finding("demo model", Level.ADVICE, f"lacks {', '.join(missing)}", advice)
     size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
     return Finding("demo model", Level.GOOD, f"{size:.1f} MiB in the package")
+
+
+def _chat_model() -> Finding:
+    file = chat_file()
+    if file is None:
+        advice = f"{sys.executable} -m {CHAT_INSTALL} (93 MB)"
+        return Finding("chat model", Level.ADVICE, f"{CHAT_NAME} is not installed", advice)
+    return Finding("chat model", Level.GOOD, f"{CHAT_NAME}: {file.name}")

@@ -39,13 +39,16 @@ _FLAG_NAMES = {
     "learning.beta": "dpo-beta",
     "learning.epochs": "sample-epochs",
     "server.api_keys": "api-key",
+    "server.allowed_hosts": "allowed-host",
+    "server.cors_origins": "cors-origin",
     "server.max_body_bytes": "max-body",
     "server.drain_s": "drain",
 }
 
 HELP = {
-    "model.model": "Model: `demo`, a directory, or a Hugging Face name",
-    "model.served_name": "Model id for clients; empty: the last part of the model's name",
+    "model.model": "Model: `smollm2`, `demo`, a directory, a GGUF file, or a Hugging Face name",
+    "model.served_name": "Model id for clients; empty: the last part of the model's name, without "
+    "`.gguf`",
     "model.device": "Where to compute: auto, cpu or cuda",
     "model.dtype": (
         "Number type: auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits), "
@@ -93,11 +96,14 @@ HELP = {
     "learning.beta": "Beta of DPO and KTO: how strongly learning is held to the reference",
     "learning.batch_samples": "Samples of a training step",
     "learning.micro_batch_samples": "Samples of a micro-batch",
-    "learning.steps_per_version": "Steps' worth of new samples in a version",
+    "learning.rpo_alpha": "Weight of the likelihood of chosen and liked answers beside DPO and KTO",
+    "learning.steps_per_version": "Most steps' worth of new samples in a version",
+    "learning.version_wait_s": "How long the first of a few new samples waits for others (seconds)",
     "learning.epochs": "Most times that a version trains on a new sample; fewer if its loss is low",
     "learning.replay": "Share of a step that was used by earlier versions, 0 to 1",
     "learning.reference": "Reference model of DPO and KTO: base or version:N",
     "learning.gate": "Who decides about a candidate: auto, manual or always",
+    "learning.auto_rollback": "Roll back what the gate published if its answers or thumbs get bad",
     "learning.held_out": "Share of conversations, after an adapter's first 20, that are "
     "measured on and never trained on",
     "learning.key_share": "Most that one API key may contribute to a version, 0 to 1",
@@ -110,6 +116,10 @@ HELP = {
     "server.port": "Port to listen on; 0 for any free one",
     "server.api_keys": "API key that clients must send, plain or sha256:HEX; repeatable",
     "server.api_key_file": "File of API keys: one a line, or .toml with what each may do",
+    "server.allowed_hosts": "Host name under which this server is asked, beyond those of this "
+    "machine; repeatable",
+    "server.cors_origins": "Origin of web pages that may use this server, such as "
+    "https://chat.example.com, or *; repeatable",
     "server.max_waiting_requests": "Requests that may wait for their first token before 429",
     "server.max_waiting_tokens": "Prompt tokens that may wait for their first token before 429",
     "server.max_wait_factor": "Times its TTFT objective that a request may have to wait before "

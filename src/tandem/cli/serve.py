@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,10 +21,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from tandem.allocator import give_back_regularly, share_one_arena
+from tandem.api.protocol import PatientProtocol
 from tandem.build import build_app, build_engine_client, resolve_model
 from tandem.cli.checks import check, open_to_all, warnings
 from tandem.config import ServerConfig, Settings
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import InvalidRequest, StoreError
 from tandem.core.events import ModelInfo
 from tandem.core.ports import EngineClient
 from tandem.processor import Watch
@@ -50,25 +51,32 @@ def serve_forever(settings: Settings, console: Console) -> int:
         logger.warning(warning)
     share_one_arena()
     give_back_regularly()
-    with _reserve(settings.server) as listener:
-        return asyncio.run(_serve(settings, listener, console))
-
-
-async def _serve(settings: Settings, listener: socket.socket, console: Console) -> int:
-    stop = _stop_on_signals()
     progress = _Progress(settings.model.model, console)
+    with _reserve(settings.server) as listener:
+        # Here, so that one process unpacks or downloads, and a signal ends it at once.
+        settings = resolve_model(settings, progress.say)
+        return asyncio.run(_serve(settings, listener, progress, console))
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, progress: _Progress, console: Console
+) -> int:
+    stop = _stop_on_signals()
     client = build_engine_client(settings, progress.report)
+    running = AsyncExitStack()
     watching: asyncio.Task[None] | None = None
     try:
         app = await _load(settings, client, stop, progress, console)
         if app is None:
             return 0
+        await _begin(app, running)
         server = _Server(
             uvicorn.Config(
                 app,
+                http=PatientProtocol,
                 access_log=False,
                 log_level="warning",
-                lifespan="on",
+                lifespan="off",  # it has begun
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_FLUSH_S,
@@ -96,7 +104,16 @@ async def _serve(settings: Settings, listener: socket.socket, console: Console) 
     finally:
         if watching is not None:
             watching.cancel()
+        await running.aclose()
         await client.close()
+
+
+async def _begin(app: FastAPI, running: AsyncExitStack) -> None:
+    """Start what works beside the requests: here, so that its errors are one line for the user."""
+    try:
+        await running.enter_async_context(app.router.lifespan_context(app))
+    except OSError as error:
+        raise StoreError(f"cannot start: {error}") from error
 
 
 async def _watch_processor(threads: int) -> None:
@@ -140,9 +157,16 @@ class _Progress:
             self._stage = stage
             self._show()
 
+    def say(self, stage: str, done: float) -> None:
+        """What happens before there is an engine, a line a stage."""
+        self._print(f"{self._model}: {stage}")
+
     def _show(self) -> None:
         if not self._console.is_terminal:
-            self._console.print(self.line, markup=False, highlight=False, soft_wrap=True)
+            self._print(self.line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _load(
@@ -216,7 +240,7 @@ def _announce(
     url = f"http://{shown}:{port}"
     needs_key = settings.server.api_keys or settings.server.api_key_file
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
-    model = resolve_model(settings).model.served_name
+    model = settings.model.served_name
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     capped = (
         f": all that {settings.scheduling.max_sequences} sequences can use (--max-sequences), "

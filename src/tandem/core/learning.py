@@ -14,14 +14,60 @@ Messages = tuple[dict[str, str], ...]
 """A conversation: `role` and `content` of each turn, as the chat API has them."""
 
 
+class Ending(StrEnum):
+    """What ended an answer: the model's own end token, a stop text or another stop token of the
+    client's, or the limit of tokens."""
+
+    MODEL = "model"
+    STOP_TEXT = "stop_text"
+    STOP_TOKEN = "stop_token"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTokens:
+    """An answer in the token ids that were generated.
+
+    The model's end token is among them; a client's stop token and what a stop text hid are not.
+    """
+
+    ids: tuple[int, ...]
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The prompts of a completion in the token ids that were served, in order.
+
+    `tokenizer` identifies the tokenizer whose ids they are.
+    """
+
+    tokenizer: str
+    ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTokens:
+    """What of a sample was served, in token ids; an answer that a person wrote is None."""
+
+    tokenizer: str
+    prompt: tuple[int, ...]
+    chosen: AnswerTokens | None = None
+    rejected: AnswerTokens | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ReceiptChoice:
-    """One answer of a completion; `prompt` is its own where the request had several."""
+    """One answer of a completion; `prompt` is its own where the request had several.
+
+    Receipts that an older Tandem kept have no `tokens`.
+    """
 
     index: int
     text: str
     finish_reason: str
     prompt: str = ""
+    tokens: AnswerTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +77,8 @@ class Receipt:
     A chat has `messages`, a plain completion a `prompt`. `adapter` is the name that was asked for
     (None: the base or a checkpoint, which do not learn), also while the base answers for it;
     `version` is the label of what wrote the answer (`base`, `formal@3`). `tenant` is who asked,
-    `user` the client's own word for a person.
+    `user` the client's own word for a person. The choices of each of `prompt_tokens` have indexes
+    that follow one another; receipts that an older Tandem kept have none.
     """
 
     completion_id: str
@@ -44,6 +91,13 @@ class Receipt:
     choices: tuple[ReceiptChoice, ...]
     sampling: dict[str, Any] = field(default_factory=dict)
     user: str = ""
+    prompt_tokens: PromptTokens | None = None
+
+    def prompt_of(self, choice: ReceiptChoice) -> tuple[int, ...]:
+        """Token ids in front of a choice; there are `prompt_tokens`."""
+        assert self.prompt_tokens is not None
+        prompts = self.prompt_tokens.ids
+        return prompts[choice.index * len(prompts) // len(self.choices)]
 
 
 class FeedbackKind(StrEnum):
@@ -63,7 +117,8 @@ class Feedback:
     `messages` (or `prompt`); a demonstration has `chosen`, and `rejected` where the original answer
     is known. `signal` is `explicit` or the implicit one that it was mapped from. `conversation`
     groups what must not be split between training and held-out samples. `user` is the client's own
-    word for a person, `key_id` the API key's tenant.
+    word for a person, `key_id` the API key's tenant. `superseded_by` is the id of later feedback
+    that took its place.
     """
 
     feedback_id: str
@@ -84,6 +139,7 @@ class Feedback:
     completion_id: str = ""
     version: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+    superseded_by: str | None = None
 
 
 class SampleKind(StrEnum):
@@ -98,7 +154,8 @@ class SampleState(StrEnum):
     """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`; unusable ones go to `INVALID` at once.
 
     `CONSUMED` names the version that used it first; `REFUSED` the candidate that the gate refused
-    (`CONSUMED` after all if that is published by request).
+    or the version that was rolled back by itself (`CONSUMED` after all if that is published by
+    request).
     An assignment that was interrupted goes back to `ACCEPTED`.
     """
 
@@ -122,7 +179,8 @@ class Sample:
 
     DPO: `chosen` and `rejected`. KTO: `chosen` is the completion and `desirable` its label. SFT:
     `chosen`. `loss` is the last one seen, `uses` how often it was trained on (replay included),
-    `version` the number of the version that consumed or the candidate that refused it.
+    `version` the number of the version that consumed or the candidate that refused it. What was
+    `served` is trained on in those token ids, everything else is tokenised from its text.
     """
 
     sample_id: str
@@ -145,6 +203,7 @@ class Sample:
     uses: int = 0
     loss: float | None = None
     problem: str = ""
+    served: ServedTokens | None = None
 
 
 class GateMode(StrEnum):
@@ -189,6 +248,7 @@ class VersionRecord:
 
     `origin` says what made it: `feedback`, a job id, or `IMPORTED`. `path` is the PEFT directory,
     which exists for as long as the row does. `tainted` marks training on feedback that was erased.
+    `watched` says that the gate alone has published it, so that it may be rolled back by itself.
     """
 
     adapter: str
@@ -202,6 +262,7 @@ class VersionRecord:
     metrics: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     tainted: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +279,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """An uploaded or produced file; its bytes lie at `path`."""
+    """An uploaded or produced file; its bytes lie at `path`, until `expires_s` if that is set."""
 
     file_id: str
     created_s: float
@@ -228,6 +289,7 @@ class FileRecord:
     path: str
     tenant: str = ""
     status: str = "processed"
+    expires_s: float | None = None
 
 
 class JobStatus(StrEnum):

@@ -15,6 +15,8 @@ from msgspec import Struct
 from tandem.core.sampling import SamplingParams
 
 DEVICE_LANE = "device"
+NO_MEMORY = "the engine is short of memory now; send the request again"
+"""Why something of a plan failed that may succeed another time, or in another process."""
 
 
 def working_key(trainer: str) -> str:
@@ -130,11 +132,13 @@ class BackwardSlice:
 class Update:
     """Optimiser step of `trainer`, whose revision it raises by one, with what was accumulated.
 
-    It comes in a later plan than the last slice, whose success must be known.
+    It comes in a later plan than the last slice, whose success must be known. `scale` multiplies
+    the learning rate.
     """
 
     trainer: str
     revision: int
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,16 @@ class StepResult:
     updates: tuple[UpdateResult, ...] = ()
     kept: tuple[KeptLayers, ...] = ()
     stopped: bool = False
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether something of the plan failed with `NO_MEMORY`."""
+        if not (self.failed or self.slices or self.updates):
+            return False
+        reasons: list[str | None] = [reason for _, reason in self.failed]
+        reasons += [piece.problem for piece in self.slices]
+        reasons += [update.problem for update in self.updates]
+        return NO_MEMORY in reasons
 
 
 def lost(lane: LanePlan, reason: str) -> StepResult:

@@ -75,13 +75,18 @@ class OptimizerSpec:
 @dataclass(frozen=True, slots=True)
 class LossSpec:
     """Loss and its parameters, with TRL's meanings: `beta` and `label_smoothing` (DPO), `beta`,
-    `desirable_weight` and `undesirable_weight` (KTO)."""
+    `desirable_weight` and `undesirable_weight` (KTO).
+
+    `rpo_alpha` weighs a likelihood term beside DPO and KTO: the negative log-likelihood of the
+    chosen (or desirable) answer, in nats a token (RPO: Pang et al., 2024, eq. 2; 0: none).
+    """
 
     kind: LossKind
     beta: float = 0.1
     label_smoothing: float = 0.0
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
+    rpo_alpha: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,8 @@ class TrainingStep:
     completions (KTO). KTO's KL term is estimated within each micro-batch, as TRL does.
     `urgency` is what MACE's priority adds for it (the last known loss of its samples; log 2 for DPO
     samples that were never scored). Steps of one trainer run in the order of their arrival.
+    `scale` multiplies the learning rate of its update: an optimiser that normalises gradients
+    ignores a factor that all samples of a step share, so a weight must act here.
     """
 
     step_id: str
@@ -151,6 +158,7 @@ class TrainingStep:
     loss: LossSpec
     micro_batches: tuple[tuple[TrainingSequence, ...], ...]
     urgency: float = 0.6931471805599453
+    scale: float = 1.0
 
     @property
     def num_tokens(self) -> int:

@@ -227,7 +227,8 @@ class Learning:
             return None
         if self.scores.holds_update(work.trainer, ending):
             return None
-        return Update(work.trainer, self._books.trainers[work.trainer].revision)
+        revision = self._books.trainers[work.trainer].revision
+        return Update(work.trainer, revision, work.step.scale)
 
     # ------------------------------------------------------------------ results
 

@@ -74,6 +74,11 @@ def _policy_options(policy: str, kind: type, options: Mapping[str, str]) -> obje
         raise InvalidRequest(f"policy {policy!r} with {given}: {error}") from error
 
 
+def knows_priorities(name: str) -> bool:
+    """Whether a policy orders requests by their `priority`; one from elsewhere may."""
+    return name == "priority" or ":" in name
+
+
 def known_policies() -> list[str]:
     """Names of the policies that are shipped: one file each."""
     folder = Path(__file__).parent / "policies"

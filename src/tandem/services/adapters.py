@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from tandem.core.errors import InvalidRequest, NotFound
+from tandem.core.errors import AdapterError, InvalidRequest, NotFound
 from tandem.core.ports import EngineClient
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.auth import BASE
@@ -52,7 +53,8 @@ class Adapters:
         """
         check_name(name)
         directory = await self.directory(name, path)
-        return await self._client.load_adapter(name, str(directory))
+        with without_path(directory):
+            return await self._client.load_adapter(name, str(directory))
 
     async def unload(self, name: str) -> AdapterVersion:
         """Remove `name`; running requests finish with it. Raises `NotFound`."""
@@ -74,12 +76,15 @@ class Adapters:
         asked = Path(name if path is None else path)
         if "\0" in str(asked):
             raise InvalidRequest("path must not contain a null character", param="path")
-        for root in self._roots:
-            directory = (root / asked).resolve()  # an absolute path replaces the root
-            if directory.is_relative_to(root) and directory.is_dir():
-                return directory
-        if asked.is_absolute() and asked.resolve() in self._preload.values():
-            return asked.resolve()
+        try:
+            for root in self._roots:
+                directory = (root / asked).resolve()  # an absolute path replaces the root
+                if directory.is_relative_to(root) and directory.is_dir():
+                    return directory
+            if asked.is_absolute() and asked.resolve() in self._preload.values():
+                return asked.resolve()
+        except (OSError, ValueError, RuntimeError):
+            pass  # too long, no name in this file system, or links in a circle: no directory
         raise InvalidRequest(self._refusal(asked), param="path", code="path_not_allowed")
 
     def _refusal(self, asked: Path) -> str:
@@ -88,7 +93,20 @@ class Adapters:
                 "loading adapters over HTTP is off: start the server with --adapter-root DIR "
                 "to allow directories below DIR"
             )
-        return f"'{asked}' is not a directory below the allowed adapter roots (--adapter-root)"
+        return (
+            f"{str(asked)[:200]!r} is not a directory below the allowed adapter roots "
+            "(--adapter-root)"
+        )
+
+
+@contextmanager
+def without_path(directory: Path) -> Iterator[None]:
+    """Errors about an adapter do not tell clients where this server keeps it."""
+    try:
+        yield
+    except AdapterError as error:
+        told = str(error).replace(str(directory), "the adapter")
+        raise AdapterError(told, param=error.param, code=error.code) from error
 
 
 def check_name(name: str) -> None:

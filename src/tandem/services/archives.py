@@ -1,32 +1,40 @@
 """PEFT directories as they come in and go out: copied, or as zips.
 
-Of a zip only the two files of an adapter are read, wherever in it they lie. Invariant: what these
-write was flushed before they return, and nothing outside of `target` is written.
+Of a zip only the two files of an adapter are read, wherever in it they lie, up to a bound.
+Invariant: what these write was flushed before they return, and nothing outside of `target` is
+written.
 """
 
 from __future__ import annotations
 
+import io
 import lzma
 import os
-import shutil
+import struct
 import tempfile
 import zipfile
 import zlib
 from pathlib import Path
 from typing import IO
 
+from tandem.adapters.configuration import MOST_CONFIG_BYTES
 from tandem.adapters.files import CONFIG_NAME, WEIGHTS_NAME, inspect_adapter
-from tandem.core.errors import AdapterError
+from tandem.core.errors import AdapterError, NotFound
 
-_MOST_IMPORT_BYTES = 16 << 30
+EXPORTS = "exports"
+"""The folder in the store's directory where zips are while they are sent."""
+
+_MOST_LISTING_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 # What zipfile raises for damaged, encrypted or unknown content; RuntimeError is its "encrypted",
 # and the parent of its "unknown compression".
 _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
+    struct.error,
     EOFError,
-    OSError,
+    OverflowError,
     RuntimeError,
     ValueError,
 )
@@ -41,35 +49,86 @@ def copy(source: Path, target: Path) -> None:
             _write(stream, target / name)
 
 
-def unpack(archive: Path, target: Path) -> None:
-    """Take an adapter out of a zip. Raises `AdapterError`. Blocks."""
+def unpack(archive: Path, target: Path, most_bytes: int) -> None:
+    """Take an adapter out of a zip; its weights may have `most_bytes`. Raises `AdapterError`.
+    Blocks."""
+    bounds = {CONFIG_NAME: MOST_CONFIG_BYTES, WEIGHTS_NAME: most_bytes}
     try:
-        with zipfile.ZipFile(archive) as packed:
+        with archive.open("rb") as file, zipfile.ZipFile(_Listing(file)) as packed:
             members = {Path(info.filename).name: info for info in packed.infolist()}
             target.mkdir()
             for name in (CONFIG_NAME, WEIGHTS_NAME):
                 if name not in members:
                     raise AdapterError(f"the archive has no {name}", param="file_id")
-                if members[name].file_size > _MOST_IMPORT_BYTES:
-                    raise AdapterError(f"{name} in the archive is too large", param="file_id")
                 with packed.open(members[name]) as stream:
-                    _write(stream, target / name)
+                    _write(stream, target / name, bounds[name])
+    except OSError as error:
+        reason = f"cannot read the archive: {error.strerror}"
+        raise AdapterError(reason, param="file_id") from error
     except _UNREADABLE as error:
         raise AdapterError(f"cannot read the archive: {error}", param="file_id") from error
 
 
-def _write(stream: IO[bytes], target: Path) -> None:
+class _Listing(io.BufferedIOBase):
+    """A file in which a zip's list of contents is bounded: `zipfile` reads it at once and makes an
+    object of each entry."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read `size` bytes; raises `AdapterError` for more than a list of contents needs."""
+        if size is None or size < 0:
+            here = self._file.tell()
+            size = self._file.seek(0, os.SEEK_END) - here
+            self._file.seek(here)
+        if size > _MOST_LISTING_BYTES:
+            raise AdapterError("the archive lists too many files", param="file_id")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a place."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """The place."""
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+
+def _write(stream: IO[bytes], target: Path, most_bytes: int | None = None) -> None:
+    size_bytes = 0
     with target.open("wb") as file:
-        shutil.copyfileobj(stream, file)
+        while chunk := stream.read(_CHUNK_BYTES):
+            size_bytes += len(chunk)
+            if most_bytes is not None and size_bytes > most_bytes:
+                raise AdapterError(
+                    f"{target.name} in the archive has more than {most_bytes} bytes (--max-file)",
+                    param="file_id",
+                )
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
 
 
-def pack(directory: Path) -> Path:
-    """A temporary zip of the adapter in `directory`, to be removed by the caller. Blocks."""
-    with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
+def pack(directory: Path, folder: Path) -> Path:
+    """A zip in `folder` of the adapter in `directory`, to be removed by the caller. Raises
+    `NotFound` if its files are gone. Blocks."""
+    folder.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".zip", delete=False) as file:
         path = Path(file.name)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as packed:
-        for name in (CONFIG_NAME, WEIGHTS_NAME):
-            packed.write(directory / name, name)
+    try:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as packed:
+            for name in (CONFIG_NAME, WEIGHTS_NAME):
+                packed.write(directory / name, name)
+    except FileNotFoundError as error:
+        path.unlink()
+        gone = "the files of this version are gone from this server's directory"
+        raise NotFound(gone, param="version", code="file_gone") from error
+    except BaseException:
+        path.unlink()
+        raise
     return path

@@ -107,13 +107,17 @@ class ApiKeys:
         """Whether callers need a key."""
         return bool(self._callers)
 
-    def caller_of(self, authorization: str | None) -> Caller:
-        """Check an `Authorization` header. Raises `Unauthorized`."""
+    def caller_of(self, authorization: str | None, api_key: str | None = None) -> Caller:
+        """Check an `Authorization` header, or else `X-Api-Key`. Raises `Unauthorized`."""
         if not self._callers:
             return Caller()
         scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized("this server needs an API key: send 'Authorization: Bearer <key>'")
+        if scheme.lower() != "bearer":
+            key = api_key or ""
+        if not key.strip():
+            raise Unauthorized(
+                "this server needs an API key: send 'Authorization: Bearer <key>' or 'X-Api-Key'"
+            )
         digest = hashlib.sha256(key.strip().encode()).digest()
         matches = [known for known in self._callers if hmac.compare_digest(digest, known)]
         if not matches:
@@ -154,7 +158,7 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def _read_file(path: Path) -> list[tuple[bytes, Caller]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read the API key file {path}: {error}") from error
     found = _from_toml(text, path) if path.suffix == ".toml" else _from_lines(text, path)

@@ -7,13 +7,17 @@ handed out with the delta that shows the end of its text, never before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tandem.core.learning import AnswerTokens, Ending
 from tandem.core.plan import TokenLogprob
 from tandem.core.sequence import FinishReason
 from tandem.services.detokenizer import Detokenizer, StopFinder
 from tandem.services.tokenizer import Tokenizer
+
+_CHARACTER_BYTES = 4  # at most, in UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,18 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained; the last delta of a choice has a `finish_reason`."""
+    """What one choice gained; the last delta of a choice has a `finish_reason`.
+
+    `token_ids` are all tokens that came, the stopping one too. `stop_reason` is the stop string or
+    the client's own stop token that ended it.
+    """
 
     index: int
     text: str
     tokens: tuple[TokenText, ...] = ()
     finish_reason: FinishReason | None = None
+    token_ids: tuple[int, ...] = ()
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,7 @@ class Choice:
         stops: Sequence[str],
         min_tokens: int,
         prefix_chars: int = 0,
+        stop_ids: Collection[int] = (),
     ) -> None:
         self.index = index
         self.finished = False
@@ -74,9 +85,28 @@ class Choice:
         self._detokenizer = Detokenizer(tokenizer, context)
         self._finder = StopFinder(stops)
         self._min_tokens = min_tokens
+        self._stop_ids = stop_ids
         self._decoded = prefix_chars
         self._shown = prefix_chars
         self._held: list[_Held] = []
+        self._tokens: list[int] = []
+        self._offsets: list[int] = []
+        self._stop_token: int | None = None
+
+    def served(self, end_tokens: Collection[int]) -> AnswerTokens:
+        """What has become of a finished choice, in token ids; `end_tokens` are the model's own.
+
+        A token of which a stop text hid only a part counts as shown.
+        """
+        assert self.finished
+        if self._finder.stopped:
+            shown = sum(offset < self._shown for offset in self._offsets)
+            return AnswerTokens(tuple(self._tokens[:shown]), Ending.STOP_TEXT)
+        if self._stop_token is None:
+            return AnswerTokens(tuple(self._tokens), Ending.LENGTH)
+        if self._stop_token in end_tokens:
+            return AnswerTokens((*self._tokens, self._stop_token), Ending.MODEL)
+        return AnswerTokens(tuple(self._tokens), Ending.STOP_TOKEN)
 
     def take(
         self,
@@ -87,10 +117,11 @@ class Choice:
     ) -> Delta:
         """Add the tokens of one event. The token that stopped the choice has no text."""
         assert not self.finished
-        text = ""
+        text, before = "", self.output_tokens
         for place, token in enumerate(tokens):
             self.output_tokens += 1
             if stop_token is not None and place == len(tokens) - 1:
+                self._stop_token = stop_token
                 break
             text += self._push(token, logprobs[place] if logprobs else None)
             if self._finder.stopped:
@@ -98,14 +129,23 @@ class Choice:
                 finish = FinishReason.STOP
                 break
         if finish is not None and not self._finder.stopped:
-            text += self._finish()
+            text += self._finish(cut=finish is FinishReason.LENGTH and self._ends_within_character)
             finish = FinishReason.STOP if self._finder.stopped else finish
         self._shown += len(text)
         self.finished = finish is not None
-        return Delta(self.index, text, self._release(), finish)
+        return Delta(
+            self.index,
+            text,
+            self._release(),
+            finish,
+            tuple(tokens[: self.output_tokens - before]),
+            self._finder.stop or (stop_token if stop_token in self._stop_ids else None),
+        )
 
     def _push(self, token: int, logprob: TokenLogprob | None) -> str:
         offset = self._decoded
+        self._tokens.append(token)
+        self._offsets.append(offset)
         text = self._detokenizer.push(token)
         self._decoded += len(text)
         if logprob is not None:
@@ -113,15 +153,21 @@ class Choice:
             self._held.append(_Held(entry, self._decoded))
         return self._filter(text)
 
-    def _finish(self) -> str:
-        """The engine ended the choice: what was held back, unless it holds a stop string."""
-        text = self._filter(self._detokenizer.finish())
+    @property
+    def _ends_within_character(self) -> bool:
+        """Whether the next token would have gone on with a character that has begun."""
+        decoder = getincrementaldecoder("utf-8")(errors="replace")
+        decoder.decode(b"".join(map(self._tokenizer.token_bytes, self._tokens[-_CHARACTER_BYTES:])))
+        return bool(decoder.getstate()[0])
+
+    def _finish(self, *, cut: bool) -> str:
+        """The engine ended the choice: what was held back, unless it holds a stop string; without
+        the bytes of a character that was `cut` by its length."""
+        text = self._filter(self._detokenizer.finish(whole=cut))
         return text if self._finder.stopped else text + self._finder.finish()
 
     def _filter(self, text: str) -> str:
-        if self.output_tokens <= self._min_tokens:
-            return text
-        return self._finder.push(text)
+        return self._finder.push(text, armed=self.output_tokens > self._min_tokens)
 
     def _release(self) -> tuple[TokenText, ...]:
         """Entries whose text is shown; at the end, those that a stop string did not swallow."""

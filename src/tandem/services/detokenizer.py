@@ -52,11 +52,13 @@ class Detokenizer:
             self._slide()
         return new
 
-    def finish(self) -> str:
-        """The rest: characters that never became complete, as U+FFFD."""
+    def finish(self, *, whole: bool = False) -> str:
+        """The rest: characters that never became complete, as U+FFFD; with `whole`, not even so."""
         text = self._decode(self._window)
+        if whole:
+            text = text.rstrip(_REPLACEMENT)
         new = text[self._shown :]
-        self._shown = len(text)
+        self._shown = max(self._shown, len(text))
         return new
 
     def _slide(self) -> None:
@@ -75,29 +77,42 @@ class Detokenizer:
 class StopFinder:
     """Looks for stop strings in text that arrives in pieces.
 
-    `push` returns the text that may be shown. Once a stop string was found `stopped` is true and
-    the text before it has been handed out.
+    `push` returns the text that may be shown. Once a stop string was found `stopped` is true,
+    `stop` is that string, and the text before it has been handed out.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
+        self._exempt = 0  # characters of what is held before which no stop string may end
         self.stopped = False
+        self.stop: str | None = None
 
-    def push(self, text: str) -> str:
-        """Add text; what may be shown now."""
+    def push(self, text: str, *, armed: bool = True) -> str:
+        """Add text; what may be shown now. A stop string that ends in text that came while not
+        `armed` is ordinary text; one that ends later counts, wherever it began."""
         if not self._stops:
             return text
         buffer = self._held + text
-        found = [place for stop in self._stops if (place := buffer.find(stop)) >= 0]
-        if found:
+        if not armed:
+            self._exempt = len(buffer)
+        elif found := self._find(buffer):
+            place, self.stop = min(found)
             self.stopped = True
             self._held = ""
-            return buffer[: min(found)]
+            return buffer[:place]
         keep = self._possible_start(buffer)
         self._held = buffer[keep:]
+        self._exempt = max(0, self._exempt - keep)
         return buffer[:keep]
+
+    def _find(self, buffer: str) -> list[tuple[int, str]]:
+        """Where each of the stop strings stands that ends in what may stop."""
+        places = (
+            (buffer.find(stop, max(0, self._exempt - len(stop) + 1)), stop) for stop in self._stops
+        )
+        return [(place, stop) for place, stop in places if place >= 0]
 
     def finish(self) -> str:
         """The choice ended by itself: what was held back is ordinary text."""

@@ -23,8 +23,16 @@ from tandem.services.models import SEPARATOR, Models
 from tandem.services.quota import spend_samples
 from tandem.services.receipts import Receipts
 from tandem.services.samples import make_samples
-from tandem.services.signals import EXPLICIT
-from tandem.services.subject import Ask, Subject, conversation_of, meaning_of, subject_of
+from tandem.services.signals import EXPLICIT, Meaning
+from tandem.services.subject import (
+    Ask,
+    Subject,
+    conversation_of,
+    meaning_of,
+    same_as,
+    served_of,
+    subject_of,
+)
 from tandem.store import Connection, Store, adapters, samples, usage
 from tandem.store import feedback as rows
 from tandem.store.feedback import Erased, Filter, Stored
@@ -47,11 +55,12 @@ class Rules:
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """Who hears of feedback: `arrived` of an adapter's new samples, `announced` of a new adapter,
-    `erased` of an adapter whose training has seen what is gone."""
+    `erased` of an adapter whose training has seen what is gone, `stored` of feedback itself."""
 
     arrived: Callable[[str], None]
     announced: Callable[[str], None]
     erased: Callable[[str], Awaitable[None]]
+    stored: Callable[[Feedback], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +116,22 @@ class FeedbackService:
         subject = await subject_of(said.ask, self._sources.receipts, caller.tenant)
         adapter = self._adapter_of(said, subject.receipt)
         caller.require_train(adapter)
-        feedback = self._feedback(said, caller, subject, adapter)
+        meaning = meaning_of(said.ask, subject)
+        feedback = self._feedback(said, caller, subject, meaning, adapter)
         made = await asyncio.to_thread(
-            make_samples, feedback, self._rules.held_out, await self._sources.encoder(adapter)
+            make_samples,
+            feedback,
+            self._rules.held_out,
+            await self._sources.encoder(adapter),
+            served_of(said.ask, subject, meaning),
         )
         stored = await self._store.write(
-            self._add, said, caller, Stored(feedback, made, said.digest)
+            self._add, said, caller, Stored(feedback, made, said.digest), same_as(feedback, subject)
         )
         self._hooks.announced(adapter)
         if stored.samples:
             self._hooks.arrived(adapter)
+        self._hooks.stored(stored.feedback)
         return stored
 
     async def find(self, feedback_id: str, caller: Caller, param: str = "feedback_id") -> Stored:
@@ -206,8 +221,9 @@ class FeedbackService:
             )
         return adapter if separator else None
 
-    def _feedback(self, said: Said, caller: Caller, subject: Subject, adapter: str) -> Feedback:
-        meaning = meaning_of(said.ask, subject)
+    def _feedback(
+        self, said: Said, caller: Caller, subject: Subject, meaning: Meaning, adapter: str
+    ) -> Feedback:
         receipt = subject.receipt
         return Feedback(
             feedback_id=said.feedback_id or f"fb-{uuid.uuid4().hex}",
@@ -230,7 +246,14 @@ class FeedbackService:
             metadata=dict(said.metadata),
         )
 
-    def _add(self, connection: Connection, said: Said, caller: Caller, stored: Stored) -> Stored:
+    def _add(
+        self,
+        connection: Connection,
+        said: Said,
+        caller: Caller,
+        stored: Stored,
+        same: str | None,
+    ) -> Stored:
         """One transaction: seen before? allowed? then the adapter, the feedback, the samples."""
         if (known := _repeated(connection, said, caller)) is not None:
             return known
@@ -252,6 +275,7 @@ class FeedbackService:
             stored.samples,
             idempotency_key=said.idempotency_key,
             digest=said.digest,
+            same=same,
         )
         return stored
 

@@ -2,18 +2,20 @@
 
 Bytes are written aside, flushed and renamed before their row is committed; a row goes before its
 bytes. Knows neither HTTP nor what is in a file. Invariant: the bytes of every row are complete;
-what a crash left without a row is removed at the next start. Callers see their own files only.
+what a crash left without a row is removed at the next start, what has expired within a minute.
+Callers see their own files only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from tandem.core.errors import InvalidRequest, NotFound
+from tandem.core.errors import InvalidRequest, NotFound, StoreError
 from tandem.core.learning import FileRecord
 from tandem.services.durable import flush_directory, make_directory
 from tandem.store import Store
@@ -21,6 +23,8 @@ from tandem.store import files as rows
 
 UPLOAD_PURPOSES = ("fine-tune", "batch", "user_data")
 _PARTIAL = ".partial"
+_SWEEP_EVERY_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 class Files:
@@ -33,29 +37,57 @@ class Files:
         self._store = store
         self._directory = directory
         self._now = now
+        self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Remove what crashes have left; how many files that were."""
+        """Remove what crashes have left, how many files that were; and from then on, what has
+        expired, until `stop`."""
         known = await self._store.read(rows.paths)
-        return await asyncio.to_thread(self._clean, known)
+        lost = await asyncio.to_thread(self._clean, known)
+        self._sweeper = asyncio.create_task(self._sweep_regularly())
+        return lost
+
+    async def stop(self) -> None:
+        """End the sweeping."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def sweep(self) -> int:
+        """Remove the files that have expired; how many that were."""
+        found = await self._store.read(rows.expired, self._now())
+        for file in found:
+            await self._store.write(rows.delete, file.file_id)
+            await asyncio.to_thread(Path(file.path).unlink, missing_ok=True)
+        return len(found)
 
     async def create(
-        self, filename: str, purpose: str, tenant: str, parts: AsyncIterator[bytes]
+        self,
+        filename: str,
+        purpose: str,
+        tenant: str,
+        parts: AsyncIterator[bytes],
+        kept_s: float | None = None,
     ) -> FileRecord:
-        """Keep what `parts` yields. Raises `InvalidRequest` if it is empty or too large."""
+        """Keep what `parts` yields, for `kept_s` seconds (None: until it is deleted).
+
+        Raises `InvalidRequest` if it is empty or too large.
+        """
         path = self._directory / f"file-{uuid.uuid4().hex}"
         partial = path.with_name(path.name + _PARTIAL)
         try:
             size_bytes = await self._write(partial, parts)
             await asyncio.to_thread(_finish, partial, path)
+            now_s = self._now()
             file = FileRecord(
                 file_id=path.name,
-                created_s=self._now(),
+                created_s=now_s,
                 filename=filename,
                 purpose=purpose,
                 num_bytes=size_bytes,
                 path=str(path),
                 tenant=tenant,
+                expires_s=None if kept_s is None else now_s + kept_s,
             )
             await self._store.write(rows.add, file)
         except BaseException:
@@ -86,11 +118,27 @@ class Files:
             raise NotFound(f"there is no file '{file_id[:100]}'", param=param)
         return file
 
+    async def content(self, file_id: str, tenant: str) -> Path:
+        """Where the bytes of a file lie. Raises `NotFound`, also if they are gone."""
+        file = await self.find(file_id, tenant)
+        path = Path(file.path)
+        if not await asyncio.to_thread(path.is_file):
+            raise gone(file)
+        return path
+
     async def delete(self, file_id: str, tenant: str) -> None:
         """Forget a file and remove its bytes. Raises `NotFound`."""
         file = await self.find(file_id, tenant)
         await self._store.write(rows.delete, file_id)
         await asyncio.to_thread(Path(file.path).unlink, missing_ok=True)
+
+    async def _sweep_regularly(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except (StoreError, OSError) as error:
+                _log.error("expired files cannot be removed", exc_info=error)
+            await asyncio.sleep(_SWEEP_EVERY_S)
 
     async def _write(self, path: Path, parts: AsyncIterator[bytes]) -> int:
         size_bytes = 0
@@ -117,6 +165,16 @@ class Files:
         for path in lost:
             path.unlink()
         return len(lost)
+
+
+def gone(file: FileRecord) -> NotFound:
+    """What is said where the row of a file is there and its bytes are not."""
+    return NotFound(
+        f"the bytes of the file '{file.file_id}' ({file.filename[:100]}) are gone from this "
+        "server's directory; upload it again",
+        param="file_id",
+        code="file_gone",
+    )
 
 
 def _flush(number: int, flush: Callable[[], None]) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Messages, Receipt
+from tandem.core.learning import Messages, PromptTokens, Receipt
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo
@@ -24,6 +25,9 @@ from tandem.services.receipts import Draft
 
 _SEED_BITS = 63
 _ENCODE_IN_THREAD_CHARS = 20_000
+_ENCODE_ALONE_CHARS = 1_000_000
+_TURN_CHARS = 50  # that a chat template may add
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Options:
     None for a random one. `sampling.max_tokens` and `sampling.seed` are filled in here. `ttft_slo`
     and `tpot_slo`, in seconds, are the objectives of the client or of its key (None: others').
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
-    `user` is the client's own word for a person.
+    `user` is the client's own word for a person. The last two say how a chat ends when it is
+    rendered.
     """
 
     model: str
@@ -50,10 +55,12 @@ class Options:
     tenant: str = ""
     user: str = ""
     receipt: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class Generation:
-    """Answers chats and completions over one engine."""
+    """Answers chats and completions over one engine, whose policy may know `priorities`."""
 
     def __init__(
         self,
@@ -62,19 +69,29 @@ class Generation:
         *,
         max_choices: int,
         rng: random.Random,
+        priorities: bool = False,
     ) -> None:
         self._tools = tools
         self._tokenizer = tools.tokenizer
         self._models = models
         self._max_choices = max_choices
         self._rng = rng
+        self._priorities = priorities
+        self._alone = asyncio.Lock()
 
     async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
         """Prepare the answer to a conversation. Raises `InvalidRequest` or `NotFound`."""
         arrival_s = self._tools.clock.now()
         model = await self._models.resolve(options.model, options.tenant)
         self._check(options, 1)
-        prompt = await self.encode_chat(messages)
+        self._refuse_many(len(messages), "messages")
+        turns = [message["content"] for message in messages]
+        await self._refuse_long("".join(turns), "messages")
+        prompt = await self.encode_chat(
+            messages,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+        )
         draft = self._draft("chatcmpl", model, options, tuple(dict(turn) for turn in messages))
         return self._answer(draft, model, [prompt], options, arrival_s)
 
@@ -86,9 +103,11 @@ class Generation:
         arrival_s = self._tools.clock.now()
         model = await self._models.resolve(options.model, options.tenant)
         self._check(options, len(prompts))  # before any of them is encoded
-        for prompt in prompts:
-            if not isinstance(prompt, str):  # nor are ids decoded that do not fit
-                _output_budget(len(prompt), options.max_tokens, model.max_model_len)
+        for prompt in prompts:  # nor is one that cannot fit
+            if isinstance(prompt, str):
+                await self._refuse_long(prompt, "prompt")
+            else:
+                self._refuse_many(len(prompt), "prompt")
         encoded = [await self._encode(prompt) for prompt in prompts]
         texts = tuple(
             prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
@@ -98,23 +117,55 @@ class Generation:
         return self._answer(draft, model, encoded, options, arrival_s)
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of a rendered conversation; long ones are encoded beside the event loop."""
         encode = partial(
-            self._tokenizer.encode_chat, messages, add_generation_prompt=add_generation_prompt
+            self._tokenizer.encode_chat,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
-        if sum(len(message["content"]) for message in messages) < _ENCODE_IN_THREAD_CHARS:
-            return encode()
-        return await asyncio.to_thread(encode)
+        chars = sum(len(message["content"]) for message in messages)
+        return await self._beside(chars + _TURN_CHARS * len(messages), encode)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a text; long texts are encoded beside the event loop."""
-        if len(text) < _ENCODE_IN_THREAD_CHARS:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(
-            self._tokenizer.encode, text, add_special_tokens=add_special_tokens
-        )
+        encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await self._beside(len(text), encode)
+
+    async def _beside(self, chars: int, work: Callable[[], Result]) -> Result:
+        """The result of `work` on so many characters, beside the event loop if they are many; of
+        very many one at a time, because their tokens take a hundred times as much memory."""
+        if chars < _ENCODE_IN_THREAD_CHARS:
+            return work()
+        if chars < _ENCODE_ALONE_CHARS:
+            return await asyncio.to_thread(work)
+        async with self._alone:
+            return await asyncio.to_thread(work)
+
+    async def _refuse_long(self, text: str, param: str) -> None:
+        """Raise `InvalidRequest` for a text that has too many tokens by its length already."""
+        limit = self._tools.client.info.max_model_len
+        if len(text) < max(limit, _ENCODE_IN_THREAD_CHARS):
+            return
+        if await asyncio.to_thread(self._tokenizer.exceeds, text, limit):
+            raise _too_long(limit, f"your {param} has more ({len(text)} characters)", param)
+
+    def _refuse_many(self, number: int, param: str) -> None:
+        """The same for so many things of which each has a token at least."""
+        limit = self._tools.client.info.max_model_len
+        if number >= limit:
+            raise _too_long(limit, f"your {param} resulted in {number} tokens or more", param)
+
+    def tokenizer_description(self) -> dict[str, Any]:
+        """See `Tokenizer.description`."""
+        limit = self._tools.client.info.max_model_len
+        return {**self._tokenizer.description(), "model_max_length": limit}
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids. Raises `InvalidRequest` for ids outside the vocabulary."""
@@ -169,12 +220,21 @@ class Generation:
         options: Options,
         arrival_s: float,
     ) -> Answer:
-        answer_id, seed = draft.receipt.completion_id, draft.receipt.sampling["seed"]
-        made = [
-            self._request(f"{answer_id}-{place}", model, prompt, options, seed)
-            for place, prompt in enumerate(prompts)
-        ]
+        answer_id, param = draft.receipt.completion_id, "prompt" if draft.prompts else "messages"
+        sampling = replace(
+            options.sampling,
+            seed=draft.receipt.sampling["seed"],
+            prompt_logprobs=options.sampling.logprobs if options.echo else None,
+        )
+        made: list[Request] = []
+        for place, prompt in enumerate(prompts):
+            limit = model.max_model_len
+            budget = _output_budget(len(prompt), options.max_tokens, limit, param)
+            bounded = replace(sampling, max_tokens=budget)
+            made.append(self._request(f"{answer_id}-{place}", model, prompt, options, bounded))
         requests = [replace(request, arrival_s=arrival_s) for request in made]
+        tokens = PromptTokens(self._tokenizer.identity, tuple(prompts))
+        draft = replace(draft, receipt=replace(draft.receipt, prompt_tokens=tokens))
         prompt_only = options.max_tokens == 0
         return Answer(
             answer_id,
@@ -194,14 +254,8 @@ class Generation:
         model: ServedModel,
         prompt: tuple[int, ...],
         options: Options,
-        seed: int,
+        sampling: SamplingParams,
     ) -> Request:
-        sampling = replace(
-            options.sampling,
-            max_tokens=_output_budget(len(prompt), options.max_tokens, model.max_model_len),
-            seed=seed,
-            prompt_logprobs=options.sampling.logprobs if options.echo else None,
-        )
         return Request(
             request_id=request_id,
             prompt=prompt,
@@ -230,6 +284,13 @@ class Generation:
                 f"{self._max_choices} in one request (--max-n)",
                 param="n",
             )
+        if options.priority and not self._priorities:
+            raise InvalidRequest(
+                "this server's policy knows no 'priority': leave it out, or start the server with "
+                "--policy priority",
+                param="priority",
+                code="unsupported_parameter",
+            )
         self.check_ids(options.sampling.stop_token_ids, "stop_token_ids")
         self.check_ids(list(options.sampling.logit_bias), "logit_bias")
 
@@ -240,17 +301,29 @@ class Generation:
         return prompt
 
 
-def _output_budget(prompt_tokens: int, asked: int | None, limit: int) -> int:
+def _output_budget(prompt_tokens: int, asked: int | None, limit: int, param: str) -> int:
     """Tokens one choice may generate. Raises `InvalidRequest` that says the numbers."""
     if prompt_tokens == 0:
-        raise InvalidRequest("the prompt has no tokens; send at least one", param="prompt")
+        raise InvalidRequest("the prompt has no tokens; send at least one", param=param)
     room = limit - prompt_tokens
     needed = 1 if asked is None else max(asked, 1)  # a forward pass always yields a token
+    if room < 1:
+        raise _too_long(limit, f"your {param} resulted in {prompt_tokens} tokens", param)
     if needed > room:
-        raise InvalidRequest(
-            f"this model's context is {limit} tokens, but the prompt has {prompt_tokens} and "
-            f"{needed} more are asked for; shorten the prompt or lower max_tokens",
-            param="messages" if asked is None else "max_tokens",
-            code="context_length_exceeded",
+        told = (
+            f"you requested {prompt_tokens + needed} tokens ({prompt_tokens} in the {param}, "
+            f"{needed} in the completion)"
         )
+        raise _too_long(limit, told, "max_tokens")
     return room if asked is None else needed
+
+
+def _too_long(limit: int, told: str, param: str) -> InvalidRequest:
+    """In OpenAI's words, by which clients know that they may cut the conversation."""
+    where = "messages or completion" if param != "prompt" else "prompt or completion"
+    return InvalidRequest(
+        f"This model's maximum context length is {limit} tokens. However, {told}. Please reduce "
+        f"the length of the {where}.",
+        param=param,
+        code="context_length_exceeded",
+    )

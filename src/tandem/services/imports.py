@@ -23,10 +23,12 @@ from tandem.core.learning import (
     VersionState,
 )
 from tandem.core.version import AdapterVersion
-from tandem.services.adapters import Adapters, check_name
+from tandem.services.adapters import Adapters, check_name, without_path
 from tandem.services.archives import copy, unpack
+from tandem.services.files import gone
 from tandem.services.learning.gate import Outcome
 from tandem.services.learning.learner import Learner
+from tandem.services.learning.measure import Candidate
 from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
@@ -66,16 +68,18 @@ class Imports:
         source = await self._loading.directory(name, path)
         return await self._import(name, lambda target: copy(source, target))
 
-    async def archive(self, name: str, archive: Path) -> VersionRecord:
-        """The same with an uploaded zip of a PEFT directory."""
+    async def archive(self, name: str, archive: Path, most_bytes: int) -> VersionRecord:
+        """The same with an uploaded zip of a PEFT directory, of at most so many bytes."""
         check_name(name)
-        return await self._import(name, lambda target: unpack(archive, target))
+        return await self._import(name, lambda target: unpack(archive, target, most_bytes))
 
     async def uploaded(self, file_id: str, tenant: str) -> Path:
-        """Where an uploaded file of this tenant lies. Raises `NotFound`."""
+        """Where the bytes of an uploaded file of this tenant lie. Raises `NotFound`."""
         file = await self._store.read(files.find, file_id)
         if file is None or file.tenant != tenant:
             raise NotFound(f"the file '{file_id[:64]}' does not exist", param="file_id")
+        if not await asyncio.to_thread(Path(file.path).is_file):
+            raise gone(file)
         return Path(file.path)
 
     async def _require_unlearned(self, name: str) -> None:
@@ -88,11 +92,12 @@ class Imports:
             aside = await self._publisher.staging_path(name, 0)  # no version has number 0
             try:
                 await asyncio.to_thread(remove_tree, aside)
-                await asyncio.to_thread(fill, aside)
-                content_hash = (await asyncio.to_thread(inspect_adapter, aside)).content_hash
-                staged = await uninterrupted(
-                    self._client.load_adapter(candidate_name(name), str(aside))
-                )
+                with without_path(aside):
+                    await asyncio.to_thread(fill, aside)
+                    content_hash = (await asyncio.to_thread(inspect_adapter, aside)).content_hash
+                    staged = await uninterrupted(
+                        self._client.load_adapter(candidate_name(name), str(aside))
+                    )
                 version = await self._examined(name, replace(staged, path=str(aside)))
             except BaseException:
                 await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
@@ -116,10 +121,8 @@ class Imports:
         own = {} if record is None else record.settings
         settings = resolve_settings(self._tools.defaults, own)
         verdict = await self._tools.examiner.examine(
-            name,
-            staged,
+            Candidate(name, staged, ()),
             replace(settings, gate=GateMode.ALWAYS),
-            (),
             self._tools.encoder(settings),
         )
         if verdict.outcome is Outcome.REFUSE:

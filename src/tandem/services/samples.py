@@ -11,13 +11,26 @@ import uuid
 from dataclasses import replace
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Feedback, FeedbackKind, Sample, SampleKind, SampleState, Split
+from tandem.core.learning import (
+    Feedback,
+    FeedbackKind,
+    Sample,
+    SampleKind,
+    SampleState,
+    ServedTokens,
+    Split,
+)
 from tandem.services.learning.encode import Encoder
 
 
-def make_samples(feedback: Feedback, held_out: float, encoder: Encoder) -> tuple[Sample, ...]:
+def make_samples(
+    feedback: Feedback, held_out: float, encoder: Encoder, served: ServedTokens | None = None
+) -> tuple[Sample, ...]:
     """A rating r gives KTO (desirable from 0.5 on, weight |2r - 1|), a pair DPO, a demonstration
-    SFT and, with the original answer, DPO; a comment or a weight of 0 nothing."""
+    SFT and, with the original answer, DPO; a comment or a weight of 0 nothing.
+
+    `served` is what the receipt knows of it in token ids.
+    """
     split = split_of(feedback.conversation, held_out)
     drafts = [
         Sample(
@@ -36,6 +49,7 @@ def make_samples(feedback: Feedback, held_out: float, encoder: Encoder) -> tuple
             conversation=feedback.conversation,
             user=feedback.user,
             key_id=feedback.key_id,
+            served=served,
         )
         for kind, weight in _losses(feedback)
         if weight > 0

@@ -7,10 +7,19 @@ Knows no store but through `Receipts`. Invariant: a `Meaning` has the texts that
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import FeedbackKind, Messages, Receipt, ReceiptChoice
+from tandem.core.learning import (
+    AnswerTokens,
+    Feedback,
+    FeedbackKind,
+    Messages,
+    Receipt,
+    ReceiptChoice,
+    ServedTokens,
+)
 from tandem.services.receipts import Receipts
 from tandem.services.signals import Meaning, Signal, interpret
 
@@ -39,12 +48,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A conversation with its answer, if one is known, and the receipt, if it is ours."""
+    """A conversation with its answer, if one is known, and the receipt, if it is ours.
+
+    `choice` is the receipt's that was named, else its first: it says which prompt is meant.
+    """
 
     messages: Messages
     prompt: str
     answer: str | None
     receipt: Receipt | None = None
+    choice: ReceiptChoice | None = None
 
 
 async def subject_of(ask: Ask, receipts: Receipts, tenant: str) -> Subject:
@@ -92,11 +105,63 @@ def meaning_of(ask: Ask, subject: Subject) -> Meaning:
     return _checked(meaning)
 
 
+def served_of(ask: Ask, subject: Subject, meaning: Meaning) -> ServedTokens | None:
+    """What of it was served, in token ids; None where no receipt tells.
+
+    A demonstration counts as written by a person, also where it equals an answer.
+    """
+    receipt, choice = subject.receipt, subject.choice
+    if receipt is None or choice is None or receipt.prompt_tokens is None:
+        return None
+    chosen = None
+    if meaning.kind is not FeedbackKind.DEMONSTRATION:
+        chosen = _served(receipt, choice, ask.preferred, meaning.chosen)
+    return ServedTokens(
+        receipt.prompt_tokens.tokenizer,
+        receipt.prompt_of(choice),
+        chosen,
+        _served(receipt, choice, ask.dispreferred, meaning.rejected),
+    )
+
+
+def _served(
+    receipt: Receipt, choice: ReceiptChoice, named: str | int | None, text: str
+) -> AnswerTokens | None:
+    """Token ids of the named choice, else of one that is `text`, `choice` before others."""
+    if isinstance(named, int):
+        return _choice(receipt, named).tokens
+    for other in (choice, *receipt.choices):
+        if text and other.text == text and _same_prompt(receipt, other, choice):
+            return other.tokens
+    return None
+
+
 def conversation_of(subject: Subject) -> str:
     """A name for the conversation: a hash of how it began."""
     users = [turn["content"] for turn in subject.messages if turn["role"] == "user"]
     began = users[0] if users else subject.prompt
     return hashlib.sha256(began.encode()).hexdigest()[:32]
+
+
+def same_as(feedback: Feedback, subject: Subject) -> str | None:
+    """A hash that feedback shares with what it supersedes; None if it supersedes nothing.
+
+    One key's rating of one answer by one user, be it another rating; a pair or a demonstration
+    only if it says the same of the same completion. Implicit signals supersede their own kind.
+    """
+    said, rates = feedback, feedback.kind is FeedbackKind.RATING
+    about: tuple[object, ...]
+    if said.kind is FeedbackKind.COMMENT:
+        return None
+    if subject.receipt is not None and subject.choice is not None:
+        answers = subject.choice.index if rates else (said.chosen, said.rejected)
+        about = (subject.receipt.completion_id, answers)
+    elif rates:
+        about = (said.conversation, said.messages, said.prompt, said.chosen)
+    else:
+        return None
+    who = (said.adapter, said.key_id, said.user, said.kind.value, said.signal)
+    return hashlib.sha256(json.dumps((who, about), sort_keys=True).encode()).hexdigest()
 
 
 def _of_receipt(ask: Ask, receipt: Receipt) -> Subject:
@@ -113,14 +178,22 @@ def _of_receipt(ask: Ask, receipt: Receipt) -> Subject:
         )
     answer = choice.text if index is not None or not several else None
     for other in (ask.preferred, ask.dispreferred):
-        if isinstance(other, int) and _choice(receipt, other).prompt != choice.prompt:
+        if isinstance(other, int) and not _same_prompt(receipt, _choice(receipt, other), choice):
             raise InvalidRequest("these choices answer different prompts", param="preference")
-    return Subject(receipt.messages, choice.prompt or receipt.prompt, answer, receipt)
+    return Subject(receipt.messages, choice.prompt or receipt.prompt, answer, receipt, choice)
 
 
 def _has_prompts(receipt: Receipt) -> bool:
     """Whether its choices answer different prompts."""
-    return len({choice.prompt for choice in receipt.choices}) > 1
+    first = receipt.choices[0]
+    return not all(_same_prompt(receipt, choice, first) for choice in receipt.choices)
+
+
+def _same_prompt(receipt: Receipt, one: ReceiptChoice, other: ReceiptChoice) -> bool:
+    """Texts may be equal where special tokens differ."""
+    if receipt.prompt_tokens is None:
+        return one.prompt == other.prompt
+    return receipt.prompt_of(one) == receipt.prompt_of(other)
 
 
 def _first_index(ask: Ask) -> int | None:

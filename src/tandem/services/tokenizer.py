@@ -7,6 +7,7 @@ tokens.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,9 @@ from transformers import AutoTokenizer
 
 from tandem.core.errors import InvalidRequest, UnsupportedModel
 
+_CHARS_A_TOKEN = 8
 _SPACE_MARK = "\u2581"
+_FILES = ("tokenizer.json", "*.model", "*.model.*", "vocab.*", "*.tiktoken", "tekken.json")
 
 
 class Tokenizer:
@@ -31,7 +34,11 @@ class Tokenizer:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._special_ids = frozenset(int(token) for token in backend.all_special_ids)
-        self._pieces = _piece_kind(backend)
+        self._longest = max(map(len, backend.get_vocab()), default=1)
+        described = backend.backend_tokenizer.to_str() if backend.is_fast else ""
+        self._pieces = _piece_kind(described)
+        self.identity = _identity(backend, described)
+        """A hash of what fixes the token ids of a text and of a chat."""
 
     @classmethod
     def load(cls, source: str | Path) -> Tokenizer:
@@ -39,10 +46,17 @@ class Tokenizer:
 
         Lengths are checked against the engine's limit, so the tokenizer shall not warn of its own.
         """
+        folder = Path(source)
+        # transformers would make an empty one, or miss a package that is there.
+        if folder.is_dir() and not any(path for kind in _FILES for path in folder.glob(kind)):
+            raise UnsupportedModel(f"{source} has no tokenizer (tokenizer.json and the like)")
         try:
             return cls(AutoTokenizer.from_pretrained(str(source), model_max_length=sys.maxsize))
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise UnsupportedModel(f"cannot load a tokenizer from {source}: {error}") from error
+        except Exception as error:  # of any kind, where a file is damaged
+            reason = " ".join(str(error).split())
+            raise UnsupportedModel(
+                f"cannot load a tokenizer from {source}: {type(error).__name__}: {reason}"
+            ) from error
 
     @property
     def size(self) -> int:
@@ -59,20 +73,47 @@ class Tokenizer:
         ids = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return tuple(ids)
 
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether `text` certainly has more than so many tokens.
+
+        Looks at a beginning only, so that it costs little more than a text that just fits; what is
+        left may have too many nevertheless.
+        """
+        if len(text) > tokens * self._longest:
+            return True
+        head = text[: tokens * _CHARS_A_TOKEN]
+        # Where the text is cut, its last word may have become other tokens.
+        spare = self._longest
+        return len(head) < len(text) and len(self.encode(head)) > tokens + spare
+
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> tuple[int, ...]:
         """Render `messages` with the model's chat template and encode the result.
 
         Raises `InvalidRequest` if the model has no template or the template refuses the messages.
         """
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         return self.encode(text, add_special_tokens=False)
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
-        """`messages` as the model's chat template writes them. Raises as `encode_chat` does."""
+        """`messages` as the model's chat template writes them, up to the beginning of an answer, or
+        up to the end of the last message, which an answer then continues. Raises as `encode_chat`
+        does."""
         if not self.has_chat_template:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions with a plain prompt",
@@ -82,13 +123,29 @@ class Tokenizer:
             text = self._backend.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
         return str(text)
+
+    def description(self) -> dict[str, Any]:
+        """What clients need to render and count by themselves: the kind of tokenizer, its special
+        tokens, the chat template."""
+        backend = self._backend
+        special = {name: str(token) for name, token in backend.special_tokens_map.items() if token}
+        return {
+            "tokenizer_class": type(backend).__name__,
+            "vocab_size": self.size,
+            "bos_token": special.get("bos_token"),
+            "eos_token": special.get("eos_token"),
+            "unk_token": special.get("unk_token"),
+            "pad_token": special.get("pad_token"),
+            "chat_template": backend.chat_template,
+        }
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens; incomplete UTF-8 becomes U+FFFD."""
@@ -136,10 +193,18 @@ class _SentencePieces:
         return piece.replace(_SPACE_MARK, " ").encode()
 
 
-def _piece_kind(backend: Any) -> _BytePieces | _SentencePieces:
-    if not backend.is_fast:
+def _identity(backend: Any, described: str) -> str:
+    vocabulary = described or json.dumps(backend.get_vocab(), sort_keys=True)
+    digest = hashlib.sha256(vocabulary.encode())
+    digest.update(str(backend.chat_template).encode())
+    return digest.hexdigest()[:32]
+
+
+def _piece_kind(described: str) -> _BytePieces | _SentencePieces:
+    """`described` is a fast tokenizer's JSON, empty for others."""
+    if not described:
         return _SentencePieces()
-    decoder = json.loads(backend.backend_tokenizer.to_str())["decoder"]
+    decoder = json.loads(described)["decoder"]
     return _BytePieces() if "ByteLevel" in json.dumps(decoder) else _SentencePieces()
 
 

@@ -236,13 +236,19 @@ def refuse(
     consumed: Sequence[str] = (),
     trained_on: Sequence[str] = (),
     event: EventRecord | None = None,
+    tries: int = 1,
 ) -> VersionRecord:
-    """As `publish`, for a candidate that the gate refused; `record.reason` says why.
+    """As `publish`, for a candidate that is refused; `record.reason` says why.
 
-    Its samples become `REFUSED`: they are not tried again.
+    Its samples are accepted again until `tries` candidates that learned from them were refused, and
+    then become `REFUSED`: they are not tried again.
     """
     record = replace(record, state=VersionState.REFUSED)
-    return _conclude(connection, record, consumed, trained_on, event)
+    if find(connection, record.adapter) is None:
+        raise _unknown(record.adapter)
+    record = save_version(connection, record, trained_on)
+    tired = samples.try_again(connection, consumed, tries)
+    return _conclude(connection, record, tired, trained_on, event)
 
 
 def set_current(

@@ -48,6 +48,12 @@ def paths(connection: Connection) -> set[str]:
     return {whole(connection, path) for path in kept}
 
 
+def expired(connection: Connection, now_s: float) -> list[FileRecord]:
+    """Files whose time has come."""
+    query = sa.select(FILES).where(FILES.c.expires_s <= now_s)
+    return [from_kept(connection, FileRecord, row) for row in connection.execute(query).mappings()]
+
+
 def delete(connection: Connection, file_id: str) -> bool:
     """Forget a file, before its bytes are removed; whether there was one."""
     return connection.execute(sa.delete(FILES).where(FILES.c.file_id == file_id)).rowcount > 0

@@ -18,7 +18,8 @@ from tandem.store.tables import ADAPTERS, SAMPLES, USES, VERSIONS, from_row, in_
 
 @dataclass(frozen=True, slots=True)
 class SampleHead:
-    """What selection needs of a sample, without its text. `row` grows with arrival."""
+    """What selection needs of a sample, without its text. `row` grows with arrival; `refusals`
+    counts the candidates that learned from it and were refused."""
 
     row: int
     sample_id: str
@@ -31,9 +32,26 @@ class SampleHead:
     conversation: str
     user: str
     key_id: str
+    desirable: bool = True
+    refusals: int = 0
 
 
-_HEAD = tuple(SAMPLES.c[name] for name in SampleHead.__dataclass_fields__)
+_REFUSALS = (
+    sa.select(sa.func.count())
+    .select_from(USES)
+    .join(VERSIONS, (VERSIONS.c.adapter == USES.c.adapter) & (VERSIONS.c.number == USES.c.version))
+    .where(
+        USES.c.sample_id == SAMPLES.c.sample_id,
+        VERSIONS.c.state == VersionState.REFUSED.value,
+    )
+    .correlate(SAMPLES)
+    .scalar_subquery()
+    .label("refusals")
+)
+_HEAD = (
+    *(SAMPLES.c[name] for name in SampleHead.__dataclass_fields__ if name != "refusals"),
+    _REFUSALS,
+)
 
 
 def add(connection: Connection, samples: Sequence[Sample]) -> None:
@@ -104,12 +122,27 @@ def release(connection: Connection, adapter: str | None = None) -> int:
     return connection.execute(back.values(state=SampleState.ACCEPTED.value)).rowcount
 
 
+def try_again(connection: Connection, sample_ids: Sequence[str], most: int) -> list[str]:
+    """`ASSIGNED -> ACCEPTED` for those of a refused candidate of which fewer than `most` were
+    refused, that candidate included; which of `sample_ids` they are not."""
+    tired: list[str] = []
+    for chunk in in_chunks(sample_ids):
+        known = connection.execute(
+            sa.select(SAMPLES.c.sample_id, _REFUSALS).where(SAMPLES.c.sample_id.in_(chunk))
+        )
+        tired += [sample_id for sample_id, refusals in known if refusals >= most]
+    again = [sample_id for sample_id in sample_ids if sample_id not in set(tired)]
+    _move(connection, again, SampleState.ASSIGNED, {"state": SampleState.ACCEPTED.value})
+    return tired
+
+
 def finish(
     connection: Connection, sample_ids: Sequence[str], state: SampleState, version: int
 ) -> int:
     """`ASSIGNED -> CONSUMED` or `REFUSED` with a version's number; how many were assigned.
 
-    `REFUSED -> CONSUMED` if that version had been refused and is published all the same.
+    `REFUSED` or `ACCEPTED -> CONSUMED` if that version had been refused, and its samples perhaps
+    given back, and is published all the same.
     """
     assert state in (SampleState.CONSUMED, SampleState.REFUSED)
     values = {"state": state.value, "version": version}
@@ -117,7 +150,26 @@ def finish(
     if state is SampleState.CONSUMED:
         refused = SAMPLES.c.version == version
         _move(connection, sample_ids, SampleState.REFUSED, values, refused)
+        learned = sa.exists().where(
+            USES.c.sample_id == SAMPLES.c.sample_id,
+            USES.c.adapter == SAMPLES.c.adapter,
+            USES.c.version == version,
+        )
+        _move(connection, sample_ids, SampleState.ACCEPTED, values, learned)
     return len(finished)
+
+
+def change_of_version(
+    connection: Connection, adapter: str, version: int, start: SampleState, end: SampleState
+) -> int:
+    """`CONSUMED -> REFUSED` for all that a version used first, or back again; how many."""
+    assert {start, end} == {SampleState.CONSUMED, SampleState.REFUSED}
+    change = sa.update(SAMPLES).where(
+        SAMPLES.c.adapter == adapter,
+        SAMPLES.c.version == version,
+        SAMPLES.c.state == start.value,
+    )
+    return connection.execute(change.values(state=end.value)).rowcount
 
 
 def invalidate(connection: Connection, problems: Mapping[str, str]) -> int:

@@ -59,6 +59,7 @@ RECEIPTS = _table(
     _json("prompt"),
     _json("choices"),
     _json("sampling"),
+    sa.Column("prompt_tokens", sa.JSON),
     sa.Index("receipts_by_age", "created_s"),
     sa.Index("receipts_by_user", "user"),
 )
@@ -84,12 +85,15 @@ FEEDBACK = _table(
     _text("completion_id"),
     _text("version"),
     _json("metadata"),
+    sa.Column("superseded_by", sa.Text),
+    sa.Column("same", sa.Text),
     sa.Column("idempotency_key", sa.Text),
     _text("digest"),
     sa.UniqueConstraint("key_id", "idempotency_key", name="feedback_once"),
     sa.Index("feedback_by_adapter", "adapter", "row"),
     sa.Index("feedback_by_user", "user", "row"),
     sa.Index("feedback_by_completion", "completion_id"),
+    sa.Index("feedback_by_same", "same"),
 )
 
 SAMPLES = _table(
@@ -120,6 +124,7 @@ SAMPLES = _table(
     _integer("uses"),
     sa.Column("loss", sa.Double),
     _text("problem"),
+    sa.Column("served", sa.JSON),
     sa.Index("samples_by_state", "adapter", "split", "state", "row"),
     sa.Index("samples_by_feedback", "feedback_id"),
     sa.Index("samples_by_conversation", "adapter", "conversation"),
@@ -158,6 +163,7 @@ VERSIONS = _table(
     _json("metrics"),
     _json("reason"),
     sa.Column("tainted", sa.Boolean, nullable=False),
+    sa.Column("watched", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 USES = _table(
@@ -237,6 +243,7 @@ FILES = _table(
     _text("path"),
     _text("tenant"),
     _text("status"),
+    sa.Column("expires_s", sa.Double),
     sa.Index("files_by_tenant", "tenant", "row"),
 )
 

@@ -73,7 +73,8 @@ def _supervised(
 def _preference(
     loss: LossSpec, sequences: Sequence[TrainingSequence], logprobs: Sequence[float], items: int
 ) -> MicroBatchLoss:
-    """DPO (Rafailov et al., 2023, eq. 7), with conservative label smoothing (Mitchell, 2023)."""
+    """DPO (Rafailov et al., 2023, eq. 7), with conservative label smoothing (Mitchell, 2023) and
+    the likelihood of the chosen answer (RPO). The items' losses are DPO's part alone."""
     losses, total = [], 0.0
     coefficients: list[float] = []
     for at in range(0, len(sequences), 2):
@@ -82,17 +83,20 @@ def _preference(
         z, smooth = loss.beta * margin, loss.label_smoothing
         value = -(1.0 - smooth) * _log_sigmoid(z) - smooth * _log_sigmoid(-z)
         slope = loss.beta * (smooth * _sigmoid(z) - (1.0 - smooth) * _sigmoid(-z))
+        likelihood, pull = _likelihood(loss, chosen, logprobs[at])
         losses.append(value)
-        total += chosen.weight * value
-        coefficients += [chosen.weight * slope / items, -chosen.weight * slope / items]
+        total += chosen.weight * (value + likelihood)
+        weight = chosen.weight / items
+        coefficients += [weight * (slope + pull), -weight * slope]
     return MicroBatchLoss(total / items, tuple(coefficients), tuple(losses))
 
 
 def _prospect(
     loss: LossSpec, sequences: Sequence[TrainingSequence], logprobs: Sequence[float], items: int
 ) -> MicroBatchLoss:
-    """KTO (Ethayarajh et al., 2024, eq. 8). The KL term is the mean log-ratio of the mismatched
-    sequences, not below 0 and without gradient; without any it is 0."""
+    """KTO (Ethayarajh et al., 2024, eq. 8), with the likelihood of desirable answers as in RPO. The
+    KL term is the mean log-ratio of the mismatched sequences, not below 0 and without gradient;
+    without any it is 0. The items' losses are KTO's part alone."""
     ratios = [
         logprob - sequence.reference for sequence, logprob in zip(sequences, logprobs, strict=True)
     ]
@@ -104,7 +108,7 @@ def _prospect(
     baseline = max(0.0, math.fsum(mismatched) / len(mismatched)) if mismatched else 0.0
     losses, total = [], 0.0
     coefficients: list[float] = []
-    for sequence, ratio in zip(sequences, ratios, strict=True):
+    for sequence, ratio, logprob in zip(sequences, ratios, logprobs, strict=True):
         if sequence.role is Role.MISMATCHED:
             coefficients.append(0.0)
             continue
@@ -112,11 +116,18 @@ def _prospect(
         sign = 1.0 if desirable else -1.0
         weight = loss.desirable_weight if desirable else loss.undesirable_weight
         gain = _sigmoid(sign * loss.beta * (ratio - baseline))
+        likelihood, pull = _likelihood(loss, sequence, logprob) if desirable else (0.0, 0.0)
         losses.append(1.0 - gain)
-        total += sequence.weight * weight * (1.0 - gain)
+        total += sequence.weight * weight * (1.0 - gain + likelihood)
         slope = -sign * loss.beta * gain * (1.0 - gain)
-        coefficients.append(sequence.weight * weight * slope / items)
+        coefficients.append(sequence.weight * weight * (slope + pull) / items)
     return MicroBatchLoss(total / items, tuple(coefficients), tuple(losses))
+
+
+def _likelihood(loss: LossSpec, sequence: TrainingSequence, logprob: float) -> tuple[float, float]:
+    """The likelihood term of an answer to move to, and its slope in the log-probability."""
+    pull = -loss.rpo_alpha / sequence.completion_tokens
+    return pull * logprob, pull
 
 
 def _items(loss: LossSpec, sequences: Sequence[TrainingSequence]) -> int:

@@ -60,9 +60,10 @@ class Optimizer:
                 "exp_avg_sq": state.exp_avg_sq.clone(),
             }
 
-    def step(self, gradient: Tensor, done: int) -> Applied:
-        """One update after `done` others; `gradient` [size] is float32 and may be changed."""
-        rate = self._spec.learning_rate * learning_rate_factor(self._spec, done)
+    def step(self, gradient: Tensor, done: int, scale: float = 1.0) -> Applied:
+        """One update after `done` others at `scale` times the rate; `gradient` [size] is float32
+        and may be changed."""
+        rate = scale * self._spec.learning_rate * learning_rate_factor(self._spec, done)
         norm = float(torch.linalg.vector_norm(gradient))
         if not math.isfinite(norm):
             return Applied(False, norm, rate)

@@ -86,13 +86,14 @@ class Trainer:
             return {}
         return self.layout.pairs(self._gradient)
 
-    def update(self) -> Applied:
-        """Optimiser step with what was accumulated, which is used up either way."""
+    def update(self, scale: float = 1.0) -> Applied:
+        """Optimiser step with what was accumulated, which is used up either way; `scale` multiplies
+        the learning rate."""
         gradient = self._gradient
         if gradient is None:
             gradient = torch.zeros_like(self._parameters)
         self._gradient = None
-        applied = self._optimizer.step(gradient, self.revision - self._schedule_from)
+        applied = self._optimizer.step(gradient, self.revision - self._schedule_from, scale)
         if applied.applied:
             self.revision += 1
         return applied

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from serving import demo_tokenizer
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Sample, SampleKind
+from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
 from tandem.core.training import LossKind, LossSpec, Role
-from tandem.services.learning.encode import Encoder, Limits, micro_batches, sequences_of
-from tandem.training.losses import step_items
+from tandem.services.learning.encode import (
+    Encoded,
+    Encoder,
+    Limits,
+    micro_batches,
+    sequences_of,
+)
+from tandem.training.losses import micro_batch_loss, step_items
 
 END = demo_tokenizer().encode("<|im_end|>", add_special_tokens=False)
 ENCODER = Encoder(demo_tokenizer(), END, Limits(64, 256, 100))
@@ -46,6 +54,35 @@ def test_a_plain_prompt_gets_an_end_token() -> None:
     assert encoded.chosen == demo_tokenizer().encode(" a time", add_special_tokens=False) + END
 
 
+SPELT = tuple(demo_tokenizer().encode(c, add_special_tokens=False)[0] for c in "Good day.")
+"""The same text in other tokens than the tokenizer makes of it."""
+
+
+def served(tokenizer: str = demo_tokenizer().identity, **answers: AnswerTokens) -> ServedTokens:
+    return ServedTokens(tokenizer, (END[0], 10, 11), **answers)
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_what_was_served_is_trained_on_in_its_own_tokens(ending: Ending) -> None:
+    assert demo_tokenizer().decode(SPELT) == "Good day."
+    ids = SPELT + END if ending is Ending.MODEL else SPELT
+    answer = AnswerTokens(ids, ending)
+    rated = ENCODER.encode(sample(SampleKind.KTO, served=served(chosen=answer)))
+    assert (rated.prompt, rated.chosen) == ((END[0], 10, 11), ids)
+    pair = ENCODER.encode(sample(served=served(rejected=answer)))
+    assert (pair.prompt, pair.rejected) == ((END[0], 10, 11), ids)
+    assert pair.chosen == ENCODER.encode(sample()).chosen  # written by a person, and it ends
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_with_another_tokenizer_the_text_is_what_counts(ending: Ending) -> None:
+    old = served("another", chosen=AnswerTokens((1, 2), ending))
+    encoded = ENCODER.encode(sample(SampleKind.KTO, served=old))
+    text = demo_tokenizer().encode("Good day.", add_special_tokens=False)
+    assert encoded.prompt == ENCODER.encode(sample()).prompt
+    assert encoded.chosen == (text + END if ending is Ending.MODEL else text)
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -69,7 +106,9 @@ def test_a_pair_that_no_recording_holds_is_refused() -> None:
 
 def test_kto_partners_are_the_completions_of_neighbours() -> None:
     items = [
-        ENCODER.encode(sample(SampleKind.KTO, sample_id=str(n), chosen=f"Answer {n}"))
+        ENCODER.encode(
+            sample(SampleKind.KTO, messages=(), prompt=f"Question {n}", chosen=f"Answer {n}")
+        )
         for n in range(3)
     ]
     batch = sequences_of(items)
@@ -83,9 +122,40 @@ def test_kto_partners_are_the_completions_of_neighbours() -> None:
 def test_a_single_kto_sample_takes_a_partner_or_none() -> None:
     alone = [ENCODER.encode(sample(SampleKind.KTO, desirable=False))]
     assert [s.role for s in sequences_of(alone)] == [Role.UNDESIRABLE]
-    batch = sequences_of(alone, partner=(5, 6))
+    other = replace(alone[0], prompt=(4,), chosen=(5, 6))
+    batch = sequences_of(alone, partner=other)
     assert [s.role for s in batch] == [Role.UNDESIRABLE, Role.MISMATCHED]
-    assert [s.role for s in sequences_of(alone, partner=alone[0].chosen)] == [Role.UNDESIRABLE]
+    assert batch[1].tokens == (*alone[0].prompt, 5, 6)
+    assert [s.role for s in sequences_of(alone, partner=alone[0])] == [Role.UNDESIRABLE]
+
+
+def kto(prompt: int, answer: int) -> Encoded:
+    return Encoded("s", SampleKind.KTO, (prompt,), (answer,))
+
+
+@pytest.mark.parametrize(
+    ("samples", "partner", "joined"),
+    [
+        ([(1, 9), (2, 9), (3, 9)], None, []),  # equal answers
+        ([(1, 9), (2, 9), (3, 8)], None, [(1, 8), (2, 8), (3, 9)]),
+        ([(1, 9), (2, 9)], (3, 8), [(1, 8), (2, 8)]),
+        ([(1, 9), (2, 9)], (3, 9), []),
+        ([(1, 9), (1, 8)], None, []),  # equal prompts: both are what somebody answered
+        ([(1, 9), (1, 8)], (2, 7), [(1, 7), (1, 7)]),
+        ([(1, 9), (1, 8)], (1, 7), []),
+        ([(1, 9), (1, 8), (2, 7)], None, [(1, 7), (1, 7), (2, 8)]),
+        ([(1, 9), (1, 9), (2, 9), (2, 8)], None, [(1, 8), (1, 8)]),
+    ],
+)
+def test_a_mismatched_pair_is_nobodys_own(
+    samples: list[tuple[int, int]],
+    partner: tuple[int, int] | None,
+    joined: list[tuple[int, int]],
+) -> None:
+    batch = sequences_of([kto(*each) for each in samples], partner and kto(*partner))
+    assert [s.tokens for s in batch if s.role is Role.MISMATCHED] == joined
+    shares = micro_batch_loss(LossSpec(LossKind.KTO), batch, [-1.0] * len(batch), len(samples))
+    assert len(shares.item_losses) == len(samples)
 
 
 @pytest.mark.parametrize("kind", list(SampleKind))

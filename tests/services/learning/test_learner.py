@@ -67,7 +67,7 @@ async def test_what_was_learned_is_replayed(tmp_path: Path) -> None:
         assert second is not None and second.parent == 1 and second.metrics["samples"] == 3
 
 
-async def test_a_refused_candidate_does_not_loop(tmp_path: Path) -> None:
+async def test_a_refused_candidate_is_tried_more_gently_and_does_not_loop(tmp_path: Path) -> None:
     def collapse(request: ScoreRequest, under: str | None) -> float:
         usual = score_of(request.tokens, request.prompt_tokens, None)
         return usual * 5 if under and "candidate" in under else usual
@@ -83,12 +83,18 @@ async def test_a_refused_candidate_does_not_loop(tmp_path: Path) -> None:
         record = await made.store.read(adapters.version, "formal", 1)
         assert record is not None and record.state is VersionState.REFUSED
         assert "canary answers lost" in record.reason
-        [event] = await made.store.read(events.listed, "formal")
-        assert event.level == "warning" and "refused" in event.message
+        told = await made.store.read(events.listed, "formal")
+        assert {event.level for event in told} == {"warning"}
+        messages = sorted((event.number, event.message) for event in told)
+        assert "half the learning rate, from version 0 on (2 more tries)" in messages[0][1]
+        assert "(1 more try)" in messages[1][1]
+        assert "tandem adapters publish formal 3" in messages[2][1]
+        rates = [spec.optimizer.learning_rate for spec in made.engine.opened]
+        assert rates == [1e-3, 5e-4, 2.5e-4]
         refused = made.registry.get_sample_value(
             "tandem_learning_versions_total", {"adapter": "formal", "outcome": "refused"}
         )
-        assert refused == 1.0
+        assert refused == 3.0
         before = len(made.engine.steps)
         made.learner.notify("formal")
         await asyncio.sleep(0.2)
@@ -216,7 +222,12 @@ async def test_a_manual_gate_waits_and_learns_nothing_more(tmp_path: Path) -> No
 @pytest.mark.parametrize("share", [1.0, 0.5])
 async def test_one_key_contributes_no_more_than_its_share(tmp_path: Path, share: float) -> None:
     settings = LearningSettings(
-        batch_samples=4, steps_per_version=1, replay=0.0, key_share=share, epochs=1
+        batch_samples=4,
+        steps_per_version=1,
+        replay=0.0,
+        key_share=share,
+        epochs=1,
+        version_wait_s=0.0,
     )
     async with world(tmp_path, settings=settings) as made:
         eager = [made.sample(key_id="eager") for _ in range(4)]
@@ -247,7 +258,12 @@ async def test_unusable_samples_of_one_key_do_not_condemn_those_of_another(
         return "the loss is not finite" if tokens & poison else None
 
     settings = LearningSettings(
-        batch_samples=4, steps_per_version=1, replay=0.0, key_share=0.5, epochs=1
+        batch_samples=4,
+        steps_per_version=1,
+        replay=0.0,
+        key_share=0.5,
+        epochs=1,
+        version_wait_s=0.0,
     )
     async with world(tmp_path, engine=FakeEngine(judge=judge), settings=settings) as made:
         honest = [made.sample(key_id="honest") for _ in range(2)]

@@ -92,7 +92,7 @@ def test_the_optimisers_settings_have_ranges(own: dict[str, Any], param: str) ->
 
 async def test_the_optimisers_settings_reach_the_trainer(tmp_path: Path) -> None:
     config = LearningConfig(warmup_steps=5, weight_decay=0.1, learning_rate=1e-4)
-    settings = replace(defaults(config), steps_per_version=1)
+    settings = replace(defaults(config), version_wait_s=0.0)
     async with world(tmp_path, settings=settings) as made:
         made.engine.step_s = 0.2
         await made.give([made.sample()], {"weight_decay": 0.2, "max_grad_norm": 0.0})

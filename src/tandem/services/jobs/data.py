@@ -6,6 +6,7 @@ assistant turn with weight 1. Knows no tokens. Invariant: an error names its lin
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,11 @@ import msgspec
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleKind
 
+# An escape of a leading half without a trailing one after it, or the other way round.
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
 _ROLES = frozenset(("system", "developer", "user", "assistant"))
 
 
@@ -80,8 +86,11 @@ def parse_examples(raw: bytes, kind: SampleKind, adapter: str) -> list[Sample]:
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
             raise BadLine(number, f"byte 0x{byte:02x} is not UTF-8; save it as UTF-8") from None
+        except RecursionError:
+            raise BadLine(number, "it is nested too deeply") from None
         except (msgspec.MsgspecError, InvalidRequest) as error:
-            raise BadLine(number, str(error)) from None
+            half = isinstance(error, msgspec.DecodeError) and _LONE_SURROGATE.search(line)
+            raise BadLine(number, _half_a_pair(half) if half else str(error)) from None
         for place, (messages, prompt, chosen, rejected, desirable) in enumerate(made):
             sample_id = f"line-{number}" + (f"-{place}" if len(made) > 1 else "")
             samples.append(
@@ -101,6 +110,12 @@ def parse_examples(raw: bytes, kind: SampleKind, adapter: str) -> list[Sample]:
     if not samples:
         raise InvalidRequest("the file has no examples", code="invalid_training_file")
     return samples
+
+
+def _half_a_pair(found: re.Match[bytes]) -> str:
+    """What the parser calls truncated or malformed."""
+    half = (found[1] or found[2]).decode()
+    return f"{half} is half of a character: emoji are written as pairs, such as \\ud83d\\ude00"
 
 
 def line_of(sample_id: str) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import JobRecord, Sample
 from tandem.core.training import TrainerSpec
+from tandem.services.files import gone
 from tandem.services.jobs.data import BadLine, line_of, parse_examples
 from tandem.services.jobs.method import Method, read_method
 from tandem.services.jobs.tools import JobFailed
@@ -102,6 +103,6 @@ async def _read(
         raw = await asyncio.to_thread(Path(file.path).read_bytes)
         return await asyncio.to_thread(parse_examples, raw, method.kind, job.adapter)
     except FileNotFoundError as error:
-        raise JobFailed(f"cannot read {file_id}: {error}", "file_not_found", param) from error
+        raise JobFailed(str(gone(file)), "file_not_found", param) from error
     except InvalidRequest as error:
         raise JobFailed(f"{file_id}: {error}", "invalid_training_file", param) from error

@@ -24,7 +24,7 @@ _AUTO_EPOCHS = 3
 _AUTO_BATCH = 8
 _MOST_EPOCHS = 1000
 _MOST_BATCH = 1024
-_MAY_BE_0 = ("label_smoothing", "warmup_steps", "weight_decay", "max_grad_norm")
+_MAY_BE_0 = ("label_smoothing", "rpo_alpha", "warmup_steps", "weight_decay", "max_grad_norm")
 
 Auto = Literal["auto"]
 
@@ -40,6 +40,7 @@ class _Hyperparameters(msgspec.Struct, forbid_unknown_fields=True):
     max_grad_norm: float | None = None
     beta: Auto | float | None = None
     label_smoothing: float | None = None
+    rpo_alpha: float | None = None
     desirable_weight: float | None = None
     undesirable_weight: float | None = None
     reference: str | None = None
@@ -67,8 +68,8 @@ _OWN = {
         "weight_decay",
         "max_grad_norm",
     },
-    "dpo": {"beta", "label_smoothing", "reference"},
-    "kto": {"beta", "desirable_weight", "undesirable_weight", "reference"},
+    "dpo": {"beta", "label_smoothing", "rpo_alpha", "reference"},
+    "kto": {"beta", "rpo_alpha", "desirable_weight", "undesirable_weight", "reference"},
 }
 
 _OF_SETTINGS = (
@@ -77,6 +78,7 @@ _OF_SETTINGS = (
     "max_grad_norm",
     "beta",
     "label_smoothing",
+    "rpo_alpha",
     "desirable_weight",
     "undesirable_weight",
 )
@@ -212,6 +214,7 @@ def _meaning(kind: str, given: _Hyperparameters, defaults: LearningSettings, kep
         values.get("label_smoothing", defaults.label_smoothing),
         values.get("desirable_weight", defaults.desirable_weight),
         values.get("undesirable_weight", defaults.undesirable_weight),
+        0.0 if kind == "supervised" else values.get("rpo_alpha", defaults.rpo_alpha),
     )
     optimizer = OptimizerSpec(
         learning_rate=rate,

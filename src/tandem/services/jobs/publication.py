@@ -8,7 +8,7 @@ interrupts the way from its number to the end of the job.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +17,14 @@ from tandem.core.learning import (
     EventRecord,
     GateMode,
     JobRecord,
+    Sample,
     VersionRecord,
     VersionState,
 )
 from tandem.core.version import AdapterVersion
 from tandem.services.jobs.tools import JobFailed, JobTools, departure
 from tandem.services.learning.gate import Outcome, Verdict
+from tandem.services.learning.measure import Candidate
 from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.models import SEPARATOR
@@ -46,14 +48,16 @@ class Publication:
         trainer: str,
         tools: JobTools,
         finish: Callable[[JobRecord], Awaitable[None]],
+        taught: Sequence[Sample],
     ) -> None:
-        """`finish` lets the job succeed."""
+        """`finish` lets the job succeed; `taught` is what it was trained on."""
         self._job = job
         self._trainer = trainer
         self._tools = tools
         self._course = tools.course
         self._store = tools.course.store
         self._finish = finish
+        self._taught = taught
 
     async def run(self) -> None:
         """Make the version, unless it was made before an interruption, and end the job.
@@ -91,9 +95,9 @@ class Publication:
         unused = record is None or not record.current
         if unused and not self._continues:
             settings = replace(settings, gate=GateMode.ALWAYS)
-        # All samples are of one key: its share of them says nothing.
+        candidate = Candidate(name, staged, self._taught)
         verdict = await self._course.examiner.examine(
-            name, staged, settings, (), self._course.encoder(settings)
+            candidate, settings, self._course.encoder(settings)
         )
         return staged, verdict
 

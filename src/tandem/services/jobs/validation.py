@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tandem.core.learning import Sample
 from tandem.core.ports import EngineClient
-from tandem.core.training import LossKind, LossSpec, ScoreRequest, TrainingSequence
+from tandem.core.training import LossKind, LossSpec, Role, ScoreRequest, TrainingSequence
 from tandem.services.jobs.data import line_of
 from tandem.services.learning.references import NotFinite
 from tandem.services.learning.steps import PreparedStep, StepMaker
@@ -49,9 +49,7 @@ class Validation:
             logprobs = await asyncio.gather(*(self._score(sequence) for sequence in batch))
             for at, logprob in enumerate(logprobs):
                 if not math.isfinite(logprob):
-                    # Pairs lie side by side; KTO's mismatched answers follow the labelled ones.
-                    pairs = self._loss.kind is LossKind.DPO
-                    raise _not_finite(ids[at // 2 if pairs else at % len(ids)], "the model")
+                    raise _not_finite(ids[_sample_of(batch, at)], "the model")
             total += micro_batch_loss(self._loss, batch, logprobs, items).loss
             rewards = [p - s.reference for s, p in zip(batch, logprobs, strict=True)]
             wins += sum(rewards[at] > rewards[at + 1] for at in range(0, len(rewards) - 1, 2))
@@ -82,6 +80,17 @@ class Validation:
             trainer=trainer,
         )
         return (await self._client.score(request)).logprob
+
+
+def _sample_of(batch: Sequence[TrainingSequence], at: int) -> int:
+    """Which sample a sequence is of: pairs lie side by side, a mismatched one has the prompt."""
+    sequence = batch[at]
+    if sequence.role in (Role.CHOSEN, Role.REJECTED):
+        return at // 2
+    if sequence.role is Role.MISMATCHED:
+        prompts = [each.tokens[: each.prompt_tokens] for each in batch]
+        return prompts.index(prompts[at])
+    return at
 
 
 def _not_finite(sample_id: str, who: str) -> NotFinite:

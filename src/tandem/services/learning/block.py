@@ -5,10 +5,11 @@ Knows neither engine nor store. Invariant: `chosen` holds only samples that can 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.core.learning import AdapterRecord, Sample
-from tandem.services.learning.selection import choose, to_go_on, within_shares
+from tandem.services.learning.selection import choose, known, to_go_on, within_shares
 from tandem.services.learning.settings import LearningSettings
 from tandem.store.samples import SampleHead
 
@@ -17,7 +18,9 @@ from tandem.store.samples import SampleHead
 class Block:
     """What is trained between two versions: `chosen` are the heads of usable new samples, `seen`
     those of replayed ones, `latest` the last loss of each sample that was trained on, `misjudged`
-    the pairs that the model, when last asked, would have answered the wrong way."""
+    the pairs that the model, when last asked, would have answered the wrong way, `known` the new
+    samples that would teach the current version nothing, `drift` how far the model has moved
+    from the base, as a share of what the gate allows."""
 
     record: AdapterRecord
     settings: LearningSettings
@@ -26,8 +29,10 @@ class Block:
     seen: list[SampleHead]
     latest: dict[str, float] = field(default_factory=dict)
     misjudged: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
+    drift: float = 0.0
 
     @property
     def used(self) -> list[Sample]:
@@ -39,6 +44,17 @@ class Block:
         """Whether no API key has more than its share of what was trained on: samples of others may
         have turned out to be unusable meanwhile."""
         return within_shares([sample.key_id for sample in self.used], self.settings.key_share)
+
+    @property
+    def refusals(self) -> int:
+        """How many candidates that learned from these samples were refused before."""
+        return max((head.refusals for head in self.chosen), default=0)
+
+    def meet(self, losses: Mapping[str, float], misjudged: Collection[str]) -> None:
+        """The current version has scored the new samples: leave out what it knows."""
+        heads = [replace(head, loss=losses.get(head.sample_id)) for head in self.chosen]
+        self.known = known(heads, self.seen, misjudged)
+        self.chosen = [head for head in self.chosen if head.sample_id not in self.known]
 
     def share_out(self, now_s: float) -> None:
         """Choose again among what is usable; what is now beyond a key's share waits for others."""

@@ -2,36 +2,32 @@
 
 A line of the file is `{"messages": [...]}` or `{"prompt": ...}`, with `answer` where the operator
 wrote one; otherwise the base model's own greedy answer is trusted, made once and kept. Invariant:
-the answers depend on the file and the base model alone.
+the answers depend on the file and the base model alone. A file that cannot be used is refused
+before anything is learned, and the error names the line.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
 import math
 import os
+from codecs import BOM_UTF8
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tandem.core.errors import InvalidRequest, TandemError
+from tandem.core.errors import InvalidRequest
 from tandem.core.ports import EngineClient
-from tandem.core.request import Request
-from tandem.core.sampling import SamplingParams
-from tandem.core.sequence import FinishReason
+from tandem.services.learning.answers import ANSWER_TOKENS, Answers, Speechless
 from tandem.services.learning.encode import Encoder
 from tandem.services.learning.gate import CanaryMeasures
 from tandem.services.learning.references import Model, NotFinite, References, Scored
-from tandem.services.learning.together import together
 
 DEFAULT_FILE = Path(__file__).parent / "canary.jsonl"
-_ANSWER_TOKENS = 48
 
 
 class CanaryLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,46 +40,115 @@ class CanaryLine(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class CanarySet:
-    """The lines of a canary file; `digest` identifies its content."""
+    """The lines of a canary file; `digest` identifies its content.
+
+    `numbers` are those of the lines in `file`, which is the one that is `shipped` or an operator's.
+    """
 
     lines: tuple[CanaryLine, ...]
     digest: str
+    numbers: tuple[int, ...]
+    file: Path
+    shipped: bool
+
+    def problem(self, place: int, what: str) -> InvalidRequest:
+        """The error that says what is wrong with a line."""
+        return _unusable(self.file, f"line {self.numbers[place]}: {what}")
 
 
-def read_canary(path: str) -> CanarySet:
-    """The set at `path`; empty: the one that is shipped. Raises `InvalidRequest`."""
+def read_canary(path: str, *, chats: bool = True) -> CanarySet:
+    """The set at `path`; empty: the one that is shipped, as plain prompts for a model that `chats`
+    not. Raises `InvalidRequest`."""
     file = Path(path) if path else DEFAULT_FILE
     try:
-        raw = file.read_bytes()
-        lines = tuple(
-            msgspec.json.decode(line, type=CanaryLine) for line in raw.splitlines() if line.strip()
-        )
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidRequest(f"learning.canary_file: cannot use {file}: {error}") from error
-    if not lines or any(bool(line.messages) == bool(line.prompt) for line in lines):
-        raise InvalidRequest(
-            f"learning.canary_file: {file} needs lines with either 'messages' or 'prompt'"
-        )
-    return CanarySet(lines, hashlib.sha256(raw).hexdigest()[:16])
+        raw = file.read_bytes().removeprefix(BOM_UTF8)
+    except OSError as error:
+        raise _unusable(file, str(error)) from error
+    numbered = [(n, line) for n, line in enumerate(raw.splitlines(), start=1) if line.strip()]
+    if not numbered:
+        raise _unusable(file, "it has no lines")
+    lines = tuple(_line(file, number, line) for number, line in numbered)
+    digest = hashlib.sha256(raw).hexdigest()[:16]
+    if not path and not chats:
+        lines = tuple(CanaryLine(prompt=line.messages[-1]["content"]) for line in lines)
+        digest = f"{digest}-plain"
+    return CanarySet(lines, digest, tuple(number for number, _ in numbered), file, not path)
 
 
-class _Speechless(TandemError):
-    """An answer ended in an error, such as output that is not finite."""
+def _line(file: Path, number: int, raw: bytes) -> CanaryLine:
+    """One line. Raises `InvalidRequest` that names it."""
+    try:
+        line = msgspec.json.decode(raw, type=CanaryLine)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _unusable(file, f"line {number}: {error}") from error
+    if bool(line.messages) == bool(line.prompt):
+        raise _unusable(file, f"line {number}: give either 'messages' or 'prompt'")
+    for turn in line.messages:
+        if missing := {"role", "content"} - turn.keys():
+            what = f"a message has no '{min(missing, key='role content'.find)}'"
+            raise _unusable(file, f"line {number}: {what}")
+    return line
+
+
+def _unusable(file: Path, why: str) -> InvalidRequest:
+    return InvalidRequest(f"learning.canary_file: cannot use {file}: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """`measures`, and the answers to the canary prompts that they were taken from: the base
+    model's own and the candidate's (none if it could not speak)."""
+
+    measures: CanaryMeasures
+    own: tuple[Scored, ...] = ()
+    said: tuple[Scored, ...] = ()
 
 
 class Canary:
     """Measures candidates on a canary set; `directory` keeps the base model's answers."""
 
     def __init__(
-        self, canary: CanarySet, client: EngineClient, references: References, directory: Path
+        self,
+        canary: CanarySet,
+        client: EngineClient,
+        references: References,
+        answers: Answers,
+        directory: Path,
     ) -> None:
         self._set = canary
         self._client = client
         self._references = references
+        self._answers = answers
         self._directory = directory
-        self._numbers = itertools.count(1)
 
-    async def measure(self, candidate: Model, encoder: Encoder) -> CanaryMeasures:
+    def check(self, encoder: Encoder) -> None:
+        """Whether the served model can be measured on the set. Raises `InvalidRequest` that names
+        the line, of the set that is shipped as well; `EngineDead` before the engine was ready.
+        """
+        info = self._client.info
+        most = min(info.max_model_len, info.num_blocks * info.block_size)
+        for place, line in enumerate(self._set.lines):
+            try:
+                prompt = len(encoder.prompt(line.messages, line.prompt))
+                answer = ANSWER_TOKENS
+                if line.answer:
+                    written = encoder.completion(line.messages, line.prompt, line.answer)
+                    answer = max(answer, len(written))
+            except InvalidRequest as error:
+                raise self._set.problem(place, str(error)) from error
+            if prompt + answer > most:
+                what = (
+                    f"a prompt of {prompt} tokens and an answer of up to {answer} are more than "
+                    f"the model's context, {most}"
+                )
+                raise self._set.problem(place, what)
+
+    @property
+    def shipped(self) -> bool:
+        """Whether nobody chose the set for this model."""
+        return self._set.shipped
+
+    async def measure(self, candidate: Model, encoder: Encoder) -> Examined:
         """Compare a loaded candidate with the base model.
 
         A candidate whose output is not finite has measures that are not numbers. Raises
@@ -91,26 +156,41 @@ class Canary:
         """
         prompts = self._prompts(encoder)
         trusted = await self._trusted(prompts, encoder)
-        base = self._references.base
-        before = await self._references.scores(base, trusted)
-        if not math.isfinite(math.fsum(before)):
-            raise NotFinite("the base model gives the canary answers no finite log-probability")
+        before = await self._base_scores(trusted)
         after = await self._references.scores(candidate, trusted)
         drop = (math.fsum(before) - math.fsum(after)) / _tokens(trusted)
         try:
-            spoken = await self._answers(prompts, candidate.adapter)
-        except _Speechless:
-            return CanaryMeasures(len(trusted), drop, math.nan)
+            spoken = await self._answers.of(candidate, prompts)
+        except Speechless:
+            return Examined(CanaryMeasures(len(trusted), drop, math.nan))
+        base = self._references.base
         under_base = await self._references.scores(base, spoken)
         longer = sum(
             max(said.completion_tokens, own.completion_tokens)
             for said, own in zip(spoken, trusted, strict=True)
         )
         divergence = -math.fsum(under_base) / longer + math.fsum(before) / _tokens(trusted)
-        return CanaryMeasures(len(trusted), drop, divergence)
+        measures = CanaryMeasures(len(trusted), drop, divergence)
+        own = await self._answers.of(base, prompts)
+        return Examined(measures, tuple(own), tuple(spoken))
+
+    async def drop_under(self, trainer: str, encoder: Encoder) -> float:
+        """How much log-probability the trusted answers have lost under the working parameters of
+        `trainer`, against the base, in nats a token: an estimate of the KL divergence of the base
+        from it on neutral prompts. Raises as the engine client does."""
+        trusted = await self._trusted(self._prompts(encoder), encoder)
+        before = await self._base_scores(trusted)
+        after = await self._references.under_trainer(trainer, trusted)
+        return (math.fsum(before) - math.fsum(after)) / _tokens(trusted)
+
+    async def _base_scores(self, trusted: Sequence[Scored]) -> list[float]:
+        before = await self._references.scores(self._references.base, trusted)
+        if not math.isfinite(math.fsum(before)):
+            raise NotFinite("the base model gives the canary answers no finite log-probability")
+        return before
 
     def _prompts(self, encoder: Encoder) -> list[tuple[int, ...]]:
-        room = self._client.info.max_model_len - _ANSWER_TOKENS
+        room = self._client.info.max_model_len - ANSWER_TOKENS
         prompts = [encoder.prompt(line.messages, line.prompt) for line in self._set.lines]
         if any(len(prompt) > room for prompt in prompts):
             raise InvalidRequest("learning.canary_file: a prompt does not fit the model's context")
@@ -123,40 +203,18 @@ class Canary:
         ]
         if all(given):
             return [_scored(p, a) for p, a in zip(prompts, given, strict=True)]
-        base = hashlib.sha256(self._references.base.content.encode()).hexdigest()[:16]
-        file = self._directory / f"{self._set.digest}-{base}.json"
+        base = self._references.base
+        digest = hashlib.sha256(base.content.encode()).hexdigest()[:16]
+        file = self._directory / f"{self._set.digest}-{digest}.json"
         made = await asyncio.to_thread(_read_answers, file)
         if made is None or len(made) != len(prompts):
-            made = [
-                item.tokens[item.prompt_tokens :] for item in await self._answers(prompts, None)
-            ]
+            said = await self._answers.of(base, prompts)
+            made = [item.tokens[item.prompt_tokens :] for item in said]
             await asyncio.to_thread(_write_answers, file, made)
         return [
             _scored(prompt, own or base_answer)
             for prompt, own, base_answer in zip(prompts, given, made, strict=True)
         ]
-
-    async def _answers(
-        self, prompts: Sequence[tuple[int, ...]], adapter: str | None
-    ) -> list[Scored]:
-        """Greedy answers, all at once."""
-        answers = await together(self._answer(prompt, adapter) for prompt in prompts)
-        return [_scored(p, answer) for p, answer in zip(prompts, answers, strict=True)]
-
-    async def _answer(self, prompt: tuple[int, ...], adapter: str | None) -> tuple[int, ...]:
-        request = Request(
-            request_id=f"canary-{next(self._numbers)}",
-            prompt=prompt,
-            sampling=SamplingParams(temperature=0.0, max_tokens=_ANSWER_TOKENS),
-            adapter=adapter,
-        )
-        tokens: list[int] = []
-        async with aclosing(self._client.generate(request)) as events:
-            async for event in events:
-                if event.finish_reason is FinishReason.ERROR:
-                    raise _Speechless(f"a canary prompt got no answer: {event.error}")
-                tokens.extend(event.tokens)
-        return tuple(tokens)
 
 
 def _scored(prompt: tuple[int, ...], answer: tuple[int, ...]) -> Scored:

@@ -9,29 +9,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import StrEnum
 
 from tandem.core.errors import AdapterError, EngineDead, TrainingCancelled
-from tandem.core.learning import EventRecord, SampleKind, SampleState, VersionRecord, VersionState
-from tandem.core.training import StepOutcome, TrainerSpec
+from tandem.core.learning import (
+    EventRecord,
+    GateMode,
+    SampleState,
+    VersionRecord,
+    VersionState,
+)
 from tandem.services.learning.block import Block
+from tandem.services.learning.block_trainer import BlockTrainer
 from tandem.services.learning.gate import Outcome, Verdict
 from tandem.services.learning.loaded import Keeper, NotCopied, keep_loaded
+from tandem.services.learning.measure import Candidate
 from tandem.services.learning.publish import Conclusion, candidate_name
-from tandem.services.learning.references import Model, References
-from tandem.services.learning.selection import choose, plan_steps
-from tandem.services.learning.settings import LearningSettings, resolve_settings
-from tandem.services.learning.steps import (
-    Failed,
-    PreparedStep,
-    StepMaker,
-    StepShape,
-    Wanted,
-    run_steps,
+from tandem.services.learning.selection import (
+    TRIES,
+    choose,
+    is_dislike,
+    is_ready,
+    next_group,
 )
+from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.services.uninterrupted import uninterrupted
 from tandem.store import adapters, events, samples
@@ -39,8 +43,9 @@ from tandem.store.samples import SampleHead
 
 logger = logging.getLogger(__name__)
 
-_LINGER_S = 0.5
 _REPLAY_POOL = 256
+# A course ends where it has moved so far from the base, as a share of what the gate allows.
+_MOST_DRIFT = 0.75
 
 
 class Progress(StrEnum):
@@ -62,21 +67,17 @@ class Course:
         self._keeper = Keeper(name, tools)
         self.doubtful = False
         """Whether something failed that may have been committed: the next turn looks."""
-        self._open_from: int | None = None
+        self._trainer = BlockTrainer(name, tools)
+        self._waits_for_likes = False
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Progress] | None = None
         self._concluding = False
 
-    @property
-    def trainer(self) -> str:
-        """The trainer's name in the engine."""
-        return f"learn/{self.name}"
-
     async def turn(self) -> Progress:
         """Make the next version, if there is something to learn from.
 
-        Raises `EngineDead`, `StoreError`, `NoRoom` and `NoMemory`; what was claimed is then
-        accepted again (or will be, by `recovery.py`).
+        Raises `EngineDead`, `StoreError`, `OSError`, `NoRoom` and `NoMemory`; what was claimed is
+        then accepted again (or will be, by `recovery.py`).
         """
         async with self._lock:
             self._running = asyncio.create_task(self._block())
@@ -121,18 +122,14 @@ class Course:
 
     async def free(self) -> None:
         """As `rest`, unless somebody works on this adapter."""
-        if self._open_from is not None and not self._lock.locked():
+        if self._trainer.open_from is not None and not self._lock.locked():
             async with self._lock:
                 await self.rest()
 
     async def rest(self) -> None:
         """Free the engine's memory; the next turn starts from the current version."""
-        self._open_from = None
         await self._tools.publisher.forget_references(self.name)
-        try:
-            await self._client.close_trainer(self.trainer)
-        except EngineDead:
-            logger.debug("the engine is gone, and the trainer with it")
+        await self._trainer.rest()
 
     async def _block(self) -> Progress:
         if self.doubtful:
@@ -153,27 +150,29 @@ class Course:
             samples.heads, self.name, SampleState.CONSUMED, newest_first=True, limit=_REPLAY_POOL
         )
         now_s, most = self._tools.now(), settings.version_samples(replaying=bool(seen))
-        if len(waiting) < most and now_s < _settled_s(waiting):
-            return Progress.SOON
-        chosen = choose(waiting, most, settings.key_share, now_s)
+        group = next_group(waiting)
+        await self._tell_of_dislikes(waiting, group)
+        if not is_ready(group, most, settings, now_s):
+            return Progress.SOON if group else Progress.IDLE
+        chosen = choose(group, most, settings.key_share, now_s)
         if not chosen:
             return Progress.IDLE
         self._tools.publisher.require_room(self.name)
+        await self._tools.publisher.require_disk(self.name)
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])
         claimed_ids = {sample.sample_id for sample in claimed}
         chosen = [head for head in chosen if head.sample_id in claimed_ids]
         block = Block(record, settings, claimed, chosen, seen)
         try:
-            maker = await self._prepare(block)
-            for epoch in range(settings.epochs):
-                if heads := block.unlearned():
-                    await self._train(block, maker, heads, epoch)
+            await self._trainer.learn(block)
             if block.latest and block.fair:
                 await self._conclude(block)
+            elif block.known and not block.latest:
+                await self._nothing_new(block)
             else:
                 await self._give_up(block)
         except (EngineDead, TrainingCancelled):
-            self._open_from = None
+            self._trainer.open_from = None
             await self._store.write(samples.release, self.name)
             raise
         except Exception:
@@ -182,6 +181,29 @@ class Course:
             raise
         return Progress.LEARNED
 
+    async def _tell_of_dislikes(
+        self, waiting: Sequence[SampleHead], group: Sequence[SampleHead]
+    ) -> None:
+        """Say once that dislikes wait, where nothing else does."""
+        waits = not group and any(is_dislike(head) for head in waiting)
+        if waits and not self._waits_for_likes:
+            await self._tell(
+                "info",
+                f"{len(waiting)} dislikes wait: they say what an answer should not be, and nothing "
+                "can be learned from that alone; rate some answers up, or send a preference or a "
+                "demonstration",
+                {"samples": len(waiting)},
+            )
+        self._waits_for_likes = waits
+
+    async def _nothing_new(self, block: Block) -> None:
+        """The current version says already what all these samples ask for: no version is made."""
+        number, ids = block.record.current, sorted(block.known)
+        await self._store.write(samples.finish, ids, SampleState.CONSUMED, number)
+        message = f"{len(ids)} samples taught nothing new: version {number} answers like that"
+        await self._tell("info", message, {"version": number, "samples": len(ids)})
+        await self._store.write(samples.release, self.name)
+
     async def _give_up(self, block: Block) -> None:
         """No version comes of what is left; it is accepted again, and chosen among anew."""
         if block.latest:
@@ -189,116 +211,6 @@ class Course:
             await self._tell("info", f"{message}: begun again", {"samples": len(block.latest)})
             await self.rest()
         await self._store.write(samples.release, self.name)
-
-    # ------------------------------------------------------------------ training
-
-    async def _prepare(self, block: Block) -> StepMaker:
-        """Encode what may be trained on and open the trainer; unusable samples become invalid."""
-        replayed = await self._store.read(samples.get, [head.sample_id for head in block.seen])
-        reference = await self._reference(block.settings)
-        shape = StepShape(
-            self.trainer,
-            reference,
-            block.settings.micro_batch_samples,
-            self._client.info.recording_tokens,
-        )
-        maker = StepMaker(self._tools.encoder(block.settings), self._tools.references, shape)
-        problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
-        await self._invalidate(block, problems)
-        block.seen = [head for head in block.seen if head.sample_id not in problems]
-        block.share_out(self._tools.now())
-        if block.chosen:
-            await self._open(block)
-        return maker
-
-    async def _reference(self, settings: LearningSettings) -> Model:
-        number = settings.reference_version
-        if not number:
-            return self._tools.references.base
-        version = await self._store.read(adapters.version, self.name, number)
-        if version is None:
-            raise AdapterError(f"the reference {settings.reference} of '{self.name}' is gone")
-        loaded = await self._tools.publisher.load_reference(version)
-        return References.version(loaded.name, loaded)
-
-    async def _open(self, block: Block) -> None:
-        """Open the trainer at the current version, unless it is open there."""
-        current = block.record.current
-        if self._open_from == current:
-            return
-        version = await self._store.read(adapters.version, self.name, current)
-        await self._client.open_trainer(
-            TrainerSpec(
-                name=self.trainer,
-                lora=block.settings.lora,
-                optimizer=block.settings.optimizer,
-                source=version.path if version is not None else "",
-            )
-        )
-        self._open_from = current
-
-    async def _train(
-        self, block: Block, maker: StepMaker, heads: Sequence[SampleHead], epoch: int
-    ) -> None:
-        """Once over `heads`."""
-        plans = plan_steps(heads, block.seen, block.settings, epoch)
-        wanted = [
-            _wanted(plan.sample_ids, plan.kind, block.settings, plan.urgency) for plan in plans
-        ]
-        failed: list[Failed] = []
-        async with aclosing(run_steps(self._client, maker, wanted)) as results:
-            async for result in results:
-                if isinstance(result, Failed):
-                    failed.append(result)
-                    self._tools.metrics.steps.labels(self.name, "failed").inc()
-                else:
-                    await self._applied(block, *result)
-        if failed:
-            await self._isolate(block, maker, failed)
-
-    async def _applied(self, block: Block, prepared: PreparedStep, outcome: StepOutcome) -> None:
-        losses = prepared.losses(outcome)
-        await self._store.write(samples.record_losses, losses)
-        block.latest.update(losses)
-        block.misjudged = (block.misjudged - losses.keys()) | prepared.misjudged(outcome)
-        block.losses.append(outcome.loss)
-        block.steps += 1
-        metrics = self._tools.metrics
-        metrics.loss.labels(self.name).set(outcome.loss)
-        metrics.steps.labels(self.name, "applied").inc()
-        metrics.step_time.observe(max(0.0, outcome.finished_s - outcome.started_s))
-
-    async def _isolate(self, block: Block, maker: StepMaker, failed: Sequence[Failed]) -> None:
-        """Train the samples of failed steps one by one: those that fail alone are invalid.
-
-        Each is tried once, so that nothing loops.
-        """
-        kinds = {sample.sample_id: sample.kind for sample in block.claimed}
-        suspects = dict.fromkeys(sample_id for step in failed for sample_id in step.sample_ids)
-        alone = [
-            _wanted((sample_id,), kinds[sample_id], block.settings, 0.0)
-            for sample_id in suspects
-            if sample_id in kinds
-        ]
-        problems: dict[str, str] = {}
-        async with aclosing(run_steps(self._client, maker, alone)) as results:
-            async for result in results:
-                if isinstance(result, Failed):
-                    problems[result.sample_ids[0]] = result.problem
-                else:
-                    await self._applied(block, *result)
-        await self._invalidate(block, problems)
-
-    async def _invalidate(self, block: Block, problems: dict[str, str]) -> None:
-        if not problems:
-            return
-        block.chosen = [head for head in block.chosen if head.sample_id not in problems]
-        await self._store.write(samples.invalidate, problems)
-        await self._tell(
-            "warning",
-            f"{len(problems)} samples cannot be trained on",
-            {"problems": dict(list(problems.items())[:10])},
-        )
 
     # ------------------------------------------------------------------ publishing
 
@@ -309,14 +221,12 @@ class Course:
         try:
             # Given up half way, the engine would still write, and then load what nobody knows of.
             staged = await uninterrupted(
-                self._client.stage(self.trainer, candidate_name(self.name), str(path))
+                self._client.stage(self._trainer.name, candidate_name(self.name), str(path))
             )
+            used = block.used
+            candidate = Candidate(self.name, staged, used, [sample.key_id for sample in used])
             verdict = await self._tools.examiner.examine(
-                self.name,
-                staged,
-                block.settings,
-                [sample.key_id for sample in block.used],
-                self._tools.encoder(block.settings),
+                candidate, block.settings, self._tools.encoder(block.settings)
             )
             publisher.require_room(self.name)  # others may have come since
         except BaseException:
@@ -326,6 +236,7 @@ class Course:
         verdict.metrics["loss"] = sum(block.losses) / len(block.losses)
         verdict.metrics["steps"] = block.steps
         verdict.metrics["samples"] = len(block.used)
+        verdict.metrics["learning_rate"] = block.settings.optimizer(block.refusals).learning_rate
         record = VersionRecord(
             adapter=self.name,
             number=number,
@@ -344,11 +255,14 @@ class Course:
             self._concluding = False
 
     async def _settle(self, block: Block, record: VersionRecord, verdict: Verdict) -> None:
+        alone = verdict.outcome is Outcome.PUBLISH and block.settings.gate is GateMode.AUTO
+        record = replace(record, watched=alone)
         conclusion = Conclusion(
             record,
-            consumed=[sample.sample_id for sample in block.used],
+            consumed=[*(sample.sample_id for sample in block.used), *sorted(block.known)],
             trained_on=sorted(block.latest),
-            event=_event_of(record, verdict, self._tools.now()),
+            event=_event_of(block, record, verdict, self._tools.now()),
+            tries=TRIES,
         )
         publisher, metrics = self._tools.publisher, self._tools.metrics
         metrics.measured(self.name, verdict.metrics)
@@ -358,7 +272,7 @@ class Course:
             await publisher.publish(conclusion)
             metrics.versions.labels(self.name, "published").inc()
             metrics.version.labels(self.name).set(record.number)
-            self._open_from = record.number
+            self._trainer.open_from = (record.number, block.refusals)
         elif verdict.outcome is Outcome.REFUSE:
             await publisher.refuse(conclusion)
             metrics.versions.labels(self.name, "refused").inc()
@@ -374,24 +288,31 @@ class Course:
         await self._store.write(events.add, event)
 
 
-def _settled_s(waiting: Sequence[SampleHead]) -> float:
-    """When a few samples are enough: nothing came for a while, or the first waited long."""
-    return min(waiting[-1].created_s + _LINGER_S, waiting[0].created_s + 4 * _LINGER_S)
-
-
-def _wanted(
-    sample_ids: Sequence[str], kind: SampleKind, settings: LearningSettings, urgency: float
-) -> Wanted:
-    return f"step-{uuid.uuid4().hex}", sample_ids, settings.loss(kind), urgency
-
-
-def _event_of(record: VersionRecord, verdict: Verdict, now_s: float) -> EventRecord:
+def _event_of(block: Block, record: VersionRecord, verdict: Verdict, now_s: float) -> EventRecord:
+    """What became of a candidate, why, what that means for its samples, and what can be done."""
     words = {
         Outcome.PUBLISH: ("info", "published"),
         Outcome.HOLD: ("info", "waits for a decision"),
         Outcome.REFUSE: ("warning", "refused"),
     }
     level, word = words[verdict.outcome]
-    why = f": {record.reason}" if record.reason else ""
+    parts = [f"version {record.number} {word}", *([record.reason] if record.reason else [])]
+    message = ": ".join(parts)
+    if verdict.outcome is Outcome.REFUSE:
+        message = f"{message}. {_what_then(block, record)}"
     data = {"version": record.number, "parent": record.parent, **verdict.metrics}
-    return EventRecord(record.adapter, now_s, level, f"version {record.number} {word}{why}", data)
+    return EventRecord(record.adapter, now_s, level, message, data)
+
+
+def _what_then(block: Block, record: VersionRecord) -> str:
+    left, count = TRIES - block.refusals - 1, len(block.used)
+    if left > 0:
+        return (
+            f"Its {count} samples are tried again at half the learning rate, from version "
+            f"{record.parent} on ({left} more {'try' if left == 1 else 'tries'})"
+        )
+    return (
+        f"Its {count} samples were refused {TRIES} times and are not tried again. If the answers "
+        f"are what you want, publish it: tandem adapters publish {record.adapter} {record.number}; "
+        "else look at these samples (docs/troubleshooting.md)"
+    )

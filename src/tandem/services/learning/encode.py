@@ -1,8 +1,9 @@
 """Samples as token sequences for training and scoring.
 
-Prompt and completion are tokenised apart, as TRL does, and the completion ends as the chat template
-ends an assistant's turn. Knows no store and no engine. Invariant: nothing is ever truncated; a
-sample that does not fit is refused with the reason.
+What was served keeps its token ids, and its end only where the model ended it. Everything else is
+tokenised here: prompt and completion apart, as TRL does, and the completion ends as the chat
+template ends an assistant's turn. Knows no store and no engine. Invariant: nothing is ever
+truncated; a sample that does not fit is refused with the reason.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Sample, SampleKind
+from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
 from tandem.core.training import Role, TrainingSequence
 from tandem.services.tokenizer import Tokenizer
+
+_WRITTEN = ServedTokens("", ())
+"""Nothing of it was served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,16 @@ class Encoder:
 
     def encode(self, sample: Sample) -> Encoded:
         """Tokens of a sample. Raises `InvalidRequest` that says why it cannot be trained on."""
-        prompt = self._prompt(sample.messages, sample.prompt)
-        chosen = self._answer(sample, sample.chosen, "the answer")
+        served = sample.served or _WRITTEN
+        if self._knows(served):
+            prompt = served.prompt
+        else:
+            prompt = self._prompt(sample.messages, sample.prompt)
+        chosen = self._answer(sample, sample.chosen, served.chosen, "the answer")
         rejected: tuple[int, ...] = ()
         if sample.kind is SampleKind.DPO:
-            rejected = self._answer(sample, sample.rejected, "the rejected answer")
+            what = "the rejected answer"
+            rejected = self._answer(sample, sample.rejected, served.rejected, what)
             if rejected == chosen:
                 raise InvalidRequest("the preferred and the rejected answer are the same")
         encoded = Encoded(
@@ -94,6 +103,14 @@ class Encoder:
         """Tokens in front of an answer, as a request for it would have them."""
         return self._prompt(messages, prompt)
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """An answer as its reader sees it."""
+        return self._tokenizer.decode(tokens).strip()
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether the model has ended this answer."""
+        return bool(tokens) and tokens[-1] in self._end_tokens
+
     def _prompt(self, messages: Sequence[Mapping[str, str]], prompt: str) -> tuple[int, ...]:
         if messages:
             tokens = self._tokenizer.encode_chat(messages)
@@ -103,10 +120,21 @@ class Encoder:
             raise InvalidRequest("the prompt is empty")
         return tokens
 
-    def _answer(self, sample: Sample, answer: str, what: str) -> tuple[int, ...]:
+    def _answer(
+        self, sample: Sample, answer: str, served: AnswerTokens | None, what: str
+    ) -> tuple[int, ...]:
         if not answer.strip():
             raise InvalidRequest(f"{what} is empty")
-        return self.completion(sample.messages, sample.prompt, answer)
+        if served is not None and self._knows(sample.served or _WRITTEN):
+            return served.ids
+        tokens = self.completion(sample.messages, sample.prompt, answer)
+        if served is not None and served.ending is not Ending.MODEL:
+            return tokens[:-1] if tokens[-1] in self._end_tokens else tokens
+        return tokens
+
+    def _knows(self, served: ServedTokens) -> bool:
+        """Whether these are ids of this model's tokenizer, which may have changed since."""
+        return served.tokenizer == self._tokenizer.identity
 
     def _check(self, encoded: Encoded) -> None:
         longest = len(encoded.prompt) + max(len(encoded.chosen), len(encoded.rejected))
@@ -122,12 +150,13 @@ class Encoder:
 
 
 def sequences_of(
-    encoded: Sequence[Encoded], partner: tuple[int, ...] = ()
+    encoded: Sequence[Encoded], partner: Encoded | None = None
 ) -> tuple[TrainingSequence, ...]:
     """One micro-batch; all samples are of one kind. References are still 0.
 
-    KTO: each prompt is also joined with the completion of the sample before it, as TRL does. A
-    single sample takes `partner`, the completion of another sample; without one the KL term is 0.
+    KTO: each prompt is also joined with the completion of a sample before it, as TRL does, else
+    with that of `partner`, a sample of another micro-batch. What is so joined is no sample's own
+    prompt and completion; a prompt for which there is no such completion has no KL term.
     """
     kind = encoded[0].kind
     if kind is SampleKind.SFT:
@@ -142,13 +171,16 @@ def sequences_of(
         _sequence(item, item.chosen, Role.DESIRABLE if item.desirable else Role.UNDESIRABLE)
         for item in encoded
     )
-    others = [encoded[place - 1].chosen for place in range(len(encoded))]
-    if len(encoded) == 1:
-        others = [partner] if partner and partner != encoded[0].chosen else []
-    return labelled + tuple(
-        _sequence(item, other, Role.MISMATCHED)
-        for item, other in zip(encoded, others, strict=False)
-    )
+    spare = [partner] if partner is not None else []
+    matched = {(item.prompt, item.chosen) for item in (*encoded, *spare)}
+    mismatched: list[TrainingSequence] = []
+    for place, item in enumerate(encoded):
+        others = (*encoded[:place][::-1], *encoded[place:][::-1], *spare)
+        for other in others:
+            if (item.prompt, other.chosen) not in matched:
+                mismatched.append(_sequence(item, other.chosen, Role.MISMATCHED))
+                break
+    return labelled + tuple(mismatched)
 
 
 def micro_batches(encoded: Sequence[Encoded], samples: int, rows: int) -> list[tuple[Encoded, ...]]:

@@ -1,13 +1,14 @@
 """Whether a candidate may answer users: a decision from measurements, and nothing else.
 
-Pure. Two bounds on a trusted canary set hold whatever the feedback says; held-out feedback can only
-add a reason to refuse. Invariant: what is decided follows from `Measurements`, so that the stored
-numbers explain every decision.
+Pure. The bounds on trusted prompts hold whatever the feedback says; what its chosen answers look
+like only tells how much may change. Held-out feedback can only add a reason to refuse. Invariant:
+what is decided follows from `Measurements`, so that the stored numbers explain every decision.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,17 +26,27 @@ class Bounds:
     `quality_drop`: how much log-probability the trusted canary answers may lose against the base,
     in nats a token. `divergence`: how much less likely than the base's own answers the candidate's
     answers to the canary prompts may be under the base, in nats a token of the longer of the two
-    (so that brief answers are not punished for being brief). `win_rate_margin` and
-    `auc_margin`: how far the lower bound of the change on held-out feedback may lie below zero,
-    once there are `least_pairs` pairs or `least_thumbs` of each sign.
+    (so that brief answers are not punished for being brief); where the chosen answers of the
+    feedback are less likely still, by how much more than they, up to `noise`. `faults`: the share
+    of the answers read that may be broken. `kept` and `length`: the share of what the chosen
+    answers keep of the base's own (its content words; its length) that answers to canary prompts
+    must keep at least. `win_rate_margin` and `auc_margin`: how far the lower bound of the change
+    on held-out feedback may lie below zero, once there are `least_pairs` pairs or `least_thumbs`
+    of each sign; from `least_taught` pairs on, most must have moved the right way.
     """
 
-    quality_drop: float = 1.0
+    quality_drop: float = 1.5
     divergence: float = 1.0
+    divergence_margin: float = 0.5
+    noise: float = 4.75
+    faults: float = 0.08
+    kept: float = 0.15
+    length: float = 0.4
     win_rate_margin: float = 0.1
     auc_margin: float = 0.1
     least_pairs: int = 50
     least_thumbs: int = 25
+    least_taught: int = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +59,52 @@ class CanaryMeasures:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """One broken answer: what is wrong with it, and how it begins."""
+
+    kind: str
+    excerpt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What reading the candidate's greedy answers has found, next to the base's own.
+
+    `answers` were read, `faults` are the broken ones among them. Means over the canary prompts:
+    `kept`, the share of the content words of the base's answers that are still there; `length`, in
+    words, relative to the base's (longer counts as 1).
+    """
+
+    answers: int
+    faults: tuple[Fault, ...]
+    kept: float
+    length: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the feedback's chosen answers ask for, next to the base's own answers to their prompts.
+
+    `kept` and `length` as in `Reading`. `divergence`: how much less likely than the base's own
+    they are under the base; `gain`: how much likelier the candidate makes them than the base did;
+    both in nats a token.
+    """
+
+    kept: float
+    length: float
+    divergence: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
 class PairMargins:
-    """`log p(chosen) - log p(rejected)` of one held-out pair under three models."""
+    """`log p(chosen) - log p(rejected)` of one held-out pair under three models; `normalised` is
+    the candidate's with each answer's log-probability divided by its tokens."""
 
     reference: float
     current: float
     candidate: float
+    normalised: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +126,8 @@ class Measurements:
     thumbs: tuple[Thumb, ...] = ()
     key_share: float = 0.0
     key_cap: float = 1.0
+    reading: Reading | None = None
+    asked: Asked | None = None
 
 
 class Outcome(StrEnum):
@@ -119,10 +172,21 @@ def summary(measured: Measurements) -> dict[str, Any]:
         found["canary_answers"] = measured.canary.answers
         found["canary_quality_drop"] = measured.canary.quality_drop
         found["canary_divergence"] = measured.canary.divergence
+    if (reading := measured.reading) is not None:
+        found["answers_read"] = reading.answers
+        found["broken_answers"] = len(reading.faults)
+        found["kept"] = reading.kept
+        found["length"] = reading.length
+    if (asked := measured.asked) is not None:
+        found["chosen_gain"] = asked.gain
+        found["asked_kept"] = asked.kept
+        found["asked_length"] = asked.length
+        found["asked_divergence"] = asked.divergence
     if pairs := measured.pairs:
         found["held_out_pairs"] = len(pairs)
         found["win_rate"] = _mean([_win(pair.candidate) for pair in pairs])
         found["win_rate_before"] = _mean([_win(pair.current) for pair in pairs])
+        found["win_rate_per_token"] = _mean([_win(pair.normalised) for pair in pairs])
         found["clpd"] = _mean([pair.candidate for pair in pairs])
         found["clpd_before"] = _mean([pair.current for pair in pairs])
         found["relative_win_rate"] = _mean(
@@ -138,26 +202,75 @@ def summary(measured: Measurements) -> dict[str, Any]:
 
 
 def _objections(measured: Measurements, bounds: Bounds) -> list[str]:
-    found = []
-    canary = measured.canary
-    if canary is not None and not _is_finite(canary):
-        found.append("the model's output is not finite")
-    elif canary is not None:
-        if canary.quality_drop > bounds.quality_drop:
+    if measured.canary is not None and not _is_finite(measured.canary):
+        return ["the model's output is not finite"]
+    return [
+        *_canary_objections(measured, bounds),
+        *_reading_objections(measured, bounds),
+        *_held_out_objections(measured, bounds),
+    ]
+
+
+def _canary_objections(measured: Measurements, bounds: Bounds) -> list[str]:
+    canary, asked, found = measured.canary, measured.asked, []
+    if canary is None:
+        return []
+    if canary.quality_drop > bounds.quality_drop:
+        found.append(
+            f"canary answers lost {canary.quality_drop:.2f} nats a token "
+            f"(bound: {bounds.quality_drop:.2f})"
+        )
+    strange = 0.0 if asked is None else min(asked.divergence, bounds.noise)
+    most = max(bounds.divergence, strange + bounds.divergence_margin)
+    if canary.divergence > most:
+        found.append(
+            f"answers to canary prompts are {canary.divergence:.2f} nats a token less likely "
+            f"under the base (bound: {most:.2f})"
+        )
+    if asked is not None and asked.divergence > bounds.noise:
+        found.append(
+            f"the chosen answers read like noise to the base model: {asked.divergence:.2f} nats a "
+            f"token less likely than its own (bound: {bounds.noise:.2f})"
+        )
+    return found
+
+
+def _reading_objections(measured: Measurements, bounds: Bounds) -> list[str]:
+    reading, asked, found = measured.reading, measured.asked, []
+    if reading is not None:
+        faults = reading.faults
+        if len(faults) > bounds.faults * reading.answers:
+            kind, number = Counter(fault.kind for fault in faults).most_common(1)[0]
+            excerpt = next(fault.excerpt for fault in faults if fault.kind == kind)
             found.append(
-                f"canary answers lost {canary.quality_drop:.2f} nats a token "
-                f"(bound: {bounds.quality_drop:.2f})"
+                f"{len(faults)} of {reading.answers} answers are broken, {number} by {kind}: "
+                f"'{excerpt}'"
             )
-        if canary.divergence > bounds.divergence:
-            found.append(
-                f"answers to canary prompts are {canary.divergence:.2f} nats a token less likely "
-                f"under the base (bound: {bounds.divergence:.2f})"
-            )
-    if len(measured.pairs) >= bounds.least_pairs:
-        low = win_rate_change(measured.pairs)
-        # Turned so that a value that is not a number objects, too.
+        for name, is_, wanted, share in (
+            ("content words", reading.kept, asked.kept if asked else 1.0, bounds.kept),
+            ("length", reading.length, asked.length if asked else 1.0, bounds.length),
+        ):
+            if is_ < share * min(1.0, wanted):
+                found.append(
+                    f"answers to canary prompts keep {is_:.0%} of their {name}, where the feedback "
+                    f"keeps {wanted:.0%} (bound: {share * min(1.0, wanted):.0%})"
+                )
+    # Turned so that a value that is not a number objects, too.
+    if asked is not None and not asked.gain >= 0.0:
+        found.append(f"chosen answers became less likely, by {-asked.gain:.2f} nats a token")
+    return found
+
+
+def _held_out_objections(measured: Measurements, bounds: Bounds) -> list[str]:
+    found, pairs = [], measured.pairs
+    if len(pairs) >= bounds.least_pairs:
+        low = win_rate_change(pairs)
         if not low >= -bounds.win_rate_margin:
             found.append(f"the held-out win rate may have fallen by {-low:.2f}")
+    if len(pairs) >= bounds.least_taught:
+        won = _mean([_win(pair.candidate - pair.reference) for pair in pairs])
+        if not won >= 0.5:
+            found.append(f"of {len(pairs)} held-out pairs only {won:.0%} moved the right way")
     good = [thumb for thumb in measured.thumbs if thumb.desirable]
     bad = [thumb for thumb in measured.thumbs if not thumb.desirable]
     if min(len(good), len(bad)) >= bounds.least_thumbs:

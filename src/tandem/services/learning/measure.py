@@ -1,7 +1,8 @@
-"""Measures a candidate on the canary set and on held-out feedback, and asks the gate.
+"""Measures a candidate on the canary set, on its own answers and on held-out feedback, and asks
+the gate.
 
 Knows the engine and the store; the decision itself is `gate.py`'s. Invariant: held-out samples are
-only ever scored, never trained on.
+only ever asked and scored, never trained on.
 """
 
 from __future__ import annotations
@@ -15,21 +16,55 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleKind
 from tandem.core.ports import EngineClient
 from tandem.core.version import AdapterVersion
-from tandem.services.learning.canary import Canary
+from tandem.services.learning.answers import Answers, Speechless
+from tandem.services.learning.canary import Canary, Examined
 from tandem.services.learning.encode import Encoded, Encoder
 from tandem.services.learning.gate import (
+    Asked,
     Bounds,
+    Fault,
     Measurements,
     PairMargins,
+    Reading,
     Thumb,
     Verdict,
     decide,
 )
+from tandem.services.learning.reading import Answer, fault, foreign, overlap, scripts, words
 from tandem.services.learning.references import Model, References, Scored
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import Store, samples
 
 _MOST_HELD_OUT = 200
+_PROBES = 8
+_EXCERPT = 40
+_FEW_WORDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A version to examine: loaded as `staged`, a candidate for `adapter`, trained on `taught`.
+
+    `keys` are the API keys of `taught`, one each; none: their shares say nothing.
+    """
+
+    adapter: str
+    staged: AdapterVersion
+    taught: Sequence[Sample]
+    keys: Sequence[str] = ()
+
+    @property
+    def model(self) -> Model:
+        """As what it scores and answers."""
+        return References.version(self.staged.name, self.staged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Answers of the candidate to some prompts beside the base's own."""
+
+    said: Sequence[Answer]
+    own: Sequence[Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +85,97 @@ class Examiner:
         store: Store,
         references: References,
         canary: Canary,
+        answers: Answers,
         bounds: Bounds,
     ) -> None:
         self._client = client
         self._store = store
         self._references = references
         self._canary = canary
-        self._bounds = bounds
+        self._answers = answers
+        self.bounds = bounds
 
     async def examine(
-        self,
-        adapter: str,
-        staged: AdapterVersion,
-        settings: LearningSettings,
-        keys: Sequence[str],
-        encoder: Encoder,
+        self, candidate: Candidate, settings: LearningSettings, encoder: Encoder
     ) -> Verdict:
-        """Measure the loaded candidate `staged` and decide. `keys` are the API keys of its new
-        samples, one each. Raises as `EngineClient.score` and `generate` do."""
-        candidate = References.version(staged.name, staged)
-        canary = await self._canary.measure(candidate, encoder)
-        pairs, thumbs = await self._held_out(adapter, candidate, encoder)
-        share = max(Counter(keys).values(), default=0) / max(1, len(keys))
+        """Measure a loaded candidate and decide. Raises as `EngineClient.score` and `generate`
+        do."""
+        adapter, model = candidate.adapter, candidate.model
+        kept = await self._store.read(samples.held_out, adapter, limit=_MOST_HELD_OUT)
+        held = [item for item in (_encode(encoder, sample) for sample in kept) if item]
+        pairs, thumbs = await self._held_out(adapter, model, held)
+        examined = await self._canary.measure(model, encoder)
+        reading, asked = await self._read(candidate, examined, held, encoder)
+        share = max(Counter(candidate.keys).values(), default=0) / max(1, len(candidate.keys))
         measured = Measurements(
-            canary=canary,
+            canary=examined.measures,
+            reading=reading,
+            asked=asked,
             pairs=pairs,
             thumbs=thumbs,
             key_share=share,
             key_cap=settings.key_share,
         )
-        return decide(measured, settings.gate, self._bounds)
+        return decide(measured, settings.gate, self.bounds)
+
+    async def drift(self, trainer: str, encoder: Encoder) -> float:
+        """How far the working parameters of `trainer` are from the base on trusted prompts, as a
+        share of what the gate allows."""
+        return await self._canary.drop_under(trainer, encoder) / self.bounds.quality_drop
+
+    # ------------------------------------------------------------------ reading
+
+    async def _read(
+        self, candidate: Candidate, examined: Examined, held: Sequence[Encoded], encoder: Encoder
+    ) -> tuple[Reading | None, Asked | None]:
+        """Of the canary prompts, and of some prompts that the feedback is about."""
+        if not examined.said:
+            return None, None
+        taught = [item for item in (_encode(encoder, s) for s in candidate.taught) if item]
+        probes = _probes(held, taught)
+        prompts, base = [item.prompt for item in probes], self._references.base
+        try:
+            own = await self._answers.of(base, prompts)
+            said = await self._answers.of(candidate.model, prompts)
+        except Speechless:
+            return None, None
+        canary = _Read(
+            [_answer(encoder, item) for item in examined.said],
+            [_answer(encoder, item) for item in examined.own],
+        )
+        probed = _Read(
+            [_answer(encoder, item) for item in said], [_answer(encoder, item) for item in own]
+        )
+        chosen = [encoder.text(item.chosen) for item in probes]
+        asked = (
+            await self._asked(
+                candidate.model,
+                probes,
+                own,
+                _Read([Answer(text, 0, True) for text in chosen], probed.own),
+            )
+            if probes
+            else None
+        )
+        return _reading(canary, probed, chosen, asked), asked
+
+    async def _asked(
+        self, model: Model, probes: Sequence[Encoded], own: Sequence[Scored], read: _Read
+    ) -> Asked:
+        chosen = [_chosen(item) for item in probes]
+        base = self._references.base
+        before = _per_token(await self._references.scores(base, chosen), chosen)
+        after = _per_token(await self._references.scores(model, chosen), chosen)
+        usual = _per_token(await self._references.scores(base, own), own)
+        return Asked(
+            kept=_kept(read), length=_length(read), divergence=usual - before, gain=after - before
+        )
+
+    # ------------------------------------------------------------------ held-out feedback
 
     async def _held_out(
-        self, adapter: str, candidate: Model, encoder: Encoder
+        self, adapter: str, candidate: Model, encoded: Sequence[Encoded]
     ) -> tuple[tuple[PairMargins, ...], tuple[Thumb, ...]]:
-        kept = await self._store.read(samples.held_out, adapter, limit=_MOST_HELD_OUT)
-        encoded = [item for item in (_encode(encoder, sample) for sample in kept) if item]
         pairs = [item for item in encoded if item.kind is SampleKind.DPO]
         thumbs = [item for item in encoded if item.kind is SampleKind.KTO]
         good = await self._three(adapter, candidate, [_chosen(item) for item in pairs])
@@ -96,8 +186,10 @@ class Examiner:
                 reference=good.reference[at] - bad.reference[at],
                 current=good.current[at] - bad.current[at],
                 candidate=good.candidate[at] - bad.candidate[at],
+                normalised=good.candidate[at] / len(item.chosen)
+                - bad.candidate[at] / len(item.rejected),
             )
-            for at in range(len(pairs))
+            for at, item in enumerate(pairs)
         )
         rewards = tuple(
             Thumb(
@@ -138,3 +230,55 @@ def _chosen(item: Encoded) -> Scored:
 
 def _rejected(item: Encoded) -> Scored:
     return Scored(item.prompt + item.rejected, len(item.prompt))
+
+
+def _probes(held: Sequence[Encoded], taught: Sequence[Encoded]) -> list[Encoded]:
+    """Feedback that says what an answer should be like: held-out first, the rest spread over what
+    was taught."""
+    found = [item for item in held if item.desirable][:_PROBES]
+    good = [item for item in taught if item.desirable]
+    left = min(_PROBES - len(found), len(good))
+    return found + [good[at * len(good) // left] for at in range(left)]
+
+
+def _reading(canary: _Read, probed: _Read, chosen: Sequence[str], asked: Asked | None) -> Reading:
+    usual = scripts(" ".join([*(a.text for a in (*canary.own, *probed.own)), *chosen]))
+    brief = asked is not None and asked.length < 0.5
+    faults, read = [], 0
+    for said, own in zip([*canary.said, *probed.said], [*canary.own, *probed.own], strict=True):
+        read += 1
+        found = fault(said, own)
+        if found is None and foreign(said.text, usual):
+            found = "another script"
+        if found is None and not brief and _cut_short(said, own):
+            found = "hardly a word"
+        if found is not None:
+            faults.append(Fault(found, said.text[:_EXCERPT]))
+    return Reading(read, tuple(faults), _kept(canary), _length(canary))
+
+
+def _cut_short(said: Answer, own: Answer) -> bool:
+    return len(words(said.text)) <= _FEW_WORDS < len(words(own.text)) // 2
+
+
+def _kept(read: _Read) -> float:
+    both = zip(read.said, read.own, strict=True)
+    return math.fsum(overlap(said.text, own.text) for said, own in both) / max(1, len(read.own))
+
+
+def _length(read: _Read) -> float:
+    both = zip(read.said, read.own, strict=True)
+    numbers = [(len(words(said.text)), len(words(own.text))) for said, own in both]
+    shares = [min(1.0, said / own) if own else 1.0 for said, own in numbers]
+    return math.fsum(shares) / max(1, len(shares))
+
+
+def _per_token(logprobs: Sequence[float], items: Sequence[Scored]) -> float:
+    return math.fsum(logprobs) / max(1, sum(item.completion_tokens for item in items))
+
+
+def _answer(encoder: Encoder, item: Scored) -> Answer:
+    tokens = item.tokens[item.prompt_tokens :]
+    ended, text = encoder.ends(tokens), encoder.text(tokens)
+    # The limit may cut a character in two.
+    return Answer(text if ended else text.rstrip("\N{REPLACEMENT CHARACTER}"), len(tokens), ended)

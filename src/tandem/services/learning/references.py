@@ -90,6 +90,10 @@ class References:
         known.update(computed)
         return [known[key] for key in keys]
 
+    async def under_trainer(self, trainer: str, wanted: Sequence[Scored]) -> list[float]:
+        """As `scores`, under the working parameters of `trainer` as they are: nothing is kept."""
+        return await self._ask(wanted, trainer=trainer)
+
     async def fill(
         self, model: Model, batch: Sequence[TrainingSequence]
     ) -> tuple[TrainingSequence, ...]:
@@ -109,16 +113,19 @@ class References:
         )
 
     async def _compute(self, model: Model, missing: Mapping[str, Scored]) -> dict[str, float]:
+        values = await self._ask(list(missing.values()), adapter=model.adapter)
+        return dict(zip(missing, values, strict=True))
+
+    async def _ask(
+        self, wanted: Sequence[Scored], *, adapter: str | None = None, trainer: str | None = None
+    ) -> list[float]:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one(item: Scored) -> float:
             async with limit:
-                number = next(self._numbers)
-                request = ScoreRequest(
-                    f"score-{number}", item.tokens, item.prompt_tokens, adapter=model.adapter
-                )
+                name = f"score-{next(self._numbers)}"
+                request = ScoreRequest(name, item.tokens, item.prompt_tokens, adapter, trainer)
                 value = (await self._client.score(request)).logprob
                 return value if math.isfinite(value) else math.nan
 
-        values = await together(one(item) for item in missing.values())
-        return dict(zip(missing, values, strict=True))
+        return await together(one(item) for item in wanted)

@@ -1,8 +1,8 @@
 """Which samples the next version learns from, and how they are grouped into steps.
 
 MACE's priority (4.1): older and worse-aligned samples first. Pure functions of sample heads.
-Invariant: the same heads and the same time give the same choice, and no API key contributes more
-than its share of what is chosen.
+Invariant: the same heads and the same time give the same choice, no API key contributes more than
+its share of what is chosen, and no more answers are disliked in it than liked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import median
 
 from tandem.core.learning import SampleKind
 from tandem.services.learning.settings import LearningSettings
@@ -24,8 +26,23 @@ UNSCORED_LOSS = math.log(2.0)
 _DELTA_PER_S = UNSCORED_LOSS / 600.0
 _GAMMA = 1.0
 
+TRIES = 3
+"""How many candidates may be refused that learned from a sample, before the sample is."""
+
 # Where a sample counts as learned: half of what DPO and KTO begin with; for SFT, nats a token.
 _LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.1}
+
+# An answer to imitate is known to a version that gives it about the loss of what it learned.
+_KNOWN = 1.25
+
+# A taste takes so many steps of the optimiser at most, however few its samples are.
+_STEPS = 24
+
+# When some samples are enough for a version: nothing came for a while, or the first waited long.
+_SETTLED_S = 1.0
+_ENOUGH_STEPS = 4
+_QUIET_SHARE = 0.25
+_LONG_WAITS = 10.0
 
 # Not more than this share of a version's samples may be left unlearned at its end.
 _MOST_LEFT = 0.25
@@ -50,6 +67,50 @@ def priority(head: SampleHead, now_s: float) -> float:
     """MACE's total priority of a fine-tuning task, without the constant of its class."""
     age_s = max(0.0, now_s - head.created_s)
     return _DELTA_PER_S * age_s + _GAMMA * _loss(head)
+
+
+def next_group(heads: Sequence[SampleHead]) -> list[SampleHead]:
+    """The samples that may share a version: those that were refused least often.
+
+    A dislike says only what not to move to, so it waits until as many answers are liked.
+    """
+    least = min((head.refusals for head in heads), default=0)
+    group = [head for head in heads if head.refusals == least]
+    dislikes = [head for head in group if is_dislike(head)]
+    liked = sum(head.kind is SampleKind.KTO for head in group) - len(dislikes)
+    waiting = {head.sample_id for head in dislikes[liked:]}
+    return [head for head in group if head.sample_id not in waiting]
+
+
+def is_dislike(head: SampleHead) -> bool:
+    """Whether a sample says only what an answer should not be."""
+    return head.kind is SampleKind.KTO and not head.desirable
+
+
+def is_ready(
+    group: Sequence[SampleHead], most: int, settings: LearningSettings, now_s: float
+) -> bool:
+    """Whether a version shall be made of these samples now, in order of arrival, `most` at most.
+
+    Some steps' worth that arrived together begin at once; fewer wait for a quarter of
+    `version_wait_s` without another, or all of it; less than a step's worth ten times as long.
+    """
+    if not group:
+        return False
+    quiet_s, waited_s = now_s - group[-1].created_s, now_s - group[0].created_s
+    wait_s = settings.version_wait_s
+    if len(group) >= most or waited_s >= _LONG_WAITS * wait_s:
+        return True
+    if len(group) >= _ENOUGH_STEPS * settings.batch_samples:
+        return quiet_s >= min(_SETTLED_S, wait_s)
+    enough = len(group) >= settings.batch_samples
+    return enough and (quiet_s >= _QUIET_SHARE * wait_s or waited_s >= wait_s)
+
+
+def epochs_of(samples: int, settings: LearningSettings) -> int:
+    """How often so many samples are gone over at most."""
+    steps = math.ceil(samples / settings.batch_samples)
+    return min(settings.epochs, math.ceil(_STEPS / max(1, steps)))
 
 
 def choose(
@@ -96,6 +157,22 @@ def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[Sa
     return left if len(left) > _MOST_LEFT * len(heads) else []
 
 
+def known(
+    heads: Sequence[SampleHead], seen: Sequence[SampleHead], misjudged: Collection[str]
+) -> set[str]:
+    """Of new samples with the loss that the current version gives them, those that would teach it
+    nothing: `seen` are the samples that it has learned from."""
+    imitated = [h.loss for h in seen if h.kind is SampleKind.SFT and h.loss is not None]
+    usual = _KNOWN * median(imitated) if imitated else 0.0
+    return {
+        head.sample_id
+        for head in heads
+        if head.sample_id not in misjudged
+        and head.loss is not None
+        and (_learned(head) or (head.kind is SampleKind.SFT and head.loss <= usual))
+    }
+
+
 def _learned(head: SampleHead) -> bool:
     return head.loss is not None and head.loss <= _LEARNED_LOSS[head.kind]
 
@@ -114,7 +191,7 @@ def plan_steps(
     steps: list[StepPlan] = []
     fresh = settings.batch_samples - settings.replay_samples
     for kind in SampleKind:
-        new = [head for head in chosen if head.kind is kind]
+        new = _mixed([head for head in chosen if head.kind is kind])
         old = sorted(
             (head for head in seen if head.kind is kind),
             key=lambda head: (head.uses, -_loss(head), head.row),
@@ -131,6 +208,14 @@ def plan_steps(
             at += count
             steps.append(_plan(kind, part, again))
     return steps
+
+
+def _mixed(heads: Sequence[SampleHead]) -> list[SampleHead]:
+    """Likes and dislikes in turns, so that no step is made of dislikes alone."""
+    likes = [head for head in heads if not is_dislike(head)]
+    dislikes = [head for head in heads if is_dislike(head)]
+    both = zip_longest(likes, dislikes)
+    return [head for pair in both for head in pair if head is not None]
 
 
 def _plan(kind: SampleKind, new: Sequence[SampleHead], old: Sequence[SampleHead]) -> StepPlan:

@@ -31,7 +31,8 @@ _VERSION = re.compile(r"version:([1-9]\d*)")
 class LearningSettings:
     """One adapter's settings; meanings as in `LearningConfig` and `core.training`.
 
-    `epochs` is how often the samples of a version are trained on before it is made.
+    `epochs` is how often the samples of a version are trained on at most before it is made, and
+    `version_wait_s` how long the first of them waits for others.
     """
 
     rank: int = 16
@@ -43,12 +44,14 @@ class LearningSettings:
     max_grad_norm: float = 1.0
     beta: float = 0.1
     label_smoothing: float = 0.0
+    rpo_alpha: float = 5.0
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
     batch_samples: int = 8
     micro_batch_samples: int = 4
-    steps_per_version: int = 4
+    steps_per_version: int = 8
     epochs: int = 6
+    version_wait_s: float = 60.0
     replay: float = 0.25
     reference: str = BASE
     gate: GateMode = GateMode.AUTO
@@ -76,11 +79,10 @@ class LearningSettings:
         """The shape of a new adapter."""
         return LoraSpec(self.rank, self.alpha, self.targets)
 
-    @property
-    def optimizer(self) -> OptimizerSpec:
-        """The optimiser of its trainer."""
+    def optimizer(self, refusals: int = 0) -> OptimizerSpec:
+        """The optimiser of its trainer: each refusal of what it trains on halves the rate."""
         return OptimizerSpec(
-            learning_rate=self.learning_rate,
+            learning_rate=self.learning_rate / 2**refusals,
             weight_decay=self.weight_decay,
             max_grad_norm=self.max_grad_norm,
             warmup_steps=self.warmup_steps,
@@ -94,6 +96,7 @@ class LearningSettings:
             self.label_smoothing,
             self.desirable_weight,
             self.undesirable_weight,
+            0.0 if kind is SampleKind.SFT else self.rpo_alpha,
         )
 
 
@@ -179,7 +182,7 @@ def _check(settings: LearningSettings) -> None:
     for name in ("alpha", "learning_rate", "beta", "desirable_weight", "undesirable_weight"):
         if not 0.0 < values[name] < float("inf"):
             raise InvalidRequest(f"{name} must be above 0, not {values[name]}", param=name)
-    for name in ("warmup_steps", "max_grad_norm"):
+    for name in ("warmup_steps", "max_grad_norm", "rpo_alpha", "version_wait_s"):
         if not 0.0 <= values[name] < float("inf"):
             raise InvalidRequest(f"{name} must be at least 0, not {values[name]}", param=name)
     if not 0.0 <= settings.weight_decay <= 1.0:

@@ -7,6 +7,7 @@ their samples in order, so that every loss finds its sample again.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,15 @@ from tandem.core.learning import Sample, SampleKind
 from tandem.core.ports import EngineClient
 from tandem.core.training import LossSpec, StepOutcome, TrainingStep
 from tandem.services.learning.encode import Encoded, Encoder, micro_batches, sequences_of
-from tandem.services.learning.references import Model, NotFinite, References
+from tandem.services.learning.references import Model, NotFinite, References, Scored
 from tandem.training.losses import micro_batch_loss, step_items
 
 AHEAD = 2
 """Steps of one trainer that the engine has at the same time."""
+
+
+Logprobs = Sequence[Sequence[float]]
+"""Of each sequence of each micro-batch of a step: its completion's summed log-probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +39,26 @@ class PreparedStep:
         """All of them, in order."""
         return [sample_id for batch in self.sample_ids for sample_id in batch]
 
-    def losses(self, outcome: StepOutcome) -> dict[str, float]:
-        """The loss of each sample before the update."""
+    def losses(self, logprobs: Logprobs) -> dict[str, float]:
+        """The loss of each sample, by what its sequences were given."""
         found: dict[str, float] = {}
         items = step_items(self.step.loss, self.step.micro_batches)
-        for ids, batch, logprobs in zip(
-            self.sample_ids, self.step.micro_batches, outcome.logprobs, strict=True
+        for ids, batch, given in zip(
+            self.sample_ids, self.step.micro_batches, logprobs, strict=True
         ):
-            share = micro_batch_loss(self.step.loss, batch, logprobs, items)
+            share = micro_batch_loss(self.step.loss, batch, given, items)
             found.update(zip(ids, share.item_losses, strict=True))
         return found
 
-    def misjudged(self, outcome: StepOutcome) -> set[str]:
-        """DPO: samples whose rejected answer was the likelier one before the update."""
+    def misjudged(self, logprobs: Logprobs) -> set[str]:
+        """DPO: samples whose rejected answer is the likelier one."""
         if self.step.loss.kind.value != SampleKind.DPO.value:
             return set()
         return {
             sample_id
-            for ids, logprobs in zip(self.sample_ids, outcome.logprobs, strict=True)
+            for ids, given in zip(self.sample_ids, logprobs, strict=True)
             for at, sample_id in enumerate(ids)
-            if logprobs[2 * at] <= logprobs[2 * at + 1]
+            if given[2 * at] <= given[2 * at + 1]
         }
 
     def accuracy(self, outcome: StepOutcome) -> float | None:
@@ -72,12 +77,18 @@ class PreparedStep:
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """What the steps of one trainer have in common. `rows` bounds a micro-batch (0: nothing
-    known)."""
+    known). An update with less evidence than `full_samples` of weight 1 moves the model less (0:
+    only the weights count, not the number)."""
 
     trainer: str
     reference: Model
     micro_batch_samples: int
     rows: int
+    full_samples: int = 0
+
+    def scale(self, weights: Sequence[float]) -> float:
+        """The share of the learning rate for a step over samples of these weights."""
+        return min(1.0, math.fsum(weights) / (self.full_samples or len(weights)))
 
 
 class StepMaker:
@@ -88,7 +99,7 @@ class StepMaker:
         self._references = references
         self._shape = shape
         self._encoded: dict[str, Encoded] = {}
-        self._last_completion: tuple[int, ...] = ()
+        self._last: Encoded | None = None
 
     @property
     def shape(self) -> StepShape:
@@ -121,11 +132,22 @@ class StepMaker:
         batches = micro_batches(encoded, self._shape.micro_batch_samples, self._shape.rows)
         filled = []
         for batch in batches:
-            sequences = sequences_of(batch, self._last_completion)
+            sequences = sequences_of(batch, self._last)
             filled.append(await self._references.fill(self._shape.reference, sequences))
-            self._last_completion = batch[-1].chosen
-        step = TrainingStep(step_id, self._shape.trainer, loss, tuple(filled), urgency)
+            self._last = batch[-1]
+        scale = self._shape.scale([each.weight for each in encoded])
+        step = TrainingStep(step_id, self._shape.trainer, loss, tuple(filled), urgency, scale)
         return PreparedStep(step, tuple(tuple(e.sample_id for e in batch) for batch in batches))
+
+    async def scored(self, prepared: PreparedStep) -> list[list[float]]:
+        """What the trainer's working parameters give the sequences of a step, without training.
+        Raises as `score` does."""
+        return [
+            await self._references.under_trainer(
+                self._shape.trainer, [Scored(each.tokens, each.prompt_tokens) for each in batch]
+            )
+            for batch in prepared.step.micro_batches
+        ]
 
 
 @dataclass(frozen=True, slots=True)

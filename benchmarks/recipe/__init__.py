@@ -1,0 +1,1 @@
+"""The search for the learning recipe's defaults and for the bounds of the gate."""

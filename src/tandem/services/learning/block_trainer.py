@@ -1,0 +1,226 @@
+"""Trains what a course has claimed: encode, open the trainer, go over the samples.
+
+Knows the samples of one adapter and its trainer in the engine; what becomes of the result is the
+course's. Invariant: what cannot be trained on leaves the block and is `invalid` in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from tandem.core.errors import AdapterError, EngineDead
+from tandem.core.learning import EventRecord, SampleKind
+from tandem.core.training import StepOutcome, TrainerSpec
+from tandem.services.learning.block import Block
+from tandem.services.learning.references import Model, NotFinite, References
+from tandem.services.learning.selection import (
+    epochs_of,
+    plan_steps,
+)
+from tandem.services.learning.settings import LearningSettings
+from tandem.services.learning.steps import (
+    Failed,
+    PreparedStep,
+    StepMaker,
+    StepShape,
+    Wanted,
+    run_steps,
+)
+from tandem.services.learning.tools import LearningTools
+from tandem.store import adapters, events, samples
+from tandem.store.samples import SampleHead
+
+logger = logging.getLogger(__name__)
+
+# The trust region, as shares of what the gate allows: how far one version may move, and where its
+# adapter may be afterwards.
+_MOST_MOVE = 0.2
+_MOST_DRIFT = 0.75
+
+
+class BlockTrainer:
+    """The trainer of the adapter `name` in the engine, and what is done with it."""
+
+    def __init__(self, name: str, tools: LearningTools) -> None:
+        self._name = name
+        self._tools = tools
+        self._client = tools.client
+        self._store = tools.store
+        self.open_from: tuple[int, int] | None = None
+        """The version that it was opened at, or has become, and how often the rate was halved."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the engine."""
+        return f"learn/{self._name}"
+
+    async def rest(self) -> None:
+        """Free the engine's memory; what was trained since the last version is lost."""
+        self.open_from = None
+        try:
+            await self._client.close_trainer(self.name)
+        except EngineDead:
+            logger.debug("the engine is gone, and the trainer with it")
+
+    async def _prepare(self, block: Block) -> StepMaker:
+        """Encode what may be trained on and open the trainer; unusable samples become invalid."""
+        replayed = await self._store.read(samples.get, [head.sample_id for head in block.seen])
+        reference = await self._reference(block.settings)
+        shape = StepShape(
+            self.name,
+            reference,
+            block.settings.micro_batch_samples,
+            self._client.info.recording_tokens,
+            block.settings.batch_samples,
+        )
+        maker = StepMaker(self._tools.encoder(block.settings), self._tools.references, shape)
+        problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
+        await self._invalidate(block, problems)
+        block.seen = [head for head in block.seen if head.sample_id not in problems]
+        block.share_out(self._tools.now())
+        if block.chosen:
+            await self._open(block)
+        if block.chosen and block.record.current:
+            block.meet(*await self._judge(block, maker, block.chosen))
+        return maker
+
+    async def _judge(
+        self, block: Block, maker: StepMaker, heads: Sequence[SampleHead]
+    ) -> tuple[dict[str, float], set[str]]:
+        """The loss of each sample under the working parameters as they are, and the pairs that they
+        judge the wrong way."""
+        losses: dict[str, float] = {}
+        misjudged: set[str] = set()
+        for plan in plan_steps(heads, (), block.settings):
+            wanted = _wanted(plan.sample_ids, plan.kind, block.settings, 0.0)
+            try:
+                prepared = await maker.prepare(*wanted)
+            except NotFinite:
+                continue  # training finds out which of them it is
+            given = await maker.scored(prepared)
+            losses |= prepared.losses(given)
+            misjudged |= prepared.misjudged(given)
+        return losses, misjudged
+
+    async def _reference(self, settings: LearningSettings) -> Model:
+        number = settings.reference_version
+        if not number:
+            return self._tools.references.base
+        version = await self._store.read(adapters.version, self._name, number)
+        if version is None:
+            raise AdapterError(f"the reference {settings.reference} of '{self._name}' is gone")
+        loaded = await self._tools.publisher.load_reference(version)
+        return References.version(loaded.name, loaded)
+
+    async def _open(self, block: Block) -> None:
+        """Open the trainer at the current version, unless it is open there. Samples of a candidate
+        that was refused are learned at half the rate."""
+        current, refusals = block.record.current, block.refusals
+        if self.open_from == (current, refusals):
+            return
+        version = await self._store.read(adapters.version, self._name, current)
+        await self._client.open_trainer(
+            TrainerSpec(
+                name=self.name,
+                lora=block.settings.lora,
+                optimizer=block.settings.optimizer(refusals),
+                source=version.path if version is not None else "",
+            )
+        )
+        self.open_from = (current, refusals)
+
+    async def learn(self, block: Block) -> None:
+        """Go over the samples until most are learned or the model has moved far enough.
+
+        The trust region is a bound on what answers to trusted prompts may lose. A divergence grows
+        with the square of the way, so training ends before the epoch that would leave the region.
+        Raises as the engine client does, and `AdapterError`.
+        """
+        maker = await self._prepare(block)
+        began = await self._drift(block) if block.chosen and block.record.current else 0.0
+        for epoch in range(epochs_of(len(block.chosen), block.settings)):
+            heads = block.unlearned()
+            if not heads:
+                return
+            await self._train(block, maker, heads, epoch)
+            if not block.latest:
+                return
+            block.drift = await self._drift(block)
+            next_move = (block.drift - began) * ((epoch + 2) / (epoch + 1)) ** 2
+            if not (next_move < _MOST_MOVE and block.drift < _MOST_DRIFT):
+                return
+
+    async def _drift(self, block: Block) -> float:
+        return await self._tools.examiner.drift(self.name, self._tools.encoder(block.settings))
+
+    async def _train(
+        self, block: Block, maker: StepMaker, heads: Sequence[SampleHead], epoch: int
+    ) -> None:
+        """Once over `heads`."""
+        plans = plan_steps(heads, block.seen, block.settings, epoch)
+        wanted = [
+            _wanted(plan.sample_ids, plan.kind, block.settings, plan.urgency) for plan in plans
+        ]
+        failed: list[Failed] = []
+        async with aclosing(run_steps(self._client, maker, wanted)) as results:
+            async for result in results:
+                if isinstance(result, Failed):
+                    failed.append(result)
+                    self._tools.metrics.steps.labels(self._name, "failed").inc()
+                else:
+                    await self._applied(block, *result)
+        if failed:
+            await self._isolate(block, maker, failed)
+
+    async def _applied(self, block: Block, prepared: PreparedStep, outcome: StepOutcome) -> None:
+        losses = prepared.losses(outcome.logprobs)
+        await self._store.write(samples.record_losses, losses)
+        block.latest.update(losses)
+        block.misjudged = (block.misjudged - losses.keys()) | prepared.misjudged(outcome.logprobs)
+        block.losses.append(outcome.loss)
+        block.steps += 1
+        metrics = self._tools.metrics
+        metrics.loss.labels(self._name).set(outcome.loss)
+        metrics.steps.labels(self._name, "applied").inc()
+        metrics.step_time.observe(max(0.0, outcome.finished_s - outcome.started_s))
+
+    async def _isolate(self, block: Block, maker: StepMaker, failed: Sequence[Failed]) -> None:
+        """Train the samples of failed steps one by one: those that fail alone are invalid.
+
+        Each is tried once, so that nothing loops.
+        """
+        kinds = {sample.sample_id: sample.kind for sample in block.claimed}
+        suspects = dict.fromkeys(sample_id for step in failed for sample_id in step.sample_ids)
+        alone = [
+            _wanted((sample_id,), kinds[sample_id], block.settings, 0.0)
+            for sample_id in suspects
+            if sample_id in kinds
+        ]
+        problems: dict[str, str] = {}
+        async with aclosing(run_steps(self._client, maker, alone)) as results:
+            async for result in results:
+                if isinstance(result, Failed):
+                    problems[result.sample_ids[0]] = result.problem
+                else:
+                    await self._applied(block, *result)
+        await self._invalidate(block, problems)
+
+    async def _invalidate(self, block: Block, problems: dict[str, str]) -> None:
+        if not problems:
+            return
+        block.chosen = [head for head in block.chosen if head.sample_id not in problems]
+        await self._store.write(samples.invalidate, problems)
+        message = f"{len(problems)} samples cannot be trained on"
+        data = {"problems": dict(list(problems.items())[:10])}
+        event = EventRecord(self._name, self._tools.now(), "warning", message, data)
+        await self._store.write(events.add, event)
+
+
+def _wanted(
+    sample_ids: Sequence[str], kind: SampleKind, settings: LearningSettings, urgency: float
+) -> Wanted:
+    return f"step-{uuid.uuid4().hex}", sample_ids, settings.loss(kind), urgency

@@ -1,0 +1,128 @@
+"""Reads answers as a person would skim them: are they broken, and do they still say the same?
+
+Pure functions of texts. A win rate is perfect in a model that answers "Mmmm" to everything, and
+broken answers may even be likelier under the base model than sound ones; what tells them apart is
+what they say. Invariant: nothing here knows what the feedback asked for; `gate.py` compares.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+_WORD = re.compile(r"\w+", re.UNICODE)
+_DRAWN_OUT = re.compile(r"([^\W_])\1{11}", re.UNICODE | re.IGNORECASE)
+_GRAM = 4
+_LONGEST_RUN = 6
+_MOST_REPEATED = 0.5
+_MANY_TOKENS = 16
+# Replacements and controls (Cc).
+_BROKEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
+_CUT = "\N{REPLACEMENT CHARACTER}"
+# Words that say nothing about the content; enough of them for the overlap to mean something.
+_COMMON = frozenset(
+    _WORD.findall(
+        "a an and are as at be but by can do does for from has have how i in is it its of on or "
+        "that the their there they this to was were what when which who will with you your"
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One greedy answer; `ended` says that the model ended it, not the limit."""
+
+    text: str
+    tokens: int
+    ended: bool
+
+
+def words(text: str) -> list[str]:
+    """Words in lower case. Letters of scripts that put no spaces count one by one."""
+    if text.isascii():
+        return _WORD.findall(text.lower())
+    found: list[str] = []
+    for word in _WORD.findall(text.lower()):
+        found.extend(word if any(ord(letter) >= 0x2E80 for letter in word) else (word,))
+    return found
+
+
+def fault(answer: Answer, before: Answer) -> str | None:
+    """What is broken in an answer to a prompt that the base model answered with `before`; None if
+    nothing is. An answer that is as broken as the base's own is not held against anybody."""
+    found = _fault(answer, before)
+    return None if found is None or _fault(before, before) == found else found
+
+
+def fault_alone(answer: Answer) -> str | None:
+    """What is broken in an answer whatever it was asked for, such as a live one; None if nothing
+    is. A brief answer may have no word (a symbol, say), and a limit may cut a character in two."""
+    text = answer.text if answer.ended else answer.text.rstrip(_CUT)
+    marks, letters = sum(map(len, text.split())), sum(map(len, words(text)))
+    if answer.tokens < _MANY_TOKENS and marks and not letters:
+        return "broken characters" if _broken(text) else None
+    if answer.tokens >= _MANY_TOKENS and marks > 10 * letters:
+        return "hardly a word"
+    return _fault(replace(answer, text=text), Answer("", 0, ended=False))
+
+
+def _fault(answer: Answer, before: Answer) -> str | None:
+    said = words(answer.text)
+    if not said:
+        return "empty"
+    if _broken(answer.text) > _broken(before.text):
+        return "broken characters"
+    if _longest_run(said) >= _LONGEST_RUN or _DRAWN_OUT.search(answer.text):
+        return "one word over and over"
+    if repeated(said) > _MOST_REPEATED:
+        return "repetition"
+    if before.ended and not answer.ended and answer.tokens > 2 * before.tokens:
+        return "endless"
+    return None
+
+
+def repeated(said: Sequence[str]) -> float:
+    """The share of an answer's runs of four words that have stood in it before."""
+    grams = [tuple(said[at : at + _GRAM]) for at in range(len(said) - _GRAM + 1)]
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def overlap(answer: str, before: str) -> float:
+    """The share of the content words of `before` that `answer` has too; 1.0 if it has none."""
+    wanted = Counter(word for word in words(before) if word not in _COMMON)
+    if not wanted:
+        return 1.0
+    there = Counter(words(answer))
+    return sum((wanted & there).values()) / wanted.total()
+
+
+def scripts(text: str) -> Counter[str]:
+    """How many letters each script has, by the first word of their Unicode names."""
+    return Counter(
+        unicodedata.name(letter, "?").partition(" ")[0] for letter in text if letter.isalpha()
+    )
+
+
+def foreign(text: str, usual: Counter[str]) -> bool:
+    """Whether most letters are of scripts that hardly occur in what is usual."""
+    found, all_usual = scripts(text), usual.total()
+    if not found or not all_usual:
+        return False
+    strange = sum(n for script, n in found.items() if usual[script] < 0.02 * all_usual)
+    return strange > 0.5 * found.total()
+
+
+def _broken(text: str) -> int:
+    """Characters that no text should have: replacements and controls."""
+    return len(_BROKEN.findall(text))
+
+
+def _longest_run(items: Sequence[str]) -> int:
+    longest = run = 0
+    for at, item in enumerate(items):
+        run = run + 1 if at and item == items[at - 1] else 1
+        longest = max(longest, run)
+    return longest

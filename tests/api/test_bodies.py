@@ -1,0 +1,272 @@
+"""Large, slow and unfinished bodies, heads and readers: each has a bound, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.responses import StreamingResponse
+
+from fake_engine import FakeEngine, Script
+from serving import live, make_app
+from tandem.api.bodies import Bodies
+from tandem.api.connection import beside
+from tandem.api.errors import TooSlow
+from tandem.api.protocol import PatientProtocol
+from tandem.core.errors import Overloaded
+
+CHAT = "/v1/chat/completions"
+MEBIBYTE = 1 << 20
+SMALL = 64 * 1024
+
+
+class Hasty(PatientProtocol):
+    patience_s = 0.5
+
+
+class Parts:
+    """A client that sends parts of a body, each after a delay."""
+
+    def __init__(self, *parts: int, delay_s: float = 0.0, whole: bool = True) -> None:
+        self.parts = list(parts)
+        self.delay_s = delay_s
+        self.whole = whole
+
+    async def receive(self) -> dict[str, Any]:
+        if not self.parts:
+            await asyncio.sleep(3600)
+        await asyncio.sleep(self.delay_s)
+        size = self.parts.pop(0)
+        more = bool(self.parts) or not self.whole
+        return {"type": "http.request", "body": bytes(size), "more_body": more}
+
+
+async def take(bodies: Bodies, client: Parts, path: str = CHAT) -> int:
+    """Bytes of a body that was read to its end."""
+    with bodies.taking({"type": "http", "path": path}, client.receive) as receive:
+        size = 0
+        while True:
+            message = await receive()
+            size += len(message["body"])
+            if not message["more_body"]:
+                return size
+
+
+async def test_all_large_bodies_share_a_budget_and_small_ones_come_in() -> None:
+    bodies = Bodies(MEBIBYTE)
+    held = [
+        asyncio.create_task(take(bodies, Parts(MEBIBYTE // 2, MEBIBYTE // 2, whole=False)))
+        for _ in range(16)
+    ]
+    while bodies.held_bytes < 16 * MEBIBYTE:
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="large request bodies"):
+        await take(bodies, Parts(SMALL, 1))
+    assert await take(bodies, Parts(SMALL)) == SMALL
+    assert await take(bodies, Parts(*[1] * 100)) == 100
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    assert bodies.held_bytes == 0
+    # What is read and forgotten beyond the largest size is not held, nor what an upload spools.
+    assert await take(bodies, Parts(*[MEBIBYTE] * 40)) == 40 * MEBIBYTE
+    assert await take(bodies, Parts(*[MEBIBYTE] * 40), "/v1/files") == 40 * MEBIBYTE
+
+
+async def test_a_body_has_its_time() -> None:
+    bodies = Bodies(MEBIBYTE, patience_s=0.2)
+    for slow in (
+        Parts(10, whole=False),  # stops
+        Parts(*[1] * 50, delay_s=0.05),  # trickles
+        Parts(whole=False),  # never begins
+    ):
+        begun_s = time.monotonic()
+        with pytest.raises(TooSlow):
+            await take(bodies, slow)
+        assert time.monotonic() - begun_s < 2.0
+    steady = Parts(*[16 * 1024] * 10, delay_s=0.05)
+    assert await take(bodies, steady) == 160 * 1024
+    assert bodies.held_bytes == 0
+
+
+async def test_once_a_body_is_complete_the_client_may_wait() -> None:
+    bodies, client = Bodies(MEBIBYTE, patience_s=0.05), Parts(5)
+    with bodies.taking({"type": "http", "path": CHAT}, client.receive) as receive:
+        await receive()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await receive()
+
+
+@pytest.fixture
+def hasty() -> Iterator[str]:
+    engine = FakeEngine(play=lambda r, i: Script(tokens=(20,) * 200))
+    with live(make_app(engine), http=Hasty) as url:
+        yield url
+
+
+def connect(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((str(parts.hostname), parts.port or 0), timeout=10)
+
+
+def closed_within(connection: socket.socket, seconds: float) -> bool:
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /health HTTP/1.1\r\nHost: loc", b"\r\n", HEAD + b"Content-Length: 9\r\n"],
+    ids=range(4),
+)
+def test_a_head_that_never_ends_is_not_waited_for(hasty: str, sent: bytes) -> None:
+    with connect(hasty) as connection:
+        connection.sendall(sent)
+        assert closed_within(connection, 5)
+
+
+def test_a_trickled_head_is_not_waited_for(hasty: str) -> None:
+    with connect(hasty) as connection:
+        begun_s = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - begun_s < 10:
+                connection.sendall(b"X")
+                time.sleep(0.1)
+        assert time.monotonic() - begun_s < 5
+
+
+def test_a_refused_body_that_never_ends_is_not_waited_for(hasty: str) -> None:
+    with connect(hasty) as connection:
+        connection.sendall(HEAD + b"Content-Type: text/plain\r\nContent-Length: 99\r\n\r\nx")
+        assert b" 415 " in connection.recv(65536)
+        assert closed_within(connection, 5)
+
+
+def test_an_idle_connection_is_kept_and_a_slow_answer_waited_for(hasty: str) -> None:
+    with httpx.Client(base_url=hasty) as http:
+        assert http.get("/health").status_code == 200
+        time.sleep(1.0)
+        assert http.get("/health").status_code == 200
+    engine = FakeEngine(play=lambda r, i: Script(delay_s=1.0))
+    with live(make_app(engine), http=Hasty) as url:
+        body = {"model": "demo", "prompt": "x"}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+
+
+def test_a_reader_that_never_reads_on_is_not_waited_for() -> None:
+    app, ended = FastAPI(), threading.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                await asyncio.sleep(0)
+                yield bytes(MEBIBYTE)
+        finally:
+            ended.set()
+
+    @app.get("/")
+    async def answer() -> StreamingResponse:
+        return StreamingResponse(endless())
+
+    with live(app, http=Hasty) as url, connect(url) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert ended.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    headers = {"content-type": "application/json"}
+    with (
+        live(make_app(FakeEngine())) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=60) as http,
+    ):
+        yield http
+
+
+def chat_of(turns: str) -> bytes:
+    return f'{{"model": "demo", "messages": [{turns}]}}'.encode()
+
+
+LARGE = {
+    "empty messages": (CHAT, chat_of(", ".join(['{"role": "user", "content": ""}'] * 230_000))),
+    "wrong messages": (CHAT, chat_of(", ".join(["1"] * 2_000_000))),
+    "a long message": (CHAT, chat_of(f'{{"role": "user", "content": "{"word " * 1_400_000}"}}')),
+    "spaces": (CHAT, chat_of(f'{{"role": "user", "content": "{" " * 7_000_000}"}}')),
+    "token ids": (
+        "/v1/completions",
+        b'{"model": "demo", "prompt": [' + b", ".join([b"5"] * 2_000_000) + b"]}",
+    ),
+    "a long prompt": (
+        "/v1/completions",
+        b'{"model": "demo", "prompt": "' + b"ab " * 2_400_000 + b'"}',
+    ),
+    "wrong ids": ("/detokenize", b'{"tokens": [' + b", ".join([b'"x"'] * 1_500_000) + b"]}"),
+    "metadata": (
+        "/v1/feedback",
+        b'{"metadata": {' + b", ".join(b'"%d": 1' % n for n in range(600_000)) + b"}}",
+    ),
+    "fields": (CHAT, b"{" + b", ".join(b'"%d": 1' % n for n in range(600_000)) + b"}"),
+    "nesting": (CHAT, b'{"metadata": ' + b"[" * 4_000_000),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_large_bodies_are_refused_early(http: httpx.Client, what: str) -> None:
+    route, body = LARGE[what]
+    assert len(body) < 8 * MEBIBYTE
+    begun_s = time.process_time()
+    answer = http.post(route, content=body)
+    used_s = time.process_time() - begun_s
+    assert answer.status_code == 400, answer.text[:500]
+    error = answer.json()["error"]
+    if what in ("a long message", "spaces", "token ids", "a long prompt"):
+        assert "This model's maximum context length is 256 tokens. " in error["message"]
+    assert used_s < 4.0, used_s  # some took 14 s
+
+
+async def test_what_is_done_with_large_bodies_is_done_beside_the_event_loop() -> None:
+    here = threading.get_ident()
+    assert await beside(bytes(100), threading.get_ident) == here
+    assert await beside(bytes(MEBIBYTE), threading.get_ident) != here
+
+
+def test_a_prompt_that_just_fits_is_not_refused_for_its_length(http: httpx.Client) -> None:
+    spaces = " " * 20_000  # a few tokens of many characters
+    answer = http.post("/tokenize", json={"prompt": spaces}).json()
+    fits = answer["count"] < 256
+    sent = http.post("/v1/completions", json={"model": "demo", "prompt": spaces, "max_tokens": 1})
+    assert (sent.status_code == 200) is fits
+
+
+def test_context_overflow_is_told_in_openais_words(http: httpx.Client) -> None:
+    turns = [{"role": "user", "content": "word " * 2000}]
+    error = http.post(CHAT, json={"model": "demo", "messages": turns}).json()["error"]
+    assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
+    assert error["message"].startswith("This model's maximum context length is 256 tokens. However")
+    turns = [{"role": "user", "content": "Hi"}]
+    body = {"model": "demo", "messages": turns, "max_tokens": 256}
+    error = http.post(CHAT, json=body).json()["error"]
+    assert error["code"] == "context_length_exceeded" and error["param"] == "max_tokens"
+    assert "256 in the completion" in error["message"]
+    body = {"model": "demo", "prompt": [9] * 300}
+    error = http.post("/v1/completions", json=body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
