@@ -21,15 +21,19 @@ MMM = "M" + "m" * 60
 
 
 @contextmanager
-def taught(tmp_path: Path, *broken: str, **learning: Any) -> Iterator[httpx.Client]:
-    """A server whose adapter `formal` has two versions; those in `broken` answer "Mmmm"."""
+def taught(
+    tmp_path: Path, *broken: str, delay_s: float = 0.0, **learning: Any
+) -> Iterator[httpx.Client]:
+    """A server whose adapter `formal` has two versions; those in `broken` answer "Mmmm", a token
+    every `delay_s`."""
     canary = tmp_path / "canary.jsonl"
     canary.write_text(CANARY)
 
     def play(request: Request, index: int) -> Script:
         version = engine.adapters.get(request.adapter or "")
-        text = MMM if version is not None and version.label in broken else SOUND
-        return Script(tokens=demo_tokenizer().encode(text, add_special_tokens=False))
+        breaks = version is not None and version.label in broken
+        tokens = demo_tokenizer().encode(MMM if breaks else SOUND, add_special_tokens=False)
+        return Script(tokens=tokens, delay_s=delay_s if breaks else 0.0)
 
     engine = FakeEngine(play=play)
     config = LearningConfig(
@@ -87,11 +91,11 @@ def test_without_the_setting_nothing_is_rolled_back(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_its_reader_gives_up_is_read_too(tmp_path: Path) -> None:
-    with taught(tmp_path, "formal@2") as http:
+    with taught(tmp_path, "formal@2", delay_s=0.05) as http:
         asked = {"model": "demo:formal", "messages": TURNS, "stream": True}
-        for _ in range(8):
+        for _ in range(5):
             with http.stream("POST", "/chat/completions", json=asked) as stream:
                 lines = stream.iter_lines()
-                for _ in range(60):
+                for _ in range(36):  # two a token; the answer goes on
                     next(lines)
-        wait_for(lambda: answer(http)[1] == "formal@1")
+        wait_for(lambda: "version 2 rolled back by itself to 1: " in newest(http))
