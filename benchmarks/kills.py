@@ -338,6 +338,12 @@ def _page(server: Server, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return page
 
 
+def _temporary(server: Server) -> list[str]:
+    """What is in TMPDIR, beside a cache of torch's that all processes of a user share."""
+    names = (path.name for path in server.temporary.iterdir())
+    return [name for name in names if not name.startswith("torchinductor_")]
+
+
 def _shared() -> set[str]:
     return {path.name for path in SHARED.glob("*") if not path.name.startswith("PostgreSQL.")}
 
@@ -347,12 +353,12 @@ def _finish(server: Server, load: Load, report: Report, shared: set[str]) -> Non
     report.acknowledged, report.jobs = len(load.acknowledged), len(load.jobs)
     report.violations += check_store(server, load)
     report.violations += check_answers(server)
-    running = [path.name for path in server.temporary.iterdir()]
+    running = _temporary(server)
     if len(running) != 1:
         report.violations.append(f"TMPDIR of a running server holds {running}")
     server.process.terminate()
     server.process.wait(timeout=300)
-    report.violations += [f"left in TMPDIR: {path}" for path in server.temporary.iterdir()]
+    report.violations += [f"left in TMPDIR: {path}" for path in _temporary(server)]
     report.violations += [f"left in {SHARED}: {name}" for name in _shared() - shared]
     alive = [pid for pid in server.engines if psutil.pid_exists(pid)]
     report.violations += [f"engine {pid} lives" for pid in alive]
@@ -378,6 +384,8 @@ def main(
             print(f"{number + 1}/{kills}: {way}", flush=True)
             kill(server, way, rng)
             report.violations += check_answers(server)
+            if report.violations:
+                print(f"  {len(report.violations)} violations: {report.violations[-1]}", flush=True)
         _finish(server, load, report, shared)
     except (TimeoutError, RuntimeError) as error:
         report.violations.append(str(error))
@@ -385,7 +393,7 @@ def main(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.process.pid, signal.SIGKILL)
     text = json.dumps(asdict(report), indent=2)
-    print(text)
+    print(text, flush=True)
     if out is not None:
         out.write_text(f"{text}\n", encoding="utf-8")
     raise SystemExit(1 if report.violations else 0)
