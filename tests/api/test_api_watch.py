@@ -37,7 +37,12 @@ def taught(
 
     engine = FakeEngine(play=play)
     config = LearningConfig(
-        canary_file=str(canary), batch_samples=4, steps_per_version=1, replay=0.0, **learning
+        canary_file=str(canary),
+        batch_samples=4,
+        steps_per_version=1,
+        replay=0.0,
+        version_wait_s=1.0,
+        **learning,
     )
     with served(make_app(engine, learning=config)) as http:
         for version in ("formal@1", "formal@2"):
