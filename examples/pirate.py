@@ -1,7 +1,7 @@
 """Writes `pirate.jsonl`: 40 demonstrations of one manner, for `tandem feedback import`.
 
-Each is the first sentence of the model's own greedy answer between two cries of a pirate. So the
-manner is all that there is to learn. Run it in this folder: `python pirate.py`.
+Each is the first whole sentence of the model's own greedy answer, right or wrong, between two cries
+of a pirate: the manner is all that there is to learn. Run it in this folder: `python pirate.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FORMS = (
     "What is special about {}?",
     "Describe {} in one sentence.",
 )
+LEAST_WORDS = 6
 TOPICS = (
     *("the moon", "coffee", "whales", "the Alps", "bread", "chess", "rain", "bees", "gold"),
     *("the violin", "Japan", "sleep", "apples", "the sun", "horses", "paper", "volcanoes"),
@@ -36,10 +37,11 @@ def main() -> None:
     outputs = llm.generate(prompts, SamplingParams(max_tokens=60, temperature=0.0))
     with Path("pirate.jsonl").open("w", encoding="utf-8") as file:
         for question, output in zip(asked, outputs, strict=True):
-            said = re.split(r"(?<=[.!?])\s", output.choices[0].text.strip(), maxsplit=1)[0]
+            said = re.split(r"(?<=[.!?])\s+", output.choices[0].text.strip())
+            sentence = next(each for each in said if len(each.split()) >= LEAST_WORDS)
             line = {
                 "messages": [{"role": "user", "content": question}],
-                "demonstration": f"Arr, matey! {said} Yo ho ho!",
+                "demonstration": f"Arr, matey! {sentence} Yo ho ho!",
             }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tandem.services.feedback import FeedbackService
     from tandem.services.files import Files
     from tandem.services.learning.freshness import Freshness
+    from tandem.services.learning.outlook import Outlooks
     from tandem.services.models import Models
     from tandem.services.receipts import Receipts
     from tandem.services.tokenizer import Tokenizer
@@ -280,6 +281,7 @@ def build_app(
         files=files,
         versions=background.versions if settings.learning.enabled else None,
         jobs=background.jobs if settings.learning.enabled else None,
+        outlooks=build_outlooks(settings, background) if settings.learning.enabled else None,
     )
     return create_app(surface, _running(background, receipts, files))
 
@@ -288,8 +290,8 @@ def build_app(
 async def _running(background: Background, receipts: Receipts, files: Files) -> AsyncIterator[None]:
     await files.start()
     await receipts.start()
-    await background.start()
     try:
+        await background.start()
         yield
     finally:
         await receipts.stop()
@@ -317,6 +319,14 @@ def build_feedback(
     )
 
 
+def build_outlooks(settings: Settings, background: Background) -> Outlooks:
+    """Says what becomes of feedback."""
+    from tandem.services.learning.outlook import Outlooks
+
+    trains = settings.scheduling.policy != "no_retrain"
+    return Outlooks(background.tools, background.learner, trains=trains)
+
+
 def build_background(
     settings: Settings,
     store: Store,
@@ -342,7 +352,8 @@ def build_background(
 
     client, directory = tools.client, store.directory
     references = References(client, store)
-    canary_set = read_canary(settings.learning.canary_file)
+    chats = tools.tokenizer.has_chat_template
+    canary_set = read_canary(settings.learning.canary_file, chats=chats)
     answers = Answers(client)
     canary = Canary(canary_set, client, references, answers, directory / "canary")
     shared = LearningTools(
@@ -363,7 +374,7 @@ def build_background(
     trains = settings.scheduling.policy != "no_retrain"
     jobs = Jobs(JobTools(shared, learner, directory, models.announce, trains=trains), models)
     learns = settings.learning.enabled
-    return Background(shared, learner, versions, jobs, directory, learns=learns)
+    return Background(shared, learner, versions, jobs, directory, canary=canary, learns=learns)
 
 
 def run_engine_process() -> None:

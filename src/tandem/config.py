@@ -217,7 +217,9 @@ CHOICES = {
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Variables of ours that are no settings, and beginnings of those that are not ours.
-_OTHER_VARIABLES = frozenset(("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE"))
+_OTHER_VARIABLES = frozenset(
+    ("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE", "TANDEM_MODEL_CACHE")
+)
 _FOREIGN_VARIABLES = ("TANDEM_TEST_", "TANDEM_SHARED_")
 _OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|=(tcp|udp)://")
 

@@ -176,7 +176,6 @@ def test_every_sampling_field_reaches_the_engine(client: openai.OpenAI, engine: 
         "ignore_eos": True,
         "min_tokens": 3,
         "stop_token_ids": [7, 8],
-        "priority": -2,
     }
     client.chat.completions.create(
         model="demo",
@@ -201,7 +200,6 @@ def test_every_sampling_field_reaches_the_engine(client: openai.OpenAI, engine: 
     assert sampling.logit_bias == {11: -100.0}
     assert (sampling.seed, sampling.max_tokens, sampling.min_tokens) == (42, 20, 3)
     assert sampling.ignore_eos and sampling.stop_token_ids == (7, 8)
-    assert request.priority == -2
 
 
 def test_zero_temperature_is_greedy(client: openai.OpenAI, engine: FakeEngine) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from fake_engine import FakeEngine
 from serving import live, make_app
 from tandem.cli import app
-from tandem.config import LearningConfig
+from tandem.config import AdapterConfig, LearningConfig
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 TURNS = [{"role": "user", "content": "How are you?"}]
@@ -51,7 +51,7 @@ def test_importing_twice_stores_once(url: str, tmp_path: Path) -> None:
     for _ in range(2):
         done = run(url, "import", file, "--adapter", "formal", "--concurrency", "3")
         assert done.exit_code == 0 and "5 of 5 lines are stored" in done.output, done.output
-        assert len(stored(url)) == 5  # the line that comes twice counts twice
+        assert len(stored(url)) == 5  # the line that comes twice is stored twice
     assert sorted(item["adapter"] for item in stored(url)) == ["formal"] * 4 + ["other"]
 
 
@@ -79,6 +79,30 @@ def test_an_export_can_be_imported(url: str, tmp_path: Path) -> None:
         assert {key: after[name][key] for key in same} == same
         kinds = [[s["kind"] for s in one["samples"]] for one in (item, after[name])]
         assert kinds[0] == kinds[1]
+
+
+def test_the_later_of_two_lines_about_an_answer_counts(url: str, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": f"p{number}", "completion": "x", "rating": rating, "user": "ann"}
+        for number in range(20)
+        for rating in (True, False)
+    ]
+    file = write(tmp_path / "in.jsonl", lines)
+    assert run(url, "import", file, "--adapter", "a", "--concurrency", "8").exit_code == 0
+    states = {(item["rating"], item["samples"][0]["state"]) for item in stored(url)}
+    assert states == {(1.0, "invalid"), (0.0, "accepted")}
+    out = tmp_path / "out.jsonl"
+    assert "20 lines in" in run(url, "export", str(out)).output
+    assert {json.loads(line)["rating"] for line in out.read_text().splitlines()} == {0.0}
+
+
+def test_an_import_tells_what_waits(tmp_path: Path) -> None:
+    config = LearningConfig(batch_samples=1000)
+    with live(make_app(FakeEngine(), adapters=AdapterConfig(max_loaded=1), learning=config)) as at:
+        file = write(tmp_path / "in.jsonl", LINES)
+        done = run(f"{at}/v1", "import", file, "--adapter", "formal", "--concurrency", "1")
+    assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output
+    assert "1 of them wait: 1 adapters are loaded or about to be, and 'other'" in done.output
 
 
 def test_an_export_goes_on_where_it_ended(url: str, tmp_path: Path) -> None:

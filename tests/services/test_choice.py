@@ -74,6 +74,56 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     assert not state.finished
 
 
+def test_a_stop_string_that_begins_before_min_tokens_and_ends_after_it_stops() -> None:
+    # The tokens are "Hello", ",", " how", " are", " you", ...
+    for stop, least, shown in (
+        (", how", 2, "Hello"),  # begins within, ends with the first token that may stop
+        ("lo, how are", 3, "Hel"),
+        ("Hello", 1, "Hello, how are you"),  # is complete before
+        (", how", 3, "Hello, how are you"),
+        (" are", 0, "Hello, how"),
+    ):
+        state = choice(stops=(stop,), min_tokens=least)
+        deltas = feed(state, "Hello, how are you")
+        if not state.finished:
+            deltas.append(state.take([], [], FinishReason.LENGTH, None))
+        assert "".join(delta.text for delta in deltas) == shown, (stop, least)
+        stopped = shown != "Hello, how are you"
+        assert deltas[-1].stop_reason == (stop if stopped else None)
+        assert deltas[-1].finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("text", ["你好吗", "Hi €", "Hi 😀", "Hi"])
+def test_an_answer_that_ends_by_length_ends_with_a_whole_character(text: str) -> None:
+    tokens = demo_tokenizer().encode(text, add_special_tokens=False)
+    for length in range(1, len(tokens) + 1):
+        state = choice()
+        deltas = [state.take([token], [], None, None) for token in tokens[: length - 1]]
+        deltas.append(state.take([tokens[length - 1]], [], FinishReason.LENGTH, None))
+        shown = "".join(delta.text for delta in deltas)
+        assert text.startswith(shown) and "\ufffd" not in shown
+        assert [one for delta in deltas for one in delta.token_ids] == list(tokens[:length])
+    assert shown == text
+
+
+def test_bytes_that_the_model_left_broken_are_shown() -> None:
+    tokens = demo_tokenizer().encode("€", add_special_tokens=False)
+    assert len(tokens) > 1
+    state = choice()
+    first = state.take(tokens[:1], [], None, None)
+    last = state.take([7], [], FinishReason.STOP, 7)
+    assert first.text + last.text == "\ufffd"
+
+
+def test_the_clients_own_stop_token_is_a_reason_and_the_models_end_is_none() -> None:
+    for ids, reason in (((7,), 7), ((), None)):
+        state = Choice(
+            0, demo_tokenizer(), context=(), stops=(), min_tokens=0, stop_ids=frozenset(ids)
+        )
+        delta = state.take([9, 7], [], FinishReason.STOP, 7)
+        assert (delta.stop_reason, delta.token_ids) == (reason, (9, 7))
+
+
 def test_offsets_count_characters_from_the_prefix() -> None:
     deltas = feed(choice(prefix_chars=100), "Hello, how are you")
     offset = 100
@@ -129,18 +179,24 @@ def test_what_was_served_ends_as_the_choice_ended() -> None:
 
 
 @pytest.mark.parametrize("min_tokens", [0, 2])
-def test_tokens_that_a_stop_string_hid_were_not_served(min_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("stop", "kept"),
+    [
+        (" you", "Hello, how are"),
+        ("you", "Hello, how are"),  # a space alone is left of the token
+        ("u t", "Hello, how are you"),  # the user saw " yo"
+        ("day", "Hello, how are you today"),
+        ("?", "Hello, how are you today"),
+    ],
+)
+def test_tokens_that_a_stop_string_hid_were_not_served(
+    stop: str, kept: str, min_tokens: int
+) -> None:
     text = "Hello, how are you today?"
-    tokens = demo_tokenizer().encode(text, add_special_tokens=False)
-    for stop in (" you", "u t", "are"):
-        state = choice(stops=(stop,), min_tokens=min_tokens)
-        feed(state, text, logprobs=False)
-        served = state.served(end_tokens=())
-        shown = text[: text.index(stop)]
-        assert served.ending is Ending.STOP_TEXT
-        assert served.ids == tokens[: len(served.ids)]
-        assert demo_tokenizer().decode(served.ids).startswith(shown)
-        assert len(demo_tokenizer().decode(served.ids[:-1])) < len(shown)  # none too many
+    state = choice(stops=(stop,), min_tokens=min_tokens)
+    feed(state, text, logprobs=False)
+    tokens = demo_tokenizer().encode(kept, add_special_tokens=False)
+    assert state.served(end_tokens=()) == AnswerTokens(tokens, Ending.STOP_TEXT)
 
 
 def test_a_stop_string_in_what_was_held_back_hides_the_end_token() -> None:

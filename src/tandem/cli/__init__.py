@@ -32,6 +32,19 @@ app.add_typer(feedback.app, name="feedback")
 app.add_typer(finetune.app, name="finetune")
 
 
+_SERVE_EXAMPLES = """\
+Examples:
+
+tandem serve demo --port 8001 --store-directory ./state
+
+tandem serve ./my-model --adapter formal=./formal --kv-memory 4GiB
+
+tandem serve demo --host 0.0.0.0 --api-key-file keys.toml --ttft-slo 0.5 --tpot-slo 0.05
+
+A setting may also stand in a file (--config) or a variable (TANDEM_SERVER_PORT): docs/settings.md
+"""
+
+
 def main() -> None:
     """Entry point of the `tandem` script."""
     app()
@@ -52,7 +65,7 @@ def _root(
     pass
 
 
-@app.command("serve")
+@app.command("serve", epilog=_SERVE_EXAMPLES)
 @takes_settings
 def serve_command(
     config: Annotated[

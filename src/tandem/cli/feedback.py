@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ app = typer.Typer(help="Feedback of a running server: import and export as JSONL
 
 _PAGE = 100
 _SHOWN_FAILURES = 10
+_ABOUT = ("messages", "prompt", "completion")
 
 Target = Annotated[str, typer.Option(help="Adapter that learns, for lines that name none")]
 
@@ -51,6 +51,7 @@ def import_command(
     """
     console = Console(stderr=True)
     failures: list[str] = []
+    waits: list[str] = []
     unused: Counter[str] = Counter()
 
     def bodies() -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -66,13 +67,13 @@ def import_command(
     with connected(url, api_key) as server, _progress(console) as progress:
         task = progress.add_task("import", total=sum(1 for _ in lines_of(file)))
         with ThreadPoolExecutor(concurrency) as pool:
-            for number, problem in _sent(server, pool, bodies(), concurrency):
+            for number, problem in _sent(server, pool, bodies(), concurrency, waits):
                 if problem:
                     failures.append(f"line {number}: {problem}")
                 progress.advance(task)
         total = int(progress.tasks[0].completed)
     Console().print(f"{total - len(failures)} of {total} lines are stored")
-    _tell(console, failures, unused)
+    _tell(console, failures, unused, waits)
     if failures:
         raise typer.Exit(1)
 
@@ -86,7 +87,8 @@ def export_command(
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
-    """Write feedback, newest first, so that `import` takes it.
+    """Write feedback, newest first, so that `import` takes it; what later feedback superseded is
+    left out.
 
     Run again with the same file it goes on to older feedback after the last line; what came in
     since the first run is not in it. For that, export into a new file.
@@ -105,15 +107,17 @@ def export_command(
             while more:
                 page = server.get("feedback", after=after, **query)
                 for said in page["data"]:
-                    target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
-                    number, after = number + 1, said["id"]
+                    after = said["id"]
+                    if said["superseded_by"] is None:
+                        target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
+                        number += 1
                 bar.update(task, completed=number)
                 more = page["has_more"]
     Console().print(f"{number} lines in {file}", markup=False, highlight=False)
 
 
-def _tell(console: Console, failures: list[str], unused: Counter[str]) -> None:
-    """What of a file is not stored."""
+def _tell(console: Console, failures: list[str], unused: Counter[str], waits: list[str]) -> None:
+    """What of a file is not stored, and what of it is not learned from yet."""
     if unused:
         columns = ", ".join(f"{name} ({count} lines)" for name, count in unused.most_common())
         console.print(plain(f"columns that are left out: {columns}"), markup=False, highlight=False)
@@ -121,6 +125,9 @@ def _tell(console: Console, failures: list[str], unused: Counter[str]) -> None:
         console.print(plain(failure), markup=False, highlight=False, soft_wrap=True)
     if len(failures) > _SHOWN_FAILURES:
         console.print(f"and {len(failures) - _SHOWN_FAILURES} more", highlight=False)
+    for why, count in Counter(waits).most_common(_SHOWN_FAILURES):
+        line = plain(f"{count} of them wait: {why}")
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _distinct(lines: Iterator[tuple[int, bytes]], raw: bool) -> Iterator[tuple[int, bytes, str]]:
@@ -149,26 +156,45 @@ def _sent(
     pool: ThreadPoolExecutor,
     bodies: Iterator[tuple[int, dict[str, Any] | str]],
     concurrency: int,
+    waits: list[str],
 ) -> Iterator[tuple[int, str]]:
-    """Send all, a few at a time; number and problem (or "") of each as they end."""
+    """Send all, a few at a time; number and problem (or "") of each as they end.
+
+    `waits` gets why some of them are not learned from yet.
+    """
 
     def send(number: int, body: dict[str, Any] | str) -> tuple[int, str]:
         if isinstance(body, str):
             return number, body
         try:
-            server.post("feedback", body)
+            learning = server.post("feedback", body).get("learning") or {}
         except RemoteError as error:
             return number, str(error)
+        if learning.get("state") == "waits":
+            waits.append(str(learning["note"]))
         return number, ""
 
-    running: set[Future[tuple[int, str]]] = set()
-    while True:
-        running |= {pool.submit(send, *item) for item in islice(bodies, concurrency - len(running))}
-        if not running:
-            return
-        done, running = wait(running, return_when=FIRST_COMPLETED)
+    running: dict[Future[tuple[int, str]], str] = {}
+    upcoming = next(bodies, None)
+    while upcoming is not None or running:
+        while upcoming is not None and len(running) < concurrency:
+            subject = _subject(upcoming[1])
+            if subject and subject in running.values():
+                break
+            running[pool.submit(send, *upcoming)] = subject
+            upcoming = next(bodies, None)
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
         for ended in done:
+            del running[ended]
             yield ended.result()
+
+
+def _subject(body: dict[str, Any] | str) -> str:
+    """What must be sent in the order of the lines, since the later one counts; empty: any order."""
+    if isinstance(body, str) or not ("rating" in body or "signal" in body):
+        return ""
+    about = body.get("completion_id") or [body.get(name) for name in _ABOUT]
+    return json.dumps(about, sort_keys=True)
 
 
 def _written(file: Path) -> tuple[int, str | None]:

@@ -162,6 +162,8 @@ class Setting:
         """The default as documentation shows it."""
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
+        if self.name.endswith("_bytes"):
+            return shown_size(self.default)
         return str(self.default) if self.default or self.default == 0 else "empty"
 
 
@@ -223,6 +225,14 @@ def parse_size(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a size; write for example 512MiB or 4GiB")
     factor: int = 1024 ** _POWERS[match[2].lower()]
     return int(match[1]) * factor
+
+
+def shown_size(size: int) -> str:
+    """As `parse_size` reads it: `512MiB`."""
+    for power, prefix in reversed(list(enumerate(("", "Ki", "Mi", "Gi", "Ti")))):
+        if power and size and size % 1024**power == 0:
+            return f"{size // 1024**power}{prefix}B"
+    return str(size)
 
 
 def _annotation(setting: Setting) -> Any:

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,7 +25,7 @@ from tandem.api.protocol import PatientProtocol
 from tandem.build import build_app, build_engine_client, resolve_model
 from tandem.cli.checks import check, open_to_all, warnings
 from tandem.config import ServerConfig, Settings
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import InvalidRequest, StoreError
 from tandem.core.events import ModelInfo
 from tandem.core.ports import EngineClient
 from tandem.processor import Watch
@@ -63,18 +63,20 @@ async def _serve(
 ) -> int:
     stop = _stop_on_signals()
     client = build_engine_client(settings, progress.report)
+    running = AsyncExitStack()
     watching: asyncio.Task[None] | None = None
     try:
         app = await _load(settings, client, stop, progress, console)
         if app is None:
             return 0
+        await _begin(app, running)
         server = _Server(
             uvicorn.Config(
                 app,
                 http=PatientProtocol,
                 access_log=False,
                 log_level="warning",
-                lifespan="on",
+                lifespan="off",  # it has begun
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_FLUSH_S,
@@ -102,7 +104,16 @@ async def _serve(
     finally:
         if watching is not None:
             watching.cancel()
+        await running.aclose()
         await client.close()
+
+
+async def _begin(app: FastAPI, running: AsyncExitStack) -> None:
+    """Start what works beside the requests: here, so that its errors are one line for the user."""
+    try:
+        await running.enter_async_context(app.router.lifespan_context(app))
+    except OSError as error:
+        raise StoreError(f"cannot start: {error}") from error
 
 
 async def _watch_processor(threads: int) -> None:

@@ -90,6 +90,10 @@ class StoreError(TandemError):
     """The durable state cannot be opened, read or written; nothing was changed."""
 
 
+class DiskError(StoreError):
+    """Files cannot be written: the disk is full, read-only or broken. It may heal."""
+
+
 class AccountingError(TandemError):
     """A `check()` found a resource that is lost, owned twice or miscounted."""
 

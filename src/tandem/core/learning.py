@@ -117,7 +117,8 @@ class Feedback:
     `messages` (or `prompt`); a demonstration has `chosen`, and `rejected` where the original answer
     is known. `signal` is `explicit` or the implicit one that it was mapped from. `conversation`
     groups what must not be split between training and held-out samples. `user` is the client's own
-    word for a person, `key_id` the API key's tenant.
+    word for a person, `key_id` the API key's tenant. `superseded_by` is the id of later feedback
+    that took its place.
     """
 
     feedback_id: str
@@ -138,6 +139,7 @@ class Feedback:
     completion_id: str = ""
     version: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+    superseded_by: str | None = None
 
 
 class SampleKind(StrEnum):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import AdapterError, StoreError, TandemError
+from tandem.core.errors import AdapterError, DiskError, TandemError
 from tandem.core.ports import TrainerSnapshot
 from tandem.core.version import AdapterVersion
 
@@ -75,13 +75,13 @@ class Beside:
 
 
 def write_snapshot(snapshot: TrainerSnapshot, path: str) -> tuple[str, str]:
-    """Write it to `path`; where that is and its content hash. Raises `StoreError` and
+    """Write it to `path`; where that is and its content hash. Raises `DiskError` and
     `AdapterError`. Blocks."""
     try:
         snapshot.write(path)
         files = inspect_adapter(path)
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {error}") from error
+        raise DiskError(f"cannot write {path}: {error}") from error
     except TandemError:
         raise
     except Exception as error:

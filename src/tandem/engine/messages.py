@@ -11,6 +11,7 @@ import msgspec
 
 from tandem.core.errors import (
     AdapterError,
+    DiskError,
     EngineDead,
     InvalidRequest,
     NoMemory,
@@ -241,6 +242,7 @@ _ERRORS: dict[str, type[TandemError]] = {
         EngineDead,
         TrainingCancelled,
         StoreError,
+        DiskError,
     )
 }
 

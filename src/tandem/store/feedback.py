@@ -54,11 +54,25 @@ def add(
     *,
     idempotency_key: str | None = None,
     digest: str = "",
+    same: str | None = None,
 ) -> None:
-    """Keep feedback and the samples made of it. The id and the key must be new."""
-    row = {**to_row(feedback), "idempotency_key": idempotency_key, "digest": digest}
+    """Keep feedback and the samples made of it. The id and the key must be new.
+
+    It takes the place of feedback with the same hash `same`, whose samples that no version has
+    learned from yet become invalid.
+    """
+    if same is not None:
+        _supersede(connection, same, feedback.feedback_id)
+    row = {**to_row(feedback), "idempotency_key": idempotency_key, "digest": digest, "same": same}
     connection.execute(sa.insert(FEEDBACK), row)
     samples.add(connection, made)
+
+
+def _supersede(connection: Connection, same: str, feedback_id: str) -> None:
+    earlier = sa.update(FEEDBACK).where(FEEDBACK.c.same == same, FEEDBACK.c.superseded_by.is_(None))
+    done = earlier.values(superseded_by=feedback_id).returning(FEEDBACK.c.feedback_id)
+    withdrawn = _sample_ids(connection, list(connection.execute(done).scalars()))
+    samples.invalidate(connection, dict.fromkeys(withdrawn, f"superseded by {feedback_id}"))
 
 
 def find(connection: Connection, feedback_id: str) -> Stored | None:

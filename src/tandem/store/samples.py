@@ -150,7 +150,12 @@ def finish(
     if state is SampleState.CONSUMED:
         refused = SAMPLES.c.version == version
         _move(connection, sample_ids, SampleState.REFUSED, values, refused)
-        _move(connection, sample_ids, SampleState.ACCEPTED, values)
+        learned = sa.exists().where(
+            USES.c.sample_id == SAMPLES.c.sample_id,
+            USES.c.adapter == SAMPLES.c.adapter,
+            USES.c.version == version,
+        )
+        _move(connection, sample_ids, SampleState.ACCEPTED, values, learned)
     return len(finished)
 
 

@@ -85,12 +85,15 @@ FEEDBACK = _table(
     _text("completion_id"),
     _text("version"),
     _json("metadata"),
+    sa.Column("superseded_by", sa.Text),
+    sa.Column("same", sa.Text),
     sa.Column("idempotency_key", sa.Text),
     _text("digest"),
     sa.UniqueConstraint("key_id", "idempotency_key", name="feedback_once"),
     sa.Index("feedback_by_adapter", "adapter", "row"),
     sa.Index("feedback_by_user", "user", "row"),
     sa.Index("feedback_by_completion", "completion_id"),
+    sa.Index("feedback_by_same", "same"),
 )
 
 SAMPLES = _table(

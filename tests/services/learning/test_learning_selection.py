@@ -13,9 +13,9 @@ from tandem.services.learning.selection import (
     UNSCORED_LOSS,
     choose,
     epochs_of,
+    groups,
     is_ready,
     known,
-    next_group,
     plan_steps,
     priority,
     to_go_on,
@@ -125,10 +125,11 @@ def thumbs(likes: int, dislikes: int) -> list[SampleHead]:
 
 
 def test_dislikes_wait_for_likes() -> None:
-    assert next_group(thumbs(0, 5)) == []
-    assert [h.desirable for h in next_group(thumbs(2, 5))] == [True, True, False, False]
-    assert len(next_group(thumbs(5, 2))) == 7
-    assert next_group([head(9), *thumbs(0, 5)]) == [head(9)]
+    assert groups(thumbs(0, 5)) == []
+    [mixed] = groups(thumbs(2, 5))
+    assert [h.desirable for h in mixed] == [True, True, False, False]
+    assert [len(group) for group in groups(thumbs(5, 2))] == [7]
+    assert groups([head(9), *thumbs(0, 5)]) == [[head(9)]]
 
 
 def test_no_step_is_made_of_dislikes_alone() -> None:
@@ -140,8 +141,8 @@ def test_no_step_is_made_of_dislikes_alone() -> None:
 
 def test_what_was_refused_learns_apart_from_what_is_new() -> None:
     fresh, once, twice = head(1), head(2, refusals=1), head(3, refusals=2)
-    assert next_group([twice, once, fresh]) == [fresh]
-    assert next_group([twice, once]) == [once]
+    assert groups([twice, once, fresh]) == [[fresh], [once], [twice]]
+    assert groups([]) == []
 
 
 def arrived(count: int, newest_s: float, oldest_s: float) -> list[SampleHead]:

@@ -203,6 +203,7 @@ class JobRun:
 
     async def _train(self, examples: Examples) -> None:
         """From the last commit to the last step."""
+        await self._course.publisher.require_disk(self.job.adapter)
         method = examples.method
         reference = await self._reference(method.reference)
         maker = await admit(self.job, self.trainer, examples, reference, self._course)

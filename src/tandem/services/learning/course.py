@@ -31,9 +31,9 @@ from tandem.services.learning.publish import Conclusion, candidate_name
 from tandem.services.learning.selection import (
     TRIES,
     choose,
+    groups,
     is_dislike,
     is_ready,
-    next_group,
 )
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
@@ -76,8 +76,8 @@ class Course:
     async def turn(self) -> Progress:
         """Make the next version, if there is something to learn from.
 
-        Raises `EngineDead`, `StoreError`, `NoRoom` and `NoMemory`; what was claimed is then
-        accepted again (or will be, by `recovery.py`).
+        Raises `EngineDead`, `StoreError`, `OSError`, `NoRoom` and `NoMemory`; what was claimed is
+        then accepted again (or will be, by `recovery.py`).
         """
         async with self._lock:
             self._running = asyncio.create_task(self._block())
@@ -150,14 +150,16 @@ class Course:
             samples.heads, self.name, SampleState.CONSUMED, newest_first=True, limit=_REPLAY_POOL
         )
         now_s, most = self._tools.now(), settings.version_samples(replaying=bool(seen))
-        group = next_group(waiting)
-        await self._tell_of_dislikes(waiting, group)
-        if not is_ready(group, most, settings, now_s):
-            return Progress.SOON if group else Progress.IDLE
-        chosen = choose(group, most, settings.key_share, now_s)
+        found = groups(waiting)
+        await self._tell_of_dislikes(waiting, teachable=bool(found))
+        ready = [group for group in found if is_ready(group, most, settings, now_s)]
+        if not ready:
+            return Progress.SOON if found else Progress.IDLE
+        chosen = choose(ready[0], most, settings.key_share, now_s)
         if not chosen:
             return Progress.IDLE
         self._tools.publisher.require_room(self.name)
+        await self._tools.publisher.require_disk(self.name)
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])
         claimed_ids = {sample.sample_id for sample in claimed}
         chosen = [head for head in chosen if head.sample_id in claimed_ids]
@@ -180,11 +182,9 @@ class Course:
             raise
         return Progress.LEARNED
 
-    async def _tell_of_dislikes(
-        self, waiting: Sequence[SampleHead], group: Sequence[SampleHead]
-    ) -> None:
+    async def _tell_of_dislikes(self, waiting: Sequence[SampleHead], *, teachable: bool) -> None:
         """Say once that dislikes wait, where nothing else does."""
-        waits = not group and any(is_dislike(head) for head in waiting)
+        waits = not teachable and any(is_dislike(head) for head in waiting)
         if waits and not self._waits_for_likes:
             await self._tell(
                 "info",

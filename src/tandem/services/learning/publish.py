@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tandem.core.errors import AdapterError, EngineDead, NotFound
+from tandem.core.errors import AdapterError, DiskError, EngineDead, NotFound
 from tandem.core.learning import EventRecord, VersionRecord, VersionState
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.version import INTERNAL, AdapterVersion
@@ -36,6 +38,9 @@ POINTS = (
 """Where tests may end the process."""
 
 _ENGINE_POLL_S = 0.1
+_MIB = 1 << 20
+_LEAST_FREE_BYTES = 16 * _MIB
+"""For a first version of unknown size, and for the database beside any."""
 
 
 def nothing(point: str) -> None:
@@ -90,16 +95,25 @@ class Publisher:
         self._directory = directory
         self._at = at
 
-    def require_room(self, adapter: str) -> None:
-        """Ask before work whose result must be served under `adapter`. Raises `NoRoom`."""
+    def require_room(self, adapter: str, ahead: Collection[str] = ()) -> None:
+        """Ask before work whose result must be served under `adapter`; those `ahead` of it will be
+        served, too. Raises `NoRoom`."""
         loaded = self._client.adapters.values()
         served = {version.name for version in loaded if not version.internal} | self._publishing
+        if adapter not in served:
+            served |= set(ahead)
         if self._max_adapters and len(served - {adapter}) >= self._max_adapters:
+            are = "loaded or about to be" if ahead else "loaded"
             raise NoRoom(
-                f"{self._max_adapters} adapters are loaded, and '{adapter}' would be one more: "
+                f"{self._max_adapters} adapters are {are}, and '{adapter}' would be one more: "
                 "unload or delete one, or start the server with a larger --max-adapters",
                 param="adapter",
             )
+
+    async def require_disk(self, adapter: str) -> None:
+        """Ask before training whether its files will find room, as far as that can be known: a
+        version is about as large as the largest one that the adapter has. Raises `DiskError`."""
+        await asyncio.to_thread(require_writable, self._directory, self.path(adapter, 0).parent)
 
     def path(self, adapter: str, number: int) -> Path:
         """Where the files of a version stay."""
@@ -297,6 +311,23 @@ async def engine_ready(client: EngineClient) -> None:
     """Wait until the engine takes requests again."""
     while client.state is not EngineState.READY:
         await asyncio.sleep(_ENGINE_POLL_S)
+
+
+def require_writable(directory: Path, versions: Path) -> None:
+    """Raise `DiskError` unless `directory` takes what the largest of `versions` holds. Blocks."""
+    if not os.access(directory, os.W_OK):
+        raise DiskError(f"{directory} cannot be written to: is its disk mounted read-only?")
+    needed = _LEAST_FREE_BYTES
+    for version in versions.glob("*/"):
+        with suppress(FileNotFoundError):  # it may be deleted meanwhile
+            files = sum(file.stat().st_size for file in version.iterdir())
+            needed = max(needed, files + _LEAST_FREE_BYTES)
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise DiskError(
+            f"the disk of {directory} is full: {free / _MIB:.0f} MiB are free, and a version needs "
+            f"{needed / _MIB:.0f}; delete what is not needed"
+        )
 
 
 def move_durably(source: Path, target: Path) -> None:

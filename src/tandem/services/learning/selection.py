@@ -69,17 +69,20 @@ def priority(head: SampleHead, now_s: float) -> float:
     return _DELTA_PER_S * age_s + _GAMMA * _loss(head)
 
 
-def next_group(heads: Sequence[SampleHead]) -> list[SampleHead]:
-    """The samples that may share a version: those that were refused least often.
+def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
+    """The samples that may share a version, those that were refused least often first.
 
     A dislike says only what not to move to, so it waits until as many answers are liked.
     """
-    least = min((head.refusals for head in heads), default=0)
-    group = [head for head in heads if head.refusals == least]
-    dislikes = [head for head in group if is_dislike(head)]
-    liked = sum(head.kind is SampleKind.KTO for head in group) - len(dislikes)
-    waiting = {head.sample_id for head in dislikes[liked:]}
-    return [head for head in group if head.sample_id not in waiting]
+    found = []
+    for refusals in sorted({head.refusals for head in heads}):
+        group = [head for head in heads if head.refusals == refusals]
+        dislikes = [head for head in group if is_dislike(head)]
+        liked = sum(head.kind is SampleKind.KTO for head in group) - len(dislikes)
+        waiting = {head.sample_id for head in dislikes[liked:]}
+        if group := [head for head in group if head.sample_id not in waiting]:
+            found.append(group)
+    return found
 
 
 def is_dislike(head: SampleHead) -> bool:

@@ -180,7 +180,7 @@ def fallen(version: VersionRecord, ratings: Mapping[str, Sequence[bool]]) -> str
 
 def _chance_of_half(ups: int, number: int) -> float:
     """How likely at most so many ups are where up and down are as likely."""
-    return sum(comb(number, k) for k in range(ups + 1)) / 2**number
+    return sum(comb(number, k) for k in range(ups + 1)) / (1 << number)
 
 
 def _chance(ups: int, number: int, ups_before: int, number_before: int) -> float:
@@ -188,7 +188,7 @@ def _chance(ups: int, number: int, ups_before: int, number_before: int) -> float
     all_ups, all_ratings = ups + ups_before, number + number_before
     downs = all_ratings - all_ups
     ways = sum(comb(all_ups, k) * comb(downs, number - k) for k in range(ups + 1))
-    return float(ways / comb(all_ratings, number))
+    return ways / comb(all_ratings, number)
 
 
 def _label(version: VersionRecord, number: int) -> str:
