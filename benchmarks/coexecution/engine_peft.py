@@ -43,10 +43,8 @@ def run_on(cores: list[int]) -> None:
 class PeftLoop:
     """A model with an adapter and its optimiser."""
 
-    def __init__(self, model: str) -> None:
-        base = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.bfloat16, attn_implementation="sdpa"
-        )
+    def __init__(self, model: str, dtype: str) -> None:
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="sdpa")
         self._model = get_peft_model(base, lora_config()).train()
         self._parameters = [each for each in self._model.parameters() if each.requires_grad]
         self._optimizer = torch.optim.AdamW(self._parameters, lr=LEARNING_RATE, weight_decay=0.0)
@@ -69,7 +67,7 @@ class PeftLoop:
 
 def start(model: str, options: dict[str, Any]) -> PeftLoop:
     """Load `model`; the job says on which cores it runs."""
-    return PeftLoop(model)
+    return PeftLoop(model, options["dtype"])
 
 
 def versions() -> dict[str, str]:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import count, islice
+from itertools import count, cycle, islice
 from typing import Any
 
+from coexecution.pairs import MICRO_PAIRS, STEP_PAIRS, Pair, read
 from coexecution.workload import Ask, ClosedLoop, Serving, Steps, Training
 from tandem.build import build_engine_client
 from tandem.config import resolve
@@ -51,13 +52,14 @@ ROLES = {"sft": (Role.TARGET,), "dpo": (Role.CHOSEN, Role.REJECTED)}
 class TandemEngine:
     """An engine with one open trainer, started anew when a job wants other scheduling."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
         self._model = model
-        self._threads = threads
+        self._options = options
         self._runner = asyncio.Runner()
         self._scheduling: dict[str, Any] = {}
         self._steps = count()
         self._pairs: list[tuple[TrainingSequence, ...]] = []
+        self._real = read(options["pairs"]) if options["pairs"] else []
         self._client = self._runner.run(self._start())
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +69,11 @@ class TandemEngine:
     async def _start(self) -> AsyncEngineClient:
         settings = resolve(
             {
-                "model": {"model": self._model, "dtype": "bfloat16", "threads": self._threads},
+                "model": {
+                    "model": self._model,
+                    "dtype": self._options["dtype"],
+                    "threads": self._options["threads"],
+                },
                 "cache": {"memory_bytes": KV_BYTES, "prefix_caching": False},
                 "scheduling": {"policy": "unified", **self._scheduling},
             }
@@ -120,7 +126,7 @@ class TandemEngine:
             ask = loop.next()
 
     async def _train(
-        self, training: Training, batches: Iterator[tuple[TrainingSequence, ...]]
+        self, training: Training, batches: Iterator[tuple[tuple[TrainingSequence, ...], ...]]
     ) -> dict[str, Any]:
         steps = Steps(training)
         loss = LossSpec(LossKind(training.loss))
@@ -128,11 +134,12 @@ class TandemEngine:
         async def one_after_the_other() -> None:
             while steps.due:
                 name = f"step-{next(self._steps)}"
-                step = TrainingStep(name, TRAINER, loss, (next(batches),))
+                micro_batches = next(batches)
+                step = TrainingStep(name, TRAINER, loss, micro_batches)
                 outcome = await self._client.train(step)
                 if not outcome.applied:
                     raise RuntimeError(f"{name} was left out: {outcome.problem}")
-                steps.note()
+                steps.note(sum(len(each.tokens) for part in micro_batches for each in part))
 
         try:
             async with asyncio.timeout(training.limit_s), asyncio.TaskGroup() as group:
@@ -143,8 +150,10 @@ class TandemEngine:
             await self._client.cancel_steps(TRAINER)
         return steps.answer()
 
-    async def _batches(self, training: Training) -> Iterator[tuple[TrainingSequence, ...]]:
-        """Micro-batches of one step each; pairs, whose reference is scored once, come again."""
+    async def _batches(
+        self, training: Training
+    ) -> Iterator[tuple[tuple[TrainingSequence, ...], ...]]:
+        """The micro-batches of each step; pairs, whose reference is scored once, come again."""
         roles = ROLES[training.loss]
         micro_batches = (
             tuple(
@@ -154,10 +163,18 @@ class TandemEngine:
             for batch in training.batches()
         )
         if training.loss == "sft":
-            return micro_batches
+            return ((each,) for each in micro_batches)
         if not self._pairs:
-            self._pairs = [await self._scored(pair) for pair in islice(micro_batches, PAIRS)]
-        return (self._pairs[step % PAIRS] for step in count())
+            known = map(_sequences, self._real) if self._real else islice(micro_batches, PAIRS)
+            self._pairs = [await self._scored(pair) for pair in known]
+        if not self._real:
+            return cycle([(pair,) for pair in self._pairs])
+        parts = [
+            tuple(each for pair in self._pairs[at : at + MICRO_PAIRS] for each in pair)
+            for at in range(0, len(self._pairs), MICRO_PAIRS)
+        ]
+        per_step = STEP_PAIRS // MICRO_PAIRS
+        return cycle([tuple(parts[at : at + per_step]) for at in range(0, len(parts), per_step)])
 
     async def _scored(self, pair: tuple[TrainingSequence, ...]) -> tuple[TrainingSequence, ...]:
         scored = []
@@ -170,9 +187,17 @@ class TandemEngine:
         return tuple(scored)
 
 
+def _sequences(pair: Pair) -> tuple[TrainingSequence, ...]:
+    prompt, length = tuple(pair.prompt_ids), len(pair.prompt_ids)
+    return (
+        TrainingSequence(prompt + tuple(pair.chosen_ids), length, Role.CHOSEN),
+        TrainingSequence(prompt + tuple(pair.rejected_ids), length, Role.REJECTED),
+    )
+
+
 def start(model: str, options: dict[str, Any]) -> TandemEngine:
     """Start the engine process and open the trainer."""
-    return TandemEngine(model, options["threads"])
+    return TandemEngine(model, options)
 
 
 def versions() -> dict[str, str]:

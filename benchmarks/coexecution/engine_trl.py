@@ -1,4 +1,4 @@
-"""TRL's DPO trainer on the same model and adapter, one pair a step.
+"""TRL's DPO trainer on the same model and adapter, one random pair a step or eight real ones.
 
 With `precompute`, the reference log-probabilities are computed once at load, the faster of its two
 ways; else in every step, as it comes. TRL takes text: the models' tokenizer makes one token
@@ -7,17 +7,20 @@ of each ASCII character.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.metadata import version
+from itertools import cycle, repeat
 from random import Random
 from tempfile import mkdtemp
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
 from coexecution.engine_peft import LEARNING_RATE, lora_config, run_on
+from coexecution.pairs import MICRO_PAIRS, STEP_PAIRS, Pair, read, whole_steps
 from coexecution.workload import Steps, Training
 
 # Pairs are used again and again: what they say does not change the speed.
@@ -33,6 +36,7 @@ class _Clock(TrainerCallback):
     def __init__(self) -> None:
         self.steps: Steps | None = None
         self.training: Training | None = None
+        self.tokens: Iterator[int] = repeat(0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.training is not None
@@ -40,7 +44,7 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.steps is not None
-        self.steps.note()
+        self.steps.note(next(self.tokens))
         control.should_training_stop = not self.steps.due
 
 
@@ -49,13 +53,17 @@ class TrlDpo:
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         base = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.bfloat16, attn_implementation="sdpa"
+            model, dtype=options["dtype"], attn_implementation="sdpa"
         )
         tokenizer = AutoTokenizer.from_pretrained(model)
-        tokenizer.eos_token = tokenizer.pad_token = END
+        pairs = read(options["pairs"]) if options["pairs"] else []
+        if not pairs:
+            tokenizer.eos_token = tokenizer.pad_token = END
         config = DPOConfig(
             output_dir=mkdtemp(prefix="trl-"),
-            per_device_train_batch_size=1,
+            per_device_train_batch_size=MICRO_PAIRS if pairs else 1,
+            gradient_accumulation_steps=STEP_PAIRS // MICRO_PAIRS if pairs else 1,
+            train_sampling_strategy="sequential",
             max_steps=FOREVER,
             max_length=None,
             learning_rate=LEARNING_RATE,
@@ -71,10 +79,11 @@ class TrlDpo:
             disable_tqdm=True,
         )
         self._clock = _Clock()
+        self._step_tokens = [sum(pair.tokens for pair in step) for step in whole_steps(pairs)]
         self._trainer = DPOTrainer(
             base,
             args=config,
-            train_dataset=_pairs(options["tokens"]),
+            train_dataset=_dataset(pairs) if pairs else _pairs(options["tokens"]),
             processing_class=tokenizer,
             peft_config=lora_config(),
             callbacks=[self._clock],
@@ -85,9 +94,16 @@ class TrlDpo:
         training = Training(**job["train"])
         run_on(list(training.cores))
         self._clock.training, self._clock.steps = training, None
+        self._clock.tokens = cycle(self._step_tokens or [0])
         self._trainer.train()
         assert self._clock.steps is not None
         return {"train": self._clock.steps.answer()}
+
+
+def _dataset(pairs: list[Pair]) -> Dataset:
+    """Texts, which TRL tokenises; the order stays."""
+    names = ("prompt", "chosen", "rejected")
+    return Dataset.from_list([{name: asdict(pair)[name] for name in names} for pair in pairs])
 
 
 def _pairs(tokens: int) -> Dataset:

@@ -19,7 +19,8 @@ class Sample:
     """One system in one round; a rate is None where the system does not do that.
 
     `tpot_s` has one entry for each request that ended inside the window, `gaps_s` one for each
-    token but the first of a request.
+    token but the first of a request, `ttft_s` one for each request whose first token came inside.
+    `steps` is None where nothing is trained.
     """
 
     seconds: float
@@ -28,6 +29,8 @@ class Sample:
     training_tokens_per_s: float | None = None
     tpot_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
+    steps: int | None = None
 
 
 def training_window(train: dict[str, Any]) -> Window:
@@ -45,6 +48,7 @@ def sample(
     began_s, ended_s = window
     result = Sample(ended_s - began_s, rss_bytes)
     if train is not None:
+        result.steps = len(train["ends_s"])
         result.training_tokens_per_s = len(train["ends_s"]) * train["step_tokens"] / result.seconds
     if serve is None:
         return result
@@ -53,6 +57,8 @@ def sample(
         times = request["token_s"]
         tokens += sum(began_s < at <= ended_s for at in times)
         result.gaps_s += [now - last for last, now in pairwise(times) if began_s < now <= ended_s]
+        if times and began_s < times[0] <= ended_s:
+            result.ttft_s.append(times[0] - request["asked_s"])
         if request["tpot"] and began_s < times[-1] <= ended_s:
             result.tpot_s.append((times[-1] - times[0]) / (len(times) - 1))
     result.output_tokens_per_s = tokens / result.seconds
@@ -75,6 +81,13 @@ def summary(samples: list[Sample]) -> dict[str, float]:
         rates = [rate for each in samples if (rate := getattr(each, name)) is not None]
         if rates:
             figures[name] = median(rates)
+    step_s = [each.seconds / each.steps for each in samples if each.steps]
+    if step_s:
+        figures["step_ms"] = 1e3 * median(step_s)
+    ttft_s = [value for each in samples for value in each.ttft_s]
+    if ttft_s:
+        figures["ttft_p50_ms"] = 1e3 * percentile(ttft_s, 0.5)
+        figures["ttft_p99_ms"] = 1e3 * percentile(ttft_s, 0.99)
     tpot_s = [value for each in samples for value in each.tpot_s]
     gaps_s = [value for each in samples for value in each.gaps_s]
     if tpot_s:

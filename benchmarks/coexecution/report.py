@@ -9,6 +9,7 @@ time between tokens.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from coexecution.figures import Sample, ratio, summary
@@ -16,12 +17,15 @@ from coexecution.systems import System
 
 COLUMNS = {
     "output_tokens_per_s": "output tokens/s",
+    "ttft_p50_ms": "TTFT p50, ms",
+    "ttft_p99_ms": "p99",
     "tpot_mean_ms": "TPOT mean, ms",
     "tpot_p50_ms": "p50",
     "tpot_p99_ms": "p99",
     "gap_p50_ms": "between tokens p50, ms",
     "gap_p99_ms": "p99",
     "training_tokens_per_s": "training tokens/s",
+    "step_ms": "a step, ms",
     "streaming_share": "weight streaming",
     "matrix_share": "matrix rate",
     "rss_gib": "RSS, GiB",
@@ -44,9 +48,16 @@ class Measured:
     model: str
     streamed_bytes: int
     peer: str
+    dtype: str = "bfloat16"
+    data: str = "random tokens"
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     ceilings: list[dict[str, float]] = field(default_factory=list)
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> float:
+        """How many a decode step reads."""
+        return self.streamed_bytes / (4 if self.dtype == "float32" else 2)
 
     @property
     def ceiling(self) -> dict[str, float]:
@@ -62,7 +73,7 @@ def figures(measured: Measured, key: str) -> dict[str, float]:
     if "tpot_mean_ms" in found:
         read = measured.streamed_bytes / (found["tpot_mean_ms"] / 1e3)
         found["streaming_share"] = read / limit["read_bytes_per_s"]
-    flops_per_token = FLOPS_PER_WEIGHT * measured.streamed_bytes / 2
+    flops_per_token = FLOPS_PER_WEIGHT * measured.weights
     if "training_tokens_per_s" in found:
         rate = found["training_tokens_per_s"] * flops_per_token
         found["matrix_share"] = rate / limit["flops"]
@@ -90,7 +101,10 @@ def as_data(machine: dict[str, object], measured: Measured, chosen: list[System]
     """Everything but the single latencies, of which the percentiles of each round are kept."""
     return {
         "machine": machine,
-        "model": measured.model,
+        "model": Path(measured.model).name,
+        "dtype": measured.dtype,
+        "data": measured.data,
+        "flops_per_token": FLOPS_PER_WEIGHT * measured.weights,
         "streamed_bytes": measured.streamed_bytes,
         "workers": measured.workers,
         "ceilings": measured.ceiling,
@@ -121,11 +135,11 @@ def as_markdown(data: dict[str, Any]) -> str:
         "",
         machine,
         "",
-        f"{data['model']}, bfloat16, {rounds} rounds. Ceilings: reads"
-        f" {limit['read_bytes_per_s'] / 1e9:.1f} GB/s (an iteration streams"
+        f"{data['model']}, {data['dtype']}, {rounds} rounds; steps of {data['data']}. Ceilings:"
+        f" reads {limit['read_bytes_per_s'] / 1e9:.1f} GB/s (an iteration streams"
         f" {data['streamed_bytes'] / 1e9:.2f} GB), matrix products"
         f" {limit['flops'] / 1e12:.2f} TFLOP/s (a training token needs"
-        f" {2e-9 * data['streamed_bytes']:.2f} GFLOP).",
+        f" {1e-9 * data['flops_per_token']:.2f} GFLOP).",
         "",
         *(f"* {name}: {_versions(ready)}" for name, ready in data["workers"].items()),
         "",

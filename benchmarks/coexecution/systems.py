@@ -51,6 +51,17 @@ TRL, TRL_DEFAULT = "trl", "trl default"
 PINNED, WIDE = "serving, first core", "serving, all cores"
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Number type of all engines, and the file of the pairs of DPO steps; empty: random tokens."""
+
+    dtype: str = "bfloat16"
+    pairs: str = ""
+
+
+AS_BEFORE = Setting()
+
+
 def systems(cores: tuple[int, ...]) -> list[System]:
     """All rows, in the order of the table; `cores` is what the machine has, split in halves."""
     half = cores[(len(cores) + 1) // 2 :] or cores
@@ -97,6 +108,15 @@ def systems(cores: tuple[int, ...]) -> list[System]:
             None,
             PEFT_DEFAULT,
             training_cores=cores,
+            optional=True,
+        ),
+        System(
+            "fused-dpo",
+            "tandem, fused with DPO, default objective",
+            TANDEM,
+            TANDEM,
+            "dpo",
+            cores,
             optional=True,
         ),
         System("dpo", "tandem, DPO alone", None, TANDEM, "dpo", cores),
@@ -147,23 +167,27 @@ def warm_up(chosen: list[System]) -> list[System]:
     return list(found.values())
 
 
-def worker_spec(name: str, cores: tuple[int, ...], vllm_env: Path | None) -> WorkerSpec:
+def worker_spec(
+    name: str, cores: tuple[int, ...], vllm_env: Path | None, setting: Setting = AS_BEFORE
+) -> WorkerSpec:
     """How to start a worker."""
+    shared: dict[str, Any] = {"dtype": setting.dtype, "pairs": setting.pairs}
     if name == TANDEM:
-        return WorkerSpec(name, "coexecution.engine_tandem", options={"threads": len(cores)})
+        own = {"threads": len(cores), **shared}
+        return WorkerSpec(name, "coexecution.engine_tandem", options=own)
     if name in (PEFT, PEFT_DEFAULT):
         environ = ALLOCATOR if name == PEFT else {}
-        return WorkerSpec(name, "coexecution.engine_peft", environ=environ)
+        return WorkerSpec(name, "coexecution.engine_peft", options=shared, environ=environ)
     if name in (TRL, TRL_DEFAULT):
-        options: dict[str, Any] = {"precompute": name == TRL, "tokens": 512}
+        options = {"precompute": name == TRL, "tokens": 512, **shared}
         return WorkerSpec(name, "coexecution.engine_trl", options=options, environ=ALLOCATOR)
-    own = cores[: (len(cores) + 1) // 2] if name == PINNED else cores
-    options = {"cores": own, "threads": len(own)}
+    served = cores[: (len(cores) + 1) // 2] if name == PINNED else cores
+    options = {"cores": served, "threads": len(served)}
     if vllm_env is None:
         return WorkerSpec(
             name, "coexecution.engine_transformers", options=options, environ=ALLOCATOR
         )
-    environ = ALLOCATOR | vllm_environ(vllm_env, own, KV_GIB)
+    environ = ALLOCATOR | vllm_environ(vllm_env, served, KV_GIB)
     python = str(vllm_env / "bin" / "python")
     return WorkerSpec(name, "coexecution.engine_vllm", python, options, environ)
 

@@ -91,6 +91,7 @@ class ClosedLoop:
         self._names = count()
         self._asks: dict[str, Ask] = {}
         self._times: dict[str, list[float]] = {}
+        self._asked_s: dict[str, float] = {}
         self._began_s = time.perf_counter()
 
     def first(self) -> list[Ask]:
@@ -105,6 +106,7 @@ class ClosedLoop:
         name = f"{serving.seed}-{next(self._names)}"
         self._asks[name] = ask = Ask(name, prompt, output_tokens or serving.output_tokens)
         self._times[name] = []
+        self._asked_s[name] = time.perf_counter()
         return ask
 
     def note(self, name: str, tokens: int, now_s: float) -> bool:
@@ -120,12 +122,14 @@ class ClosedLoop:
         ]
 
     def answer(self) -> dict[str, Any]:
-        """When it began, the times of all tokens by request, and which requests have a TPOT."""
+        """When it began, by request when it was asked and the times of all tokens, and which
+        requests have a TPOT."""
         counted = self._serving.output_tokens
         return {
             "began_s": self._began_s,
             "requests": [
                 {
+                    "asked_s": self._asked_s[name],
                     "token_s": times,
                     "tpot": len(times) == counted and self._asks[name].output_tokens == counted,
                 }
@@ -141,6 +145,7 @@ class Steps:
         self._training = training
         self._began_s = time.perf_counter()
         self._ends_s: list[float] = []
+        self._tokens = 0
         self._gave_up_s: float | None = None
 
     @property
@@ -148,16 +153,18 @@ class Steps:
         """True if another step may begin."""
         return time.perf_counter() - self._began_s < self._training.seconds
 
-    def note(self) -> None:
-        """A step has ended."""
+    def note(self, tokens: int = 0) -> None:
+        """A step has ended; 0 `tokens`: as many as the training says."""
         self._ends_s.append(time.perf_counter())
+        self._tokens += tokens or self._training.step_tokens
 
     def give_up(self) -> None:
         """Steps that have begun will not end; their tokens do not count, their time does."""
         self._gave_up_s = time.perf_counter()
 
     def answer(self) -> dict[str, Any]:
-        """When the first step began and when each one ended, and the window's end.
+        """When the first step began and when each one ended, the window's end, and the training
+        tokens of a step on average.
 
         Without a step given up, that is when the last one ended.
         """
@@ -165,5 +172,5 @@ class Steps:
             "began_s": self._began_s,
             "ends_s": self._ends_s,
             "window_ends_s": self._gave_up_s or self._ends_s[-1],
-            "step_tokens": self._training.step_tokens,
+            "step_tokens": self._tokens / max(1, len(self._ends_s)),
         }

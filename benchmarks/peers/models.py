@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     PreTrainedConfig,
@@ -56,8 +57,16 @@ def configs() -> dict[str, PreTrainedConfig]:
     }
 
 
+def shape_of(name: str) -> PreTrainedConfig:
+    """Of a named model or of one in a directory."""
+    return AutoConfig.from_pretrained(name) if Path(name).is_dir() else configs()[name]
+
+
 def ensure_model(name: str, cache: Path, seed: int = 0) -> Path:
-    """Folder of the model `name` under `cache`, made in bfloat16 if it is not there yet."""
+    """Folder of the model `name` under `cache`, made in bfloat16 if it is not there yet; a
+    directory as it is."""
+    if Path(name).is_dir():
+        return Path(name)
     folder = cache / name
     if (folder / "model.safetensors").exists():
         return folder
@@ -80,7 +89,7 @@ def prefill_flops(name: str, tokens: int) -> float:
 
     An attention row at position p multiplies 2 * p * heads * head_dim twice (scores and values).
     """
-    config = configs()[name]
+    config = shape_of(name)
     layers, embedding = _parameters(name)
     attention = 2.0 * int(config.num_hidden_layers * config.hidden_size) * tokens * (tokens + 1)
     return 2.0 * layers * tokens + attention + 2.0 * embedding
@@ -89,9 +98,9 @@ def prefill_flops(name: str, tokens: int) -> float:
 def _parameters(name: str) -> tuple[int, int]:
     """Numbers of the layers (norms and biases included), and of one embedding matrix."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(configs()[name], dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(shape_of(name), dtype=torch.bfloat16)
     embedding = int(model.get_input_embeddings().weight.numel())
-    matrices = 1 if configs()[name].tie_word_embeddings else 2
+    matrices = 1 if shape_of(name).tie_word_embeddings else 2
     total = sum(tensor.numel() for tensor in model.parameters())
     return total - matrices * embedding, embedding
 

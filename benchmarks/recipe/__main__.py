@@ -161,7 +161,7 @@ def run(study: Study, tried: Try, epochs: int, number: int, seconds: float) -> l
             }
             rows.append(
                 {
-                    k: round(v, 3) if isinstance(v, float) and math.isfinite(v) else v
+                    k: float(f"{v:.3g}") if isinstance(v, float) and math.isfinite(v) else v
                     for k, v in row.items()
                 }
             )

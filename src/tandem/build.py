@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +31,8 @@ from tandem.engine.thread import ThreadTransport
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, profiled_rates
 from tandem.kv.cache import KVCache
+from tandem.model.names import locate, served_name
+from tandem.processor import spin_briefly
 from tandem.scheduling.registry import build_policy, knows_priorities
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from tandem.services.feedback import FeedbackService
     from tandem.services.files import Files
     from tandem.services.learning.freshness import Freshness
+    from tandem.services.learning.outlook import Outlooks
     from tandem.services.models import Models
     from tandem.services.receipts import Receipts
     from tandem.services.tokenizer import Tokenizer
@@ -55,18 +57,18 @@ if TYPE_CHECKING:
     from tandem.sim.executor import SimExecutor
     from tandem.store import Store
 
-DEMO_NAME = "demo"
-DEMO_PATH = Path(__file__).parent / "demo_model"
-
 # An iteration makes hundreds of short-lived objects, nearly none of them in cycles.
 _GC_YOUNG_OBJECTS = 20_000
 
 
-def resolve_model(settings: Settings) -> Settings:
-    """Replace the name `demo` by the bundled model's path and fill in the served name."""
+def resolve_model(settings: Settings, progress: Progress = lambda stage, done: None) -> Settings:
+    """Replace the model's name by the directory that holds it, and fill in the served name.
+
+    The first call may unpack a GGUF file or download; what it returns is resolved at once.
+    """
     model = settings.model
-    served = model.served_name or Path(model.model.rstrip("/")).name
-    path = str(DEMO_PATH) if model.model == DEMO_NAME else model.model
+    served = model.served_name or served_name(model.model)
+    path = str(locate(model.model, progress))
     return replace(settings, model=replace(model, model=path, served_name=served))
 
 
@@ -77,6 +79,8 @@ def build_loop(
     check_every_step: bool = False,
 ) -> EngineLoop:
     """Load the model and join an engine loop around it."""
+    from tandem.allocator import give_back
+
     settings = resolve_model(settings)
     # A wrong name shall not cost a model load.
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
@@ -88,6 +92,7 @@ def build_loop(
         rates = rough_rates(executor, settings.scheduling)
     # What exists now stays for good: without it, a full collection costs a tenth of an iteration.
     gc.collect()
+    give_back()  # loading and measuring needed much that serving does not
     gc.freeze()
     gc.set_threshold(_GC_YOUNG_OBJECTS)
     return join_loop(settings, executor, rates=rates, check_every_step=check_every_step)
@@ -97,6 +102,7 @@ def build_executor(
     settings: Settings, progress: Progress = lambda stage, done: None
 ) -> DeviceExecutor:
     """Load the model onto its device, with room for KV and recordings."""
+    spin_briefly()
     from tandem.allocator import keep_large_blocks
     from tandem.executor.executor import DeviceExecutor
     from tandem.model.linear import keep_kernels
@@ -220,6 +226,7 @@ def build_app(
     from tandem.services.files import Files
     from tandem.services.generation import Generation
     from tandem.services.learning.freshness import Freshness
+    from tandem.services.learning.live import LiveAnswers
     from tandem.services.models import Models
     from tandem.services.receipts import Receipts
     from tandem.services.tokenizer import Tokenizer
@@ -248,6 +255,7 @@ def build_app(
         receipts=receipts,
         answered=freshness.answered,
         objectives=Objectives.parse(slo, settings.scheduling.adapter_slos),
+        live=LiveAnswers(on=settings.learning.enabled and settings.learning.auto_rollback),
     )
     adapters = Adapters(client, settings.adapters.roots, settings.adapters.preload)
     background = build_background(settings, store, tools, models, adapters, freshness)
@@ -273,6 +281,7 @@ def build_app(
         files=files,
         versions=background.versions if settings.learning.enabled else None,
         jobs=background.jobs if settings.learning.enabled else None,
+        outlooks=build_outlooks(settings, background) if settings.learning.enabled else None,
     )
     return create_app(surface, _running(background, receipts, files))
 
@@ -281,8 +290,8 @@ def build_app(
 async def _running(background: Background, receipts: Receipts, files: Files) -> AsyncIterator[None]:
     await files.start()
     await receipts.start()
-    await background.start()
     try:
+        await background.start()
         yield
     finally:
         await receipts.stop()
@@ -301,8 +310,21 @@ def build_feedback(
         store,
         Sources(receipts, models, tools.encoder_of, time.time),
         Rules(learning.enabled, learning.auto_adapters, learning.held_out),
-        Hooks(background.learner.notify, models.announce, background.learner.discard),
+        Hooks(
+            background.learner.notify,
+            models.announce,
+            background.learner.discard,
+            tools.live.rated,
+        ),
     )
+
+
+def build_outlooks(settings: Settings, background: Background) -> Outlooks:
+    """Says what becomes of feedback."""
+    from tandem.services.learning.outlook import Outlooks
+
+    trains = settings.scheduling.policy != "no_retrain"
+    return Outlooks(background.tools, background.learner, trains=trains)
 
 
 def build_background(
@@ -330,7 +352,8 @@ def build_background(
 
     client, directory = tools.client, store.directory
     references = References(client, store)
-    canary_set = read_canary(settings.learning.canary_file)
+    chats = tools.tokenizer.has_chat_template
+    canary_set = read_canary(settings.learning.canary_file, chats=chats)
     answers = Answers(client)
     canary = Canary(canary_set, client, references, answers, directory / "canary")
     shared = LearningTools(
@@ -344,13 +367,14 @@ def build_background(
         freshness=freshness,
         defaults=defaults(settings.learning),
         now=time.time,
+        live=tools.live,
     )
     learner = Learner(shared)
     versions = Versions(shared, learner, models, loading)
     trains = settings.scheduling.policy != "no_retrain"
     jobs = Jobs(JobTools(shared, learner, directory, models.announce, trains=trains), models)
     learns = settings.learning.enabled
-    return Background(shared, learner, versions, jobs, directory, learns=learns)
+    return Background(shared, learner, versions, jobs, directory, canary=canary, learns=learns)
 
 
 def run_engine_process() -> None:
@@ -360,7 +384,12 @@ def run_engine_process() -> None:
         signal.signal(each, signal.SIG_IGN)
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
     settings = msgspec.msgpack.decode(launch.settings, type=Settings)
-    serve(launch.endpoint, launch.incarnation, lambda progress: build_loop(settings, progress))
+    serve(
+        launch.endpoint,
+        launch.incarnation,
+        lambda progress: build_loop(settings, progress),
+        launch.parent,
+    )
 
 
 if __name__ == "__main__":

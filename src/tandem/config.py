@@ -8,6 +8,7 @@ lies in the ranges that its fields' types tell.
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -39,10 +40,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 class ModelConfig:
     """Which model is served and how it is computed.
 
-    `device` is auto, cpu or cuda; `dtype` auto (the checkpoint's,
-    but float32 on a CPU that is slow with 16 bits), float32, bfloat16 or float16.
-    `served_name` is the id clients use (default: the last part of the path). `max_model_len` in
-    tokens, 0 for the model's own. `threads` for CPU compute, 0 for all cores.
+    `model` is smollm2, demo, a directory, a GGUF file or a Hugging Face name. `device` is auto,
+    cpu or cuda; `dtype` auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits),
+    float32, bfloat16 or float16. `served_name` is the id clients use (default: the last part of
+    `model`, without .gguf). `max_model_len` in tokens, 0 for the model's own. `threads` for CPU
+    compute, 0 for all cores.
     """
 
     model: str = "demo"
@@ -125,12 +127,13 @@ class LearningConfig:
     seen before; a candidate is made of up to `steps_per_version` steps' worth of new samples, which
     are trained on up to `epochs` times, until their loss is low; a few wait up to `version_wait_s`
     for others. `rpo_alpha` weighs the likelihood of chosen and liked answers. `reference` is base
-    or version:N.
-    `gate` is auto, manual or always; `held_out` the share of conversations never trained on;
-    `key_share` the most that one API key may contribute to a version. `recording_tokens` rows
-    may be recorded at once (0: as many as memory allows); what their layers' gradients need may
-    take `graph_bytes` more (at most a tenth of free memory; 0: nothing is kept), and parameters,
-    gradients and optimisers of what is trained at the same time `trainer_bytes` (0: a tenth).
+    or version:N. `gate` is auto, manual or always; with `auto_rollback`, what `auto` has published
+    is rolled back by itself where live answers break or thumbs fall. `held_out` is the share of
+    conversations never trained on; `key_share` the most that one API key may contribute to a
+    version. `recording_tokens` rows may be recorded at once (0: as many as memory allows); what
+    their layers' gradients need may take `graph_bytes` more (at most a tenth of free memory; 0:
+    nothing is kept), and parameters, gradients and optimisers of what is trained at the same time
+    `trainer_bytes` (0: a tenth).
     """
 
     enabled: bool = True
@@ -138,7 +141,7 @@ class LearningConfig:
     rank: Count = 16
     alpha: Positive = 32.0
     targets: tuple[str, ...] = ()
-    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 5e-4
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 1e-3
     warmup_steps: CountOrZero = 0
     weight_decay: Share = 0.0
     max_grad_norm: PositiveOrZero = 1.0
@@ -152,6 +155,7 @@ class LearningConfig:
     replay: Annotated[float, Meta(ge=0, lt=1)] = 0.25
     reference: str = "base"
     gate: str = "auto"
+    auto_rollback: bool = True
     held_out: Share = 0.1
     key_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     canary_file: str = ""
@@ -202,6 +206,23 @@ class Settings:
 
 Sections = dict[str, dict[str, Any]]
 
+CHOICES = {
+    "model.device": ("auto", "cpu", "cuda"),
+    "model.dtype": ("auto", "float32", "bfloat16", "float16"),
+    "model.kernels": ("auto", "off"),
+    "learning.gate": ("auto", "manual", "always"),
+    "server.log_level": ("debug", "info", "warning", "error"),
+}
+"""Settings that are one of a few names."""
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+# Variables of ours that are no settings, and beginnings of those that are not ours.
+_OTHER_VARIABLES = frozenset(
+    ("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE", "TANDEM_MODEL_CACHE")
+)
+_FOREIGN_VARIABLES = ("TANDEM_TEST_", "TANDEM_SHARED_")
+_OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|=(tcp|udp)://")
+
 # As msgspec writes it: what is expected, and where.
 _REFUSED = re.compile(r"(.+) - at `\$\.(\w+)\.(\w+)", re.DOTALL)
 
@@ -216,27 +237,69 @@ def resolve(
 
     `flags` maps section -> field -> value; a value of None means "not given". Environment
     variables are `TANDEM_<SECTION>_<FIELD>`, e.g. `TANDEM_CACHE_BLOCK_SIZE=32`; tuples are
-    comma-separated. Raises `InvalidRequest` that names the setting, also as its `param`.
+    comma-separated. Raises `InvalidRequest` that names the setting, also as its `param`, and where
+    it was given.
     """
     merged: Sections = {section.name: {} for section in fields(Settings)}
+    sources: dict[str, str] = {}
     if toml_path is not None:
         _merge(merged, _read_toml(toml_path), str(toml_path))
-    _merge(merged, _from_environment(environ or {}), "environment")
+        sources |= dict.fromkeys(_paths(merged), str(toml_path))
+    variables = _from_environment(environ or {})
+    _merge(merged, variables, "environment")
+    sources |= {path: variable_of(path) for path in _paths(variables)}
     for section, values in (flags or {}).items():
         given = {name: value for name, value in values.items() if value is not None}
         _merge(merged, {section: given}, "flags")
+        sources |= dict.fromkeys(_paths({section: given}), "")
+    _check_choices(merged, sources)
     try:
         settings = msgspec.convert(merged, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise _refusal(error, merged) from error
-    _check_directory(settings.model.model)
+        raise _refusal(error, merged, sources) from error
+    _check_path(settings.model.model)
     return settings
+
+
+def variable_of(path: str) -> str:
+    """The environment variable of a setting, e.g. `TANDEM_SERVER_PORT` of `server.port`."""
+    return f"{ENV_PREFIX}{path.replace('.', '_')}".upper()
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like settings and are none, with the most similar one ("": none).
+
+    What others set is not meant: tests' variables, and those that Kubernetes makes of the names of
+    services.
+    """
+    sections = [section.name for section in fields(Settings)]
+    known = {
+        variable_of(f"{section}.{name}"): name.upper()
+        for section in sections
+        for name in _field_defaults(section)
+    }
+    begins = tuple(f"{ENV_PREFIX}{section}_".upper() for section in sections)
+    found: dict[str, str] = {}
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX) or name in known or name in _OTHER_VARIABLES:
+            continue
+        if name.startswith(_FOREIGN_VARIABLES) or _OF_SERVICES.search(f"{name}={value}"):
+            continue
+        same = [other for other, tail in known.items() if name == f"{ENV_PREFIX}{tail}"]
+        similar = same or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if similar or name.startswith(begins):
+            found[name] = similar[0] if similar else ""
+    return found
+
+
+def _paths(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [f"{section}.{name}" for section, values in sections.items() for name in values]
 
 
 def _read_toml(path: Path) -> Sections:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"cannot read the configuration file {path}: {error}") from error
 
 
@@ -244,18 +307,28 @@ def _from_environment(environ: Mapping[str, str]) -> Sections:
     found: Sections = {}
     for section in fields(Settings):
         for name, default in _field_defaults(section.name).items():
-            text = environ.get(f"{ENV_PREFIX}{section.name}_{name}".upper())
-            if text is None:
-                continue
-            value: Any = text
-            if isinstance(default, tuple):
-                value = [part.strip() for part in text.split(",") if part.strip()]
-            elif isinstance(default, dict):
-                value = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-            elif isinstance(default, bool):
-                value = text.strip().lower() in ("1", "true", "yes", "on")
-            found.setdefault(section.name, {})[name] = value
+            variable = variable_of(f"{section.name}.{name}")
+            text = environ.get(variable)
+            if text is not None:
+                found.setdefault(section.name, {})[name] = _value(variable, text, default)
     return found
+
+
+def _value(variable: str, text: str, default: object) -> object:
+    """What a variable says, by the kind of the setting. Raises `InvalidRequest`."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(default, tuple):
+        return parts
+    if isinstance(default, dict):
+        if wrong := [part for part in parts if "=" not in part]:
+            raise InvalidRequest(f"{variable}: {wrong[0]!r:.50}: write NAME=VALUE,NAME=VALUE")
+        return dict(part.split("=", 1) for part in parts)
+    if isinstance(default, bool):
+        word = text.strip().lower()
+        if word not in (*_YES, *_NO):
+            raise InvalidRequest(f"{variable}: {text!r:.50} is neither on nor off")
+        return word in _YES
+    return text
 
 
 def _field_defaults(section: str) -> dict[str, Any]:
@@ -280,19 +353,38 @@ def _merge(into: Sections, new: Mapping[str, Mapping[str, Any]], source: str) ->
             into[section][name] = value
 
 
-def _refusal(error: msgspec.ValidationError, merged: Sections) -> InvalidRequest:
+def _refusal(
+    error: msgspec.ValidationError, merged: Sections, sources: Mapping[str, str]
+) -> InvalidRequest:
     found = _REFUSED.match(str(error))
     if found is None:
         return InvalidRequest(f"configuration: {error}")
     expected, section, name = found.groups()
     value = merged[section][name]
     given = f" (given: {value!r:.50})" if isinstance(value, int | float | str) else ""
-    path = f"{section}.{name}"
-    return InvalidRequest(f"{path}: {expected[0].lower()}{expected[1:]}{given}", param=path)
+    return _wrong(f"{section}.{name}", f"{expected[0].lower()}{expected[1:]}{given}", sources)
 
 
-def _check_directory(model: str) -> None:
+def _wrong(path: str, problem: str, sources: Mapping[str, str]) -> InvalidRequest:
+    """Named by where it was given: the file, the variable, or the setting alone (a flag)."""
+    source = sources.get(path, "")
+    return InvalidRequest(f"{source}{': ' if source else ''}{path}: {problem}", param=path)
+
+
+def _check_choices(merged: Sections, sources: Mapping[str, str]) -> None:
+    """Names of which there are only a few, however they are spelled."""
+    for path, names in CHOICES.items():
+        section, _, name = path.partition(".")
+        value = merged[section].get(name)
+        if isinstance(value, str):
+            merged[section][name] = value.lower()
+            if value.lower() not in names:
+                raise _wrong(path, f"use {', '.join(names)} (given: {value!r:.50})", sources)
+
+
+def _check_path(model: str) -> None:
     """A name that can only be a path shall not be looked up on the hub."""
-    is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
-    if is_path and not Path(model).is_dir():
-        raise InvalidRequest(f"there is no directory {model!r} to load a model from")
+    is_path = model.startswith((".", "/", "~")) or model.endswith(("/", ".gguf"))
+    if (is_path or model.count("/") > 1) and not Path(model).exists():
+        kind = "file" if model.endswith(".gguf") else "directory"
+        raise InvalidRequest(f"there is no {kind} {model!r} to load a model from")

@@ -44,7 +44,7 @@ def told(feedback: Any) -> Any:
     """Without what learning changes."""
     changing = {"state", "version", "uses", "loss"}
     samples = [{k: v for k, v in one.items() if k not in changing} for one in feedback["samples"]]
-    return {**feedback, "samples": samples}
+    return {**feedback, "samples": samples, "learning": None}
 
 
 def complete(http: httpx.Client, **body: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from fake_engine import FakeEngine, Script
 from serving import live, make_app, wait_for
 from tandem.config import ServerConfig
+from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import EngineState
 from tandem.core.sequence import FinishReason
 
@@ -74,6 +75,14 @@ def test_a_death_or_failure_without_a_stream_is_a_status() -> None:
         response = httpx.post(f"{url}{CHAT}", json=BODY)
         assert response.status_code == 500
         assert response.json()["error"]["message"] == "NaN logits"
+
+
+def test_a_shortage_of_memory_is_no_fault_of_the_request() -> None:
+    engine = FakeEngine(play=lambda r, i: Script(finish=FinishReason.ERROR, error=NO_MEMORY))
+    with live(make_app(engine)) as url:
+        response = httpx.post(f"{url}{CHAT}", json=BODY)
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert response.json()["error"]["code"] == "out_of_memory"
 
 
 def test_closing_a_stream_aborts() -> None:

@@ -94,7 +94,6 @@ def test_what_is_not_kept(url: str, tmp_path: Path) -> None:
         ({"files": {"purpose": (None, "batch")}}, "file"),
         ({"files": {"file": b"x"}}, "purpose"),
         ({"files": {"file": b"x"}, "data": {"purpose": "batch", "expires_after": "1"}}, None),
-        ({"json": {"purpose": "batch"}}, None),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, None),
     ],
 )
@@ -103,6 +102,12 @@ def test_forms_with_mistakes(url: str, form: dict[str, object], param: str | Non
     answer = httpx.post(f"{url}/files", headers=headers, **form)  # type: ignore[arg-type]
     assert answer.status_code == 400, answer.text
     assert param is None or answer.json()["error"]["param"] == param
+
+
+def test_a_form_that_is_json_is_415(url: str) -> None:
+    headers = {"authorization": "Bearer sk-one"}
+    answer = httpx.post(f"{url}/files", headers=headers, json={"purpose": "batch"})
+    assert answer.status_code == 415 and answer.json()["error"]["code"] == "unsupported_media_type"
 
 
 def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
@@ -114,3 +119,18 @@ def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
     with live(make_app(FakeEngine(), store=store)) as url, client_of(f"{url}/v1") as client:
         assert client.files.content(kept.id).read() == b"x"
     assert [path.name for path in (tmp_path / "files").iterdir()] == [kept.id]
+
+
+def test_a_file_whose_bytes_are_gone_is_named(url: str, tmp_path: Path) -> None:
+    with client_of(url) as client:
+        made = client.files.create(file=("train.jsonl", b"x"), purpose="user_data")
+        (tmp_path / "files" / made.id).unlink()
+        with pytest.raises(openai.NotFoundError) as raised:
+            client.files.content(made.id)
+        assert made.id in str(raised.value) and "train.jsonl" in str(raised.value)
+        assert str(tmp_path) not in str(raised.value)
+        body = {"file_id": made.id}
+        headers = {"authorization": "Bearer sk-one"}
+        refused = httpx.post(f"{url}/adapters/formal/import", json=body, headers=headers)
+        assert refused.status_code == 404 and made.id in refused.text
+        assert client.files.delete(made.id).deleted

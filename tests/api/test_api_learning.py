@@ -36,7 +36,9 @@ def server(
     canary.write_text(CANARY)
     settings = Settings(
         store=StoreConfig(directory=str(tmp_path / "state")),
-        learning=LearningConfig(canary_file=str(canary), batch_samples=4, steps_per_version=2),
+        learning=LearningConfig(
+            canary_file=str(canary), batch_samples=4, steps_per_version=2, version_wait_s=0.5
+        ),
         **sections,
     )
     app = build_app(settings, engine or FakeEngine())
@@ -215,6 +217,12 @@ def test_import_export_pin_and_roll_back(tmp_path: Path) -> None:
         exported = http.get("/adapters/formal/versions/2/export")
         with zipfile.ZipFile(BytesIO(exported.content)) as packed:
             assert {name: packed.read(name) for name in packed.namelist()} == ADAPTER_FILES
+        assert list((tmp_path / "state" / "exports").iterdir()) == []
+        (tmp_path / "state/adapters/formal/1/adapter_config.json").rename(tmp_path / "aside")
+        gone = http.get("/adapters/formal/versions/1/export")
+        assert gone.status_code == 404 and gone.json()["error"]["param"] == "version"
+        assert list((tmp_path / "state" / "exports").iterdir()) == []
+        (tmp_path / "aside").rename(tmp_path / "state/adapters/formal/1/adapter_config.json")
         back = http.post("/adapters/formal/rollback", json={"version": 1})
         assert back.json()["version"] == 1
         assert http.get("/adapters/formal").json()["label"] == "formal@1"

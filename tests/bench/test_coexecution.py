@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from coexecution.arrangement import Times, run
 from coexecution.figures import Sample, percentile, ratio, sample, summary, training_window
+from coexecution.pairs import STEP_PAIRS, read, whole_steps, write
 from coexecution.report import Measured, as_data, as_markdown, from_json, to_json
 from coexecution.systems import (
     PEFT,
@@ -89,9 +90,10 @@ def test_the_time_of_steps_that_were_given_up_counts() -> None:
 def test_figures_count_what_is_inside_the_window() -> None:
     serve = {
         "requests": [
-            {"token_s": [9.0, 10.0, 12.0, 14.0], "tpot": True},
-            {"token_s": [11.0, 13.0], "tpot": False},
-            {"token_s": [15.0, 19.0, 21.0], "tpot": True},
+            {"asked_s": 8.0, "token_s": [9.0, 10.0, 12.0, 14.0], "tpot": True},
+            {"asked_s": 9.5, "token_s": [11.0, 13.0], "tpot": False},
+            {"asked_s": 14.0, "token_s": [15.0, 19.0, 21.0], "tpot": True},
+            {"asked_s": 19.0, "token_s": [], "tpot": False},
         ]
     }
     train = {"began_s": 10.0, "ends_s": [15.0, 20.0], "window_ends_s": 20.0, "step_tokens": 100}
@@ -101,6 +103,9 @@ def test_figures_count_what_is_inside_the_window() -> None:
     assert found.output_tokens_per_s == pytest.approx(6 / 10.0)
     assert found.tpot_s == [pytest.approx(5.0 / 3)], "the third ended after the window"
     assert found.gaps_s == [2.0, 2.0, 2.0, 4.0]
+    assert found.ttft_s == [1.5, 1.0], "the first one's came before the window"
+    assert found.steps == 2 and summary([found])["step_ms"] == 5000.0
+    assert summary([found])["ttft_p99_ms"] == pytest.approx(1495.0)
     alone = sample((10.0, 20.0), None, train, 0)
     assert alone.output_tokens_per_s is None and alone.gaps_s == []
 
@@ -145,8 +150,41 @@ def test_report_has_shares_and_goals() -> None:
         "pinned / fused, TPOT p99": pytest.approx(2.0),
     }
     page = as_markdown(data)
-    assert "| (c) vLLM and PEFT, own cores | 8.0 | 200 | 200 | 200 |" in page
+    assert "| (c) vLLM and PEFT, own cores | 8.0 |  |  | 200 | 200 | 200 |" in page
+    assert "m, bfloat16, 1 rounds; steps of random tokens." in page
     assert "gaps_s" not in json.dumps(data)
+
+
+def test_a_model_in_float32_streams_twice_the_bytes_and_computes_the_same() -> None:
+    row = [each for each in systems((0, 1)) if each.key == "fused"]
+    found = []
+    for dtype, streamed in (("bfloat16", 1000), ("float32", 2000)):
+        measured = _measured()
+        measured.dtype, measured.streamed_bytes = dtype, streamed
+        found.append(as_data({"cpu": "x"}, measured, row)["rows"][0]["matrix_share"])
+    assert found[0] == found[1]
+
+
+def test_real_pairs_come_in_whole_steps_and_are_the_same_to_both_trainers(tmp_path: Path) -> None:
+    from coexecution.engine_tandem import _sequences
+
+    row = {"prompt": "p", "chosen": "c", "rejected": "r"}
+    ids = {"prompt_ids": [1, 2], "chosen_ids": [3, 4, 5], "rejected_ids": [6]}
+    path = tmp_path / "pairs.json"
+    write(path, [{**row, **ids, "prompt": str(place)} for place in range(STEP_PAIRS + 3)])
+    pairs = read(str(path))
+    assert [pair.prompt for pair in pairs] == [str(place) for place in range(STEP_PAIRS)]
+    assert whole_steps(pairs) == [pairs] and pairs[0].tokens == 8
+    chosen, rejected = _sequences(pairs[0])
+    assert (chosen.tokens, rejected.tokens) == ((1, 2, 3, 4, 5), (1, 2, 6))
+    assert chosen.prompt_tokens == rejected.prompt_tokens == 2
+
+
+def test_steps_of_different_lengths_count_their_tokens() -> None:
+    steps = Steps(Training("dpo", VOCABULARY, 0, 0.0, (0,)))
+    steps.note(100)
+    steps.note(300)
+    assert steps.answer()["step_tokens"] == 200.0
 
 
 def test_a_run_can_be_resumed() -> None:
@@ -243,7 +281,12 @@ def test_two_peers_share_as_the_row_says(key: str) -> None:
     log: list[tuple[str, object]] = []
     (row,) = (each for each in systems((0, 1)) if each.key == key)
     assert row.serving is not None and row.training is not None
-    served = {"serve": {"began_s": 0.0, "requests": [{"token_s": [1.0, 2.0, 3.0], "tpot": True}]}}
+    served = {
+        "serve": {
+            "began_s": 0.0,
+            "requests": [{"asked_s": 0.0, "token_s": [1.0, 2.0, 3.0], "tpot": True}],
+        }
+    }
     trained = {"train": {"began_s": 1.5, "ends_s": [3.5], "window_ends_s": 3.5, "step_tokens": 10}}
     workers: Any = {
         row.serving: _Worker("server", log, served),

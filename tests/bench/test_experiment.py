@@ -15,9 +15,9 @@ from tandem.bench.lessons import PriorityOptions
 from tandem.bench.preferences import held_back, read_preferences
 from tandem.bench.stream import Feedback, LoadOptions
 from tandem.bench.teaching import TeachingOptions
-from tandem.build import DEMO_PATH
 from tandem.cli.bench import app
 from tandem.core.errors import InvalidRequest
+from tandem.model.names import DEMO_PATH
 from tandem.sim.curves import read_curve
 
 OPTIONS = ExperimentOptions(

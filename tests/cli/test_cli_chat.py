@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI, Response
 from rich.console import Console
+from typer.testing import CliRunner
 
 from fake_engine import FakeEngine, Script
-from serving import demo_tokenizer, live, make_app
-from tandem.cli.chat import ChatServer, converse
-from tandem.config import ServerConfig
+from serving import demo_tokenizer, live, make_app, new_directory
+from tandem.cli import app
+from tandem.cli.chat import ChatServer
+from tandem.cli.conversation import converse
+from tandem.cli.terminal import Terminal
+from tandem.config import ServerConfig, StoreConfig
 from tandem.core.ports import EngineState
+from tandem.core.request import Request
 
 TEXT = "Hello [bold]you[/bold] \x1b[31m\x07!"
 TOKENS = demo_tokenizer().encode(TEXT, add_special_tokens=False)
@@ -31,21 +46,25 @@ def url(engine: FakeEngine) -> Iterator[str]:
 
 
 def talk(
-    monkeypatch: pytest.MonkeyPatch, url: str, lines: list[str], key: str = "sk-test"
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    lines: list[str],
+    key: str = "sk-test",
+    adapter: str = "",
 ) -> tuple[int, str]:
     """What the user sees after typing `lines`."""
     typed = iter(lines)
 
-    def read(*_: object, **__: object) -> str:
+    def read(*_: object) -> str:
         try:
             return next(typed)
         except StopIteration:
             raise EOFError from None
 
     console = Console(file=io.StringIO(), width=200)
-    monkeypatch.setattr(console, "input", read)
+    monkeypatch.setattr(Terminal, "read", read)
     with ChatServer(url, key, "", {"max_tokens": 100, "temperature": None}) as server:
-        code = converse(server, console, "Be nice.")
+        code = converse(server, console, "Be nice.", adapter)
     assert isinstance(console.file, io.StringIO)
     return code, console.file.getvalue()
 
@@ -171,3 +190,182 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(
     code, shown = talk(monkeypatch, url, ["Hi", "More"])
     assert code == 0 and "[stopped]" in shown
     assert f"assistant\n{interrupted[0]}\nuser\nMore" in prompts(engine)[1]
+
+
+ASKED = [{"role": "system", "content": "Be nice."}, {"role": "user", "content": "Hi"}]
+
+
+def feedback(url: str) -> list[dict[str, Any]]:
+    """What is stored, oldest first."""
+    found = httpx.get(f"{url}/feedback", headers={"Authorization": "Bearer sk-test"})
+    listed: list[dict[str, Any]] = found.raise_for_status().json()["data"]
+    return listed[::-1]
+
+
+def several(texts: list[str]) -> Callable[[Request, int], Script]:
+    """An engine that says one text after the other."""
+    left = iter(texts)
+    encode = demo_tokenizer().encode
+    return lambda r, i: Script(tokens=encode(next(left), add_special_tokens=False))
+
+
+def test_answers_are_rated_about_what_was_served(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, url: str
+) -> None:
+    lines = ["/good", "Hi", "/good", "/bad", "/help"]
+    code, shown = talk(monkeypatch, url, lines, adapter="formal")
+    assert code == 0 and "talking to demo; feedback teaches formal" in shown, shown
+    assert "there is no answer yet" in shown and "[base]" in shown
+    good, bad = feedback(url)
+    assert (good["rating"], bad["rating"]) == (1.0, 0.0)
+    for said in (good, bad):
+        assert said["adapter"] == "formal" and said["completion_id"]
+        assert (said["messages"], said["chosen"]) == (ASKED, TEXT)
+    fate = r"stored for formal: learned soon; \d wait for its next version \(tandem adapters watch"
+    assert len(re.findall(fate, shown)) == 2
+
+
+def test_who_learns_is_asked_once_and_answers_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, url: str
+) -> None:
+    code, shown = talk(monkeypatch, url, ["Hi", "/good", "/adapter mine", "/good", "Hi"])
+    assert code == 0 and "say first which adapter learns: /adapter NAME" in shown
+    assert "feedback teaches mine; talking to demo" in shown
+    (said,) = feedback(url)
+    assert said["adapter"] == "mine" and said["rating"] == 1.0
+    code, shown = talk(monkeypatch, url, [], adapter="mine")
+    assert "talking to demo:mine; feedback teaches mine" in shown
+
+
+def test_a_retry_is_compared_with_the_answer_before(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, url: str
+) -> None:
+    engine.play = several(["One.", "Two.", "Three.", "On."])
+    lines = ["Hi", "/retry", "/good", "/retry", "/bad", "More"]
+    code, shown = talk(monkeypatch, url, lines, adapter="formal")
+    assert code == 0 and "/bad: the one before was better" in shown, shown
+    pairs = [(said["kind"], said["chosen"], said["rejected"]) for said in feedback(url)]
+    assert pairs == [("preference", "Two.", "One."), ("preference", "Two.", "Three.")]
+    assert all(said["messages"] == ASKED for said in feedback(url))
+    # The better one stays in the conversation.
+    assert prompts(engine)[3].endswith("user\nHi\nassistant\nTwo.\nuser\nMore\nassistant\n")
+
+
+def test_a_retry_that_says_the_same_is_no_comparison(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, url: str
+) -> None:
+    _, shown = talk(monkeypatch, url, ["/retry", "Hi", "/retry", "/good"], adapter="formal")
+    assert "the same answer again; with --temperature 1" in shown
+    (said,) = feedback(url)
+    assert said["kind"] == "rating"
+
+
+def test_an_answer_is_corrected_and_the_conversation_goes_on_from_it(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, url: str
+) -> None:
+    edited = iter(["Better, too.", ""])
+    monkeypatch.setattr(Terminal, "edit", lambda _, text: next(edited))
+    lines = ["Hi", "/edit Better.", "Hi", "/edit", "/edit", f"/edit {TEXT}"]
+    _, shown = talk(monkeypatch, url, lines, adapter="formal")
+    assert shown.count("nothing was changed") == 1
+    first, second, third = feedback(url)
+    assert (first["kind"], first["chosen"], first["rejected"]) == ("demonstration", "Better.", TEXT)
+    assert (second["chosen"], second["rejected"]) == ("Better, too.", TEXT)
+    assert "assistant\nBetter.\nuser\nHi" in prompts(engine)[1]
+    # What the user wrote was served by nobody: it is sent as it is.
+    assert (third["chosen"], third["rejected"]) == (TEXT, "Better, too.")
+    assert third["completion_id"] is None
+
+
+def test_a_stopped_answer_and_one_without_a_receipt_are_sent_whole(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine
+) -> None:
+    app = make_app(engine, ServerConfig(), store=StoreConfig(new_directory(), receipt_days=0))
+    with live(app) as address:
+        _, shown = talk(monkeypatch, f"{address}/v1", ["Hi", "/good"], adapter="formal")
+        assert "stored for formal" in shown, shown
+        (said,) = httpx.get(f"{address}/v1/feedback").json()["data"]
+    assert said["completion_id"] is None and said["messages"] == ASKED and said["chosen"] == TEXT
+
+
+def test_a_server_that_takes_no_feedback_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with live(odd_server(ONE_MODEL, event('{"content": "Fine."}'))) as url:
+        code, shown = talk(monkeypatch, f"{url}/v1", ["Hi", "/good", "/adapter x", "/good", "Hi"])
+    assert code == 0 and "say first which adapter" in shown
+    assert shown.count("error: the server answered 404") == 1 and shown.count("Fine.") == 2
+
+
+def test_lines_are_edited_and_pasted_text_is_one_turn(engine: FakeEngine, url: str) -> None:
+    """In a real terminal."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-c", "from tandem.cli import main; main()", "chat", "--url", url]
+    environ = {
+        **os.environ,
+        "TERM": "xterm",
+        "TANDEM_API_KEY": "sk-test",
+        "EDITOR": "",
+        "VISUAL": "",
+    }
+    with subprocess.Popen(
+        command, stdin=there, stdout=there, stderr=there, env=environ, start_new_session=True
+    ) as process:
+        seen = b""
+
+        def expect(text: bytes) -> None:
+            nonlocal seen
+            deadline = time.monotonic() + 60
+            while text not in seen:
+                assert time.monotonic() < deadline, seen
+                if select.select([here], [], [], 1.0)[0]:
+                    seen += os.read(here, 4096)
+            seen = seen.partition(text)[2]
+
+        try:
+            expect(b"/exit leaves")
+            expect(b"> ")
+            os.write(here, b"helo\x1b[Dl\r")  # left, and the letter that was missing
+            expect(b"[base]")
+            expect(b"> ")
+            os.write(here, b"\x1b[200~one\ntwo\nthree\x1b[201~")
+            time.sleep(0.2)
+            os.write(here, b"\r")
+            expect(b"[base]")
+            expect(b"> ")
+            os.write(here, b"/edit\r")
+            expect(b"answer> ")
+            os.write(here, b"\x04")
+            expect(b"nothing was changed")
+            expect(b"> ")
+            os.write(here, b"\x04")
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+            os.close(there)
+            os.close(here)
+    turns = [prompt.rpartition("user\n")[2] for prompt in prompts(engine)]
+    assert turns == ["hello\nassistant\n", "one\ntwo\nthree\nassistant\n"]
+
+
+def test_of_a_pipe_each_line_is_a_turn(engine: FakeEngine, url: str) -> None:
+    words = ["chat", "--url", url, "--api-key", "sk-test"]
+    done = CliRunner().invoke(app, words, input="Hi\nMore\n")
+    assert done.exit_code == 0, done.output
+    assert len(engine.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "text"), [('sed -i s/cat/dog/ "$1"', "a dog"), ("exit 3", ""), (None, "")]
+)
+def test_an_editor_shows_the_answer_and_gives_what_was_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, text: str
+) -> None:
+    editor = tmp_path / "editor"
+    if script is not None:
+        editor.write_text(f"#!/bin/sh\n{script}\n")
+        editor.chmod(0o700)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", f"{editor}")
+    console = Console(file=io.StringIO(), width=200)
+    assert Terminal(console).edit("a cat") == text
+    assert isinstance(console.file, io.StringIO)
+    assert bool(console.file.getvalue()) == (not text)

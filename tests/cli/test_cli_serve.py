@@ -169,3 +169,19 @@ def test_a_mistake_that_the_engine_finds_is_one_error(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "error:" in done.stderr and "memory" in done.stderr
     assert "Traceback" not in done.stderr and "unexpectedly" not in done.stderr
+
+
+def test_a_canary_file_that_does_not_fit_the_model_is_one_error(tmp_path: Path) -> None:
+    canary = tmp_path / "canary.jsonl"
+    canary.write_text('{"prompt": "Once"}\n{"prompt": "%s"}\n' % ("word " * 5000))
+    own = ["--port", "0", "--threads", "1", "--store-directory", str(tmp_path / "state")]
+    done = subprocess.run(
+        [*SERVE, *own, "--kv-memory", "64MiB", "--canary-file", str(canary)],
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "error: learning.canary_file: cannot use" in done.stderr and "line 2" in done.stderr
+    assert "Traceback" not in done.stderr and "ready on" not in done.stderr

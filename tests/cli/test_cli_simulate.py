@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tandem.cli import app
-from tandem.cli.profile import doubts
+from tandem.cli.profile import _terms, doubts
+from tandem.cli.profile_terms import FORWARD_WORDS, SLICE_WORDS
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.profile import FitError, read_profile, write_profile
+from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 
 LOAD = ["--rate", "4", "--max-requests", "20", "--prompt-tokens", "64", "--output-tokens", "8"]
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(app, [*arguments])
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments])
 
 
 def test_a_load_on_a_data_sheet_gives_a_report_and_pictures(tmp_path):
@@ -51,6 +55,18 @@ def test_several_policies_get_a_report_each(tmp_path):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.iterdir()} == {"run-fcfs.json", "run-mace.json"}
+    lines = result.output.splitlines()
+    (head,) = [place for place, line in enumerate(lines) if "fcfs" in line and "mace" in line]
+    compared = "\n".join(lines[head:])
+    for figure in ("requests complete", "inside both objectives", "output tokens/s"):
+        assert figure in compared
+    first = json.loads((tmp_path / "run-fcfs.json").read_text())["summary"]
+    assert f"{1e3 * first['ttft']['p99']:.1f}" in compared
+
+
+def test_one_policy_is_compared_with_nothing():
+    result = run("simulate", *LOAD)
+    assert result.exit_code == 0 and "inside both objectives" not in result.output
 
 
 def test_a_profile_file_is_taken_and_the_same_flags_give_the_same_run(tmp_path):
@@ -157,5 +173,29 @@ def test_what_a_profile_cannot_say_is_told():
     ]
     measured = replace(sheet, rates=replace(sheet.rates, measured=True, slices_measured=True))
     assert list(doubts(measured)) == []
+    restless = replace(measured, repeat=FitError(50, 0.0, 0.64, 1.5))
+    (doubt,) = doubts(restless)
+    assert "not quiet" in doubt and "64%" in doubt
+    assert list(doubts(replace(measured, repeat=FitError(50, 0.0, 0.05, 0.2)))) == []
     errors = {"pass": FitError(400, 0, 0, 0), "slice": FitError(3, 0, 0, 0)}
     assert "say little (slice 3)" in next(doubts(replace(measured, errors=errors)))
+
+
+def test_every_row_of_a_profile_is_explained():
+    assert set(FORWARD_WORDS) == set(FORWARD_TERMS) and set(SLICE_WORDS) == set(SLICE_TERMS)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(_terms(datasheet_profile("l4", "qwen2.5-0.5b")))
+    shown = console.file.getvalue()
+    assert "a token of a prompt" in shown and "microseconds" in shown
+
+
+def test_a_profile_of_a_restless_machine_is_not_recommended(tmp_path, monkeypatch):
+    made = datasheet_profile("l4", "qwen2.5-0.5b")
+    calm = replace(made, rates=replace(made.rates, measured=True, slices_measured=True))
+    restless = replace(calm, repeat=FitError(50, 0.0, 0.64, 1.5))
+    executor = type("Executor", (), {"info": made.info})()
+    monkeypatch.setattr("tandem.cli.profile.build_executor", lambda *_: executor)
+    for profile, use in ((calm, "use it: tandem serve"), (restless, "measure again before you")):
+        monkeypatch.setattr("tandem.cli.profile.measure", lambda *_, found=profile: found)
+        result = run("profile", "demo", "--out", str(tmp_path / "x.json"))
+        assert result.exit_code == 0 and use in " ".join(result.output.split()), result.output

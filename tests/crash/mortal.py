@@ -40,6 +40,7 @@ memory_bytes = 67108864
 rank = 4
 batch_samples = 4
 steps_per_version = 1
+version_wait_s = 0.5
 epochs = 1
 held_out = 0.0
 canary_file = "{canary}"

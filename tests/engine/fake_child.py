@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fake_executor import FakeExecutor, FakeSnapshot
 from tandem.build import join_loop
 from tandem.config import SchedulingConfig, Settings
-from tandem.core.errors import UnsupportedModel
+from tandem.core.errors import OutOfMemory, UnsupportedModel
+from tandem.core.plan import NO_MEMORY
 from tandem.engine.host import serve
 from tandem.engine.process import Launch
 
@@ -27,6 +28,8 @@ def on_submit(plan):
     global steps
     steps += 1
     time.sleep(behaviour.get("step_s", 0.0))
+    if launch.incarnation < behaviour.get("short_incarnations", 0):
+        raise OutOfMemory(NO_MEMORY)
     if steps == behaviour.get("bug_at_step"):
         loop._scheduler._in_flight = None
 
@@ -37,7 +40,14 @@ def slow_write(self, path, write=FakeSnapshot.write):
     write(self, path)
 
 
+def slow_read(self, version, read=FakeExecutor.read_adapter):
+    """An adapter that is large."""
+    time.sleep(behaviour.get("read_s", 0.0))
+    return read(self, version)
+
+
 FakeSnapshot.write = slow_write
+FakeExecutor.read_adapter = slow_read
 
 
 def make_loop(progress):
@@ -57,4 +67,4 @@ def make_loop(progress):
     return loop
 
 
-serve(launch.endpoint, launch.incarnation, make_loop)
+serve(launch.endpoint, launch.incarnation, make_loop, launch.parent)

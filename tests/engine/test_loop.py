@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from loop_bench import Bench, check_answer, prompts, request
 
 from fake_executor import EOS
-from tandem.core.errors import InvalidRequest
-from tandem.core.plan import LanePlan
+from tandem.core.errors import InvalidRequest, OutOfMemory
+from tandem.core.plan import NO_MEMORY, LanePlan
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import WorkClass
@@ -254,3 +254,27 @@ def test_what_online_requests_hold_is_looked_at_once_a_second_and_reported(monke
     found = bench.loop.stats().prediction_errors["online_blocks"]
     assert found.samples == 3
     assert found.p95 == max(3 / 4, 3.5 / 6, (9 - mean) / 9)
+
+
+def test_a_shortage_of_memory_ends_its_requests_and_is_told_once_it_stays():
+    bench, short = Bench(), [True]
+
+    def on_submit(plan):
+        if short[0]:
+            raise OutOfMemory(NO_MEMORY)
+
+    bench.executor._on_submit = on_submit
+    for number in range(2):
+        bench.loop.add(request(f"a{number}", [1, 2, 3]))
+        bench.run()
+        assert bench.ended[f"a{number}", 0].error == NO_MEMORY
+    short[0] = False
+    bench.loop.add(request("b", [1, 2, 3]))
+    bench.run()
+    assert bench.ended["b", 0].error is None and not bench.loop.exhausted
+    short[0] = True
+    for number in range(3):
+        assert not bench.loop.exhausted
+        bench.loop.add(request(f"c{number}", [1, 2, 3]))
+        bench.run()
+    assert bench.loop.exhausted

@@ -289,7 +289,7 @@ def test_a_snapshot_becomes_a_version_without_reading_files(tmp_path: Path):
     bench.open("t", seed=3)
     snapshot = bench.executor.snapshot_trainer("t")
     snapshot.write(str(tmp_path / "v"))
-    bench.executor.load_adapter = None  # type: ignore[assignment]  # nothing may be read
+    bench.executor.read_adapter = None  # type: ignore[assignment]  # nothing may be read
     candidate = bench.loop.adopt(snapshot, "candidate", str(tmp_path / "v"), "abc")
     published = bench.loop.publish_adapter(type(candidate)("formal", 7, "abc", str(tmp_path / "v")))
     bench.loop.unload_adapter("candidate")

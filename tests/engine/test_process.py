@@ -37,11 +37,11 @@ CHILD = [sys.executable, str(Path(__file__).with_name("fake_child.py"))]
 
 @asynccontextmanager
 async def engine(
-    silence_s: float = 10.0, stuck_s: float = 300.0, **behaviour: Any
+    silence_s: float = 10.0, stuck_s: float = 300.0, quiet_s: float = 1.5, **behaviour: Any
 ) -> AsyncIterator[tuple[AsyncEngineClient, ProcessTransport]]:
     settings = msgspec.msgpack.encode(behaviour)
     transport = ProcessTransport(
-        CHILD, settings, MonotonicClock(), silence_s=silence_s, stuck_s=stuck_s
+        CHILD, settings, MonotonicClock(), quiet_s=quiet_s, silence_s=silence_s, stuck_s=stuck_s
     )
     client = AsyncEngineClient(transport)
     try:
@@ -170,6 +170,40 @@ async def test_a_hung_engine_is_replaced():
             await request
         await until(lambda: client.state is EngineState.READY)
         assert transport.pid != first and not psutil.pid_exists(first or 0)
+
+
+async def test_a_paused_engine_is_quiet_within_two_seconds_and_goes_on():
+    async with engine(step_s=0.01) as (client, transport):
+        request = asyncio.create_task(collect(client, long_request("r", 100)))
+        await asyncio.sleep(0.2)
+        os.kill(transport.pid or 0, signal.SIGSTOP)
+        await until(lambda: client.state is EngineState.QUIET, 2.0)
+        os.kill(transport.pid or 0, signal.SIGCONT)
+        await until(lambda: client.state is EngineState.READY, 2.0)
+        assert await request == expected(long_request("r", 100)), (
+            "it was no reason to lose anything"
+        )
+
+
+async def test_a_quiet_engine_takes_requests():
+    """The machine may be busy: what is sent waits, and is answered when the engine goes on."""
+    async with engine() as (client, transport):
+        os.kill(transport.pid or 0, signal.SIGSTOP)
+        await until(lambda: client.state is EngineState.QUIET, 2.0)
+        request = asyncio.create_task(collect(client, long_request("r", 5)))
+        await asyncio.sleep(0.1)
+        os.kill(transport.pid or 0, signal.SIGCONT)
+        assert await request == expected(long_request("r", 5))
+
+
+async def test_a_slow_iteration_is_not_quiet():
+    async with engine(step_s=2.5) as (client, _):
+        request = asyncio.create_task(collect(client, long_request("r", 1)))
+        seen = set()
+        while not request.done():
+            seen.add(client.state)
+            await asyncio.sleep(0.05)
+        assert seen == {EngineState.READY}
 
 
 async def test_an_endless_iteration_is_ended():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tandem.core.plan import BlockCopy
+from tandem.executor import kv_storage
 from tandem.executor.kv_storage import KVStorage
 from tandem.model.attention.base import LayerShape
 
@@ -44,3 +46,14 @@ def test_scrub_touches_only_what_is_not_finite():
     expected[2, 1, 0, 0] = expected[2, 3, 1, 2] = 0.0
     assert torch.equal(storage.layers[0].keys[:4], expected[:4])
     assert storage.layers[0].keys[4, 0, 0, 0].isnan()
+
+
+@pytest.mark.parametrize(
+    ("weights", "free", "expected"),
+    [(18 << 20, 24 << 30, 512 << 20), (1 << 30, 24 << 30, 6 << 30), (18 << 20, 1 << 30, 256 << 20)],
+)
+def test_the_cache_of_a_small_model_is_no_share_of_a_large_machine(
+    monkeypatch: pytest.MonkeyPatch, weights: int, free: int, expected: int
+) -> None:
+    monkeypatch.setattr(kv_storage, "free_memory_bytes", lambda device: free)
+    assert kv_storage._default_bytes(torch.device("cpu"), weights) == expected

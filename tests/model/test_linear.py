@@ -94,14 +94,15 @@ def test_rows_come_in_few_numbers_that_are_hardly_larger() -> None:
     assert len(set(numbers)) == 64 + 5 * 32
 
 
-def test_onednn_keeps_all_of_these_kernels_unless_somebody_says_how_many(
+def test_onednn_keeps_a_bounded_number_of_kernels_unless_somebody_says_how_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(packing.os, "environ", environ := {})
     packing.keep_kernels()
     ((name, count),) = environ.items()
-    numbers = {packing.compiled_rows(rows) for rows in range(1, 2049)}
-    assert int(count) > 2 * 10 * len(numbers)
+    numbers = {packing.compiled_rows(rows) for rows in range(1, 1025)}
+    assert int(count) >= 2 * 5 * len(numbers), "those of five shapes up to 1,024 rows"
+    assert int(count) * packing._KERNEL_BYTES < 600 << 20
     environ[name] = "7"
     packing.keep_kernels()
     assert environ == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}

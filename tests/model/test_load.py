@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 import tiny_models
 from tandem.config import ModelConfig
@@ -115,6 +119,80 @@ def test_a_checkpoint_without_some_weights_is_refused(folder):
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(UnsupportedModel, match=r"lacks weights: model\.layers\.1\.mlp\.up_proj"):
         load_model(ModelConfig(model=str(folder)))
+
+
+def with_settings(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def with_index(folder, index):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    (folder / "model.safetensors.index.json").write_text(index)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        (partial(with_settings, num_attention_heads=0), "cannot serve"),
+        (partial(with_settings, num_attention_heads=5), "number of attention heads"),
+        (
+            partial(with_settings, num_key_value_heads=1),
+            r"config\.json: model\.layers\.0\.self_attn\.k_proj\.weight has the shape \[32, 64\]",
+        ),
+        (partial(with_settings, num_key_value_heads=0), "ZeroDivisionError"),
+        (partial(with_settings, num_hidden_layers=0), "has no layers"),
+        (partial(with_settings, vocab_size=10), "lm_head"),
+        (partial(with_settings, hidden_act="wavy"), "KeyError: 'wavy'"),
+        (partial(with_settings, hidden_size="64"), "expected int, got str"),
+        (partial(with_index, index="{"), "JSONDecodeError"),
+        (partial(with_index, index="[]"), "cannot load the weights"),
+        (partial(with_index, index="{}"), "KeyError: 'weight_map'"),
+        (
+            partial(with_index, index='{"metadata": {}, "weight_map": {"a": "b.safetensors"}}'),
+            r"b\.safetensors",
+        ),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_makes_no_sense_is_one_clear_line(folder, breaks, message):
+    breaks(folder)
+    with pytest.raises(UnsupportedModel, match=message) as refused:
+        load_model(ModelConfig(model=str(folder), kernels="off"))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_negative_length_is_none(folder):
+    with_settings(folder, max_position_embeddings=-5)
+    with pytest.raises(InvalidRequest, match="names no maximum length"):
+        load_model(ModelConfig(model=str(folder), kernels="off"))
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "tokenizer", "ends"),
+    [
+        ([7, 2], 2, "<b>", (7, 2, 4)),
+        (None, 5, "<b>", (5, 4)),
+        (3, [3, 9], None, (3, 9)),
+        (None, None, "<a>", (3,)),
+        (None, None, None, ()),
+    ],
+)
+def test_all_that_any_file_calls_the_end_ends_an_answer(
+    folder, generation, config, tokenizer, ends
+):
+    with_settings(folder, eos_token_id=config)
+    GenerationConfig(eos_token_id=generation).save_pretrained(folder)
+    if tokenizer:
+        words = {f"<{letter}>": place + 3 for place, letter in enumerate("abc")}
+        backend = Tokenizer(WordLevel(words, unk_token="<c>"))
+        PreTrainedTokenizerFast(
+            tokenizer_object=backend, eos_token=tokenizer, unk_token="<c>"
+        ).save_pretrained(folder)
+    loaded = load_model(ModelConfig(model=str(folder), kernels="off"))
+    assert loaded.eos_token_ids == ends
 
 
 def test_broken_weights_are_refused(folder):

@@ -34,9 +34,9 @@ TURNS = [{"role": "user", "content": "Hi"}]
 
 class Stage:
     def __init__(self, directory: Path, days: float = 1.0) -> None:
-        self.now_s = 100 * DAY_S
+        self.now_s, self.ran_s = 100 * DAY_S, 0.0
         self.store = Store.open(directory)
-        self.receipts = Receipts(self.store, days, lambda: self.now_s)
+        self.receipts = Receipts(self.store, days, lambda: self.now_s, lambda: self.ran_s)
         self.engine = FakeEngine(play=lambda request, index: Script(tokens=HELLO))
         tools = Tools(
             client=self.engine,
@@ -156,6 +156,50 @@ async def test_old_receipts_are_swept(stage: Stage) -> None:
     assert await stage.receipts.sweep() == 600 - 289
     assert (await stage.receipts.find("c288", "t")).completion_id == "c288"
     stage.now_s += DAY_S
+    stage.ran_s += DAY_S
     assert await stage.receipts.sweep() == 288
     await stage.receipts.start()
     await stage.receipts.stop()
+
+
+def receipt(name: str, created_s: float) -> Receipt:
+    return Receipt(name, created_s, "t", None, "base", (), "p", ())
+
+
+async def test_a_clock_that_is_ahead_sweeps_nothing(tmp_path: Path) -> None:
+    """Set wrong at the start, or while the server runs: what it makes then is no witness either."""
+    before = Stage(tmp_path, days=30.0)
+    await before.receipts.keep(receipt("old", before.now_s - 29 * DAY_S))
+    await before.receipts.keep(receipt("new", before.now_s))
+    before.store.close()
+    stage = Stage(tmp_path, days=30.0)
+    stage.now_s += 60 * DAY_S
+    await stage.receipts.start()
+    await stage.receipts.keep(receipt("ahead", stage.now_s))
+    assert await stage.receipts.sweep() == 0
+    stage.ran_s += 1.5 * DAY_S
+    assert await stage.receipts.sweep() == 1, "what has run is believed"
+    await stage.receipts.stop()
+    assert [name for name in ("old", "new", "ahead") if await kept(stage, name)] == ["new", "ahead"]
+    stage.store.close()
+
+
+async def test_a_store_that_was_away_for_long_sweeps_as_it_runs(tmp_path: Path) -> None:
+    """The price: days in which no server ran do not count."""
+    before = Stage(tmp_path, days=30.0)
+    await before.receipts.keep(receipt("old", before.now_s))
+    before.store.close()
+    stage = Stage(tmp_path, days=30.0)
+    stage.now_s += 60 * DAY_S
+    assert await stage.receipts.sweep() == 0
+    stage.now_s += 30.5 * DAY_S
+    stage.ran_s += 30.5 * DAY_S
+    assert await stage.receipts.sweep() == 1
+    stage.store.close()
+
+
+async def kept(stage: Stage, name: str) -> bool:
+    try:
+        return bool(await stage.receipts.find(name, "t"))
+    except NotFound:
+        return False

@@ -59,9 +59,20 @@ def test_a_refusal_of_the_template_reaches_the_caller(tmp_path: Path) -> None:
     assert caught.value.param == "messages"
 
 
-def test_a_missing_tokenizer_is_an_unsupported_model(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="cannot load a tokenizer"):
-        Tokenizer.load(tmp_path / "nothing")
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2"])
+def test_a_missing_tokenizer_is_named(tmp_path: Path, kind: str) -> None:
+    """transformers makes an empty one for some, and blames a package for others."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(UnsupportedModel, match=r"has no tokenizer \(tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("[]")
+    with pytest.raises(UnsupportedModel, match="cannot load a tokenizer") as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_tokens_know_their_bytes_also_within_a_character(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from records import MESSAGES, fill, make_feedback, make_sample, make_version
 
 from tandem.core.errors import StoreError
 from tandem.core.learning import (
+    AdapterRecord,
     AnswerTokens,
     Ending,
     PromptTokens,
@@ -61,6 +62,31 @@ async def test_rows_of_an_older_tandem_have_no_token_ids(store: Store) -> None:
     assert receipt.choices == (ReceiptChoice(0, "an answer", "stop"),)
     assert receipt.prompt_tokens is None
     assert await store.read(samples.get, ["s1"]) == [make_sample("s1")]
+
+
+async def test_what_is_superseded_is_not_learned_from_again(store: Store) -> None:
+    """Also where it is being learned from; what a version has learned stays learned."""
+    await store.write(adapters.create, AdapterRecord("formal", 1.0))
+    made = [make_sample(f"s{number}") for number in range(3)]
+    await store.write(feedback.add, make_feedback("f1"), made, same="x")
+    await store.write(samples.claim, ["s1", "s2"])
+    await store.write(samples.finish, ["s2"], SampleState.CONSUMED, 1)
+    later = [make_sample("t", feedback_id="f2")]
+    await store.write(feedback.add, make_feedback("f2"), later, same="x")
+    await store.write(feedback.add, make_feedback("f3"), [make_sample("u", feedback_id="f3")])
+    await store.write(samples.finish, ["s1"], SampleState.CONSUMED, 2)
+    await store.write(samples.release)
+    found = await store.read(samples.get, ["s0", "s1", "s2", "t", "u"])
+    assert [sample.state.value for sample in found] == [
+        "invalid",
+        "invalid",
+        "consumed",
+        "accepted",
+        "accepted",
+    ]
+    assert found[1].problem == "superseded by f2"
+    first = await store.read(feedback.find, "f1")
+    assert first is not None and first.feedback.superseded_by == "f2"
 
 
 async def test_an_id_and_a_key_are_used_once(store: Store) -> None:

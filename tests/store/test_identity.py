@@ -75,10 +75,17 @@ async def age(store: Store, root: Path) -> None:
             change = f"UPDATE {table} SET {column} = :root || {column} WHERE {column} != ''"
             connection.execute(sa.text(change), {"root": f"{root}/"})
         connection.exec_driver_sql("DROP TABLE identity")
-        connection.exec_driver_sql("ALTER TABLE jobs DROP COLUMN start_version")
-        connection.exec_driver_sql("ALTER TABLE receipts DROP COLUMN prompt_tokens")
-        connection.exec_driver_sql("ALTER TABLE samples DROP COLUMN served")
-        connection.exec_driver_sql("ALTER TABLE files DROP COLUMN expires_s")
+        connection.exec_driver_sql("DROP INDEX feedback_by_same")
+        for table, column in (
+            ("jobs", "start_version"),
+            ("receipts", "prompt_tokens"),
+            ("samples", "served"),
+            ("files", "expires_s"),
+            ("versions", "watched"),
+            ("feedback", "same"),
+            ("feedback", "superseded_by"),
+        ):
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
 
     await store.write(change)

@@ -11,7 +11,8 @@ from alembic.migration import MigrationContext
 from records import make_feedback, make_sample
 
 from tandem.core.errors import StoreError
-from tandem.store import Connection, Store, feedback, samples, usage
+from tandem.core.learning import EventRecord
+from tandem.store import Connection, Store, events, feedback, locks, samples, usage
 from tandem.store.feedback import Filter
 from tandem.store.tables import METADATA
 
@@ -60,6 +61,34 @@ async def test_a_failing_write_undoes_itself_and_nothing_else(store: Store) -> N
     for key in ("half", "wrong"):
         assert await store.read(usage.count, key, "things") == 0
     assert await store.read(usage.count, "fine19", "things") == 1
+
+
+async def test_the_log_has_the_events_that_were_committed(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(message: str, level: str = "info", **data: object) -> EventRecord:
+        return EventRecord("formal", 1.0, level, message, data)
+
+    def undone(connection: Connection) -> None:
+        events.add(connection, told("undone"))
+        raise ValueError
+
+    with caplog.at_level("INFO", "tandem.store"):
+        refused = store.write(events.add, told("version 1 refused:\nnoise", "warning"))
+        steps = [
+            store.write(events.add, told(f"Step {step}/40", type="metrics", step=step))
+            for step in (9, 10, 11)
+        ]
+        await asyncio.gather(refused, store.write(undone), *steps, return_exceptions=True)
+        await store.write(events.add, told("version 2 published"))
+        await store.write(add, "a")
+        store.close()
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert lines == [
+        ("WARNING", "formal: version 1 refused: noise"),
+        ("INFO", "formal: Step 10/40"),
+        ("INFO", "formal: version 2 published"),
+    ]
 
 
 async def test_readers_cannot_write(store: Store) -> None:
@@ -193,3 +222,21 @@ async def test_a_reader_delays_scrubbing_and_nothing_else(store: Store) -> None:
     leave.set()
     assert await reading == 1
     assert await store.scrub()
+
+
+@pytest.mark.parametrize("name", ["", "tandem.db", "files"])
+def test_a_store_that_cannot_be_written_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Permissions do not stop root, so that the system's answer is made up."""
+    Store.open(tmp_path).close()
+    (tmp_path / "files").mkdir()
+    (tmp_path / "notes.txt").touch()
+    closed = {tmp_path / name, tmp_path / "notes.txt"}
+    monkeypatch.setattr(locks.os, "access", lambda path, mode: path not in closed)
+    with pytest.raises(StoreError, match="read-only") as raised:
+        Store.open(tmp_path)
+    told = str(raised.value)
+    assert f"{tmp_path / name} is" in told and "--store-directory" in told and "\n" not in told
+    closed.remove(tmp_path / name)
+    Store.open(tmp_path).close()  # what is not the store's may be what it likes

@@ -59,7 +59,9 @@ def accelerator() -> MagicMock:
     return fake
 
 
-def trl_dpo(policy: Tensor, reference: Tensor, **settings: object) -> Tensor:
+def trl_dpo(
+    policy: Tensor, reference: Tensor, weights: tuple[float, ...] = (1.0,), **settings: object
+) -> Tensor:
     trl = pytest.importorskip("trl", reason="skipped: trl is not installed")
     count = policy.shape[0]
     mask = torch.tensor([[0] * PROMPT + [1] * (LENGTH - PROMPT)] * count)
@@ -70,7 +72,7 @@ def trl_dpo(policy: Tensor, reference: Tensor, **settings: object) -> Tensor:
         ld_alpha=None,
         precompute_ref_logps=True,
         f_divergence_type="reverse_kl",
-        loss_weights=[1.0],
+        loss_weights=list(weights),
         use_weighting=False,
         _tp_size=1,
         _total_train_tokens=0,
@@ -183,6 +185,44 @@ def test_dpo_label_smoothing_of_one_pair_is_that_of_trls_aot() -> None:
     theirs = trl_dpo(policy, reference, loss_types=["aot"], beta=0.3, label_smoothing=0.2)
     ours = micro_batch_loss(spec, pairs([-6.0, -8.0]), [-5.0, -9.0], 1)
     assert ours.loss == pytest.approx(theirs.item(), rel=1e-6)
+
+
+def test_the_likelihood_term_is_trls_sum_of_dpo_and_sft() -> None:
+    policy = torch.cat([CHOSEN, REJECTED]).requires_grad_()
+    theirs = trl_dpo(
+        policy,
+        torch.cat([REF_CHOSEN, REF_REJECTED]),
+        (1.0, 5.0),
+        loss_types=["sigmoid", "sft"],
+        beta=0.1,
+        label_smoothing=0.0,
+    )
+    theirs.backward()
+    sequences = pairs(interleave(REF_CHOSEN, REF_REJECTED))
+    spec = LossSpec(LossKind.DPO, beta=0.1, rpo_alpha=5.0)
+    ours = micro_batch_loss(spec, sequences, interleave(CHOSEN, REJECTED), 3)
+    assert ours.loss == pytest.approx(theirs.item(), rel=1e-6)
+    assert policy.grad is not None
+    wanted = interleave(policy.grad[:3], policy.grad[3:])
+    assert ours.coefficients == pytest.approx(wanted, rel=1e-6)
+    alone = micro_batch_loss(
+        LossSpec(LossKind.DPO, beta=0.1), sequences, interleave(CHOSEN, REJECTED), 3
+    )
+    assert ours.item_losses == alone.item_losses  # a sample is learned by DPO's measure
+
+
+def test_only_liked_answers_have_a_likelihood_term() -> None:
+    sequences = labelled([Role.DESIRABLE, Role.UNDESIRABLE], [-20.0, -10.0])
+    given = [-21.0, -9.0]
+    plain, pulled = (
+        micro_batch_loss(LossSpec(LossKind.KTO, rpo_alpha=alpha), sequences, given, 2)
+        for alpha in (0.0, 5.0)
+    )
+    tokens = LENGTH - PROMPT
+    assert pulled.loss - plain.loss == pytest.approx(5.0 * 21.0 / tokens / 2)
+    change = [b - a for a, b in zip(plain.coefficients, pulled.coefficients, strict=True)]
+    assert change == pytest.approx([-5.0 / tokens / 2, 0.0])
+    assert pulled.item_losses == plain.item_losses
 
 
 @pytest.mark.parametrize("shift", [-3.0, 3.0])

@@ -54,6 +54,10 @@ class AdapterRegistry:
         """Name -> current version."""
         return dict(self._current)
 
+    def is_loaded(self, content_hash: str) -> bool:
+        """Whether these weights are there, under whatever name."""
+        return content_hash in self._loaded
+
     def publish(
         self, version: AdapterVersion, *, load: Callable[[AdapterVersion], None] | None = None
     ) -> AdapterVersion:

@@ -259,6 +259,7 @@ def _version_json(version: VersionRecord, current: int) -> dict[str, Any]:
         "metrics": version.metrics,
         "reason": version.reason or None,
         "tainted": version.tainted,
+        "watched": version.watched,
     }
 
 

@@ -26,6 +26,7 @@ from tandem.core.errors import (
     Forbidden,
     InvalidRequest,
     NotFound,
+    OutOfMemory,
     Overloaded,
     QuotaExceeded,
     StoreError,
@@ -111,6 +112,9 @@ def failure(error: Exception) -> Failure:
         case EngineDead():
             wait = _retry_after(error.retry_after_s)
             return _failure(503, error, None, "engine_unavailable", "server_error", wait)
+        case OutOfMemory():
+            wait = _retry_after(error.retry_after_s)
+            return _failure(503, error, None, "out_of_memory", "server_error", wait)
         case TandemError():
             return _failure(500, error, None, "generation_failed", "server_error")
         case _:

@@ -101,7 +101,7 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
         raw = await read_body(request, surface.max_body_bytes)
         said = await beside(raw, partial(_said, raw, request.headers.get("idempotency-key")))
         stored = await surface.feedback.take(said, request.state.caller)
-        return _json(feedback_json(surface, stored), 202)
+        return _json(await _with_outlook(surface, stored), 202)
 
     @app.get("/v1/feedback")
     async def list_feedback(request: Request) -> Response:
@@ -127,7 +127,7 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
     async def retrieve_feedback(feedback_id: str, request: Request) -> Response:
         """One of them."""
         stored = await surface.feedback.find(feedback_id, request.state.caller)
-        return _json(feedback_json(surface, stored))
+        return _json(await _with_outlook(surface, stored))
 
     @app.delete("/v1/feedback/{feedback_id}")
     async def erase_one_feedback(feedback_id: str, request: Request) -> Response:
@@ -159,8 +159,18 @@ def feedback_json(surface: Surface, stored: Stored) -> dict[str, Any]:
         "user": said.user or None,
         "conversation": said.conversation,
         "metadata": said.metadata,
+        "superseded_by": said.superseded_by,
         "samples": [_sample_json(sample) for sample in stored.samples],
     }
+
+
+async def _with_outlook(surface: Surface, stored: Stored) -> dict[str, Any]:
+    """One feedback, with what becomes of it (none without learning)."""
+    body = feedback_json(surface, stored)
+    if surface.outlooks is not None:
+        outlook = await surface.outlooks.of(stored.feedback.adapter, stored.samples)
+        body["learning"] = {"state": outlook.prospect.value, "note": outlook.note or None}
+    return body
 
 
 def _sample_json(sample: Sample) -> dict[str, Any]:

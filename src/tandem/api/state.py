@@ -1,6 +1,6 @@
 """Routes about the server itself: /health, /ready, /metrics and /openapi.json.
 
-Invariant: /health is 200 only while an engine process lives and answers.
+Invariant: /health is 200 only while an engine process lives, /ready only while it is heard of.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.core.errors import EngineDead
 from tandem.core.ports import EngineState
 from tandem.telemetry.metrics import CONTENT_TYPE
 
-_HEALTHY = (EngineState.READY, EngineState.DRAINING)
+_HEALTHY = (EngineState.READY, EngineState.QUIET, EngineState.DRAINING)
 _RETRY_AFTER_S = 5.0
 
 
@@ -30,7 +30,7 @@ def add_state_routes(app: FastAPI, surface: Surface) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """200 while requests are taken; 503 also while the server drains."""
+        """200 while requests are taken; 503 also while the server drains or the engine is quiet."""
         return _state(surface.client.state, surface.client.state is EngineState.READY)
 
     @app.get("/openapi.json")

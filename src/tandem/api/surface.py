@@ -16,6 +16,7 @@ from tandem.services.feedback import FeedbackService
 from tandem.services.files import Files
 from tandem.services.generation import Generation
 from tandem.services.jobs.service import Jobs
+from tandem.services.learning.outlook import Outlooks
 from tandem.services.models import Models
 from tandem.services.receipts import Receipts
 from tandem.services.versions import Versions
@@ -26,7 +27,7 @@ from tandem.telemetry.metrics import ServerMetrics
 class Surface:
     """What is served; `max_body_bytes` bounds every request body.
 
-    Without learning, `versions` and `jobs` are None and their routes refuse.
+    Without learning, `versions`, `jobs` and `outlooks` are None and their routes refuse.
     """
 
     client: EngineClient
@@ -42,3 +43,4 @@ class Surface:
     files: Files
     versions: Versions | None = None
     jobs: Jobs | None = None
+    outlooks: Outlooks | None = None

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +33,9 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.ports import EngineClient
 from tandem.core.slo import Slo
 from tandem.sim.curves import write_curve
+
+if TYPE_CHECKING:
+    from tandem.services.tokenizer import Tokenizer
 
 # Python, the kernels' C++ and the canary set; not what is compiled.
 _CODE = {".py", ".cpp", ".h", ".jsonl"}
@@ -103,7 +107,7 @@ class Experiment:
         from tandem.services.tokenizer import Tokenizer
 
         self._tokenizer = Tokenizer.load(sources.model)
-        self._end = end or self._end_of_turn()
+        self._end = end or end_of_turn(self._tokenizer)
         self._folder = sources.cache / "learning" / fingerprint
 
     @property
@@ -168,14 +172,6 @@ class Experiment:
 
         return encode_pairs(pairs, self._tokenizer.encode_chat, encode, self._end)
 
-    def _end_of_turn(self) -> tuple[int, ...]:
-        """What the chat template writes after an assistant's words, up to the next turn."""
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        shown = self._tokenizer.encode_chat(turns, add_generation_prompt=False)
-        begun = self._tokenizer.encode_chat(turns[:1])
-        words = self._tokenizer.encode("b", add_special_tokens=False)
-        return shown[len(begun) + len(words) :][:1]
-
     def _fingerprint(self, sources: Sources) -> str:
         digest = hashlib.sha256(msgspec.json.encode(self._options_without_extent()))
         for path in _weights(sources.model):
@@ -198,6 +194,15 @@ class Experiment:
 
     def _path(self, key: RunKey) -> Path:
         return self._folder / f"{key.policy}-{key.retrain_rate:g}-{key.seed}.json"
+
+
+def end_of_turn(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What the chat template writes after an assistant's words: one token."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    shown = tokenizer.encode_chat(turns, add_generation_prompt=False)
+    begun = tokenizer.encode_chat(turns[:1])
+    words = tokenizer.encode("b", add_special_tokens=False)
+    return shown[len(begun) + len(words) :][:1]
 
 
 def _weights(model: Path) -> Iterator[Path]:

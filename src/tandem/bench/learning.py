@@ -207,6 +207,13 @@ async def score_prequentially(
 ) -> list[PairScore]:
     """Each pair under the version that served when it arrived, in order of arrival."""
     served = [serving(versions, each.at_s) for each in feedback]
+    return await score_under(client, feedback, served)
+
+
+async def score_under(
+    client: EngineClient, feedback: Sequence[Feedback], served: Sequence[Published | None]
+) -> list[PairScore]:
+    """Each pair under the version at its place (None: the base), in order of arrival."""
     scores: list[PairScore] = []
     by_version = groupby(enumerate(served), key=lambda item: item[1])
     for version, places in by_version:

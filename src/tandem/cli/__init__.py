@@ -32,6 +32,19 @@ app.add_typer(feedback.app, name="feedback")
 app.add_typer(finetune.app, name="finetune")
 
 
+_SERVE_EXAMPLES = """\
+Examples:
+
+tandem serve demo --port 8001 --store-directory ./state
+
+tandem serve ./my-model --adapter formal=./formal --kv-memory 4GiB
+
+tandem serve demo --host 0.0.0.0 --api-key-file keys.toml --ttft-slo 0.5 --tpot-slo 0.05
+
+A setting may also stand in a file (--config) or a variable (TANDEM_SERVER_PORT): docs/settings.md
+"""
+
+
 def main() -> None:
     """Entry point of the `tandem` script."""
     app()
@@ -52,7 +65,7 @@ def _root(
     pass
 
 
-@app.command("serve")
+@app.command("serve", epilog=_SERVE_EXAMPLES)
 @takes_settings
 def serve_command(
     config: Annotated[
@@ -73,17 +86,19 @@ def serve_command(
 def chat_command(
     url: Url = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Model id; empty: the server's first")] = "",
+    adapter: Annotated[str, typer.Option(help="Adapter that learns from /good, /bad, ...")] = "",
     api_key: Key = "",
     system: Annotated[str, typer.Option(help="System prompt")] = "",
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest")] = None,
 ) -> None:
-    """Talk to a model of any OpenAI-compatible server in the terminal."""
-    from tandem.cli.chat import ChatServer, converse
+    """Talk to a model of any OpenAI-compatible server in the terminal, and teach it."""
+    from tandem.cli.chat import ChatServer
+    from tandem.cli.conversation import converse
 
     options = {"max_tokens": max_tokens, "temperature": temperature}
     with ChatServer(url, api_key, model, options) as server:
-        raise typer.Exit(converse(server, Console(), system))
+        raise typer.Exit(converse(server, Console(), system, adapter))
 
 
 @app.command("profile")

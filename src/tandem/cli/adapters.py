@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from tandem.cli.adapters_watch import follow, held_out, summary, told, trained
 from tandem.cli.remote import (
     DEFAULT_URL,
     Key,
@@ -19,12 +20,14 @@ from tandem.cli.remote import (
     number,
     plain,
     table,
+    when,
 )
 
 app = typer.Typer(help="Adapters of a running server: what they learned, versions, roll back.")
 
 Name = Annotated[str, typer.Argument(help="Name of the adapter")]
 Version = Annotated[int, typer.Argument(help="Number of the version")]
+VersionOption = Annotated[int | None, typer.Option("--version", help="The same as VERSION")]
 
 
 @app.command("list")
@@ -32,16 +35,31 @@ def list_command(url: Url = DEFAULT_URL, api_key: Key = "") -> None:
     """Show all adapters: what answers, and how much waits to be learned."""
     with connected(url, api_key) as server:
         listed = server.get("adapters")["data"]
-    rows = []
-    for adapter in listed:
-        learning = adapter["learning"] or {"samples": {}, "settings": {}}
-        train = learning["samples"].get("train", {})
-        held_out = sum(learning["samples"].get("held_out", {}).values())
-        gate = learning["settings"].get("gate", "")
-        states = [train.get(state, 0) for state in ("accepted", "consumed", "refused", "invalid")]
-        rows.append([adapter["model"], adapter["label"], gate, *states, held_out])
-    columns = ("model", "answers", "gate", "new", "consumed", "refused", "invalid", "held out")
-    Console().print(table(columns, rows))
+    states = [*_STATES, *sorted({state for each in listed for state in trained(each)} - {*_STATES})]
+    rows = [
+        [
+            adapter["model"],
+            adapter["label"],
+            (adapter["learning"] or {"settings": {}})["settings"].get("gate", ""),
+            *(trained(adapter).get(state, 0) for state in states),
+            held_out(adapter),
+        ]
+        for adapter in listed
+    ]
+    shown = [_STATES.get(state, state) for state in states]
+    Console().print(table(("model", "answers", "gate", *shown, "held out"), rows))
+    if not listed:
+        print("no adapters yet; the first feedback for a name makes one (tandem adapters create)")
+
+
+# Samples that are trained on, by their state: one that a server knows besides has its own name.
+_STATES = {
+    "accepted": "new",
+    "assigned": "in training",
+    "consumed": "consumed",
+    "refused": "refused",
+    "invalid": "invalid",
+}
 
 
 @app.command("versions")
@@ -49,10 +67,14 @@ def versions_command(name: Name, url: Url = DEFAULT_URL, api_key: Key = "") -> N
     """Show the versions of an adapter with what the gate measured."""
     with connected(url, api_key) as server:
         listed = server.get(f"adapters/{name}/versions")["data"]
+        if not listed:
+            print(plain(f"no versions yet: {summary(server.get(f'adapters/{name}'))}"))
+            return
     rows = [
         [
             f"{version['version']}{' *' if version['current'] else ''}",
             version["state"],
+            when(version["created_at"]),
             version["parent"],
             version["origin"],
             *(number(version["metrics"].get(metric)) for metric in _METRICS),
@@ -60,8 +82,16 @@ def versions_command(name: Name, url: Url = DEFAULT_URL, api_key: Key = "") -> N
         ]
         for version in listed
     ]
-    columns = ("version", "state", "from", "by", *_METRICS.values(), "reason")
+    columns = ("version", "state", "made", "from", "by", *_METRICS.values(), "reason")
     Console().print(table(columns, rows))
+    if any(version["state"] == "refused" for version in listed):
+        print(_NEXT_STEP)
+
+
+_NEXT_STEP = (
+    "refused: docs/troubleshooting.md says what each reason means; `tandem adapters publish NAME "
+    "VERSION` lets a version answer all the same"
+)
 
 
 _METRICS = {
@@ -76,14 +106,25 @@ _METRICS = {
 @app.command("events")
 def events_command(
     name: Name,
-    limit: Annotated[int, typer.Option(help="How many")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many")] = 20,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
     """Show the history of an adapter, newest first."""
     with connected(url, api_key) as server:
-        for event in server.get(f"adapters/{name}/events", limit=limit)["data"]:
-            print(plain(f"{event['created_at']} {event['level']}: {event['message']}"))
+        listed = server.get(f"adapters/{name}/events", limit=limit)["data"]
+    for event in listed:
+        print(plain(told(event)))
+    if not listed:
+        print("nothing has happened yet; `tandem adapters watch` shows what comes")
+
+
+@app.command("watch")
+def watch_command(name: Name, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Follow what an adapter learns: samples, steps, versions, verdicts; Ctrl-C leaves."""
+    with connected(url, api_key) as server:
+        for line in follow(server, name):
+            print(plain(line), flush=True)
 
 
 @app.command("create")
@@ -123,13 +164,15 @@ def refuse_command(name: Name, version: Version, url: Url = DEFAULT_URL, api_key
 def rollback_command(
     name: Name,
     version: Annotated[
-        int | None, typer.Option(help="To this version; 0: the base; default: one step back")
+        int | None, typer.Argument(help="To this version; 0: the base; default: one step back")
     ] = None,
+    option: VersionOption = None,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
     """Go back to an earlier version."""
-    body = {} if version is None else {"version": version}
+    to = _one_of(version, option)
+    body = {} if to is None else {"version": to}
     with connected(url, api_key) as server:
         answers = server.post(f"adapters/{name}/rollback", body)["version"]
     print(plain(f"{name}@{answers} answers now" if answers else f"{name} answers as the base does"))
@@ -141,11 +184,13 @@ def export_command(
     version: Annotated[
         int | None, typer.Argument(help="Number of the version; default: the current one")
     ] = None,
+    option: VersionOption = None,
     out: Annotated[Path | None, typer.Option(help="Where to; default: NAME-VERSION.zip")] = None,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
     """Download a version as a zip of PEFT files."""
+    version = _one_of(version, option)
     with connected(url, api_key) as server:
         if version is None:
             version = _current(server, name)
@@ -175,16 +220,25 @@ def import_command(
 def delete_command(
     name: Name,
     version: Annotated[
-        int | None, typer.Option(help="This version only, not the one that answers")
+        int | None, typer.Argument(help="This version only, not the one that answers")
     ] = None,
+    option: VersionOption = None,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
     """Forget an adapter with all its versions, or one version."""
-    route = f"adapters/{name}" if version is None else f"adapters/{name}/versions/{version}"
+    one = _one_of(version, option)
+    route = f"adapters/{name}" if one is None else f"adapters/{name}/versions/{one}"
     with connected(url, api_key) as server:
         gone = server.delete(route)["id"]
     print(plain(f"{gone} is gone"))
+
+
+def _one_of(argument: int | None, option: int | None) -> int | None:
+    """The version that was named in one of two ways. Raises `typer.BadParameter`."""
+    if argument is not None and option is not None and argument != option:
+        raise typer.BadParameter(f"{option} and {argument} are two versions", param_hint="VERSION")
+    return option if argument is None else argument
 
 
 def _current(server: Remote, name: str) -> int:

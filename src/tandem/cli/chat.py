@@ -1,7 +1,7 @@
-"""`tandem chat`: a terminal client for any OpenAI-compatible server.
+"""`tandem chat`: the wire to any OpenAI-compatible server, and feedback to one of ours.
 
-Keeps the conversation and streams answers. Knows the wire format only, nothing of our server.
-Invariant: what a model writes is shown as plain text; control characters never reach the terminal.
+Streams answers and notes which completion and which version they were. Keeps no conversation
+(`conversation`). Invariant: what a server sends that is no answer is a `ChatError`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,29 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from rich.console import Console
 
 from tandem.cli.remote import base_url
 
-HELP = (
-    "/reset forgets the conversation, /system TEXT sets the system prompt and forgets, "
-    "/exit leaves; Ctrl-C stops an answer"
-)
+_ADAPTER_HEADER = "x-tandem-adapter"
+BASE = "base"
 _CONNECT_TIMEOUT_S = 10.0
 
 
 class ChatError(Exception):
-    """The server refused or cannot be reached; the message is for the user."""
+    """The server refused or cannot be reached; the message is for the user. `param` is what the
+    server refused of the body, if it says so."""
+
+    def __init__(self, message: str, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ChatServer:
-    """One server and model; a context manager that owns the connection."""
+    """One server and model; a context manager that owns the connection.
+
+    After an answer, `completion_id` and `version` say what it was: the version of an adapter such
+    as `formal@2`, or `base`; empty where the server does not tell.
+    """
 
     def __init__(
         self, url: str, api_key: str, model: str, options: Mapping[str, Any] | None = None
@@ -37,6 +43,8 @@ class ChatServer:
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         self._http = httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout)
         self._model = model
+        self.completion_id = ""
+        self.version = ""
         self._options = {
             name: value for name, value in (options or {}).items() if value is not None
         }
@@ -55,92 +63,88 @@ class ChatServer:
     def model(self) -> str:
         """The model's id, asked from the server if none was given. Raises `ChatError`."""
         if not self._model:
-            try:
-                response = self._http.get("models")
-            except httpx.HTTPError as error:
-                raise ChatError(f"cannot reach {self._http.base_url}: {error}") from error
-            if response.is_error:
-                raise ChatError(_message(response))
-            try:
-                self._model = str(response.json()["data"][0]["id"])
-            except (ValueError, LookupError, TypeError) as error:
-                raise ChatError("the server lists no model; name one with --model") from error
+            self._model = self._models()[0]
+        return self._model
+
+    def learn_as(self, adapter: str) -> str:
+        """Talk to `adapter` from now on, or to the base until it is there; the model's id.
+
+        Raises `ChatError`.
+        """
+        models = self._models()
+        theirs = [each for each in models if each.endswith(f":{adapter}")]
+        self._model = theirs[0] if theirs else models[0]
         return self._model
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
         """Pieces of the next answer. Raises `ChatError`."""
         body = {"model": self.model(), "messages": messages, "stream": True, **self._options}
+        self.completion_id = self.version = ""
         try:
             with self._http.stream("POST", "chat/completions", json=body) as response:
                 if response.is_error:
                     response.read()
-                    raise ChatError(_message(response))
+                    raise _error(response)
+                self.version = response.headers.get(_ADAPTER_HEADER, "")
                 for line in response.iter_lines():
                     if line.startswith("data:"):
-                        yield from _pieces(line.removeprefix("data:").strip())
+                        yield from self._pieces(line.removeprefix("data:").strip())
         except httpx.HTTPError as error:
             raise ChatError(f"the connection failed: {error}") from error
 
+    def send_feedback(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Say what an answer is worth; what is stored of it. Raises `ChatError`."""
+        stored = self._json("POST", "feedback", json=body)
+        self._model = str(stored.get("model") or self._model)
+        return stored
 
-def converse(server: ChatServer, console: Console, system: str = "") -> int:
-    """Read turns until the user leaves; the exit code."""
-    try:
-        console.print(f"talking to {server.model()}; {HELP}", markup=False, highlight=False)
-    except ChatError as error:
-        console.print(f"error: {error}", markup=False, style="red")
-        return 1
-    conversation = _opening(system)
-    while True:
+    def waiting(self, adapter: str) -> int | None:
+        """Samples that wait for the adapter's next version; None if that is not known."""
         try:
-            line = console.input("[bold]> [/]").strip()
-        except (EOFError, KeyboardInterrupt):
-            console.print()
-            return 0
-        command, _, rest = line.partition(" ")
-        if command == "/exit":
-            return 0
-        if command == "/reset":
-            conversation = _opening(system)
-        elif command == "/system":
-            system = rest.strip()
-            conversation = _opening(system)
-        elif command.startswith("/"):
-            console.print(HELP, markup=False, highlight=False)
-        elif line:
-            _turn(server, console, conversation, line)
+            found = self._json("GET", f"adapters/{adapter}")
+            return int(found["learning"]["samples"]["train"].get("accepted", 0))
+        except (ChatError, KeyError, TypeError):
+            return None
+
+    def _models(self) -> list[str]:
+        """At least one id. Raises `ChatError`."""
+        listed = self._json("GET", "models")
+        try:
+            ids = [str(model["id"]) for model in listed["data"]]
+        except (LookupError, TypeError):
+            ids = []
+        if not ids:
+            raise ChatError("the server lists no model; name one with --model")
+        return ids
+
+    def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        """The object that a route answers; an empty one for anything else."""
+        try:
+            response = self._http.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise ChatError(f"cannot reach {self._http.base_url}: {error}") from error
+        if response.is_error:
+            raise _error(response)
+        try:
+            found = response.json()
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _pieces(self, payload: str) -> Iterator[str]:
+        """The text of one event; notes which completion it belongs to. Raises `ChatError`."""
+        chunk = _chunk(payload)
+        if chunk.get("id"):
+            self.completion_id = str(chunk["id"])
+        for choice in chunk.get("choices") or ():
+            if text := (choice.get("delta") or {}).get("content"):
+                yield text
 
 
-def _turn(
-    server: ChatServer, console: Console, conversation: list[dict[str, str]], line: str
-) -> None:
-    """One question and its answer; a failed turn leaves the conversation as it was."""
-    conversation.append({"role": "user", "content": line})
-    answer = ""
-    try:
-        for piece in server.answer(conversation):
-            answer += piece
-            shown = "".join(c for c in piece if c.isprintable() or c in "\n\t")
-            console.print(shown, end="", markup=False, highlight=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        console.print(" [stopped]", end="", markup=False)
-    except ChatError as error:
-        console.print(f"error: {error}", markup=False, style="red")
-        answer = ""
-    console.print()
-    if answer:
-        conversation.append({"role": "assistant", "content": answer})
-    else:
-        conversation.pop()
-
-
-def _opening(system: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}] if system else []
-
-
-def _pieces(payload: str) -> Iterator[str]:
-    """The text of one event. Servers differ in what they leave out or null. Raises `ChatError`."""
+def _chunk(payload: str) -> dict[str, Any]:
+    """One event. Servers differ in what they leave out or null. Raises `ChatError`."""
     if payload in ("", "[DONE]"):
-        return
+        return {}
     try:
         chunk = json.loads(payload)
     except ValueError as error:
@@ -150,14 +154,14 @@ def _pieces(payload: str) -> Iterator[str]:
     if problem := chunk.get("error"):
         message = problem.get("message") if isinstance(problem, dict) else None
         raise ChatError(str(message or problem))
-    for choice in chunk.get("choices") or ():
-        if text := (choice.get("delta") or {}).get("content"):
-            yield text
+    return chunk
 
 
-def _message(response: httpx.Response) -> str:
+def _error(response: httpx.Response) -> ChatError:
     """The server's own words if it has OpenAI's error shape."""
     try:
-        return f"{response.status_code}: {response.json()['error']['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status_code} {response.reason_phrase}"
+        problem = response.json()["error"]
+        message, param = f"{response.status_code}: {problem['message']}", problem.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ChatError(f"the server answered {response.status_code} {response.reason_phrase}")
+    return ChatError(message, str(param or ""))

@@ -22,6 +22,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import tandem
+from tandem.model.names import CHAT_INSTALL, CHAT_NAME, DEMO_NAME, chat_file
+from tandem.processor import Watch, usable_cores
 
 _PACKAGES = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "pydantic", "pyzmq")
 _GIB = 2**30
@@ -49,14 +51,16 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Run every check."""
-    flags = _cpu_flags()
-    return [
+    flags, watch = _cpu_flags(), Watch()
+    found = [
         _versions(),
         *_torch(flags),
         *_kernels(flags),
         _memory(),
         _demo_model(),
+        _chat_model(),
     ]
+    return [*found, _processor(watch)]
 
 
 def report(findings: Sequence[Finding], console: Console) -> int:
@@ -78,7 +82,8 @@ def report(findings: Sequence[Finding], console: Console) -> int:
     if fatal:
         console.print(f"[bold red]serving is impossible[/]: {', '.join(fatal)}")
         return 1
-    console.print("ready to serve: tandem serve demo")
+    model = CHAT_NAME if chat_file() else DEMO_NAME
+    console.print(f"ready to serve: tandem serve {model}")
     return 0
 
 
@@ -168,10 +173,21 @@ def _matrix_kernels(flags: frozenset[str], *, amx: bool, compiled: bool) -> Find
 def _memory() -> Finding:
     memory = psutil.virtual_memory()
     found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free"
-    found += f", {os.cpu_count()} cores"
     if memory.available < _LITTLE_MEMORY_BYTES:
         return Finding("memory", Level.ADVICE, found, "use a small model, or set --kv-memory")
     return Finding("memory", Level.GOOD, found)
+
+
+def _processor(watch: Watch) -> Finding:
+    """Who else used it while the other checks ran."""
+    share = watch.look()
+    if share is None:
+        return Finding("processor", Level.GOOD, f"{usable_cores()} cores")
+    found = f"{share}; load average {os.getloadavg()[0]:.1f}"
+    if share.busy:
+        advice = "answers take longer while it lasts: docs/troubleshooting.md, a shared processor"
+        return Finding("processor", Level.ADVICE, found, advice)
+    return Finding("processor", Level.GOOD, found)
 
 
 def _demo_model() -> Finding:
@@ -182,3 +198,11 @@ def _demo_model() -> Finding:
         return Finding("demo model", Level.ADVICE, f"lacks {', '.join(missing)}", advice)
     size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
     return Finding("demo model", Level.GOOD, f"{size:.1f} MiB in the package")
+
+
+def _chat_model() -> Finding:
+    file = chat_file()
+    if file is None:
+        advice = f"{sys.executable} -m {CHAT_INSTALL} (93 MB)"
+        return Finding("chat model", Level.ADVICE, f"{CHAT_NAME} is not installed", advice)
+    return Finding("chat model", Level.GOOD, f"{CHAT_NAME}: {file.name}")

@@ -1,7 +1,7 @@
 """`tandem feedback`: move feedback between a running server and JSONL files.
 
-A line is a body of POST /v1/feedback. Invariant: both commands can be interrupted and run again;
-an id that the server knows is not stored twice, and an export goes on after its last line.
+What a line says is `feedback_lines`' business. Invariant: both commands can be interrupted and run
+again; an id that the server knows is not stored twice, and an export goes on after its last line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,40 +18,62 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tandem.cli.feedback_lines import LineError, lines_of, parse_line
 from tandem.cli.remote import DEFAULT_URL, Key, Remote, RemoteError, Url, connected, plain
 
 app = typer.Typer(help="Feedback of a running server: import and export as JSONL.")
 
 _PAGE = 100
 _SHOWN_FAILURES = 10
+_ABOUT = ("messages", "prompt", "completion")
 
 Target = Annotated[str, typer.Option(help="Adapter that learns, for lines that name none")]
 
 
 @app.command("import")
 def import_command(
-    file: Annotated[Path, typer.Argument(help="JSONL, a body of POST /v1/feedback in each line")],
+    file: Annotated[
+        Path, typer.Argument(help="JSONL: bodies of POST /v1/feedback, or rows as TRL trains on")
+    ],
     adapter: Target = "",
+    raw: Annotated[
+        bool, typer.Option(help="TRL's prompts that are texts are no messages of a chat")
+    ] = False,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at a time")] = 8,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
-    """Send each line as feedback; lines that were sent before are not stored twice."""
+    """Send each line as feedback; lines that were sent before are not stored twice.
+
+    Besides our own form, a line may have `prompt`, `chosen` and `rejected`, or `prompt` and
+    `completion` (with a `label`: a rating), as texts or as lists of messages. Other columns are
+    left out.
+    """
     console = Console(stderr=True)
     failures: list[str] = []
+    waits: list[str] = []
+    unused: Counter[str] = Counter()
+
+    def bodies() -> Iterator[tuple[int, dict[str, Any] | str]]:
+        for number, text, made_id in _distinct(lines_of(file), raw):
+            try:
+                line = parse_line(text, raw=raw)
+            except LineError as error:
+                yield number, str(error)
+                continue
+            unused.update(line.unused)
+            yield number, _addressed(line.body, made_id, adapter)
+
     with connected(url, api_key) as server, _progress(console) as progress:
-        lines = _lines(file)
-        task = progress.add_task("import", total=sum(1 for _ in _lines(file)))
+        task = progress.add_task("import", total=sum(1 for _ in lines_of(file)))
         with ThreadPoolExecutor(concurrency) as pool:
-            bodies = ((number, _body(text, adapter)) for number, text in _distinct(lines))
-            for number, problem in _sent(server, pool, bodies, concurrency):
+            for number, problem in _sent(server, pool, bodies(), concurrency, waits):
                 if problem:
                     failures.append(f"line {number}: {problem}")
                 progress.advance(task)
         total = int(progress.tasks[0].completed)
     Console().print(f"{total - len(failures)} of {total} lines are stored")
-    for failure in failures[:_SHOWN_FAILURES]:
-        console.print(plain(failure), markup=False, highlight=False)
+    _tell(console, failures, unused, waits)
     if failures:
         raise typer.Exit(1)
 
@@ -66,7 +87,8 @@ def export_command(
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
-    """Write feedback, newest first, so that `import` takes it.
+    """Write feedback, newest first, so that `import` takes it; what later feedback superseded is
+    left out.
 
     Run again with the same file it goes on to older feedback after the last line; what came in
     since the first run is not in it. For that, export into a new file.
@@ -77,61 +99,55 @@ def export_command(
         "keys": "all" if all_keys else None,
         "limit": _PAGE,
     }
-    number, after = _written(file)
-    with (
-        connected(url, api_key) as server,
-        file.open("a", encoding="utf-8") as target,
-        _progress(Console(stderr=True)) as progress,
-    ):
-        task = progress.add_task("export", total=None, completed=number)
-        more = True
-        while more:
-            page = server.get("feedback", after=after, **query)
-            for said in page["data"]:
-                target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
-                number, after = number + 1, said["id"]
-            progress.update(task, completed=number)
-            more = page["has_more"]
+    with connected(url, api_key) as server:
+        number, after = _written(file)
+        with file.open("a", encoding="utf-8") as target, _progress(Console(stderr=True)) as bar:
+            task = bar.add_task("export", total=None, completed=number)
+            more = True
+            while more:
+                page = server.get("feedback", after=after, **query)
+                for said in page["data"]:
+                    after = said["id"]
+                    if said["superseded_by"] is None:
+                        target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
+                        number += 1
+                bar.update(task, completed=number)
+                more = page["has_more"]
     Console().print(f"{number} lines in {file}", markup=False, highlight=False)
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not empty, with their numbers."""
-    try:
-        with file.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, line.strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RemoteError(f"cannot read {file}: {error}") from error
+def _tell(console: Console, failures: list[str], unused: Counter[str], waits: list[str]) -> None:
+    """What of a file is not stored, and what of it is not learned from yet."""
+    if unused:
+        columns = ", ".join(f"{name} ({count} lines)" for name, count in unused.most_common())
+        console.print(plain(f"columns that are left out: {columns}"), markup=False, highlight=False)
+    for failure in failures[:_SHOWN_FAILURES]:
+        console.print(plain(failure), markup=False, highlight=False, soft_wrap=True)
+    if len(failures) > _SHOWN_FAILURES:
+        console.print(f"and {len(failures) - _SHOWN_FAILURES} more", highlight=False)
+    for why, count in Counter(waits).most_common(_SHOWN_FAILURES):
+        line = plain(f"{count} of them wait: {why}")
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _distinct(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, tuple[str, str]]]:
+def _distinct(lines: Iterator[tuple[int, bytes]], raw: bool) -> Iterator[tuple[int, bytes, str]]:
     """Lines with ids made of their text; equal lines differ by their count."""
     seen: Counter[str] = Counter()
     for number, text in lines:
-        made_id = _id_of(text)
+        made_id = _id_of(b"raw " + text if raw else text)
         seen[made_id] += 1
-        yield number, (text, f"{made_id}-{seen[made_id]}")
+        yield number, text, f"{made_id}-{seen[made_id]}"
 
 
-def _id_of(text: str) -> str:
-    return f"import-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+def _id_of(text: bytes) -> str:
+    return f"import-{hashlib.sha256(text).hexdigest()[:32]}"
 
 
-def _body(line: tuple[str, str], adapter: str) -> dict[str, Any] | str:
-    """What is to be sent, or what is wrong with the line."""
-    text, made_id = line
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        return f"not JSON: {error}"
-    if not isinstance(body, dict):
-        return "not a JSON object"
+def _addressed(body: dict[str, Any], made_id: str, adapter: str) -> dict[str, Any]:
+    """The body with an id, and with the adapter that learns from it."""
     if adapter and "adapter" not in body and "model" not in body:
-        body["adapter"] = adapter
         # Another adapter learns from it as from something new.
-        made_id = _id_of(f"{adapter} {made_id}")
+        return {"feedback_id": _id_of(f"{adapter} {made_id}".encode()), "adapter": adapter, **body}
     return {"feedback_id": made_id, **body}
 
 
@@ -140,26 +156,45 @@ def _sent(
     pool: ThreadPoolExecutor,
     bodies: Iterator[tuple[int, dict[str, Any] | str]],
     concurrency: int,
+    waits: list[str],
 ) -> Iterator[tuple[int, str]]:
-    """Send all, a few at a time; number and problem (or "") of each as they end."""
+    """Send all, a few at a time; number and problem (or "") of each as they end.
+
+    `waits` gets why some of them are not learned from yet.
+    """
 
     def send(number: int, body: dict[str, Any] | str) -> tuple[int, str]:
         if isinstance(body, str):
             return number, body
         try:
-            server.post("feedback", body)
+            learning = server.post("feedback", body).get("learning") or {}
         except RemoteError as error:
             return number, str(error)
+        if learning.get("state") == "waits":
+            waits.append(str(learning["note"]))
         return number, ""
 
-    running: set[Future[tuple[int, str]]] = set()
-    while True:
-        running |= {pool.submit(send, *item) for item in islice(bodies, concurrency - len(running))}
-        if not running:
-            return
-        done, running = wait(running, return_when=FIRST_COMPLETED)
+    running: dict[Future[tuple[int, str]], str] = {}
+    upcoming = next(bodies, None)
+    while upcoming is not None or running:
+        while upcoming is not None and len(running) < concurrency:
+            subject = _subject(upcoming[1])
+            if subject and subject in running.values():
+                break
+            running[pool.submit(send, *upcoming)] = subject
+            upcoming = next(bodies, None)
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
         for ended in done:
+            del running[ended]
             yield ended.result()
+
+
+def _subject(body: dict[str, Any] | str) -> str:
+    """What must be sent in the order of the lines, since the later one counts; empty: any order."""
+    if isinstance(body, str) or not ("rating" in body or "signal" in body):
+        return ""
+    about = body.get("completion_id") or [body.get(name) for name in _ABOUT]
+    return json.dumps(about, sort_keys=True)
 
 
 def _written(file: Path) -> tuple[int, str | None]:
@@ -171,7 +206,12 @@ def _written(file: Path) -> tuple[int, str | None]:
     if len(whole) < len(content):
         file.write_bytes(whole)
     lines = whole.splitlines()
-    return len(lines), json.loads(lines[-1])["feedback_id"] if lines else None
+    if not lines:
+        return 0, None
+    try:
+        return len(lines), str(json.loads(lines[-1])["feedback_id"])
+    except (ValueError, KeyError, TypeError):
+        raise RemoteError(f"{file} does not end as an export does; choose another file") from None
 
 
 def _request(said: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tandem.cli.remote import DEFAULT_URL, Key, Remote, Url, connected, plain, table
+from tandem.cli.adapters_watch import told
+from tandem.cli.remote import DEFAULT_URL, Key, Remote, Unreachable, Url, connected, plain, table
 
 app = typer.Typer(help="Fine-tuning jobs of a running server.")
 
@@ -24,11 +27,19 @@ _PAGE = 100
 _RUNNING = ("validating_files", "queued", "running")
 
 
+class Method(StrEnum):
+    """OpenAI's names of the ways to learn, and ours."""
+
+    SUPERVISED = "supervised"
+    DPO = "dpo"
+    KTO = "kto"
+
+
 @app.command("create")
 def create_command(
     training_file: Annotated[Path, typer.Argument(help="JSONL with the examples")],
     model: Annotated[str, typer.Option(help="What to train; NAME:ADAPTER goes on with it")],
-    method: Annotated[str, typer.Option(help="supervised, dpo or kto")] = "supervised",
+    method: Annotated[Method, typer.Option(help="How to learn")] = Method.SUPERVISED,
     validation_file: Annotated[Path | None, typer.Option(help="JSONL to measure on")] = None,
     suffix: Annotated[str, typer.Option(help="Begins the new adapter's name")] = "",
     epochs: Annotated[int | None, typer.Option(help="Times over all examples")] = None,
@@ -52,7 +63,7 @@ def create_command(
         body: dict[str, Any] = {
             "model": model,
             "training_file": server.upload(training_file, "fine-tune"),
-            "method": {"type": method, method: {"hyperparameters": chosen}},
+            "method": {"type": method.value, method.value: {"hyperparameters": chosen}},
         }
         if validation_file is not None:
             body["validation_file"] = server.upload(validation_file, "fine-tune")
@@ -97,7 +108,7 @@ def events_command(job_id: JobId, url: Url = DEFAULT_URL, api_key: Key = "") -> 
     """Show what happened, oldest first."""
     with connected(url, api_key) as server:
         for event in _events(server, job_id, None):
-            print(plain(f"{event['created_at']} {event['level']}: {event['message']}"))
+            print(plain(told(event)))
 
 
 @app.command("cancel")
@@ -125,36 +136,63 @@ def _steer(job_id: str, what: str, url: str, api_key: str) -> None:
 
 
 def _watch(server: Remote, job_id: str, console: Console) -> int:
-    """A progress bar over the job's steps; the exit code, 0 if it succeeded or is paused."""
+    """A progress bar over the job's steps; the exit code, 0 if it succeeded or is paused.
+
+    A server that does not answer is waited for: the job goes on when it is back.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[steps]}"),
         TimeElapsedColumn(),
         TextColumn("{task.fields[loss]}"),
     )
     seen = ""
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("validating_files", total=None, loss="")
-        while True:
-            job = server.get(f"fine_tuning/jobs/{job_id}")
+    job: dict[str, Any] = {"status": "validating_files"}
+    with Progress(*columns, console=console) as progress, _leaving(console, job_id):
+        bar = progress.add_task(job["status"], total=None, loss="", steps="")
+        away = False
+        while job["status"] in _RUNNING:
+            try:
+                job = server.get(f"fine_tuning/jobs/{job_id}")
+                events = _events(server, job_id, seen or None)
+            except Unreachable as error:
+                if not away:
+                    waits = f"{error}; waiting for the server, where the job goes on"
+                    progress.console.print(plain(waits), markup=False, highlight=False)
+                away = True
+                progress.update(bar, description="no answer")
+                time.sleep(_POLL_S)
+                continue
+            away = False
             progress.update(bar, description=job["status"])
-            for event in _events(server, job_id, seen or None):
+            for event in events:
                 seen = event["id"]
                 if event["type"] == "metrics":
                     done, total = _steps(event)
                     loss = f"loss {event['data']['train_loss']:.4f}"
-                    progress.update(bar, completed=done, total=total, loss=loss)
+                    steps = f"{done}/{total}"
+                    progress.update(bar, completed=done, total=total, loss=loss, steps=steps)
                 else:
                     progress.console.print(plain(event["message"]), markup=False, highlight=False)
-            if job["status"] not in _RUNNING:
-                break
-            time.sleep(_POLL_S)
+            if job["status"] in _RUNNING:
+                time.sleep(_POLL_S)
     if job["status"] == "succeeded":
         console.print(plain(f"{job['fine_tuned_model']} is ready"), markup=False, highlight=False)
     elif job["error"]:
         console.print(plain(job["error"]["message"]), markup=False, highlight=False, style="red")
     return 0 if job["status"] in ("succeeded", "paused") else 1
+
+
+@contextmanager
+def _leaving(console: Console, job_id: str) -> Iterator[None]:
+    """Ctrl-C says that the job goes on, and how to see it again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = f"the job goes on; see it again: tandem finetune watch {job_id}"
+        console.print(plain(again), markup=False, highlight=False)
+        raise typer.Exit(130) from None
 
 
 def _events(server: Remote, job_id: str, seen: str | None) -> Iterator[dict[str, Any]]:

@@ -46,8 +46,9 @@ _FLAG_NAMES = {
 }
 
 HELP = {
-    "model.model": "Model: `demo`, a directory, or a Hugging Face name",
-    "model.served_name": "Model id for clients; empty: the last part of the model's name",
+    "model.model": "Model: `smollm2`, `demo`, a directory, a GGUF file, or a Hugging Face name",
+    "model.served_name": "Model id for clients; empty: the last part of the model's name, without "
+    "`.gguf`",
     "model.device": "Where to compute: auto, cpu or cuda",
     "model.dtype": (
         "Number type: auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits), "
@@ -95,11 +96,14 @@ HELP = {
     "learning.beta": "Beta of DPO and KTO: how strongly learning is held to the reference",
     "learning.batch_samples": "Samples of a training step",
     "learning.micro_batch_samples": "Samples of a micro-batch",
-    "learning.steps_per_version": "Steps' worth of new samples in a version",
+    "learning.rpo_alpha": "Weight of the likelihood of chosen and liked answers beside DPO and KTO",
+    "learning.steps_per_version": "Most steps' worth of new samples in a version",
+    "learning.version_wait_s": "How long the first of a few new samples waits for others (seconds)",
     "learning.epochs": "Most times that a version trains on a new sample; fewer if its loss is low",
     "learning.replay": "Share of a step that was used by earlier versions, 0 to 1",
     "learning.reference": "Reference model of DPO and KTO: base or version:N",
     "learning.gate": "Who decides about a candidate: auto, manual or always",
+    "learning.auto_rollback": "Roll back what the gate published if its answers or thumbs get bad",
     "learning.held_out": "Share of conversations, after an adapter's first 20, that are "
     "measured on and never trained on",
     "learning.key_share": "Most that one API key may contribute to a version, 0 to 1",
@@ -158,6 +162,8 @@ class Setting:
         """The default as documentation shows it."""
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
+        if self.name.endswith("_bytes"):
+            return shown_size(self.default)
         return str(self.default) if self.default or self.default == 0 else "empty"
 
 
@@ -206,9 +212,10 @@ def settings_from(
         return resolve(given, environ=environ, toml_path=config)
     except InvalidRequest as error:
         found = [setting for setting in all_settings() if setting.path == error.param]
-        if not found or error.param == "model.model":  # the argument
+        by_flag = [each for each in found if each.name in given.get(each.section, {})]
+        if not by_flag or error.param == "model.model":  # the argument
             raise
-        raise InvalidRequest(f"{found[0].flag}: {error}", param=error.param) from error
+        raise InvalidRequest(f"{by_flag[0].flag}: {error}", param=error.param) from error
 
 
 def parse_size(text: str) -> int:
@@ -218,6 +225,14 @@ def parse_size(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a size; write for example 512MiB or 4GiB")
     factor: int = 1024 ** _POWERS[match[2].lower()]
     return int(match[1]) * factor
+
+
+def shown_size(size: int) -> str:
+    """As `parse_size` reads it: `512MiB`."""
+    for power, prefix in reversed(list(enumerate(("", "Ki", "Mi", "Gi", "Ti")))):
+        if power and size and size % 1024**power == 0:
+            return f"{size // 1024**power}{prefix}B"
+    return str(size)
 
 
 def _annotation(setting: Setting) -> Any:

@@ -16,6 +16,8 @@ from rich.table import Table
 
 from tandem import __version__
 from tandem.build import build_executor, join_loop, resolve_model
+from tandem.cli.checks import check_device
+from tandem.cli.profile_terms import FORWARD_WORDS, OTHER_WORDS, SLICE_WORDS
 from tandem.config import Settings
 from tandem.core.ports import Executor
 from tandem.engine.probe import LoopProbe
@@ -24,12 +26,17 @@ from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, write_profile
 from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 
+# A term below this is shown by none of three decimals of a microsecond.
+_LEAST_S = 0.5e-9
 # Samples of a kind that were held out. Of fewer, "95% below" is the worst one.
 _FEW = 20
+# Mean error of a pass as the prediction of the same pass from which on a profile misleads.
+_UNREST = 0.2
 
 
 def profile_model(settings: Settings, seconds: float, out: Path | None, console: Console) -> Path:
     """Load, measure, fit, write, show. Raises `InvalidRequest` as loading does."""
+    check_device(settings)
     settings = resolve_model(settings)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -53,7 +60,10 @@ def profile_model(settings: Settings, seconds: float, out: Path | None, console:
         )
     for doubt in doubts(profile):
         console.print(f"[yellow]{doubt}[/]")
-    console.print(f"written to {path}; use it: tandem serve --profile {path}")
+    use = f"use it: tandem serve --profile {path}"
+    if _restless(profile) or not profile.rates.measured:
+        use = "measure again before you use it"
+    console.print(f"written to {path}; {use}", soft_wrap=True)
     return path
 
 
@@ -123,26 +133,42 @@ def doubts(profile: Profile) -> Iterator[str]:
     kinds = (("passes", rates.measured), ("slices and updates", rates.slices_measured))
     if guessed := [kind for kind, measured in kinds if not measured]:
         yield f"no time was left for {' and '.join(guessed)}: what these take is a guess"
+    if _restless(profile) and (again := profile.repeat) is not None:
+        yield (
+            f"the machine is not quiet: even the same pass takes {again.mape:.0%} longer or shorter"
+            " from one time to the next; measure while nothing else computes (tandem doctor)"
+        )
     few = [f"{kind} {each.samples}" for kind, each in profile.errors.items() if each.samples < _FEW]
     if few:
         yield f"errors of few samples say little ({', '.join(few)}): measure for longer, --seconds"
 
 
+def _restless(profile: Profile) -> bool:
+    return profile.repeat is not None and profile.repeat.mape > _UNREST
+
+
 def _terms(profile: Profile) -> Table:
-    table = Table("term", "microseconds")
-    rates = profile.rates
-    for name, value in zip(FORWARD_TERMS, rates.forward, strict=True):
-        table.add_row(name, f"{1e6 * value:.3f}")
-    for name, value in zip(SLICE_TERMS, rates.slices, strict=True):
-        table.add_row(f"backward: {name}", f"{1e6 * value:.3f}")
-    table.add_row("update", f"{1e6 * rates.update_s:.0f}")
-    caches = profile.caches
-    table.add_row("longer after a sleep", f"{1e6 * caches.resume_s:.0f}")
-    table.add_row("less after passes: decodes", f"{1e6 * caches.decode_s:.0f}")
-    table.add_row("less after passes: prompts", f"{1e6 * caches.prompt_s:.0f}")
-    table.add_row("share of that missing after each", f"{caches.cold_share:.0%}")
-    table.add_row("beside the work of an iteration", f"{1e6 * profile.host_s:.0f}")
-    table.add_row("rho (no unit)", f"{rates.rho:.1f}")
+    """A row a term; those that take no time here are left out."""
+    rates, caches = profile.rates, profile.caches
+    table = Table("term", "microseconds", "of what")
+    forward = zip(FORWARD_TERMS, rates.forward, strict=True)
+    backward = zip(SLICE_TERMS, rates.slices, strict=True)
+    rows = [(name, value, FORWARD_WORDS[name]) for name, value in forward]
+    rows += [(f"backward: {name}", value, SLICE_WORDS[name]) for name, value in backward]
+    for name, value, words in rows:
+        if value >= _LEAST_S:
+            table.add_row(name, f"{1e6 * value:.3f}", words)
+    others = {
+        "update": f"{1e6 * rates.update_s:.0f}",
+        "longer after a sleep": f"{1e6 * caches.resume_s:.0f}",
+        "less after passes: decodes": f"{1e6 * caches.decode_s:.0f}",
+        "less after passes: prompts": f"{1e6 * caches.prompt_s:.0f}",
+        "share of that missing after each": f"{caches.cold_share:.0%}",
+        "beside the work of an iteration": f"{1e6 * profile.host_s:.0f}",
+        "rho (no unit)": f"{rates.rho:.1f}",
+    }
+    for name, text in others.items():
+        table.add_row(name, text, OTHER_WORDS[name])
     return table
 
 

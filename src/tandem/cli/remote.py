@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -18,14 +19,23 @@ from rich.table import Table
 from rich.text import Text
 
 _CONNECT_TIMEOUT_S = 10.0
+# Too many requests; an engine or a proxy's server that is not there just now.
+_PASSING = (429, 502, 503, 504)
 
-Url = Annotated[str, typer.Option(help="Base URL of the server; without a path, its /v1")]
+Url = Annotated[
+    str,
+    typer.Option(help="Base URL of the server; without a path, its /v1", envvar="TANDEM_URL"),
+]
 Key = Annotated[str, typer.Option(help="API key", envvar=["TANDEM_API_KEY", "OPENAI_API_KEY"])]
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
 class RemoteError(Exception):
     """The server refused or cannot be reached; the message is for the user."""
+
+
+class Unreachable(RemoteError):
+    """The server does not answer, or cannot just now; it may be asked again."""
 
 
 class Remote:
@@ -38,6 +48,10 @@ class Remote:
         """The JSON at `path`. Raises `RemoteError`."""
         given = {name: value for name, value in query.items() if value is not None}
         return self._json(self._send("GET", path, params=given))
+
+    def metrics(self) -> str:
+        """The text of `/metrics`, which lies beside `/v1`. Raises `RemoteError`."""
+        return self._send("GET", "../metrics").text
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send JSON. Raises `RemoteError`."""
@@ -77,20 +91,37 @@ class Remote:
         try:
             answer = self._http.request(method, path, **options)
         except httpx.HTTPError as error:
-            raise RemoteError(f"cannot reach {self._http.base_url}: {error}") from error
+            raise Unreachable(f"cannot reach {self._http.base_url}: {error}") from error
+        if answer.status_code in _PASSING:
+            raise Unreachable(_message(answer))
         if answer.is_error:
             raise RemoteError(_message(answer))
         return answer
 
     @staticmethod
     def _json(answer: httpx.Response) -> dict[str, Any]:
-        body: dict[str, Any] = answer.json()
+        try:
+            body: dict[str, Any] = answer.json()
+        except ValueError as error:
+            raise RemoteError(f"{answer.url} did not answer with JSON: is it Tandem?") from error
         return body
 
 
 def base_url(url: str) -> str:
-    """`url`, with `/v1` if it has no path: where OpenAI-compatible servers have their routes."""
-    return f"{url.rstrip('/')}/v1" if urlsplit(url).path in ("", "/") else url
+    """`url` as requests need it: `http://` before a bare address, and `/v1`, where
+    OpenAI-compatible servers have their routes, if it has no path. Raises `typer.BadParameter`."""
+    whole = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(whole)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        httpx.URL(whole)
+    except (ValueError, httpx.InvalidURL) as error:
+        raise typer.BadParameter(f"{url!r}: {error}", param_hint="--url") from error
+    if not usable:
+        raise typer.BadParameter(
+            f"{url!r} is no address of a server, as http://127.0.0.1:8000", param_hint="--url"
+        )
+    return f"{whole.rstrip('/')}/v1" if parts.path in ("", "/") else whole
 
 
 @contextmanager
@@ -101,7 +132,7 @@ def connected(url: str, api_key: str) -> Iterator[Remote]:
     with httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout) as http:
         try:
             yield Remote(http)
-        except RemoteError as error:
+        except (RemoteError, OSError) as error:
             Console(stderr=True).print(Text(f"error: {plain(str(error))}", style="red"))
             raise typer.Exit(1) from None
 
@@ -117,6 +148,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 def number(value: object) -> str:
     """A measured value, or nothing."""
     return f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def when(seconds: float) -> str:
+    """A Unix time as a clock on the wall here shows it."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def plain(text: str) -> str:

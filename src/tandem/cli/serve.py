@@ -8,11 +8,12 @@ exits 0; the second exits at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,10 +23,12 @@ from rich.markup import escape
 from tandem.allocator import give_back_regularly, share_one_arena
 from tandem.api.protocol import PatientProtocol
 from tandem.build import build_app, build_engine_client, resolve_model
+from tandem.cli.checks import check, open_to_all, warnings
 from tandem.config import ServerConfig, Settings
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import InvalidRequest, StoreError
 from tandem.core.events import ModelInfo
 from tandem.core.ports import EngineClient
+from tandem.processor import Watch
 from tandem.telemetry.logs import configure
 
 # Longer than clients keep idle connections (openai: 60 s), so that none meets a closing one.
@@ -34,35 +37,46 @@ _KEEP_ALIVE_S = 75
 _FLUSH_S = 5
 _REFRESH_S = 0.25
 _STARTED_POLL_S = 0.01
+# How often others' use of the processor is looked at.
+_LOOK_S = 30.0
+
+logger = logging.getLogger(__name__)
 
 
 def serve_forever(settings: Settings, console: Console) -> int:
     """Run a server until it is told to stop; the exit code. Raises what makes loading fail."""
-    try:
-        configure(settings.server.log_level)
-    except ValueError as error:
-        raise InvalidRequest(f"server.log_level: {error}") from error
+    configure(settings.server.log_level)
+    check(settings)
+    for warning in warnings(settings, os.environ):
+        logger.warning(warning)
     share_one_arena()
     give_back_regularly()
-    with _reserve(settings.server) as listener:
-        return asyncio.run(_serve(settings, listener, console))
-
-
-async def _serve(settings: Settings, listener: socket.socket, console: Console) -> int:
-    stop = _stop_on_signals()
     progress = _Progress(settings.model.model, console)
+    with _reserve(settings.server) as listener:
+        # Here, so that one process unpacks or downloads, and a signal ends it at once.
+        settings = resolve_model(settings, progress.say)
+        return asyncio.run(_serve(settings, listener, progress, console))
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, progress: _Progress, console: Console
+) -> int:
+    stop = _stop_on_signals()
     client = build_engine_client(settings, progress.report)
+    running = AsyncExitStack()
+    watching: asyncio.Task[None] | None = None
     try:
         app = await _load(settings, client, stop, progress, console)
         if app is None:
             return 0
+        await _begin(app, running)
         server = _Server(
             uvicorn.Config(
                 app,
                 http=PatientProtocol,
                 access_log=False,
                 log_level="warning",
-                lifespan="on",
+                lifespan="off",  # it has begun
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_FLUSH_S,
@@ -73,6 +87,7 @@ async def _serve(settings: Settings, listener: socket.socket, console: Console) 
             await asyncio.sleep(_STARTED_POLL_S)
         if server.started:
             _announce(client.info, settings, listener, console)
+        watching = asyncio.create_task(_watch_processor(client.info.threads))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():  # it never ends by itself; its error is the reason
@@ -87,7 +102,33 @@ async def _serve(settings: Settings, listener: socket.socket, console: Console) 
     except OSError as error:
         raise _cannot_listen(settings.server, error) from error
     finally:
+        if watching is not None:
+            watching.cancel()
+        await running.aclose()
         await client.close()
+
+
+async def _begin(app: FastAPI, running: AsyncExitStack) -> None:
+    """Start what works beside the requests: here, so that its errors are one line for the user."""
+    try:
+        await running.enter_async_context(app.router.lifespan_context(app))
+    except OSError as error:
+        raise StoreError(f"cannot start: {error}") from error
+
+
+async def _watch_processor(threads: int) -> None:
+    """Tell in the log when others begin to use the processor that the engine wants, and when they
+    leave it."""
+    watch, busy = Watch(threads), False
+    while threads:
+        await asyncio.sleep(_LOOK_S)
+        share = watch.look()
+        if share is not None and share.busy != busy:
+            busy = share.busy
+            if busy:
+                logger.warning("the processor is busy: %s, answers take longer", share)
+            else:
+                logger.info("the processor is free again: %s", share)
 
 
 class _Server(uvicorn.Server):
@@ -116,9 +157,16 @@ class _Progress:
             self._stage = stage
             self._show()
 
+    def say(self, stage: str, done: float) -> None:
+        """What happens before there is an engine, a line a stage."""
+        self._print(f"{self._model}: {stage}")
+
     def _show(self) -> None:
         if not self._console.is_terminal:
-            self._console.print(self.line, markup=False, highlight=False, soft_wrap=True)
+            self._print(self.line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _load(
@@ -192,14 +240,30 @@ def _announce(
     url = f"http://{shown}:{port}"
     needs_key = settings.server.api_keys or settings.server.api_key_file
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
-    model = resolve_model(settings).model.served_name
+    model = settings.model.served_name
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    capped = (
+        f": all that {settings.scheduling.max_sequences} sequences can use (--max-sequences), "
+        "less than --kv-memory"
+        if settings.cache.memory_bytes and info.num_blocks == _useful_blocks(info, settings)
+        else ""
+    )
     lines = (
         f"{info.architecture}, {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on "
         f"{info.device}, kernels: {info.kernels}",
-        f"KV cache: {info.num_blocks * info.block_size} tokens; context: {info.max_model_len}",
+        f"KV cache: {info.num_blocks * info.block_size} tokens{capped}; context: "
+        f"{info.max_model_len}",
         f"ready on {url} - try: tandem chat --url {url}/v1",
         f"or: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
     )
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if opened := open_to_all(settings):
+        console.print(
+            f"WARNING: {opened}", style="bold red", markup=False, highlight=False, soft_wrap=True
+        )
+
+
+def _useful_blocks(info: ModelInfo, settings: Settings) -> int:
+    """Blocks that all sequences fill at their full length: the engine takes no more."""
+    return settings.scheduling.max_sequences * -(-info.max_model_len // info.block_size)

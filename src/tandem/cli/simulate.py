@@ -1,11 +1,12 @@
 """`tandem simulate`: what a policy would do to a load on a device that need not be there.
 
-Turns flags into a workload, a profile and a simulated engine; shows and writes what came out.
+Turns flags into a workload, a profile and a simulated engine; shows what came out.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tandem.bench.measure import Distribution
 from tandem.bench.options import WorkloadOptions, build_workload
 from tandem.bench.report import as_table
 from tandem.bench.simulation import (
     SimulatedRun,
     Training,
     arrivals_of,
-    as_json,
     describe,
 )
-from tandem.bench.timeline_figures import draw_run
+from tandem.bench.timeline_figures import DrawnRun
 from tandem.build import build_simulation
 from tandem.config import Settings
 from tandem.core.clock import VirtualClock
@@ -121,18 +122,43 @@ def show(found: SimulatedRun, console: Console) -> None:
     console.print(table)
 
 
-def write(
-    found: SimulatedRun,
-    report: SimReport,
-    timeline: Timeline,
-    num_blocks: int,
-    out: Path,
-    figures: bool,
-) -> list[Path]:
-    """The JSON report and, unless unwanted, the figures beside it."""
-    out.write_bytes(as_json(found))
-    if not figures:
-        return [out]
+def compare(found: Sequence[SimulatedRun], console: Console) -> None:
+    """Policies beside each other: a row a figure, a column a policy."""
+    table = Table("", *(each.policy for each in found))
+    for figure, value in _COMPARED.items():
+        cells = [value(each) for each in found]
+        if any(cells):
+            table.add_row(figure, *cells)
+    console.print(table)
+
+
+def _milliseconds(found: Distribution | None, share: str) -> str:
+    if found is None:
+        return ""
+    return f"{1e3 * {'p50': found.p50, 'p99': found.p99}[share]:.1f}"
+
+
+_COMPARED: dict[str, Callable[[SimulatedRun], str]] = {
+    "requests complete": lambda run: f"{run.summary.completed} of {run.summary.requests}",
+    "inside both objectives": lambda run: (
+        "" if run.summary.goodput_share is None else f"{run.summary.goodput_share:.1%}"
+    ),
+    "to the first token, p50 (ms)": lambda run: _milliseconds(run.summary.ttft, "p50"),
+    "to the first token, p99 (ms)": lambda run: _milliseconds(run.summary.ttft, "p99"),
+    "per output token, p50 (ms)": lambda run: _milliseconds(run.summary.tpot, "p50"),
+    "per output token, p99 (ms)": lambda run: _milliseconds(run.summary.tpot, "p99"),
+    "output tokens/s": lambda run: f"{run.summary.output_token_rate:.1f}",
+    "training steps": lambda run: f"{run.steps}" if run.steps else "",
+    "training tokens/s": lambda run: (
+        f"{run.training_tokens_s:.1f}" if run.training_tokens_s else ""
+    ),
+    "device busy": lambda run: f"{run.busy_share:.1%}" if run.busy_share else "",
+    "simulated (s)": lambda run: f"{run.simulated_s:.1f}",
+}
+
+
+def drawn_of(found: SimulatedRun, report: SimReport, timeline: Timeline, stem: str) -> DrawnRun:
+    """What the pictures of a run show."""
+    title = f"{found.policy} on {found.profile}: {found.summary.requests} requests"
     outcomes = list(report.outcomes.values())
-    drawn = draw_run(outcomes, timeline.moments, report.occupancy, num_blocks, out.parent, out.stem)
-    return [out, *drawn]
+    return DrawnRun(title, stem, outcomes, timeline.moments, report.occupancy)

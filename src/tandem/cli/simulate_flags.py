@@ -68,8 +68,10 @@ def simulate_command(
     ] = None,
 ) -> None:
     """Run a load through the real scheduler on a device that is only computed."""
-    from tandem.bench.simulation import Training
-    from tandem.cli.simulate import SimulateOptions, load_profile, show, simulate, write
+    from tandem.bench.simulation import Training, as_json
+    from tandem.bench.timeline_figures import draw_runs
+    from tandem.cli.simulate import SimulateOptions, compare, drawn_of, load_profile, show, simulate
+    from tandem.core.slo import Slo
     from tandem.scheduling.registry import build_policy
 
     console = Console(stderr=True)
@@ -104,6 +106,8 @@ def simulate_command(
             noise=noise,
             loss_curve=loss_curve,
         )
+        base = out or Path("simulation.json")
+        runs, drawn = [], []
         for name in chosen:
             settings = resolve(
                 {
@@ -120,13 +124,19 @@ def simulate_command(
             )
             found, report, timeline = simulate(settings, simulated, console)
             show(found, Console())
+            runs.append(found)
+            path = base if len(chosen) == 1 else base.with_stem(f"{base.stem}-{name}")
             if out is not None or figures:
-                base = out or Path("simulation.json")
-                path = base if len(chosen) == 1 else base.with_stem(f"{base.stem}-{name}")
-                for written in write(
-                    found, report, timeline, found_profile.info.num_blocks, path, figures
-                ):
-                    console.print(f"written: {written}")
+                path.write_bytes(as_json(found))
+                console.print(f"written: {path}")
+            if figures:
+                drawn.append(drawn_of(found, report, timeline, path.stem))
+        if len(runs) > 1:
+            compare(runs, Console())
+        if figures:
+            blocks = found_profile.info.num_blocks
+            for picture in draw_runs(drawn, Slo(ttft_slo, tpot_slo), blocks, base.parent):
+                console.print(f"written: {picture}")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -59,7 +59,15 @@ class AdapterError(InvalidRequest):
 
 
 class NoMemory(AdapterError):
-    """A trainer would fit if others were closed."""
+    """A trainer would fit if others were closed, or later."""
+
+
+class OutOfMemory(TandemError):
+    """The device has no memory for what it is to compute now; try again after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class TrainingCancelled(TandemError):
@@ -80,6 +88,10 @@ class WrongStatus(Conflict):
 
 class StoreError(TandemError):
     """The durable state cannot be opened, read or written; nothing was changed."""
+
+
+class DiskError(StoreError):
+    """Files cannot be written: the disk is full, read-only or broken. It may heal."""
 
 
 class AccountingError(TandemError):

@@ -117,7 +117,8 @@ class Feedback:
     `messages` (or `prompt`); a demonstration has `chosen`, and `rejected` where the original answer
     is known. `signal` is `explicit` or the implicit one that it was mapped from. `conversation`
     groups what must not be split between training and held-out samples. `user` is the client's own
-    word for a person, `key_id` the API key's tenant.
+    word for a person, `key_id` the API key's tenant. `superseded_by` is the id of later feedback
+    that took its place.
     """
 
     feedback_id: str
@@ -138,6 +139,7 @@ class Feedback:
     completion_id: str = ""
     version: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+    superseded_by: str | None = None
 
 
 class SampleKind(StrEnum):
@@ -152,7 +154,8 @@ class SampleState(StrEnum):
     """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`; unusable ones go to `INVALID` at once.
 
     `CONSUMED` names the version that used it first; `REFUSED` the candidate that the gate refused
-    (`CONSUMED` after all if that is published by request).
+    or the version that was rolled back by itself (`CONSUMED` after all if that is published by
+    request).
     An assignment that was interrupted goes back to `ACCEPTED`.
     """
 
@@ -245,6 +248,7 @@ class VersionRecord:
 
     `origin` says what made it: `feedback`, a job id, or `IMPORTED`. `path` is the PEFT directory,
     which exists for as long as the row does. `tainted` marks training on feedback that was erased.
+    `watched` says that the gate alone has published it, so that it may be rolled back by itself.
     """
 
     adapter: str
@@ -258,6 +262,7 @@ class VersionRecord:
     metrics: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     tainted: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from msgspec import Struct
 from tandem.core.sampling import SamplingParams
 
 DEVICE_LANE = "device"
+NO_MEMORY = "the engine is short of memory now; send the request again"
+"""Why something of a plan failed that may succeed another time, or in another process."""
 
 
 def working_key(trainer: str) -> str:
@@ -281,6 +283,16 @@ class StepResult:
     updates: tuple[UpdateResult, ...] = ()
     kept: tuple[KeptLayers, ...] = ()
     stopped: bool = False
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether something of the plan failed with `NO_MEMORY`."""
+        if not (self.failed or self.slices or self.updates):
+            return False
+        reasons: list[str | None] = [reason for _, reason in self.failed]
+        reasons += [piece.problem for piece in self.slices]
+        reasons += [update.problem for update in self.updates]
+        return NO_MEMORY in reasons
 
 
 def lost(lane: LanePlan, reason: str) -> StepResult:

@@ -71,8 +71,12 @@ class Executor(Protocol):
         """Results of finished plans, in order; waits for at least one if any is in flight."""
         ...
 
-    def load_adapter(self, version: AdapterVersion) -> None:
-        """Make `version.content_hash` usable. Raises `AdapterError`; then nothing changed."""
+    def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
+        """Read and check the files of `version`; calling what it returns makes
+        `version.content_hash` usable.
+
+        May be called from any thread, beside an iteration. Raises `AdapterError`.
+        """
         ...
 
     def drop_adapter(self, content_hash: str) -> None:
@@ -95,7 +99,7 @@ class Executor(Protocol):
         ...
 
     def adopt(self, snapshot: TrainerSnapshot, content_hash: str) -> None:
-        """Make a snapshot usable as adapter `content_hash`, from memory, as `load_adapter` does."""
+        """Make a snapshot usable as adapter `content_hash`; nothing is read."""
         ...
 
     def memory_bytes(self) -> Mapping[str, int]:
@@ -104,10 +108,15 @@ class Executor(Protocol):
 
 
 class EngineState(StrEnum):
-    """Life of an engine as its client sees it."""
+    """Life of an engine as its client sees it.
+
+    A `QUIET` engine was ready and has not been heard of for a while. It takes what it is sent once
+    it goes on, and is dead if it does not.
+    """
 
     STARTING = "starting"
     READY = "ready"
+    QUIET = "quiet"
     DEAD = "dead"
     DRAINING = "draining"
 
@@ -117,7 +126,8 @@ class EngineClient(Protocol):
 
     @property
     def state(self) -> EngineState:
-        """Whether requests can be taken now; true to the process's real state within a second."""
+        """Whether requests can be taken now; true to the process's real state within two
+        seconds."""
         ...
 
     @property
@@ -147,7 +157,10 @@ class EngineClient(Protocol):
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Remove a name; its version goes when its last request ends. Raises `NotFound`."""
+        """Remove a name; its version goes when its last request ends. Raises `NotFound`.
+
+        Where this raises `EngineDead`, the next engine does not load it either.
+        """
         ...
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
@@ -155,6 +168,12 @@ class EngineClient(Protocol):
 
         If its content is loaded already (as a candidate is after `stage`), nothing is read from
         disk; else its files are, and they must have its hash. Raises `AdapterError`.
+        """
+        ...
+
+    def expect_adapter(self, version: AdapterVersion) -> None:
+        """After `publish_adapter` raised `EngineDead`: the next engine loads `version`, before its
+        first request, and not what its name meant before. Does nothing while the engine is ready.
         """
         ...
 

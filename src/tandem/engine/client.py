@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Protocol
 
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.errors import EngineDead, InvalidRequest, NotFound, TandemError
@@ -45,6 +44,7 @@ from tandem.engine.messages import (
     Message,
     OpenTrainer,
     PublishAdapter,
+    Quiet,
     Ready,
     Refused,
     StageTrainer,
@@ -53,31 +53,12 @@ from tandem.engine.messages import (
     UnloadAdapter,
     to_exception,
 )
+from tandem.engine.transport import Transport
 
 logger = logging.getLogger(__name__)
 
 _STATS_TIMEOUT_S = 30.0
 Progress = Callable[[str, float], None]
-
-
-class Transport(Protocol):
-    """Starts a host somewhere and carries commands to it and messages back.
-
-    `deliver` is called in the event loop that called `start`. A transport that restarts its host
-    delivers `Lost`, then `Ready` with a higher incarnation.
-    """
-
-    async def start(self, deliver: Callable[[Message], None]) -> None:
-        """Start the host; returns at once, `Ready` or `Broken` follow."""
-        ...
-
-    def send(self, command: Command) -> None:
-        """Pass a command on, in order. Dropped if the host is gone."""
-        ...
-
-    async def close(self) -> None:
-        """End the host."""
-        ...
 
 
 class _Stream:
@@ -108,7 +89,7 @@ class AsyncEngineClient:
         self._preload = dict(preload or {})
         self._on_progress = on_progress
         self._state = EngineState.STARTING
-        self._draining = False
+        self._draining = self._quiet = False
         self._incarnation = 0
         self._info: ModelInfo | None = None
         self._adapters: dict[str, AdapterVersion] = {}
@@ -127,9 +108,11 @@ class AsyncEngineClient:
     @property
     def state(self) -> EngineState:
         """See `EngineClient`."""
-        if self._draining and self._state is EngineState.READY:
+        if self._state is not EngineState.READY:
+            return self._state
+        if self._draining:
             return EngineState.DRAINING
-        return self._state
+        return EngineState.QUIET if self._quiet else EngineState.READY
 
     @property
     def info(self) -> ModelInfo:
@@ -219,7 +202,11 @@ class AsyncEngineClient:
         """See `EngineClient`."""
         if name not in self._adapters:
             raise NotFound(f"there is no adapter {name!r}", param="name")
-        await self._call(lambda call: UnloadAdapter(call, name))
+        try:
+            await self._call(lambda call: UnloadAdapter(call, name))
+        except EngineDead:  # the next engine is not told of it
+            self._adapters.pop(name, None)
+            raise
         self._adapters.pop(name, None)
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
@@ -228,6 +215,11 @@ class AsyncEngineClient:
         assert answer.version is not None
         self._adapters[version.name] = answer.version
         return answer.version
+
+    def expect_adapter(self, version: AdapterVersion) -> None:
+        """See `EngineClient`."""
+        if self._state is not EngineState.READY:
+            self._adapters[version.name] = version
 
     # ------------------------------------------------------------------ learning
 
@@ -308,7 +300,7 @@ class AsyncEngineClient:
         return answer
 
     def _require_ready(self) -> None:
-        if self.state is not EngineState.READY:
+        if self._draining or self._state is not EngineState.READY:
             self._refuse()
 
     def _require_trainer(self, name: str | None) -> None:
@@ -341,6 +333,8 @@ class AsyncEngineClient:
                 self._become_ready(message.info)
             case Broken():
                 self._fail_start(message.failure)
+            case Quiet():
+                self._quiet = message.quiet
             case Lost():
                 self._incarnation = message.incarnation + 1
                 self._lose(message.reason)
@@ -353,9 +347,14 @@ class AsyncEngineClient:
             logger.error("lost adapter %s: %s", restored.label, answer.failure.message)
             if self._adapters.get(restored.name) == restored:
                 del self._adapters[restored.name]
-        future = self._calls.get(answer.call)
+        future, version = self._calls.get(answer.call), answer.version
         if future is not None and not future.done():
             future.set_result(answer)
+        elif version is not None and restored is None:  # nobody waits for it any more
+            if version.internal:
+                self._transport.send(UnloadAdapter(next(self._call_ids), version.name))
+            else:
+                self._adapters[version.name] = version
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -370,7 +369,7 @@ class AsyncEngineClient:
 
     def _become_ready(self, info: ModelInfo) -> None:
         self._info = info
-        self._state = EngineState.READY
+        self._state, self._quiet = EngineState.READY, False
         self._restores.clear()
         for version in self._adapters.values():  # before any new request, in order
             call = next(self._call_ids)

@@ -2,22 +2,30 @@
 
 Runs in the engine's own process (see `process`) or in a thread (see `thread`). Knows the
 loop's methods and the messages, nothing else. Invariant: every command is answered or takes effect,
-in order, between two iterations; training steps, scores and staging are answered when they end.
+in order, between two iterations; what works with files beside them, training steps and scores are
+answered when they end.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import zmq
 
-from tandem.core.errors import TandemError, TrainingCancelled
+from tandem.core.errors import OutOfMemory, TandemError, TrainingCancelled
+from tandem.core.ports import TrainerSnapshot
 from tandem.core.slo import WorkClass
 from tandem.core.training import Score, StepOutcome
+from tandem.engine.beside import Beside, Conclude, write_snapshot
 from tandem.engine.channel import Context, HostChannel, ZmqHostChannel
 from tandem.engine.loop import EngineLoop
 from tandem.engine.messages import (
@@ -45,12 +53,14 @@ from tandem.engine.messages import (
     UnloadAdapter,
     failure_of,
 )
-from tandem.engine.staging import Stager
 from tandem.scheduling.scores import ScoreFailed
 
+logger = logging.getLogger(__name__)
+
 HEARTBEAT_S = 0.25
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _IDLE_WAIT_S = 0.5
-_STAGING_WAIT_S = 0.01
+_FILES_WAIT_S = 0.01
 _IDLE_CHECK_S = 10.0
 
 MakeLoop = Callable[[Callable[[str, float], None]], EngineLoop]
@@ -69,7 +79,8 @@ class Host:
         self._stopped = False
         self._ahead: list[Command] = []  # read while an iteration ran
         self._broken: Exception | None = None
-        self._stager = Stager()
+        # Of their own, so that a candidate does not wait for a large adapter.
+        self._writing, self._reading = Beside("write snapshots"), Beside("read adapters")
         self._steps: dict[str, int] = {}
         self._scores: dict[str, int] = {}
         self._checked_s = time.monotonic()
@@ -82,14 +93,15 @@ class Host:
             while not self._stopped:
                 for command in self._commands():
                     self._handle(command)
-                self._adopt_staged()
+                self._conclude()
                 if self._loop.has_work:
                     self._iterate()
                 elif time.monotonic() - self._checked_s > _IDLE_CHECK_S:
                     self._loop.check()
                     self._checked_s = time.monotonic()
         finally:
-            self._stager.close()
+            self._writing.close()
+            self._reading.close()
 
     def _commands(self) -> list[Command]:
         """All that have come, in order; waits for the first while there is nothing to do."""
@@ -112,7 +124,8 @@ class Host:
 
     def _wait_s(self) -> float:
         """How long nothing but a command can be of interest."""
-        return min(self._loop.pause_s, _STAGING_WAIT_S if self._stager.busy else _IDLE_WAIT_S)
+        files = self._writing.busy or self._reading.busy
+        return min(self._loop.pause_s, _FILES_WAIT_S if files else _IDLE_WAIT_S)
 
     def _iterate(self) -> None:
         self.busy_since_s = time.monotonic()
@@ -121,6 +134,8 @@ class Host:
         if events:
             self._channel.send(Tokens(self._incarnation, events))
         self._deliver_learned()
+        if self._loop.exhausted:
+            raise OutOfMemory("the engine has no memory left, and begins anew")
 
     def _deliver_learned(self) -> None:
         for learned in self._loop.take_learned():
@@ -158,13 +173,17 @@ class Host:
     def _call(self, command: Call) -> None:
         """Do what is answered by `Answer`, now or later."""
         match command:
-            case LoadAdapter(call, name, path, restore):
+            case LoadAdapter(call, name, path, None):
+                self._reading.begin(call, partial(self._loop.read_adapter, name, path))
+            case LoadAdapter(call, name, path, restore):  # requests for it follow
                 self._send(call, version=self._loop.load_adapter(name, path, restore))
             case UnloadAdapter(call, name):
                 self._loop.unload_adapter(name)
                 self._send(call)
-            case PublishAdapter(call, version):
+            case PublishAdapter(call, version) if self._loop.is_loaded(version):
                 self._send(call, version=self._loop.publish_adapter(version))
+            case PublishAdapter(call, version):
+                self._reading.begin(call, partial(self._loop.read_version, version))
             case OpenTrainer(call, spec):
                 self._close_trainer(spec.name)
                 self._send(call, trainer=self._loop.open_trainer(spec))
@@ -178,7 +197,8 @@ class Host:
                 self._cancelled(self._loop.cancel_steps(trainer))
                 self._send(call)
             case StageTrainer(call, trainer, name, path):
-                self._stager.begin(call, self._loop.snapshot_trainer(trainer), name, path)
+                snapshot = self._loop.snapshot_trainer(trainer)
+                self._writing.begin(call, partial(self._write, snapshot, name, path))
             case AddScore(call, request):
                 self._loop.add_score(request)
                 self._scores[request.request_id] = call
@@ -192,18 +212,20 @@ class Host:
             error = TrainingCancelled(f"step {step_id} was cancelled")
             self._send(self._steps.pop(step_id), failure=failure_of(error))
 
-    def _adopt_staged(self) -> None:
-        for staged in self._stager.finished():
+    def _write(self, snapshot: TrainerSnapshot, name: str, path: str) -> Conclude:
+        """Beside the loop; the loop then makes the copy in memory an adapter."""
+        where, content_hash = write_snapshot(snapshot, path)
+        return partial(self._loop.adopt, snapshot, name, where, content_hash)
+
+    def _conclude(self) -> None:
+        """Take what was read or written beside the iterations."""
+        for call, conclude in (*self._writing.finished(), *self._reading.finished()):
             try:
-                if staged.problem is not None:
-                    raise staged.problem
-                version = self._loop.adopt(
-                    staged.snapshot, staged.name, staged.path, staged.content_hash
-                )
+                version = conclude()
             except Exception as error:
-                self._send(staged.call, failure=failure_of(error))
+                self._send(call, failure=failure_of(error))
             else:
-                self._send(staged.call, version=version)
+                self._send(call, version=version)
 
     def _send(self, call: int, **content: Any) -> None:
         self._channel.send(Answer(self._incarnation, call, **content))
@@ -218,14 +240,17 @@ def start_loop(make_loop: MakeLoop, channel: HostChannel, incarnation: int) -> E
         raise
 
 
-def serve(endpoint: str, incarnation: int, make_loop: MakeLoop) -> None:
+def serve(endpoint: str, incarnation: int, make_loop: MakeLoop, parent: int | None = None) -> None:
     """The main function of an engine process: load, then serve until told to stop.
 
-    Ends with its parent: an orphaned engine would hold the device for ever.
+    Ends with the process `parent` (None: the present parent): an orphaned engine would hold the
+    device for ever, and write beside its successor.
     """
+    parent = os.getppid() if parent is None else parent
+    end_with(parent)
     context: Context = zmq.Context()
     channel = ZmqHostChannel(context, endpoint)
-    pulse = _Heart(context, endpoint, incarnation)
+    pulse = _Heart(context, endpoint, incarnation, parent)
     pulse.start()
     try:
         try:
@@ -233,23 +258,39 @@ def serve(endpoint: str, incarnation: int, make_loop: MakeLoop) -> None:
         except TandemError:
             raise SystemExit(1) from None  # the client has been told why
         pulse.host = Host(loop, channel, incarnation)
-        pulse.host.run()  # an error in here ends the process, which its watcher notices
+        try:
+            pulse.host.run()  # an error in here ends the process, which its watcher notices
+        except OutOfMemory as error:
+            logger.error("%s", error)
+            raise SystemExit(1) from None
     finally:
         pulse.stop()
         channel.close()
         context.term()
 
 
+def end_with(parent: int) -> None:
+    """End this process when its parent ends, at once if that is gone already.
+
+    Linux sees to it, also while this process is paused or busy in native code. Elsewhere the heart
+    looks.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 class _Heart(threading.Thread):
     """Sends heartbeats from a thread (and socket) of its own, and watches the parent."""
 
-    def __init__(self, context: Context, endpoint: str, incarnation: int) -> None:
+    def __init__(self, context: Context, endpoint: str, incarnation: int, parent: int) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.host: Host | None = None
         self._context = context
         self._endpoint = endpoint
         self._incarnation = incarnation
-        self._parent = os.getppid()
+        self._parent = parent
         self._ended = threading.Event()
 
     def run(self) -> None:

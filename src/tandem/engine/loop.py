@@ -8,14 +8,19 @@ never waits for a disk but where an adapter is loaded by path.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from tandem.adapters.files import inspect_adapter
 from tandem.adapters.registry import AdapterRegistry
 from tandem.core.clock import Clock
-from tandem.core.errors import AccountingError, AdapterError, InvalidRequest, NotFound
+from tandem.core.errors import (
+    AccountingError,
+    AdapterError,
+    InvalidRequest,
+    NotFound,
+    OutOfMemory,
+)
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import LanePlan, StepPlan, StepResult
 from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
@@ -28,6 +33,7 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.core.version import AdapterVersion
+from tandem.engine.counters import Counters
 from tandem.scheduling.learning import Learned
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.scores import ScoreFailed
@@ -39,19 +45,8 @@ logger = logging.getLogger(__name__)
 _OLDEST_S = 300.0
 # A policy that runs nothing for so long although requests are there is reported.
 _STALL_S = 1.0
-_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1 << 30)
-
-
-@dataclass(slots=True)
-class _Counters:
-    """Running totals since the loop started."""
-
-    iterations: int = 0
-    iteration_tokens_sum: int = 0
-    iteration_tokens_hist: dict[int, int] = field(default_factory=dict)
-    schedule_s: float = 0.0
-    execute_s: float = 0.0
-    check_failures: int = 0
+# One may be a prompt that is too large for the moment; more in a row do not end by themselves.
+_MOST_SHORTAGES = 3
 
 
 class EngineLoop:
@@ -79,13 +74,14 @@ class EngineLoop:
         self._check_every_step = check_every_step
         self._switch = switch
         self._pins: dict[str, list[AdapterVersion]] = {}
-        self._counters = _Counters()
+        self._counters = Counters()
         self._stalled = False
+        self._shortages = 0
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         self.timer: Callable[[], float] = clock.now
         cache = scheduler.cache
         self._registry = AdapterRegistry(
-            self._read_adapter,
+            lambda version: self._read(version)(version),
             executor.drop_adapter,
             retire=cache.retire,
             revive=lambda content_hash: cache.retire(content_hash, retired=False),
@@ -110,11 +106,20 @@ class EngineLoop:
         """Current adapter versions by name."""
         return self._registry.current
 
+    def is_loaded(self, version: AdapterVersion) -> bool:
+        """Whether publishing it reads nothing."""
+        return self._registry.is_loaded(version.content_hash)
+
     @property
     def has_work(self) -> bool:
         """True if an iteration may have something to run now."""
         now = self._clock.now()
         return self._scheduler.ready_at(now) <= now
+
+    @property
+    def exhausted(self) -> bool:
+        """True if there was no memory in some iterations in a row: another process may have it."""
+        return self._shortages >= _MOST_SHORTAGES
 
     @property
     def pause_s(self) -> float:
@@ -150,18 +155,29 @@ class EngineLoop:
 
         With `restore`, it is that version again, or an error if the files have changed since.
         """
+        return self.read_adapter(name, path, restore)()
+
+    def read_adapter(
+        self, name: str, path: str, restore: AdapterVersion | None = None
+    ) -> Callable[[], AdapterVersion]:
+        """The part of `load_adapter` that blocks, for any thread; what it returns is the rest."""
         files = inspect_adapter(path)
         if restore is not None and files.content_hash != restore.content_hash:
             raise AdapterError(f"the files of {restore.label} at {path} have changed; load it anew")
         number = restore.number if restore is not None else 0
-        return self._publish(AdapterVersion(name, number, files.content_hash, str(files.path)))
+        return self.read_version(AdapterVersion(name, number, files.content_hash, str(files.path)))
 
-    def _read_adapter(self, version: AdapterVersion) -> None:
-        """Load the files of `version`, which was hashed before; both must be the same content."""
-        self._executor.load_adapter(version)
+    def read_version(self, version: AdapterVersion) -> Callable[[], AdapterVersion]:
+        """The part of `publish_adapter` that blocks, as `read_adapter` is of `load_adapter`."""
+        put = None if self.is_loaded(version) else self._read(version)
+        return lambda: self._publish(version, load=put)
+
+    def _read(self, version: AdapterVersion) -> Callable[[AdapterVersion], None]:
+        """Read the files of `version`, which was hashed before; both must be the same content."""
+        put = self._executor.read_adapter(version)
         if inspect_adapter(version.path).content_hash != version.content_hash:
-            self._executor.drop_adapter(version.content_hash)
             raise AdapterError(f"{version.path} changed while it was being read; load it again")
+        return lambda _: put()
 
     def unload_adapter(self, name: str) -> None:
         """Remove a name. Raises `NotFound`."""
@@ -305,10 +321,16 @@ class EngineLoop:
         submitted = self.timer()
         try:
             results = self._execute(plan, urgent)
+        except OutOfMemory as error:
+            logger.exception("step %d failed", plan.step)
+            self._shortages += 1
+            events = self._scheduler.fail_step(str(error), self._clock.now())
         except Exception as error:
             logger.exception("step %d failed", plan.step)
             events = self._scheduler.fail_step(f"the iteration failed: {error}", self._clock.now())
         else:
+            short = any(result.lacks_memory for result in results)
+            self._shortages = self._shortages + 1 if short else 0
             finished = self.timer()
             events = self._scheduler.apply(results, self._clock.now())
             applied = self.timer()
@@ -317,7 +339,9 @@ class EngineLoop:
                 for lane, result in zip(plan.lanes, results, strict=True)
                 if not result.stopped
             )
-            self._count(tokens, submitted - began + applied - finished, finished - submitted)
+            self._counters.count(
+                tokens, submitted - began + applied - finished, finished - submitted
+            )
             if self.on_plan is not None:
                 for lane, result in zip(plan.lanes, results, strict=True):
                     self.on_plan(lane, result)
@@ -363,13 +387,3 @@ class EngineLoop:
             if request_id in self._pins and not self._scheduler.is_active(request_id):
                 for version in self._pins.pop(request_id):
                     self._registry.unpin(version)
-
-    def _count(self, tokens: int, schedule_s: float, execute_s: float) -> None:
-        counters = self._counters
-        bucket = _TOKEN_BUCKETS[bisect_left(_TOKEN_BUCKETS, tokens)]
-        counters.iterations += 1
-        counters.iteration_tokens_sum += tokens
-        histogram = counters.iteration_tokens_hist
-        histogram[bucket] = histogram.get(bucket, 0) + 1
-        counters.schedule_s += schedule_s
-        counters.execute_s += execute_s

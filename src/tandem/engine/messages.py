@@ -11,10 +11,12 @@ import msgspec
 
 from tandem.core.errors import (
     AdapterError,
+    DiskError,
     EngineDead,
     InvalidRequest,
     NoMemory,
     NotFound,
+    OutOfMemory,
     StoreError,
     TandemError,
     TrainingCancelled,
@@ -208,6 +210,16 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     busy_s: float
 
 
+class Quiet(msgspec.Struct, frozen=True, tag=True):
+    """The host has given no sign of life for a while (or does again); said by whoever watches it.
+
+    It may be paused, or the machine busy: it keeps its requests.
+    """
+
+    incarnation: int
+    quiet: bool
+
+
 class Lost(msgspec.Struct, frozen=True, tag=True):
     """The host of this incarnation is gone; said by whoever watches it, never by the host."""
 
@@ -215,7 +227,7 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Message = Loading | Ready | Broken | Tokens | Refused | Answer | Heartbeat | Lost
+Message = Loading | Ready | Broken | Tokens | Refused | Answer | Heartbeat | Quiet | Lost
 
 _ERRORS: dict[str, type[TandemError]] = {
     cls.__name__: cls
@@ -225,10 +237,12 @@ _ERRORS: dict[str, type[TandemError]] = {
         NotFound,
         AdapterError,
         NoMemory,
+        OutOfMemory,
         UnsupportedModel,
         EngineDead,
         TrainingCancelled,
         StoreError,
+        DiskError,
     )
 }
 

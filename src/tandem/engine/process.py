@@ -2,7 +2,8 @@
 
 The child is a fresh interpreter (never a fork), gets its settings on standard input and ends with
 this process. It is taken for dead when it exits, when its heartbeat stops, or when an iteration
-never ends. Invariant: at most one child lives, and a `Lost` is delivered for each that dies.
+never ends; what pauses for a moment is said to be silent first. Invariant: at most one child lives,
+and a `Lost` is delivered for each, after its last instruction.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,10 +21,23 @@ import zmq.asyncio
 
 from tandem.core.clock import Clock
 from tandem.engine.channel import ZmqClientChannel
-from tandem.engine.messages import Broken, Command, Heartbeat, Loading, Lost, Message, Ready
+from tandem.engine.meeting import meeting_place
+from tandem.engine.messages import (
+    Broken,
+    Command,
+    Heartbeat,
+    Loading,
+    Lost,
+    Message,
+    Quiet,
+    Ready,
+)
 
 logger = logging.getLogger(__name__)
 
+# A heart beats four times a second, in a thread of its own. A machine may be too busy for that, so
+# that a beat which is late is told, and only a long silence is death.
+QUIET_S = 1.5
 SILENCE_S = 10.0
 # No iteration of a healthy engine takes this long: then it is stuck, although its heart beats.
 STUCK_S = 300.0
@@ -32,11 +46,13 @@ _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What the child reads from standard input: where to connect, and its settings, encoded."""
+    """What the child reads from standard input: where to connect, its settings, encoded, and whom
+    it is not to outlive."""
 
     endpoint: str
     incarnation: int
     settings: bytes
+    parent: int
 
 
 class ProcessTransport:
@@ -48,12 +64,14 @@ class ProcessTransport:
         settings: bytes,
         clock: Clock,
         *,
+        quiet_s: float = QUIET_S,
         silence_s: float = SILENCE_S,
         stuck_s: float = STUCK_S,
     ) -> None:
         self._command = list(command)
         self._settings = settings
         self._clock = clock
+        self._quiet_s = quiet_s
         self._silence_s = silence_s
         self._stuck_s = stuck_s
         self._busy_s = 0.0
@@ -63,6 +81,7 @@ class ProcessTransport:
         self._channel: ZmqClientChannel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._heard_s = 0.0
+        self._quiet = False
         self._ready = False
         self._broken = False
 
@@ -90,9 +109,9 @@ class ProcessTransport:
 
     async def _supervise(self) -> None:
         failures = 0
-        with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+        with meeting_place() as folder:
             while True:
-                await self._live_once(Path(folder))
+                await self._live_once(folder)
                 if self._broken and self._incarnation == 0:
                     return  # it never ran: whoever started us has the reason
                 failures = 0 if self._ready else failures + 1
@@ -105,13 +124,15 @@ class ProcessTransport:
         endpoint = f"ipc://{folder}/engine-{self._incarnation}"
         context = zmq.asyncio.Context()
         self._channel = ZmqClientChannel(context, endpoint)
-        self._ready = self._broken = False
+        self._ready = self._broken = self._quiet = False
         self._busy_s = 0.0
         reader = asyncio.create_task(self._read(self._channel))
         try:
             try:
                 self._child = self._spawn(endpoint)
                 reason = await self._watch(self._child)
+                # Whoever is told that it is dead puts in order what it was writing.
+                await _end(self._child)
             except OSError as error:
                 reason = f"cannot start an engine process: {error}"
             if not self._broken:  # else the client has been told, and why
@@ -125,11 +146,10 @@ class ProcessTransport:
             context.term()
             child, self._child = self._child, None
             if child is not None:
-                child.kill()
-                await asyncio.to_thread(child.wait)
+                await _end(child)
 
     def _spawn(self, endpoint: str) -> subprocess.Popen[bytes]:
-        launch = Launch(endpoint, self._incarnation, self._settings)
+        launch = Launch(endpoint, self._incarnation, self._settings, os.getpid())
         child = subprocess.Popen(self._command, stdin=subprocess.PIPE)
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
@@ -149,17 +169,26 @@ class ProcessTransport:
             if code is not None:
                 await asyncio.sleep(0)  # its last words may still be in the socket
                 return f"the engine process ended unexpectedly (exit status {code})"
+            self._tell_quiet(self._ready and now - self._heard_s > self._quiet_s)
             if self._ready and now - self._heard_s > self._silence_s:
                 return f"the engine process gave no sign of life for {self._silence_s:.0f} s"
             if self._busy_s > self._stuck_s:
                 return f"an iteration of the engine took longer than {self._stuck_s:.0f} s"
             await asyncio.sleep(_POLL_S)
 
+    def _tell_quiet(self, quiet: bool) -> None:
+        """Tell the client, once, that the heart has not beaten for a while, or beats again."""
+        assert self._deliver is not None
+        if quiet != self._quiet:
+            self._quiet = quiet
+            self._deliver(Quiet(self._incarnation, quiet))
+
     async def _read(self, channel: ZmqClientChannel) -> None:
         assert self._deliver is not None
         while True:
             message = await channel.receive()
             self._heard_s = self._clock.now()
+            self._tell_quiet(False)
             self._ready = self._ready or isinstance(message, Ready)
             self._broken = self._broken or isinstance(message, Broken)
             if isinstance(message, Heartbeat):
@@ -168,3 +197,9 @@ class ProcessTransport:
                 self._deliver(message)
             if isinstance(message, Loading):
                 logger.debug("%s: %.0f%%", message.stage, 100 * message.fraction)
+
+
+async def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill it and wait until it is gone, which takes SIGKILL milliseconds."""
+    child.kill()
+    await asyncio.to_thread(child.wait)

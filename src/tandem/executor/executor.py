@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
 import torch
 
 from tandem.config import AdapterConfig, CacheConfig, LearningConfig, SchedulingConfig
-from tandem.core.errors import AdapterError
+from tandem.core.errors import AdapterError, OutOfMemory
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (
+    NO_MEMORY,
     BackwardSlice,
     DrawResult,
     LanePlan,
@@ -41,7 +42,9 @@ from tandem.executor.kv_storage import (
     free_memory_bytes,
     lazy_zeros,
 )
+from tandem.executor.memory import whole_account
 from tandem.executor.recorder import Recorder
+from tandem.executor.shortage import lacks_memory, reason_of, relieve
 from tandem.executor.starts import trainable_linears
 from tandem.executor.training import TrainingState, as_lora
 from tandem.model.account import model_bytes
@@ -116,11 +119,18 @@ class DeviceExecutor:
         """Compute `plan`; its result waits for `poll`.
 
         Where a device computes behind the CPU, what was handed to it is done before giving way.
+        Raises `OutOfMemory` where that concerns the plan as a whole.
         """
         # Autograd's own thread for a device would have to be woken for each layer, and begins
         # without the device's context.
         with torch.autograd.set_multithreading_enabled(False):
-            result = self._execute(plan, urgent if plan.gives_way else never)
+            try:
+                result = self._execute(plan, urgent if plan.gives_way else never)
+            except (RuntimeError, MemoryError) as error:
+                if not lacks_memory(error):
+                    raise
+                relieve()
+                raise OutOfMemory(NO_MEMORY) from error
         self._finished.append(result)
         self._tickets += 1
         return self._tickets
@@ -178,10 +188,8 @@ class DeviceExecutor:
         finished, self._finished = self._finished, []
         return finished
 
-    def load_adapter(self, version: AdapterVersion) -> None:
-        """Read the adapter's files. Raises `AdapterError`; then nothing changed."""
-        if version.content_hash in self._model.lora:
-            return
+    def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
+        """See `Executor`."""
         try:
             adapter = read_lora(
                 version.path,
@@ -191,8 +199,10 @@ class DeviceExecutor:
                 max_rank=self._max_rank,
             )
         except (MemoryError, RuntimeError) as error:
+            if lacks_memory(error):
+                raise OutOfMemory(f"there is no memory for adapter {version.label} now") from error
             raise AdapterError(f"cannot load adapter {version.label}: {error}") from error
-        self._model.lora.add(version.content_hash, adapter)
+        return lambda: self._model.lora.add(version.content_hash, adapter)
 
     def drop_adapter(self, content_hash: str) -> None:
         """Forget an adapter; harmless if it is not loaded."""
@@ -226,7 +236,8 @@ class DeviceExecutor:
         training = self._training
         account |= training.memory_bytes() if training is not None else {}
         working = training.working_bytes if training is not None else 0
-        return account | {"adapters": self._model.lora.nbytes - working}
+        account |= {"adapters": self._model.lora.nbytes - working}
+        return whole_account({"recordings": 0, **account}, self._model.device)
 
     @property
     def training(self) -> TrainingState:
@@ -272,8 +283,10 @@ class DeviceExecutor:
         except (RuntimeError, MemoryError, ValueError, IndexError) as error:
             if len(runnable) == 1:
                 logger.exception("a span cannot be computed")
-                _charge(failed, spans[runnable[0]], f"the forward pass failed: {error}")
+                _charge(failed, spans[runnable[0]], reason_of(error, "the forward pass"))
                 return {}
+            if lacks_memory(error):
+                relieve()
             logger.exception("an iteration failed, running its %d spans alone", len(runnable))
         outcomes: dict[int, SpanOutcome] = {}
         for place in runnable:

@@ -24,6 +24,9 @@ from tandem.model.load import LoadedModel
 # Share of free memory that the cache may take; the rest is for activations and other processes.
 _CPU_SHARE = 0.25
 _CUDA_SHARE = 0.85
+# A small model on a large machine: its cache would fill with what is hardly ever asked for again.
+_LEAST_BOUND = 512 << 20
+_MOST_WEIGHTS = 16
 
 
 class KVStorage:
@@ -100,7 +103,7 @@ def choose_num_blocks(model: LoadedModel, cache: CacheConfig, scheduling: Schedu
     """
     each = block_bytes(model, cache.block_size)
     useful = scheduling.max_sequences * -(-model.max_model_len // cache.block_size)
-    memory = cache.memory_bytes or _free_share(model.device)
+    memory = cache.memory_bytes or _default_bytes(model.device, model.weight_bytes)
     count = min(memory // each, useful)
     if count < 1:
         raise InvalidRequest(
@@ -111,9 +114,12 @@ def choose_num_blocks(model: LoadedModel, cache: CacheConfig, scheduling: Schedu
     return int(count)
 
 
-def _free_share(device: torch.device) -> int:
-    share = _CUDA_SHARE if device.type == "cuda" else _CPU_SHARE
-    return int(free_memory_bytes(device) * share)
+def _default_bytes(device: torch.device, weight_bytes: int) -> int:
+    """A share of what is free; of a CPU's memory, no more than 512 MiB or 16 times the weights."""
+    if device.type == "cuda":
+        return int(free_memory_bytes(device) * _CUDA_SHARE)
+    share = int(free_memory_bytes(device) * _CPU_SHARE)
+    return min(share, max(_LEAST_BOUND, _MOST_WEIGHTS * weight_bytes))
 
 
 def free_memory_bytes(device: torch.device) -> int:

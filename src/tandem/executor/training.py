@@ -33,6 +33,7 @@ from tandem.executor.batch import Batch
 from tandem.executor.device import wait_for
 from tandem.executor.graphs import GraphKeeper, graph_keeper
 from tandem.executor.inner import InnerKeeper, inner_keeper
+from tandem.executor.shortage import lacks_memory, reason_of
 from tandem.executor.starts import make_start, trainable_prefixes
 from tandem.model.attention.dense import DenseContext
 from tandem.model.layer_gradient import Inner, Kept, inner_room, layer_gradient
@@ -83,6 +84,8 @@ class TrainingState:
             start = make_start(self._model, spec, self._max_rank, admit)
             trainer = Trainer(spec, start, self._model.source)
         except (MemoryError, RuntimeError) as error:
+            if lacks_memory(error):
+                raise NoMemory(f"there is no memory for trainer {spec.name} now") from error
             raise AdapterError(f"cannot open trainer {spec.name}: {error}") from error
         self.close_trainer(spec.name)
         self._trainers[spec.name] = trainer
@@ -197,7 +200,7 @@ class TrainingState:
                 self._trainers[recording.trainer].accumulate(found)
             except _FAILURES as error:
                 logger.exception("a backward slice failed")
-                problem = f"the backward pass failed: {error}"
+                problem = reason_of(error, "the backward pass")
             else:
                 if plan.lo == 0:
                     self.recordings.close(plan.micro_batch)

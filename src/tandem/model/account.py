@@ -1,15 +1,16 @@
-"""What the weights of a loaded model take, in every packing."""
+"""What a loaded model takes: its weights in every packing, and what is compiled for them."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from tandem.model.linear import GroupMember, PackedLinear
+from tandem.model.linear import GroupMember, PackedLinear, kernel_bytes
 from tandem.model.load import LoadedModel
 
 
 def model_bytes(model: LoadedModel) -> dict[str, int]:
-    """Bytes of the weights that forward passes read, and of the packings for the backward."""
+    """Bytes of the weights that forward passes read, of the packings for the backward, and of
+    the kernels that were compiled for products with them."""
     modules: set[nn.Module] = {*model.backbone.modules(), *model.head.linear.modules()}
     packed = {each for each in modules if isinstance(each, PackedLinear)}
     packed |= {each.group.joined for each in modules if isinstance(each, GroupMember)}
@@ -18,4 +19,5 @@ def model_bytes(model: LoadedModel) -> dict[str, int]:
     return {
         "weights": forward + sum(parameter.nbytes for parameter in plain),
         "backward_weights": sum(each.nbytes for each in packed) - forward,
+        "kernels": kernel_bytes(packed),
     }

@@ -8,10 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+
 from tandem.core.errors import InvalidRequest, UnsupportedModel
 
 _EXACT_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def refuse(name: str, config: PreTrainedConfig) -> None:
+    """Raise `UnsupportedModel` if this is no plain text decoder, or for what its settings say."""
+    # Composite configurations describe several models in one; only plain decoders are served.
+    if config.sub_configs:
+        parts = ", ".join(sorted(config.sub_configs))
+        raise UnsupportedModel(f"{name} is made of several models ({parts}); serve a text decoder")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(f"{name} ({config.model_type}) is no causal language model")
+    if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._is_stateful:
+        raise UnsupportedModel(
+            f"{name} ({config.model_type}) keeps a recurrent state; only attention is served"
+        )
+    refuse_by_configuration(name, config.to_dict())
 
 
 def refuse_by_configuration(name: str, config: dict[str, Any]) -> None:
@@ -23,6 +40,7 @@ def refuse_by_configuration(name: str, config: dict[str, Any]) -> None:
         "reads images": config.get("vision_config"),
         "reads audio": config.get("audio_config"),
         "is a quantized checkpoint": config.get("quantization_config"),
+        "has no layers": (layers := config.get("num_hidden_layers")) is not None and layers < 1,
     }
     for reason, present in reasons.items():
         if present:
@@ -43,7 +61,7 @@ def exact_model_length(name: str, config: dict[str, Any], asked: int) -> int:
     length where the change begins. Raises `InvalidRequest`, `UnsupportedModel`.
     """
     own = config.get("max_position_embeddings") or config.get("n_positions") or asked
-    if not own:
+    if not own or own < 0:
         raise InvalidRequest(f"{name} names no maximum length; set model.max_model_len")
     if asked > own:
         raise InvalidRequest(

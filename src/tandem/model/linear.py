@@ -9,6 +9,7 @@ is saved for backward. Knows nothing of models but their `nn.Linear` layers.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -25,21 +26,30 @@ _ONEDNN_ROWS = 256
 # each doubling from there on.
 _OWN_ROWS = 64
 _PER_DOUBLING = 32
-# Of which each product takes two: more than those up to 2,048 rows times five shapes of weights and
-# their transposes need.
-_KEPT_KERNELS = 8192
+# Of which each product takes two of 263 kB, whatever its shape. torch remembers 1,024 products, and
+# holds what it remembers: more entries here would be memory without end for little time.
+_KEPT_KERNELS = 2048
+_KERNEL_BYTES = 263 << 10
 _OLD_NAME = "DNNL_PRIMITIVE_CACHE_CAPACITY"  # which oneDNN reads as well
 _STEP = 32
 
 
 def keep_kernels() -> None:
-    """Let oneDNN keep the kernels of all `compiled_rows`, unless the environment says how many.
+    """Let oneDNN keep more kernels, unless the environment says how many.
 
-    It keeps 1,024 otherwise, which are those of a hundred numbers of rows, and compiles the others
-    again and again. It asks once, for the first product of the process.
+    It keeps 1,024 entries otherwise, which are the products of a hundred numbers of rows, and
+    compiles the others again and again. It asks once, for the first product of the process.
     """
     if _OLD_NAME not in os.environ:
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_KERNELS))
+
+
+def kernel_bytes(layers: Iterable[PackedLinear]) -> int:
+    """What oneDNN keeps for the products of `layers` so far, at most what it may keep."""
+    products = {product for layer in layers for product in layer.compiled()}
+    kept = os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY") or os.environ.get(_OLD_NAME)
+    entries = int(kept) if kept is not None and kept.isdecimal() else _KEPT_KERNELS
+    return min(2 * len(products), entries) * _KERNEL_BYTES
 
 
 def compiled_rows(rows: int) -> int:
@@ -96,6 +106,7 @@ class OneDnnWeight:
         self._bias = bias
         self._nbytes = weight.nbytes
         self._shape = weight.shape
+        self._compiled: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +122,14 @@ class OneDnnWeight:
         # Not a view: what a function of autograd returns may be changed in place then.
         return product.resize_(*x.shape[:-1], product.shape[-1])
 
+    @property
+    def compiled(self) -> set[tuple[int, int, int]]:
+        """Products that were asked for: outputs, inputs, rows."""
+        outputs, inputs = self._shape
+        return {(outputs, inputs, rows) for rows in self._compiled}
+
     def _product(self, x: Tensor) -> Tensor:
+        self._compiled.add(x.numel() // x.shape[-1])
         return cast(
             Tensor,
             torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], ""),
@@ -211,6 +229,11 @@ class PackedLinear(nn.Module):
         """Memory of the packings that exist now."""
         back = self._backward_weights
         return self.weights.nbytes + (back.nbytes if back is not None else 0)
+
+    def compiled(self) -> set[tuple[int, int, int]]:
+        """Products for which a library has compiled something: outputs, inputs, rows."""
+        both = (self.weights, self._backward_weights)
+        return {one for each in both if isinstance(each, OneDnnWeight) for one in each.compiled}
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""

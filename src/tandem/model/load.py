@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    PreTrainedConfig,
+    AutoTokenizer,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
@@ -39,10 +37,11 @@ from tandem.model.attention.base import (
 from tandem.model.attention.cpu import CpuKernel
 from tandem.model.attention.interface import IMPLEMENTATION, register
 from tandem.model.attention.sdpa import SdpaKernel
-from tandem.model.capability import exact_model_length, refuse_by_configuration
+from tandem.model.capability import exact_model_length, refuse
 from tandem.model.content import weights_hash
 from tandem.model.fuse import fuse_modules
 from tandem.model.head import Head
+from tandem.model.hub import repository_of
 from tandem.model.linear import compiled_rows, pack_linears
 from tandem.model.lora import LoraLayers, adaptable_linears
 from tandem.model.probe import probe_layers
@@ -116,48 +115,70 @@ class LoadedModel:
 
 
 def load_model(config: ModelConfig, progress: Progress = lambda text, share: None) -> LoadedModel:
-    """Load `config.model`, a directory or a name on the hub.
+    """Load `config.model`, a directory that `names.locate` found.
 
     `progress` is told what happens and which share is done. Raises `NotFound` when there is no
     such model, `UnsupportedModel` when it cannot be served exactly, `InvalidRequest` for settings.
     """
     device, dtype = choose_device(config.device), _choose_dtype(config.dtype)
-    progress(f"reading the configuration of {config.model}", 0.0)
+    progress("reading the configuration", 0.0)
     try:
         description = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
     except OSError as error:
         raise NotFound(f"cannot load the model {config.model!r}: {error}", param="model") from error
-    except ValueError as error:
-        raise UnsupportedModel(f"cannot serve {config.model}: {error}") from error
-    _refuse(config.model, description)
+    except Exception as error:  # every architecture checks its own settings, or does not
+        raise UnsupportedModel(f"cannot serve {config.model}: {_reason(error)}") from error
+    refuse(config.model, description)
     exact_model_length(config.model, description.to_dict(), config.max_model_len)
     progress("loading weights", 0.1)
     # Progress is told through `progress` alone.
     transformers_logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            config.model, dtype=dtype, attn_implementation="eager", output_loading_info=True
+            config.model,
+            dtype=dtype,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UnsupportedModel(f"cannot load the weights of {config.model}: {error}") from error
+    except Exception as error:  # a broken index, file or setting fails anywhere
+        raise UnsupportedModel(
+            f"cannot load the weights of {config.model}: {_reason(error)}"
+        ) from error
+    _refuse_incomplete(config.model, report)
     if config.dtype == "auto" and device.type == "cpu" and not computes_in(model.dtype):
         logger.info("this CPU has no arithmetic in %s: the weights become float32", model.dtype)
         model = model.float()
-    # transformers would go on with random weights in their place.
+    return prepare_model(
+        model.to(device), config, progress, tokenizer_end=_tokenizer_end(config.model)
+    )
+
+
+def _refuse_incomplete(name: str, report: dict[str, Any]) -> None:
+    """transformers would go on with random weights in place of these."""
     if missing := sorted(report["missing_keys"]):
-        raise UnsupportedModel(f"the checkpoint of {config.model} lacks weights: {missing[0]}, ...")
-    return prepare_model(model.to(device), config, progress)
+        raise UnsupportedModel(f"the checkpoint of {name} lacks weights: {missing[0]}, ...")
+    if others := sorted(report["mismatched_keys"]):
+        weight, found, expected = others[0]
+        raise UnsupportedModel(
+            f"the checkpoint of {name} does not fit its config.json: {weight} has the shape "
+            f"{list(found)}, expected {list(expected)}"
+        )
 
 
 def prepare_model(
-    model: PreTrainedModel, config: ModelConfig, progress: Progress = lambda text, share: None
+    model: PreTrainedModel,
+    config: ModelConfig,
+    progress: Progress = lambda text, share: None,
+    *,
+    tokenizer_end: int | None = None,
 ) -> LoadedModel:
     """Make a transformers model in memory ready to serve; it is changed in place.
 
-    Raises as `load_model` does.
+    `tokenizer_end` is the end token of its tokenizer. Raises as `load_model` does.
     """
     name = config.served_name or Path(config.model).name
-    _refuse(name, model.config)
+    refuse(name, model.config)
     description = model.config.to_dict()
     limit = exact_model_length(name, description, config.max_model_len)
     if config.threads:
@@ -194,7 +215,7 @@ def prepare_model(
     progress("ready", 1.0)
     return LoadedModel(
         name=name,
-        source=config.model,
+        source=repository_of(config.model),
         architecture=type(model).__name__,
         prefix=prefix,
         backbone=backbone,
@@ -209,7 +230,7 @@ def prepare_model(
         dtype=dtype,
         vocab_size=model.get_output_embeddings().out_features,
         max_model_len=limit,
-        eos_token_ids=_eos_token_ids(model),
+        eos_token_ids=_eos_token_ids(model, tokenizer_end),
         num_parameters=sum(count for count, _ in sizes),
         layer_parameters=layer_parameters,
         weight_bytes=sum(size for _, size in sizes),
@@ -306,23 +327,28 @@ def computes_in(dtype: torch.dtype) -> bool:
     return True
 
 
-def _refuse(name: str, config: PreTrainedConfig) -> None:
-    # Composite configurations describe several models in one; only plain decoders are served.
-    if config.sub_configs:
-        parts = ", ".join(sorted(config.sub_configs))
-        raise UnsupportedModel(f"{name} is made of several models ({parts}); serve a text decoder")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedModel(f"{name} ({config.model_type}) is no causal language model")
-    if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._is_stateful:
-        raise UnsupportedModel(
-            f"{name} ({config.model_type}) keeps a recurrent state; only attention is served"
-        )
-    refuse_by_configuration(name, config.to_dict())
-
-
-def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+def _eos_token_ids(model: PreTrainedModel, tokenizer_end: int | None) -> tuple[int, ...]:
+    """All that any of the model's files calls the end, those of `generation_config` first: chat
+    models name the end of a turn in one, and the end of a text in another."""
     generation: Any = model.generation_config
-    found = model.config.eos_token_id if generation is None else generation.eos_token_id
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)
+    named = [
+        None if generation is None else generation.eos_token_id,
+        model.config.eos_token_id,
+        tokenizer_end,
+    ]
+    lists = [each if isinstance(each, list) else [each] for each in named]
+    return tuple(dict.fromkeys(int(each) for one in lists for each in one if each is not None))
+
+
+def _tokenizer_end(source: str) -> int | None:
+    try:
+        end: int | None = AutoTokenizer.from_pretrained(source).eos_token_id
+    except Exception as error:  # it may have none, and whoever needs it says what is wrong with it
+        logger.info("no end token is known from the tokenizer of %s: %s", source, _reason(error))
+        return None
+    return end
+
+
+def _reason(error: Exception) -> str:
+    """An error of somebody else's on one line. Its type tells more than a bare key or number."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -13,16 +13,17 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
-from tandem.core.errors import InvalidRequest, Overloaded, TandemError
+from tandem.core.errors import InvalidRequest, OutOfMemory, Overloaded, TandemError
 from tandem.core.events import TokenEvent
 from tandem.core.learning import ReceiptChoice
-from tandem.core.plan import TokenLogprob
+from tandem.core.plan import NO_MEMORY, TokenLogprob
 from tandem.core.ports import EngineClient
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Objectives, WorkClass
 from tandem.services.admission import Admission, Ticket
 from tandem.services.choice import Choice, Delta, TokenText, describe_prompt
+from tandem.services.learning.live import LiveAnswers, Written
 from tandem.services.merge import merge
 from tandem.services.models import BASE_LABEL, ServedModel
 from tandem.services.receipts import Draft, Receipts
@@ -49,7 +50,8 @@ def _nobody(label: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every answer of a server works with; `answered` hears which version wrote one."""
+    """What every answer of a server works with; `answered` hears which version writes one, `live`
+    what it says in the end."""
 
     client: EngineClient
     tokenizer: Tokenizer
@@ -59,6 +61,7 @@ class Tools:
     receipts: Receipts
     answered: Callable[[str], None] = _nobody
     objectives: Objectives = field(default_factory=Objectives)
+    live: LiveAnswers = field(default_factory=lambda: LiveAnswers(on=False))
 
 
 class Answer:
@@ -217,6 +220,7 @@ class _Part:
         self._begun: set[int] = set()
         self._texts: list[list[str]] = [[] for _ in range(request.n)]
         self._reasons: list[str] = [""] * request.n
+        self._writers: set[str | None] = set()
 
     @property
     def finished(self) -> bool:
@@ -244,6 +248,8 @@ class _Part:
         if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             if self._choices[event.index].finished:
                 return []  # we stopped it ourselves
+            if event.error == NO_MEMORY:
+                raise OutOfMemory(NO_MEMORY)
             raise GenerationFailed(event.error or "the server stopped this request; send it again")
         self._scores.extend(event.prompt_logprobs)
         if event.tokens or event.finish_reason is not None:
@@ -275,6 +281,8 @@ class _Part:
     async def abort(self, why: Unmet) -> None:
         """End everything of this prompt that still runs in the engine."""
         if not self.finished:
+            if not self._choices[0].finished:
+                self._show(ended=False)
             self._timing.aborted(sum(not choice.finished for choice in self._choices), why)
             await self._tools.client.abort(self.request.request_id)
 
@@ -285,6 +293,7 @@ class _Part:
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         now_s = self._tools.clock.now()
         if event.tokens:
+            self._writers.add(event.adapter)
             self._timing.tokens(event.index, now_s)
         if self._prompt_only:
             delta = choice.take((), (), event.finish_reason and FinishReason.LENGTH, None)
@@ -296,7 +305,16 @@ class _Part:
             self._timing.finished(
                 event.index, delta.finish_reason, choice.output_tokens, event.times, now_s
             )
+            if event.index == 0:
+                self._show(ended=event.finish_reason is FinishReason.STOP)
         return [*self._opening(event.index, choice), delta]
+
+    def _show(self, *, ended: bool) -> None:
+        """The first choice is over; those who watch read it, if one version wrote it."""
+        if len(self._writers) == 1 and not self._prompt_only:
+            [label] = self._writers
+            text, tokens = "".join(self._texts[0]), self._choices[0].output_tokens
+            self._tools.live.finished(Written(label, self.request, text, tokens, ended))
 
     def _opening(self, index: int, choice: Choice) -> list[Delta]:
         """The echoed prompt, once for each choice."""

@@ -21,6 +21,9 @@ from tandem.adapters.configuration import MOST_CONFIG_BYTES
 from tandem.adapters.files import CONFIG_NAME, WEIGHTS_NAME, inspect_adapter
 from tandem.core.errors import AdapterError, NotFound
 
+EXPORTS = "exports"
+"""The folder in the store's directory where zips are while they are sent."""
+
 _MOST_LISTING_BYTES = 4 << 20
 _CHUNK_BYTES = 1 << 20
 # What zipfile raises for damaged, encrypted or unknown content; RuntimeError is its "encrypted",
@@ -111,10 +114,11 @@ def _write(stream: IO[bytes], target: Path, most_bytes: int | None = None) -> No
         os.fsync(file.fileno())
 
 
-def pack(directory: Path) -> Path:
-    """A temporary zip of the adapter in `directory`, to be removed by the caller. Raises `NotFound`
-    if its files are gone. Blocks."""
-    with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
+def pack(directory: Path, folder: Path) -> Path:
+    """A zip in `folder` of the adapter in `directory`, to be removed by the caller. Raises
+    `NotFound` if its files are gone. Blocks."""
+    folder.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".zip", delete=False) as file:
         path = Path(file.name)
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as packed:

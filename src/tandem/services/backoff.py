@@ -12,16 +12,17 @@ LONGEST_S = 60.0
 
 
 class Backoff:
-    """A second, then twice as long each time, up to a minute."""
+    """`first_s`, then twice as long each time, up to `longest_s`."""
 
-    def __init__(self) -> None:
-        self._next_s = FIRST_S
+    def __init__(self, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
+        self._first_s = self._next_s = first_s
+        self._longest_s = longest_s
 
     def reset(self) -> None:
         """It worked."""
-        self._next_s = FIRST_S
+        self._next_s = self._first_s
 
     async def wait(self) -> None:
         """Before the next attempt."""
-        wait_s, self._next_s = self._next_s, min(2 * self._next_s, LONGEST_S)
+        wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
         await asyncio.sleep(wait_s)

@@ -7,6 +7,7 @@ handed out with the delta that shows the end of its text, never before.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -94,19 +95,26 @@ class Choice:
         self._stop_token: int | None = None
 
     def served(self, end_tokens: Collection[int]) -> AnswerTokens:
-        """What has become of a finished choice, in token ids; `end_tokens` are the model's own.
-
-        A token of which a stop text hid only a part counts as shown.
-        """
+        """What has become of a finished choice, in token ids; `end_tokens` are the model's own."""
         assert self.finished
         if self._finder.stopped:
-            shown = sum(offset < self._shown for offset in self._offsets)
-            return AnswerTokens(tuple(self._tokens[:shown]), Ending.STOP_TEXT)
+            return AnswerTokens(tuple(self._tokens[: self._num_shown()]), Ending.STOP_TEXT)
         if self._stop_token is None:
             return AnswerTokens(tuple(self._tokens), Ending.LENGTH)
         if self._stop_token in end_tokens:
             return AnswerTokens((*self._tokens, self._stop_token), Ending.MODEL)
         return AnswerTokens(tuple(self._tokens), Ending.STOP_TOKEN)
+
+    def _num_shown(self) -> int:
+        """Tokens before a stop text; the one that it cut is among them if more than space is left
+        of it."""
+        shown = bisect_left(self._offsets, self._shown)
+        end = self._offsets[shown] if shown < len(self._offsets) else self._decoded
+        if shown and end > self._shown:
+            whole = self._tokenizer.token_bytes(self._tokens[shown - 1]).decode(errors="replace")
+            left = whole[: self._shown - self._offsets[shown - 1]]
+            return shown if left.strip() else shown - 1
+        return shown
 
     def take(
         self,

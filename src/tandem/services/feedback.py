@@ -24,7 +24,15 @@ from tandem.services.quota import spend_samples
 from tandem.services.receipts import Receipts
 from tandem.services.samples import make_samples
 from tandem.services.signals import EXPLICIT, Meaning
-from tandem.services.subject import Ask, Subject, conversation_of, meaning_of, served_of, subject_of
+from tandem.services.subject import (
+    Ask,
+    Subject,
+    conversation_of,
+    meaning_of,
+    same_as,
+    served_of,
+    subject_of,
+)
 from tandem.store import Connection, Store, adapters, samples, usage
 from tandem.store import feedback as rows
 from tandem.store.feedback import Erased, Filter, Stored
@@ -47,11 +55,12 @@ class Rules:
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """Who hears of feedback: `arrived` of an adapter's new samples, `announced` of a new adapter,
-    `erased` of an adapter whose training has seen what is gone."""
+    `erased` of an adapter whose training has seen what is gone, `stored` of feedback itself."""
 
     arrived: Callable[[str], None]
     announced: Callable[[str], None]
     erased: Callable[[str], Awaitable[None]]
+    stored: Callable[[Feedback], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +126,12 @@ class FeedbackService:
             served_of(said.ask, subject, meaning),
         )
         stored = await self._store.write(
-            self._add, said, caller, Stored(feedback, made, said.digest)
+            self._add, said, caller, Stored(feedback, made, said.digest), same_as(feedback, subject)
         )
         self._hooks.announced(adapter)
         if stored.samples:
             self._hooks.arrived(adapter)
+        self._hooks.stored(stored.feedback)
         return stored
 
     async def find(self, feedback_id: str, caller: Caller, param: str = "feedback_id") -> Stored:
@@ -236,7 +246,14 @@ class FeedbackService:
             metadata=dict(said.metadata),
         )
 
-    def _add(self, connection: Connection, said: Said, caller: Caller, stored: Stored) -> Stored:
+    def _add(
+        self,
+        connection: Connection,
+        said: Said,
+        caller: Caller,
+        stored: Stored,
+        same: str | None,
+    ) -> Stored:
         """One transaction: seen before? allowed? then the adapter, the feedback, the samples."""
         if (known := _repeated(connection, said, caller)) is not None:
             return known
@@ -258,6 +275,7 @@ class FeedbackService:
             stored.samples,
             idempotency_key=said.idempotency_key,
             digest=said.digest,
+            same=same,
         )
         return stored
 

@@ -74,7 +74,7 @@ class Imports:
         return await self._import(name, lambda target: unpack(archive, target, most_bytes))
 
     async def uploaded(self, file_id: str, tenant: str) -> Path:
-        """Where an uploaded file of this tenant lies. Raises `NotFound`."""
+        """Where the bytes of an uploaded file of this tenant lie. Raises `NotFound`."""
         file = await self._store.read(files.find, file_id)
         if file is None or file.tenant != tenant:
             raise NotFound(f"the file '{file_id[:64]}' does not exist", param="file_id")

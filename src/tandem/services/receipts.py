@@ -1,15 +1,17 @@
 """Receipts: what was answered, so that feedback can refer to it by the completion's id.
 
 A receipt is committed before the end of its answer is sent, and deleted when it is older than the
-retention. Knows the store; knows neither engine nor HTTP. Invariant: a client that has read an
-answer to its end finds its receipt, unless the store failed meanwhile (which is logged, and does
-not fail the answer).
+retention. A clock that is set wrong deletes nothing: time passes as far as this server has run.
+Knows the store; knows neither engine nor HTTP. Invariant: a client that has read an answer to its
+end finds its receipt, unless the store failed meanwhile (which is logged, and does not fail the
+answer).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,12 +49,22 @@ class Draft:
 
 
 class Receipts:
-    """Keeps receipts for `days`; with 0 it keeps none. `now` is the time since the epoch."""
+    """Keeps receipts for `days`; with 0 it keeps none. `now` is the time since the epoch, and
+    `monotonic` counts seconds whatever the clock is set to."""
 
-    def __init__(self, store: Store, days: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        days: float,
+        now: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._kept_s = days * _DAY_S
         self._now = now
+        self._monotonic = monotonic
+        self._found_s: float | None = None
+        self._began_s = 0.0
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
@@ -94,7 +106,7 @@ class Receipts:
 
     async def sweep(self) -> int:
         """Delete what is older than the retention; how many receipts that were."""
-        before_s = self._now() - self._kept_s
+        before_s = await self._passed_s() - self._kept_s
         swept = 0
         while True:
             number = await self._store.write(rows.delete_before, before_s, _SWEPT_AT_ONCE)
@@ -105,8 +117,19 @@ class Receipts:
             await self._store.scrub()
         return swept
 
+    async def _passed_s(self) -> float:
+        """Now, but no later than the newest receipt that was there at the start and the seconds
+        since: what lies between, nobody but the clock says.
+        """
+        if self._found_s is None:
+            newest_s = await self._store.read(rows.newest)
+            self._found_s = self._now() if newest_s is None else newest_s
+            self._began_s = self._monotonic()
+        return min(self._now(), self._found_s + self._monotonic() - self._began_s)
+
     async def start(self) -> None:
-        """Sweep now and then, until `stop`."""
+        """Sweep now and then, until `stop`. Nothing is kept before."""
+        await self._passed_s()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def stop(self) -> None:

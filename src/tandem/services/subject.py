@@ -7,11 +7,13 @@ Knows no store but through `Receipts`. Invariant: a `Meaning` has the texts that
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import (
     AnswerTokens,
+    Feedback,
     FeedbackKind,
     Messages,
     Receipt,
@@ -139,6 +141,27 @@ def conversation_of(subject: Subject) -> str:
     users = [turn["content"] for turn in subject.messages if turn["role"] == "user"]
     began = users[0] if users else subject.prompt
     return hashlib.sha256(began.encode()).hexdigest()[:32]
+
+
+def same_as(feedback: Feedback, subject: Subject) -> str | None:
+    """A hash that feedback shares with what it supersedes; None if it supersedes nothing.
+
+    One key's rating of one answer by one user, be it another rating; a pair or a demonstration
+    only if it says the same of the same completion. Implicit signals supersede their own kind.
+    """
+    said, rates = feedback, feedback.kind is FeedbackKind.RATING
+    about: tuple[object, ...]
+    if said.kind is FeedbackKind.COMMENT:
+        return None
+    if subject.receipt is not None and subject.choice is not None:
+        answers = subject.choice.index if rates else (said.chosen, said.rejected)
+        about = (subject.receipt.completion_id, answers)
+    elif rates:
+        about = (said.conversation, said.messages, said.prompt, said.chosen)
+    else:
+        return None
+    who = (said.adapter, said.key_id, said.user, said.kind.value, said.signal)
+    return hashlib.sha256(json.dumps((who, about), sort_keys=True).encode()).hexdigest()
 
 
 def _of_receipt(ask: Ask, receipt: Receipt) -> Subject:

@@ -22,6 +22,7 @@ from tandem.core.errors import InvalidRequest, UnsupportedModel
 
 _CHARS_A_TOKEN = 8
 _SPACE_MARK = "\u2581"
+_FILES = ("tokenizer.json", "*.model", "*.model.*", "vocab.*", "*.tiktoken", "tekken.json")
 
 
 class Tokenizer:
@@ -45,10 +46,17 @@ class Tokenizer:
 
         Lengths are checked against the engine's limit, so the tokenizer shall not warn of its own.
         """
+        folder = Path(source)
+        # transformers would make an empty one, or miss a package that is there.
+        if folder.is_dir() and not any(path for kind in _FILES for path in folder.glob(kind)):
+            raise UnsupportedModel(f"{source} has no tokenizer (tokenizer.json and the like)")
         try:
             return cls(AutoTokenizer.from_pretrained(str(source), model_max_length=sys.maxsize))
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise UnsupportedModel(f"cannot load a tokenizer from {source}: {error}") from error
+        except Exception as error:  # of any kind, where a file is damaged
+            reason = " ".join(str(error).split())
+            raise UnsupportedModel(
+                f"cannot load a tokenizer from {source}: {type(error).__name__}: {reason}"
+            ) from error
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
 """What administrators change of an adapter in the store, each change in one transaction.
 
-Run by `versions`, which sees to the engine, the files and the learner. Invariant: a change is made
-as a whole, or refused with an error and not made at all.
+Run by `versions`, which sees to the engine, the files and the learner; one is made without them, by
+the watch. Invariant: a change is made as a whole, or refused with an error and not made at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.core.errors import Conflict, NotFound
-from tandem.core.learning import AdapterRecord, EventRecord, VersionRecord, VersionState
+from tandem.core.learning import (
+    AdapterRecord,
+    EventRecord,
+    SampleState,
+    VersionRecord,
+    VersionState,
+)
 from tandem.store import Connection, adapters, events, jobs, samples
 
 
@@ -25,11 +31,11 @@ def publish(
 ) -> tuple[VersionRecord, list[float] | None]:
     """Make a version current as it is now; it, and when the feedback was stored that it is the
     first to have learned from (None: it was published before)."""
-    version = _stored(connection, name, number)
+    version = replace(_stored(connection, name, number), watched=False)
     if version.state is VersionState.PUBLISHED:
         pinned = replace(event, message=f"version {number} pinned")
         adapters.set_current(connection, name, number, pinned)
-        return version, None
+        return _decided(connection, version), None
     used = adapters.trained_on(connection, name, number)
     version = adapters.publish(connection, version, consumed=used, event=event)
     learned = [each for each in samples.get(connection, used) if each.version == number]
@@ -59,7 +65,34 @@ def roll_back(
         number = current.parent
     message = f"rolled back from version {before} to {number}"
     event = replace(event, message=message, data={"version": number})
-    return number, adapters.set_current(connection, name, number, event)
+    version = adapters.set_current(connection, name, number, event)
+    return number, None if version is None else _decided(connection, version)
+
+
+def roll_back_watched(
+    connection: Connection, name: str, number: int, event: EventRecord
+) -> tuple[int, VersionRecord | None] | None:
+    """As `roll_back`, to the parent of version `number`, which nobody asked for; the event's
+    message is why. None, and nothing is done, if that version is not current or not watched now.
+
+    What it was the first to learn from is refused with it, and not taught again.
+    """
+    record, version = adapters.find(connection, name), adapters.version(connection, name, number)
+    if record is None or record.current != number or version is None or not version.watched:
+        return None
+    parent, why = version.parent, event.message
+    adapters.save_version(connection, replace(version, watched=False, reason=why))
+    refused = samples.change_of_version(
+        connection, name, number, SampleState.CONSUMED, SampleState.REFUSED
+    )
+    where = str(parent) if parent else "the base"
+    message = (
+        f"version {number} rolled back by itself to {where}: {why}. Its {refused} samples are not "
+        f"taught again. If its answers are what you want, publish it: tandem adapters publish "
+        f"{name} {number}"
+    )
+    event = replace(event, message=message, data={"version": parent, "from": number})
+    return parent, adapters.set_current(connection, name, parent, event)
 
 
 def require_candidate(version: VersionRecord) -> None:
@@ -80,6 +113,14 @@ def delete(connection: Connection, name: str) -> list[str]:
     adapters.delete(connection, name)
     events.forget(connection, name)
     return jobs.forget_checkpoints(connection, name)
+
+
+def _decided(connection: Connection, version: VersionRecord) -> VersionRecord:
+    """A person wants this version, which was published before: it is not watched any more, and
+    what was refused when it was rolled back by itself is taught again."""
+    name, number = version.adapter, version.number
+    samples.change_of_version(connection, name, number, SampleState.REFUSED, SampleState.CONSUMED)
+    return adapters.save_version(connection, replace(version, watched=False))
 
 
 def _stored(connection: Connection, name: str, number: int) -> VersionRecord:

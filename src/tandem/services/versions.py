@@ -18,7 +18,7 @@ from tandem.core.errors import Conflict, InvalidRequest, NotFound
 from tandem.core.learning import AdapterRecord, EventRecord, SampleState, Split, VersionRecord
 from tandem.services import version_changes as changes
 from tandem.services.adapters import Adapters, check_name
-from tandem.services.archives import pack
+from tandem.services.archives import EXPORTS, pack
 from tandem.services.checkpoints import loaded_checkpoint
 from tandem.services.imports import Imports
 from tandem.services.learning.learner import Learner
@@ -174,12 +174,7 @@ class Versions:
                 self._publisher.require_room(name)
             event = self._event(name, "rolled back", 0)
             reached, version = await self._store.write(changes.roll_back, name, number, event)
-            if version is not None:
-                await self._publisher.adopt(version)
-            else:
-                await self._publisher.withdraw(name)
-            self._tools.metrics.version.labels(name).set(reached)
-            self._tools.metrics.versions.labels(name, "rolled_back").inc()
+            await self._tools.rolled_back(name, reached, version)
         return reached
 
     async def delete(self, name: str) -> None:
@@ -204,11 +199,12 @@ class Versions:
     async def archive(self, name: str, number: int | None) -> Path:
         """A zip of PEFT's files of a version (None: the current), to be removed by the caller.
 
-        Raises `NotFound`.
+        Raises `NotFound`, also when its files are gone.
         """
         record = await self._known(name)
         version = await self._version(name, record.current if number is None else number)
-        return await asyncio.to_thread(pack, Path(version.path))
+        folder = self._store.directory / EXPORTS
+        return await asyncio.to_thread(pack, Path(version.path), folder)
 
     async def _delete_unlearned(self, name: str) -> None:
         loaded = name in self._client.adapters

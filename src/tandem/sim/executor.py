@@ -178,8 +178,9 @@ class SimExecutor:
         """The token that a sequence draws at an output position."""
         return (seq_id * _STRIDE + position) % self.info.vocab_size
 
-    def load_adapter(self, version: AdapterVersion) -> None:
+    def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
         """Nothing to load."""
+        return lambda: None
 
     def drop_adapter(self, content_hash: str) -> None:
         """Nothing to drop."""

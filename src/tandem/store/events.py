@@ -1,16 +1,21 @@
-"""The history of adapters and jobs, line by line."""
+"""The history of adapters and jobs, line by line.
+
+The log has it, too: the writer tells what was committed (`session.Store`). Invariant: an event that
+was undone is in neither.
+"""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
 from tandem.core.learning import EventRecord
-from tandem.store.session import Connection
+from tandem.store.session import TOLD, Connection
 from tandem.store.tables import EVENTS, from_row, to_row
 
 
 def add(connection: Connection, event: EventRecord) -> int:
     """Append an event; its number, which only grows. `event.number` is ignored."""
+    connection.info.setdefault(TOLD, []).append(event)
     row = to_row(event)
     del row["number"]
     number = connection.execute(sa.insert(EVENTS).returning(EVENTS.c.number), row).scalar_one()

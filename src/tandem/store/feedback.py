@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from tandem.core.learning import Feedback, Sample
+from tandem.core.learning import Feedback, FeedbackKind, Sample
 from tandem.store import adapters, samples
 from tandem.store.session import Connection
 from tandem.store.tables import FEEDBACK, RECEIPTS, SAMPLES, from_row, in_chunks, to_row
@@ -54,11 +54,25 @@ def add(
     *,
     idempotency_key: str | None = None,
     digest: str = "",
+    same: str | None = None,
 ) -> None:
-    """Keep feedback and the samples made of it. The id and the key must be new."""
-    row = {**to_row(feedback), "idempotency_key": idempotency_key, "digest": digest}
+    """Keep feedback and the samples made of it. The id and the key must be new.
+
+    It takes the place of feedback with the same hash `same`, whose samples that no version has
+    learned from yet become invalid.
+    """
+    if same is not None:
+        _supersede(connection, same, feedback.feedback_id)
+    row = {**to_row(feedback), "idempotency_key": idempotency_key, "digest": digest, "same": same}
     connection.execute(sa.insert(FEEDBACK), row)
     samples.add(connection, made)
+
+
+def _supersede(connection: Connection, same: str, feedback_id: str) -> None:
+    earlier = sa.update(FEEDBACK).where(FEEDBACK.c.same == same, FEEDBACK.c.superseded_by.is_(None))
+    done = earlier.values(superseded_by=feedback_id).returning(FEEDBACK.c.feedback_id)
+    withdrawn = _sample_ids(connection, list(connection.execute(done).scalars()))
+    samples.invalidate(connection, dict.fromkeys(withdrawn, f"superseded by {feedback_id}"))
 
 
 def find(connection: Connection, feedback_id: str) -> Stored | None:
@@ -84,6 +98,36 @@ def listed(
         query = query.where(FEEDBACK.c.row < last)
     rows = connection.execute(query.order_by(FEEDBACK.c.row.desc()).limit(limit)).mappings().all()
     return _with_samples(connection, rows)
+
+
+def ratings(connection: Connection, adapter: str, signal: str, limit: int) -> dict[str, list[bool]]:
+    """Ratings of one signal among an adapter's newest `limit` feedback: up (True) or down, by the
+    label of the version that they are about, oldest first. Of several of one answer the last
+    counts."""
+    newest = (
+        sa.select(FEEDBACK)
+        .where(FEEDBACK.c.adapter == adapter)
+        .order_by(FEEDBACK.c.row.desc())
+        .limit(limit)
+        .subquery()
+    ).c
+    query = (
+        sa.select(newest.version, newest.completion_id, newest.chosen, newest.rating)
+        .where(
+            newest.kind == FeedbackKind.RATING.value,
+            newest.signal == signal,
+            newest.version != "",
+            newest.rating != 0.5,
+        )
+        .order_by(newest.row)
+    )
+    last: dict[tuple[str, str, str], bool] = {}
+    for version, completion_id, chosen, rating in connection.execute(query):
+        last[version, completion_id, chosen] = rating > 0.5
+    found: dict[str, list[bool]] = {}
+    for (version, _, _), up in last.items():
+        found.setdefault(version, []).append(up)
+    return found
 
 
 def erase(connection: Connection, which: Filter, *, feedback_id: str | None = None) -> Erased:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,11 @@ WAIT_S = 5.0
 """How long a database waits for a server that was killed to be noticed."""
 
 _FILE = "lock"
+_WRITTEN = (
+    _FILE,
+    *("tandem.db", "tandem.db-wal", "tandem.db-shm"),
+    *("adapters", "canary", "exports", "files", "jobs"),
+)
 _SESSION = (
     "SET tcp_keepalives_idle = 10",  # a machine that is gone is noticed in half a minute
     "SET tcp_keepalives_interval = 5",
@@ -35,9 +41,16 @@ _POLL_S = 0.05
 
 
 def lock_directory(directory: Path) -> IO[str]:
-    """Make and lock it; closing the file unlocks it. Raises `StoreError`."""
+    """Make and lock it; closing the file unlocks it. Raises `StoreError`, also if something in it
+    cannot be written: that would show only when somebody needs it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        for path in (directory, *(directory / name for name in _WRITTEN)):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise StoreError(
+                    f"the store cannot be written: {path} is read-only. Make it writable for the "
+                    "server's user, or choose another store.directory (--store-directory)"
+                )
         lock = (directory / _FILE).open("w", encoding="utf-8")
     except OSError as error:
         raise StoreError(f"cannot use the directory {directory}: {error}") from error

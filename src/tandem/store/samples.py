@@ -150,8 +150,26 @@ def finish(
     if state is SampleState.CONSUMED:
         refused = SAMPLES.c.version == version
         _move(connection, sample_ids, SampleState.REFUSED, values, refused)
-        _move(connection, sample_ids, SampleState.ACCEPTED, values)
+        learned = sa.exists().where(
+            USES.c.sample_id == SAMPLES.c.sample_id,
+            USES.c.adapter == SAMPLES.c.adapter,
+            USES.c.version == version,
+        )
+        _move(connection, sample_ids, SampleState.ACCEPTED, values, learned)
     return len(finished)
+
+
+def change_of_version(
+    connection: Connection, adapter: str, version: int, start: SampleState, end: SampleState
+) -> int:
+    """`CONSUMED -> REFUSED` for all that a version used first, or back again; how many."""
+    assert {start, end} == {SampleState.CONSUMED, SampleState.REFUSED}
+    change = sa.update(SAMPLES).where(
+        SAMPLES.c.adapter == adapter,
+        SAMPLES.c.version == version,
+        SAMPLES.c.state == start.value,
+    )
+    return connection.execute(change.values(state=end.value)).rowcount
 
 
 def invalidate(connection: Connection, problems: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import queue
 import sqlite3
 import threading
@@ -26,12 +27,18 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from tandem.core.errors import StoreError
+from tandem.core.learning import EventRecord
 from tandem.store import identity
 from tandem.store.locks import DatabaseLock, lock_directory
 from tandem.store.migrate import migrate
 from tandem.store.paths import DIRECTORY
 
-__all__ = ["Connection", "Store"]
+__all__ = ["TOLD", "Connection", "Store"]
+
+logger = logging.getLogger(__name__)
+
+TOLD = "told"
+"""Under this name a connection that writes notes the events of its transaction."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -39,6 +46,8 @@ Result = TypeVar("Result")
 _BUSY_MS = 10_000
 _READERS = 4
 _MOST_IN_ONE_COMMIT = 256
+_LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
+_SHOWN_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +206,17 @@ class Store:
     def _commit(self, batch: list[_Write]) -> None:
         """One transaction for all; each in a savepoint, so that a failure stays its own."""
         results: list[tuple[_Write, Any]] = []
+        told: list[EventRecord] = []
         try:
             with _translated("write"), self._writing.begin() as connection:
+                connection.info[TOLD] = told
                 for item in batch:
+                    kept = len(told)
                     try:
                         with _translated("write"), connection.begin_nested():
                             results.append((item, item.work(connection)))
                     except Exception as error:
+                        del told[kept:]
                         if connection.invalidated or not connection.in_transaction():
                             raise
                         item.done.set_exception(error)
@@ -214,6 +227,16 @@ class Store:
             return
         for item, result in results:
             item.done.set_result(result)
+        for event in told:
+            _log(event)
+
+
+def _log(event: EventRecord) -> None:
+    """Say it where operators look. Of a job's steps, every tenth is enough."""
+    level = _LEVELS.get(event.level, logging.INFO)
+    if event.data.get("type") == "metrics" and event.data.get("step", 0) % _SHOWN_STEPS:
+        level = logging.DEBUG
+    logger.log(level, "%s: %s", event.subject, " ".join(event.message.split()))
 
 
 def _call(

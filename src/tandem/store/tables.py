@@ -85,12 +85,15 @@ FEEDBACK = _table(
     _text("completion_id"),
     _text("version"),
     _json("metadata"),
+    sa.Column("superseded_by", sa.Text),
+    sa.Column("same", sa.Text),
     sa.Column("idempotency_key", sa.Text),
     _text("digest"),
     sa.UniqueConstraint("key_id", "idempotency_key", name="feedback_once"),
     sa.Index("feedback_by_adapter", "adapter", "row"),
     sa.Index("feedback_by_user", "user", "row"),
     sa.Index("feedback_by_completion", "completion_id"),
+    sa.Index("feedback_by_same", "same"),
 )
 
 SAMPLES = _table(
@@ -160,6 +163,7 @@ VERSIONS = _table(
     _json("metrics"),
     _json("reason"),
     sa.Column("tainted", sa.Boolean, nullable=False),
+    sa.Column("watched", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 USES = _table(

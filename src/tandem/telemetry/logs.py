@@ -14,6 +14,28 @@ from typing import Any, TextIO
 ROOT = "tandem"
 
 
+# What is asked every second or so by those who watch a server.
+_POLLED = frozenset(
+    (
+        *("/health", "/ready", "/metrics"),
+        *("/v1/adapters/{name}", "/v1/adapters/{name}/events"),
+        *("/v1/fine_tuning/jobs/{job_id}", "/v1/fine_tuning/jobs/{job_id}/events"),
+    )
+)
+
+
+class QuietPolls(logging.Filter):
+    """Leaves out that somebody looked, unless the logger tells details; what failed is told."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is shown."""
+        fields: dict[str, Any] = record.__dict__.get("fields", {})
+        looked = fields.get("method") == "GET" and fields.get("route") in _POLLED
+        if not looked or fields.get("status", 500) >= 400:
+            return True
+        return logging.getLogger(ROOT).isEnabledFor(logging.DEBUG)
+
+
 class FieldFormatter(logging.Formatter):
     """`time level logger message key=value ...`, with values quoted where they need it."""
 
@@ -35,6 +57,7 @@ def configure(level: str, stream: TextIO = sys.stderr) -> logging.Logger:
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(FieldFormatter())
+    handler.addFilter(QuietPolls())
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tandem.core.errors import AdapterError, StoreError
+from tandem.core.errors import AdapterError, DiskError
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.training.optimizer import AdamState
 from tandem.training.parameters import ParameterLayout
@@ -44,7 +44,7 @@ class Checkpoint:
     schedule_from: int = 0
 
     def write(self, path: str) -> None:
-        """Write the new directory `path`. Raises `AdapterError`, or `StoreError` if the disk does
+        """Write the new directory `path`. Raises `AdapterError`, or `DiskError` if the disk does
         not take it; then it does not exist."""
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -60,7 +60,7 @@ class Checkpoint:
             _sync(target.parent)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise StoreError(f"cannot write the adapter to {target}: {error}") from error
+            raise DiskError(f"cannot write the adapter to {target}: {error}") from error
 
     def _write_files(self, folder: Path) -> None:
         self._write_tensors(folder / WEIGHTS, self.layout.named(self.parameters))

@@ -66,3 +66,15 @@ async def test_a_line_without_a_finite_score_is_named(tmp_path: Path, kind: str,
         valid = COLUMNS.index("valid_loss")
         rows = Path(file.path).read_text().splitlines()[1:]
         assert [row.split(",")[valid] for row in rows] == ["", ""]
+
+
+async def test_a_job_whose_file_is_gone_fails_and_names_it(tmp_path: Path) -> None:
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        training = await upload(world, preferences(2))
+        file = await world.store.read(files.find, training)
+        assert file is not None
+        Path(file.path).unlink()
+        job = await ended(jobs, (await jobs.create(ask(training), CALLER)).job_id)
+        assert job.status is JobStatus.FAILED
+        assert (job.error["code"], job.error["param"]) == ("file_not_found", "training_file")
+        assert training in job.error["message"] and str(tmp_path) not in job.error["message"]

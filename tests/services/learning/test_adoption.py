@@ -120,8 +120,7 @@ async def test_what_is_taken_back_while_the_engine_restarts_stays_away(
         await learn(made, 2)
         engine.die()
         steering = asyncio.create_task(steer(versions))
-        await asyncio.sleep(0.3)
-        assert "formal" in engine.adapters  # which an engine that comes back loads again
+        await until(lambda: "formal" not in engine.adapters)  # so that nothing loads it again
         engine.state = EngineState.READY
         await steering
         assert "formal" not in engine.adapters

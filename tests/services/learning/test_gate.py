@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from tandem.core.learning import GateMode
 from tandem.services.learning.gate import (
+    Asked,
     Bounds,
     CanaryMeasures,
+    Fault,
     Measurements,
     Outcome,
     PairMargins,
+    Reading,
     Thumb,
     auc,
     decide,
@@ -91,6 +95,78 @@ def test_thumbs_are_judged_by_their_auc() -> None:
     assert verdict.outcome is Outcome.REFUSE and "AUC" in verdict.reasons[0]
     few = Measurements(FINE, thumbs=thumbs[:30])
     assert decide(few, GateMode.AUTO, BOUNDS).outcome is Outcome.PUBLISH
+
+
+READ = Reading(28, (), kept=0.9, length=1.0)
+ASKED = Asked(kept=0.9, length=1.0, divergence=0.2, gain=0.8)
+BROKEN = Fault("repetition", "Mmmm Mmmm Mmmm")
+
+
+@pytest.mark.parametrize(
+    ("reading", "asked", "word"),
+    [
+        (replace(READ, faults=(BROKEN,) * 3), ASKED, "3 of 28 answers are broken, 3 by repetition"),
+        (replace(READ, kept=0.1), ASKED, "keep 10% of their content words"),
+        (replace(READ, length=0.3), ASKED, "keep 30% of their length"),
+        (READ, replace(ASKED, gain=-0.1), "less likely, by 0.10"),
+        (READ, replace(ASKED, gain=math.nan), "less likely"),
+        (READ, replace(ASKED, divergence=6.0), "read like noise"),
+        (replace(READ, kept=0.1), None, "content words"),
+    ],
+)
+def test_what_answers_say_is_judged(reading: Reading, asked: Asked | None, word: str) -> None:
+    measured = Measurements(FINE, pairs(50, 0.0, 1.0), reading=reading, asked=asked)
+    verdict = decide(measured, GateMode.AUTO, Bounds())
+    assert verdict.outcome is Outcome.REFUSE
+    assert len(verdict.reasons) == 1 and word in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("canary", "reading", "asked"),
+    [
+        (FINE, READ, ASKED),
+        (FINE, replace(READ, faults=(BROKEN,) * 2), ASKED),  # two of 28
+        (FINE, replace(READ, length=0.3), replace(ASKED, kept=0.4, length=0.35)),  # brevity
+        (FINE, replace(READ, kept=0.02), replace(ASKED, kept=0.05)),  # another language, refusals
+        (
+            replace(FINE, divergence=1.9),  # what is as strange as what was asked for
+            replace(READ, kept=0.02),
+            replace(ASKED, kept=0.05, divergence=1.8),
+        ),
+    ],
+)
+def test_tastes_pass(canary: CanaryMeasures, reading: Reading, asked: Asked) -> None:
+    measured = Measurements(canary, reading=reading, asked=asked)
+    assert decide(measured, GateMode.AUTO, Bounds()).reasons == ()
+
+
+def test_what_is_stranger_than_what_was_asked_for_is_refused() -> None:
+    canary = replace(FINE, divergence=1.9)
+    measured = Measurements(canary, reading=READ, asked=replace(ASKED, divergence=1.3))
+    [reason] = decide(measured, GateMode.AUTO, Bounds()).reasons
+    assert "(bound: 1.80)" in reason
+
+
+def test_a_version_that_teaches_nothing_is_none() -> None:
+    margins = tuple(PairMargins(0.0, 0.0, -1.0 if at < 6 else 1.0) for at in range(10))
+    [reason] = decide(Measurements(FINE, margins), GateMode.AUTO, Bounds()).reasons
+    assert "of 10 held-out pairs only 40% moved the right way" in reason
+    assert not decide(Measurements(FINE, margins[:9]), GateMode.AUTO, Bounds()).reasons
+
+
+def test_numbers_of_a_reading_are_kept_with_the_version() -> None:
+    found = summary(Measurements(FINE, reading=replace(READ, faults=(BROKEN,)), asked=ASKED))
+    assert found["broken_answers"] == 1 and found["answers_read"] == 28
+    assert found["chosen_gain"] == 0.8 and found["asked_kept"] == 0.9
+
+
+def test_the_win_rate_is_also_reported_a_token() -> None:
+    margins = (
+        PairMargins(0.0, 0.0, candidate=-5.0, normalised=0.1),
+        PairMargins(0.0, 0.0, candidate=5.0, normalised=0.2),
+    )
+    found = summary(Measurements(FINE, margins))
+    assert found["win_rate"] == 0.5 and found["win_rate_per_token"] == 1.0
 
 
 def test_one_key_may_not_exceed_its_share() -> None:

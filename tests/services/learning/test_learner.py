@@ -90,7 +90,7 @@ async def test_a_refused_candidate_is_tried_more_gently_and_does_not_loop(tmp_pa
         assert "(1 more try)" in messages[1][1]
         assert "tandem adapters publish formal 3" in messages[2][1]
         rates = [spec.optimizer.learning_rate for spec in made.engine.opened]
-        assert rates == [5e-4, 2.5e-4, 1.25e-4]
+        assert rates == [1e-3, 5e-4, 2.5e-4]
         refused = made.registry.get_sample_value(
             "tandem_learning_versions_total", {"adapter": "formal", "outcome": "refused"}
         )

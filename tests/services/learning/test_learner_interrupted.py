@@ -4,15 +4,21 @@ it waits, gives up or goes on, and leaves nothing behind."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fake_engine import FakeEngine
 from learning_world import settled, state_of, until, world
+from tandem.core.errors import EngineDead, StoreError
 from tandem.core.learning import SampleState
+from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
+from tandem.services import backoff
 from tandem.services.learning import learner
+from tandem.services.learning.recovery import Reconciler
 from tandem.store import adapters, events
 
 
@@ -138,3 +144,88 @@ async def test_stopping_together_with_news_does_not_wait(tmp_path: Path) -> None
         made.learner.notify("formal")
         async with asyncio.timeout(10.0):
             await made.learner.stop()
+
+
+class DiesWriting(FakeEngine):
+    """Its process ends while it writes a candidate, which the first `stage` is."""
+
+    async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
+        if not self.published:
+            folder = Path(path)
+            (folder.parent / f".{folder.name}.4711.partial").mkdir()
+            self.published.append(AdapterVersion("", 0, "", ""))
+            self.die()
+            raise EngineDead("the engine process ended")
+        return await super().stage(trainer, name, path)
+
+
+async def test_what_a_dying_engine_has_half_written_is_gone_with_the_next_version(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, engine=DiesWriting()) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await until(lambda: made.engine.state is EngineState.DEAD)
+        folder = tmp_path / "adapters" / "formal"
+        await until(lambda: [path.name for path in folder.iterdir()] == [".1.tmp.4711.partial"])
+        await made.engine.start()
+        await settled(made)
+        [version] = await made.store.read(adapters.versions, "formal")
+        assert [str(path) for path in folder.iterdir()] == [version.path]
+
+
+async def test_what_a_failed_commit_has_left_is_gone_with_the_next_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_S", 0.05)
+    async with world(tmp_path) as made:
+        write, failed = made.store.write, []
+
+        async def fails_once(work: Any, *given: Any, **named: Any) -> Any:
+            if work is adapters.publish and not failed:
+                failed.append(work)
+                raise StoreError("cannot write: the disk is full")
+            return await write(work, *given, **named)
+
+        made.store.write = fails_once  # type: ignore[method-assign]
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await until(lambda: "formal" in made.engine.adapters)
+        [version] = await made.store.read(adapters.versions, "formal")
+        folder = tmp_path / "adapters" / "formal"
+        assert failed and version.number == 2
+        assert [str(path) for path in folder.iterdir()] == [version.path]
+
+
+async def test_a_version_that_the_engine_has_lost_answers_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        await until(lambda: set(made.engine.adapters) == {"formal"})
+        [current] = made.engine.adapters.values()
+        watch = Reconciler(made.tools, made.learner)
+        old = AdapterVersion("formal", 0, "other", str(tmp_path))
+        for wrong in ({}, {"formal": old}):
+            made.engine.adapters = dict(wrong)
+            await watch.look()
+            assert made.engine.adapters == {"formal": current}
+
+
+async def test_a_version_that_cannot_be_loaded_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        await until(lambda: set(made.engine.adapters) == {"formal"})
+        version = await made.store.read(adapters.version, "formal", 1)
+        assert version is not None
+        lost = replace(version, path=str(tmp_path / "broken"))
+        await made.store.write(adapters.save_version, lost)
+        watch = Reconciler(made.tools, made.learner)
+        for _ in range(3):
+            await watch.look()
+        told = [record.message for record in caplog.records if "current version" in record.message]
+        assert len(told) == 1 and "formal" in told[0]

@@ -12,6 +12,10 @@ from tandem.core.learning import SampleKind
 from tandem.services.learning.selection import (
     UNSCORED_LOSS,
     choose,
+    epochs_of,
+    groups,
+    is_ready,
+    known,
     plan_steps,
     priority,
     to_go_on,
@@ -96,7 +100,7 @@ def test_later_epochs_take_the_same_samples_with_other_neighbours() -> None:
 
 def test_samples_are_seen_again_until_their_loss_is_low() -> None:
     kto, sft = SampleKind.KTO, SampleKind.SFT
-    left = [head(1), head(2, loss=0.6), head(3, kind=kto, loss=0.4), head(4, kind=sft, loss=0.4)]
+    left = [head(1), head(2, loss=0.6), head(3, kind=kto, loss=0.4), head(4, kind=sft, loss=0.2)]
     done = [head(5, loss=0.3), head(6, kind=sft, loss=0.05), head(7, kind=kto, loss=0.2)]
     assert to_go_on([*left, *done], ()) == left
 
@@ -113,3 +117,71 @@ def test_the_last_few_are_not_chased() -> None:
     assert to_go_on([*learned, *stubborn], ()) == []
     assert to_go_on([*learned[1:], *stubborn], ()) == stubborn
     assert to_go_on([head(1, loss=2.0)], ()) == [head(1, loss=2.0)]
+
+
+def thumbs(likes: int, dislikes: int) -> list[SampleHead]:
+    labels = [True] * likes + [False] * dislikes
+    return [head(row, kind=SampleKind.KTO, desirable=up) for row, up in enumerate(labels)]
+
+
+def test_dislikes_wait_for_likes() -> None:
+    assert groups(thumbs(0, 5)) == []
+    [mixed] = groups(thumbs(2, 5))
+    assert [h.desirable for h in mixed] == [True, True, False, False]
+    assert [len(group) for group in groups(thumbs(5, 2))] == [7]
+    assert groups([head(9), *thumbs(0, 5)]) == [[head(9)]]
+
+
+def test_no_step_is_made_of_dislikes_alone() -> None:
+    settings = LearningSettings(batch_samples=4, replay=0.0)
+    up = {h.sample_id for h in thumbs(6, 6) if h.desirable}
+    for step in plan_steps(thumbs(6, 6), (), settings):
+        assert len(up & set(step.new)) == 2
+
+
+def test_what_was_refused_learns_apart_from_what_is_new() -> None:
+    fresh, once, twice = head(1), head(2, refusals=1), head(3, refusals=2)
+    assert groups([twice, once, fresh]) == [[fresh], [once], [twice]]
+    assert groups([]) == []
+
+
+def arrived(count: int, newest_s: float, oldest_s: float) -> list[SampleHead]:
+    """So many samples, the newest and the oldest so many seconds ago."""
+    return [
+        head(row, created_s=NOW_S - (newest_s if row == count - 1 else oldest_s))
+        for row in range(count)
+    ]
+
+
+def test_a_version_waits_for_enough_samples_or_for_a_time() -> None:
+    settings = LearningSettings(batch_samples=8, version_wait_s=60.0)
+
+    def ready(count: int, newest_s: float, oldest_s: float) -> bool:
+        return is_ready(arrived(count, newest_s, oldest_s), 64, settings, NOW_S)
+
+    assert ready(64, 0.0, 1.0)  # a full version
+    assert ready(40, 1.5, 2.0) and not ready(40, 0.5, 2.0)  # an import that has just ended
+    assert not ready(8, 5.0, 40.0) and ready(8, 15.0, 40.0)  # a lull
+    assert ready(12, 1.0, 60.0)  # one every five seconds, for a minute
+    assert not ready(1, 300.0, 300.0) and ready(1, 600.0, 600.0)
+    assert not is_ready([], 64, settings, NOW_S)
+
+
+def test_epochs_follow_the_number_of_samples() -> None:
+    settings = LearningSettings(batch_samples=8, epochs=6)
+    assert [epochs_of(n, settings) for n in (1, 8, 16, 40, 64, 200)] == [6, 6, 6, 5, 3, 1]
+
+
+def test_what_the_version_says_already_teaches_nothing() -> None:
+    sft = SampleKind.SFT
+    seen = [head(90 + at, kind=sft, loss=loss) for at, loss in enumerate((0.9, 1.0, 1.1))]
+    new = [
+        head(1, loss=0.1),
+        head(2, loss=0.1),
+        head(3, loss=0.6),
+        head(4, kind=sft, loss=1.2),
+        head(5, kind=sft, loss=1.3),
+        head(6, kind=sft),
+    ]
+    assert known(new, seen, {"s2"}) == {"s1", "s4"}
+    assert known(new, [], ()) == {"s1", "s2"}

@@ -19,7 +19,6 @@ from typing import Any
 from tandem.core.errors import EngineDead, InvalidRequest, NoMemory, TrainingCancelled
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
 from tandem.core.version import INTERNAL
-from tandem.services.durable import make_directory
 from tandem.services.jobs.examples import Examples, admit, read_examples, trainer_spec
 from tandem.services.jobs.method import Method
 from tandem.services.jobs.publication import Publication, require_start
@@ -31,6 +30,7 @@ from tandem.services.learning.publish import NoRoom, engine_ready, move_durably,
 from tandem.services.learning.references import Model, NotFinite, References
 from tandem.services.learning.settings import BASE, reference_number
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
+from tandem.services.learning.strays import make_room, remove_staged
 from tandem.services.models import SEPARATOR
 from tandem.store import Connection, adapters, events, jobs
 
@@ -203,6 +203,7 @@ class JobRun:
 
     async def _train(self, examples: Examples) -> None:
         """From the last commit to the last step."""
+        await self._course.publisher.require_disk(self.job.adapter)
         method = examples.method
         reference = await self._reference(method.reference)
         maker = await admit(self.job, self.trainer, examples, reference, self._course)
@@ -319,9 +320,13 @@ class JobRun:
         """Write the trainer's state aside, rename it, and let the job's row name it."""
         path = self.directory / str(step)
         aside = path.with_name(f"{step}.tmp")
-        await asyncio.to_thread(_make_room, path, aside)
+        await asyncio.to_thread(make_room, path, aside)
         name = f"{INTERNAL}checkpoint/{self.job.job_id}"
-        staged = await self._client.stage(self.trainer, name, str(aside))
+        try:
+            staged = await self._client.stage(self.trainer, name, str(aside))
+        except EngineDead:
+            await asyncio.to_thread(remove_staged, aside)
+            raise
         await self._course.publisher.forget(name)
         self._tools.at("job before rename")
         await asyncio.to_thread(move_durably, aside, path)
@@ -389,10 +394,3 @@ def _start(connection: Connection, job: JobRecord, told: EventRecord) -> bool:
 def _move(connection: Connection, job: JobRecord, told: EventRecord) -> None:
     jobs.update(connection, job)
     events.add(connection, told)
-
-
-def _make_room(path: Path, aside: Path) -> None:
-    make_directory(path.parent)
-    half_written = path.parent.glob(f".{aside.name}.*")  # by an engine that died
-    for old in (path, aside, *half_written):
-        remove_tree(old)

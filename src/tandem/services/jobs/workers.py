@@ -134,7 +134,7 @@ class Workers:
 
         Whoever pauses it sees to the rest: it is not tried again then.
         """
-        backoff, step, unknown = Backoff(), 0, False
+        backoff, step, unknown, told = Backoff(), 0, False, ""
         run: JobRun | None = None
         while True:
             try:
@@ -163,7 +163,9 @@ class Workers:
                 if run is not None and run.pausing:
                     logger.error("%s is interrupted while it is paused", job_id, exc_info=error)
                     return run.job
-                logger.error("%s is interrupted and tried again", job_id, exc_info=error)
+                if str(error) != told:
+                    logger.error("%s is interrupted and tried again: %s", job_id, error)
+                told = str(error)
                 await backoff.wait()
 
     def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:

@@ -17,7 +17,10 @@ from tandem.core.learning import EventRecord, SampleKind
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
 from tandem.services.learning.references import Model, NotFinite, References
-from tandem.services.learning.selection import epochs_of, plan_steps
+from tandem.services.learning.selection import (
+    epochs_of,
+    plan_steps,
+)
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.steps import (
     Failed,
@@ -33,7 +36,9 @@ from tandem.store.samples import SampleHead
 
 logger = logging.getLogger(__name__)
 
-# Training ends where it has moved so far from the base, as a share of what the gate allows.
+# The trust region, as shares of what the gate allows: how far one version may move, and where its
+# adapter may be afterwards.
+_MOST_MOVE = 0.2
 _MOST_DRIFT = 0.75
 
 
@@ -80,24 +85,26 @@ class BlockTrainer:
         if block.chosen:
             await self._open(block)
         if block.chosen and block.record.current:
-            await self._meet(block, maker)
+            block.meet(*await self._judge(block, maker, block.chosen))
         return maker
 
-    async def _meet(self, block: Block, maker: StepMaker) -> None:
-        """Score the new samples under the current version, and leave out what it knows."""
+    async def _judge(
+        self, block: Block, maker: StepMaker, heads: Sequence[SampleHead]
+    ) -> tuple[dict[str, float], set[str]]:
+        """The loss of each sample under the working parameters as they are, and the pairs that they
+        judge the wrong way."""
         losses: dict[str, float] = {}
         misjudged: set[str] = set()
-        for plan in plan_steps(block.chosen, (), block.settings):
+        for plan in plan_steps(heads, (), block.settings):
+            wanted = _wanted(plan.sample_ids, plan.kind, block.settings, 0.0)
             try:
-                prepared = await maker.prepare(
-                    *_wanted(plan.sample_ids, plan.kind, block.settings, 0.0)
-                )
+                prepared = await maker.prepare(*wanted)
             except NotFinite:
                 continue  # training finds out which of them it is
             given = await maker.scored(prepared)
             losses |= prepared.losses(given)
             misjudged |= prepared.misjudged(given)
-        block.meet(losses, misjudged)
+        return losses, misjudged
 
     async def _reference(self, settings: LearningSettings) -> Model:
         number = settings.reference_version
@@ -127,24 +134,28 @@ class BlockTrainer:
         self.open_from = (current, refusals)
 
     async def learn(self, block: Block) -> None:
-        """Go over the samples until most are learned, or the model has moved far enough: the trust
-        region is a bound on how much likelihood answers to trusted prompts may lose.
+        """Go over the samples until most are learned or the model has moved far enough.
 
+        The trust region is a bound on what answers to trusted prompts may lose. A divergence grows
+        with the square of the way, so training ends before the epoch that would leave the region.
         Raises as the engine client does, and `AdapterError`.
         """
         maker = await self._prepare(block)
-        epochs = epochs_of(len(block.chosen), block.settings)
-        for epoch in range(epochs):
+        began = await self._drift(block) if block.chosen and block.record.current else 0.0
+        for epoch in range(epochs_of(len(block.chosen), block.settings)):
             heads = block.unlearned()
             if not heads:
                 return
             await self._train(block, maker, heads, epoch)
-            if epoch == epochs - 1 or not block.latest:
-                continue
-            encoder = self._tools.encoder(block.settings)
-            block.drift = await self._tools.examiner.drift(self.name, encoder)
-            if not block.drift < _MOST_DRIFT:
+            if not block.latest:
                 return
+            block.drift = await self._drift(block)
+            next_move = (block.drift - began) * ((epoch + 2) / (epoch + 1)) ** 2
+            if not (next_move < _MOST_MOVE and block.drift < _MOST_DRIFT):
+                return
+
+    async def _drift(self, block: Block) -> float:
+        return await self._tools.examiner.drift(self.name, self._tools.encoder(block.settings))
 
     async def _train(
         self, block: Block, maker: StepMaker, heads: Sequence[SampleHead], epoch: int

@@ -2,7 +2,8 @@
 
 A line of the file is `{"messages": [...]}` or `{"prompt": ...}`, with `answer` where the operator
 wrote one; otherwise the base model's own greedy answer is trusted, made once and kept. Invariant:
-the answers depend on the file and the base model alone.
+the answers depend on the file and the base model alone. A file that cannot be used is refused
+before anything is learned, and the error names the line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,27 +40,58 @@ class CanaryLine(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class CanarySet:
-    """The lines of a canary file; `digest` identifies its content."""
+    """The lines of a canary file; `digest` identifies its content.
+
+    `numbers` are those of the lines in `file`, which is the one that is `shipped` or an operator's.
+    """
 
     lines: tuple[CanaryLine, ...]
     digest: str
+    numbers: tuple[int, ...]
+    file: Path
+    shipped: bool
+
+    def problem(self, place: int, what: str) -> InvalidRequest:
+        """The error that says what is wrong with a line."""
+        return _unusable(self.file, f"line {self.numbers[place]}: {what}")
 
 
-def read_canary(path: str) -> CanarySet:
-    """The set at `path`; empty: the one that is shipped. Raises `InvalidRequest`."""
+def read_canary(path: str, *, chats: bool = True) -> CanarySet:
+    """The set at `path`; empty: the one that is shipped, as plain prompts for a model that `chats`
+    not. Raises `InvalidRequest`."""
     file = Path(path) if path else DEFAULT_FILE
     try:
-        raw = file.read_bytes()
-        lines = tuple(
-            msgspec.json.decode(line, type=CanaryLine) for line in raw.splitlines() if line.strip()
-        )
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidRequest(f"learning.canary_file: cannot use {file}: {error}") from error
-    if not lines or any(bool(line.messages) == bool(line.prompt) for line in lines):
-        raise InvalidRequest(
-            f"learning.canary_file: {file} needs lines with either 'messages' or 'prompt'"
-        )
-    return CanarySet(lines, hashlib.sha256(raw).hexdigest()[:16])
+        raw = file.read_bytes().removeprefix(BOM_UTF8)
+    except OSError as error:
+        raise _unusable(file, str(error)) from error
+    numbered = [(n, line) for n, line in enumerate(raw.splitlines(), start=1) if line.strip()]
+    if not numbered:
+        raise _unusable(file, "it has no lines")
+    lines = tuple(_line(file, number, line) for number, line in numbered)
+    digest = hashlib.sha256(raw).hexdigest()[:16]
+    if not path and not chats:
+        lines = tuple(CanaryLine(prompt=line.messages[-1]["content"]) for line in lines)
+        digest = f"{digest}-plain"
+    return CanarySet(lines, digest, tuple(number for number, _ in numbered), file, not path)
+
+
+def _line(file: Path, number: int, raw: bytes) -> CanaryLine:
+    """One line. Raises `InvalidRequest` that names it."""
+    try:
+        line = msgspec.json.decode(raw, type=CanaryLine)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _unusable(file, f"line {number}: {error}") from error
+    if bool(line.messages) == bool(line.prompt):
+        raise _unusable(file, f"line {number}: give either 'messages' or 'prompt'")
+    for turn in line.messages:
+        if missing := {"role", "content"} - turn.keys():
+            what = f"a message has no '{min(missing, key='role content'.find)}'"
+            raise _unusable(file, f"line {number}: {what}")
+    return line
+
+
+def _unusable(file: Path, why: str) -> InvalidRequest:
+    return InvalidRequest(f"learning.canary_file: cannot use {file}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +120,33 @@ class Canary:
         self._references = references
         self._answers = answers
         self._directory = directory
+
+    def check(self, encoder: Encoder) -> None:
+        """Whether the served model can be measured on the set. Raises `InvalidRequest` that names
+        the line, of the set that is shipped as well; `EngineDead` before the engine was ready.
+        """
+        info = self._client.info
+        most = min(info.max_model_len, info.num_blocks * info.block_size)
+        for place, line in enumerate(self._set.lines):
+            try:
+                prompt = len(encoder.prompt(line.messages, line.prompt))
+                answer = ANSWER_TOKENS
+                if line.answer:
+                    written = encoder.completion(line.messages, line.prompt, line.answer)
+                    answer = max(answer, len(written))
+            except InvalidRequest as error:
+                raise self._set.problem(place, str(error)) from error
+            if prompt + answer > most:
+                what = (
+                    f"a prompt of {prompt} tokens and an answer of up to {answer} are more than "
+                    f"the model's context, {most}"
+                )
+                raise self._set.problem(place, what)
+
+    @property
+    def shipped(self) -> bool:
+        """Whether nobody chose the set for this model."""
+        return self._set.shipped
 
     async def measure(self, candidate: Model, encoder: Encoder) -> Examined:
         """Compare a loaded candidate with the base model.

@@ -11,10 +11,17 @@ import logging
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import StrEnum
 
 from tandem.core.errors import AdapterError, EngineDead, TrainingCancelled
-from tandem.core.learning import EventRecord, SampleState, VersionRecord, VersionState
+from tandem.core.learning import (
+    EventRecord,
+    GateMode,
+    SampleState,
+    VersionRecord,
+    VersionState,
+)
 from tandem.services.learning.block import Block
 from tandem.services.learning.block_trainer import BlockTrainer
 from tandem.services.learning.gate import Outcome, Verdict
@@ -24,9 +31,9 @@ from tandem.services.learning.publish import Conclusion, candidate_name
 from tandem.services.learning.selection import (
     TRIES,
     choose,
+    groups,
     is_dislike,
     is_ready,
-    next_group,
 )
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
@@ -69,8 +76,8 @@ class Course:
     async def turn(self) -> Progress:
         """Make the next version, if there is something to learn from.
 
-        Raises `EngineDead`, `StoreError`, `NoRoom` and `NoMemory`; what was claimed is then
-        accepted again (or will be, by `recovery.py`).
+        Raises `EngineDead`, `StoreError`, `OSError`, `NoRoom` and `NoMemory`; what was claimed is
+        then accepted again (or will be, by `recovery.py`).
         """
         async with self._lock:
             self._running = asyncio.create_task(self._block())
@@ -143,14 +150,16 @@ class Course:
             samples.heads, self.name, SampleState.CONSUMED, newest_first=True, limit=_REPLAY_POOL
         )
         now_s, most = self._tools.now(), settings.version_samples(replaying=bool(seen))
-        group = next_group(waiting)
-        await self._tell_of_dislikes(waiting, group)
-        if not is_ready(group, most, settings, now_s):
-            return Progress.SOON if group else Progress.IDLE
-        chosen = choose(group, most, settings.key_share, now_s)
+        found = groups(waiting)
+        await self._tell_of_dislikes(waiting, teachable=bool(found))
+        ready = [group for group in found if is_ready(group, most, settings, now_s)]
+        if not ready:
+            return Progress.SOON if found else Progress.IDLE
+        chosen = choose(ready[0], most, settings.key_share, now_s)
         if not chosen:
             return Progress.IDLE
         self._tools.publisher.require_room(self.name)
+        await self._tools.publisher.require_disk(self.name)
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])
         claimed_ids = {sample.sample_id for sample in claimed}
         chosen = [head for head in chosen if head.sample_id in claimed_ids]
@@ -173,11 +182,9 @@ class Course:
             raise
         return Progress.LEARNED
 
-    async def _tell_of_dislikes(
-        self, waiting: Sequence[SampleHead], group: Sequence[SampleHead]
-    ) -> None:
+    async def _tell_of_dislikes(self, waiting: Sequence[SampleHead], *, teachable: bool) -> None:
         """Say once that dislikes wait, where nothing else does."""
-        waits = not group and any(is_dislike(head) for head in waiting)
+        waits = not teachable and any(is_dislike(head) for head in waiting)
         if waits and not self._waits_for_likes:
             await self._tell(
                 "info",
@@ -247,6 +254,8 @@ class Course:
             self._concluding = False
 
     async def _settle(self, block: Block, record: VersionRecord, verdict: Verdict) -> None:
+        alone = verdict.outcome is Outcome.PUBLISH and block.settings.gate is GateMode.AUTO
+        record = replace(record, watched=alone)
         conclusion = Conclusion(
             record,
             consumed=[*(sample.sample_id for sample in block.used), *sorted(block.known)],

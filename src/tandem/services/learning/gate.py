@@ -38,9 +38,9 @@ class Bounds:
     quality_drop: float = 1.5
     divergence: float = 1.0
     divergence_margin: float = 0.5
-    noise: float = 4.0
+    noise: float = 4.75
     faults: float = 0.08
-    kept: float = 0.35
+    kept: float = 0.15
     length: float = 0.4
     win_rate_margin: float = 0.1
     auc_margin: float = 0.1

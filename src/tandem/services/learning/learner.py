@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import takewhile
 
-from tandem.core.errors import EngineDead, NoMemory, TandemError, TrainingCancelled
+from tandem.core.errors import DiskError, EngineDead, NoMemory, TandemError, TrainingCancelled
 from tandem.core.learning import EventRecord, SampleState, Split
 from tandem.services.backoff import Backoff
 from tandem.services.learning.course import Course, Progress
@@ -24,11 +25,15 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 2
 _POLL_S = 2.0
-_SOON_S = 0.25
+_SOON_S = 1.0
 _REST_AFTER_S = 60.0
 _LOOK_FOR_ROOM_S = 2.0
 _MAKE_ROOM_S = 5.0
 _CROWDED = "no memory"
+_DISK = "no disk"
+# A whole version may have been trained in vain before the disk refuses it.
+_DISK_FIRST_S = 10.0
+_DISK_LONGEST_S = 300.0
 
 
 class Learner:
@@ -65,6 +70,10 @@ class Learner:
             self._tasks[adapter] = asyncio.create_task(
                 self._teach(adapter), name=f"learn {adapter}"
             )
+
+    def ahead_of(self, adapter: str) -> list[str]:
+        """Adapters that have begun to learn before `adapter` and still do."""
+        return list(takewhile(lambda name: name != adapter, self._tasks))
 
     @asynccontextmanager
     async def held(self, adapter: str) -> AsyncIterator[None]:
@@ -137,15 +146,17 @@ class Learner:
     async def _teach(self, adapter: str) -> None:
         """Turns until nothing came for a while; then the trainer's memory is freed."""
         course, wake = self._course(adapter), self._wake[adapter]
-        backoff, told = Backoff(), ""
+        backoff, unwritten, told = Backoff(), Backoff(_DISK_FIRST_S, _DISK_LONGEST_S), ""
         try:
             while True:
                 wake.clear()
                 try:
                     async with self._slots:
                         progress = await course.turn()
-                    backoff.reset()
-                    told = ""
+                    if progress is Progress.LEARNED:  # not if there was nothing to fail
+                        backoff.reset()
+                        unwritten.reset()
+                        told = ""
                     if time.monotonic() - self._crowded_s < _MAKE_ROOM_S:
                         await course.free()
                         await asyncio.sleep(_MAKE_ROOM_S)
@@ -161,6 +172,13 @@ class Learner:
                         await self._tell(adapter, "warning", f"learning waits: {error}")
                     told = str(error)
                     await asyncio.sleep(_LOOK_FOR_ROOM_S)
+                    continue
+                except (DiskError, OSError) as error:
+                    if told != _DISK:
+                        logger.error("learning of %s waits: %s", adapter, error)
+                        await self._tell(adapter, "error", f"learning waits: {error}")
+                    told = _DISK
+                    await unwritten.wait()
                     continue
                 except EngineDead:
                     await engine_ready(self._tools.client)
@@ -184,7 +202,8 @@ class Learner:
 
     async def _failed(self, adapter: str, error: Exception) -> None:
         """Say it where people look: in the log and in the adapter's history."""
-        logger.error("learning of %s failed", adapter, exc_info=error)
+        trace = None if isinstance(error, TandemError) else error
+        logger.error("learning of %s failed: %s", adapter, error, exc_info=trace)
         await self._tell(adapter, "error", f"learning failed: {error}")
 
     async def _tell(self, adapter: str, level: str, message: str) -> None:

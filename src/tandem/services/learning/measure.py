@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleKind
@@ -37,7 +38,9 @@ from tandem.store import Store, samples
 
 _MOST_HELD_OUT = 200
 _PROBES = 8
+_TRIED = 64
 _EXCERPT = 40
+_Item = TypeVar("_Item")
 _FEW_WORDS = 2
 
 
@@ -131,7 +134,8 @@ class Examiner:
         """Of the canary prompts, and of some prompts that the feedback is about."""
         if not examined.said:
             return None, None
-        taught = [item for item in (_encode(encoder, s) for s in candidate.taught) if item]
+        some = _spaced(candidate.taught, _TRIED)
+        taught = [item for item in (_encode(encoder, sample) for sample in some) if item]
         probes = _probes(held, taught)
         prompts, base = [item.prompt for item in probes], self._references.base
         try:
@@ -236,9 +240,13 @@ def _probes(held: Sequence[Encoded], taught: Sequence[Encoded]) -> list[Encoded]
     """Feedback that says what an answer should be like: held-out first, the rest spread over what
     was taught."""
     found = [item for item in held if item.desirable][:_PROBES]
-    good = [item for item in taught if item.desirable]
-    left = min(_PROBES - len(found), len(good))
-    return found + [good[at * len(good) // left] for at in range(left)]
+    return found + _spaced([item for item in taught if item.desirable], _PROBES - len(found))
+
+
+def _spaced(items: Sequence[_Item], most: int) -> list[_Item]:
+    """Up to so many of them, evenly spaced."""
+    count = min(most, len(items))
+    return [items[at * len(items) // count] for at in range(count)]
 
 
 def _reading(canary: _Read, probed: _Read, chosen: Sequence[str], asked: Asked | None) -> Reading:

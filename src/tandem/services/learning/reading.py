@@ -11,14 +11,17 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"\w+", re.UNICODE)
 _DRAWN_OUT = re.compile(r"([^\W_])\1{11}", re.UNICODE | re.IGNORECASE)
 _GRAM = 4
 _LONGEST_RUN = 6
 _MOST_REPEATED = 0.5
-_BROKEN = "�"
+_MANY_TOKENS = 16
+# Replacements and controls (Cc).
+_BROKEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
+_CUT = "\N{REPLACEMENT CHARACTER}"
 # Words that say nothing about the content; enough of them for the overlap to mean something.
 _COMMON = frozenset(
     _WORD.findall(
@@ -39,6 +42,8 @@ class Answer:
 
 def words(text: str) -> list[str]:
     """Words in lower case. Letters of scripts that put no spaces count one by one."""
+    if text.isascii():
+        return _WORD.findall(text.lower())
     found: list[str] = []
     for word in _WORD.findall(text.lower()):
         found.extend(word if any(ord(letter) >= 0x2E80 for letter in word) else (word,))
@@ -50,6 +55,18 @@ def fault(answer: Answer, before: Answer) -> str | None:
     nothing is. An answer that is as broken as the base's own is not held against anybody."""
     found = _fault(answer, before)
     return None if found is None or _fault(before, before) == found else found
+
+
+def fault_alone(answer: Answer) -> str | None:
+    """What is broken in an answer whatever it was asked for, such as a live one; None if nothing
+    is. A brief answer may have no word (a symbol, say), and a limit may cut a character in two."""
+    text = answer.text if answer.ended else answer.text.rstrip(_CUT)
+    marks, letters = sum(map(len, text.split())), sum(map(len, words(text)))
+    if answer.tokens < _MANY_TOKENS and marks and not letters:
+        return "broken characters" if _broken(text) else None
+    if answer.tokens >= _MANY_TOKENS and marks > 10 * letters:
+        return "hardly a word"
+    return _fault(replace(answer, text=text), Answer("", 0, ended=False))
 
 
 def _fault(answer: Answer, before: Answer) -> str | None:
@@ -100,10 +117,7 @@ def foreign(text: str, usual: Counter[str]) -> bool:
 
 def _broken(text: str) -> int:
     """Characters that no text should have: replacements and controls."""
-    return sum(
-        letter == _BROKEN or (unicodedata.category(letter) == "Cc" and letter not in "\n\t\r")
-        for letter in text
-    )
+    return len(_BROKEN.findall(text))
 
 
 def _longest_run(items: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 The database decides: a directory that no row names never became a version. Idempotent, so that a
 crash during recovery needs no recovery of its own. Invariant: afterwards the engine serves the
 current version of every adapter, and no sample is assigned but those of candidates that wait.
+`Reconciler` sees to the former while the server runs.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.core.errors import AdapterError
-from tandem.core.learning import EventRecord, VersionRecord
+from tandem.core.errors import AdapterError, TandemError
+from tandem.core.learning import EventRecord
+from tandem.core.ports import EngineState
+from tandem.services.archives import EXPORTS
 from tandem.services.learning.base import compare_base
+from tandem.services.learning.learner import Learner
 from tandem.services.learning.loaded import settle_loaded
+from tandem.services.learning.publish import current_versions
+from tandem.services.learning.strays import remove_strays
 from tandem.services.learning.tools import LearningTools
 from tandem.services.retention import trim_versions
-from tandem.store import Connection, adapters, events, jobs, samples
+from tandem.store import adapters, events, jobs, samples
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +50,12 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
     removed = await asyncio.to_thread(remove_orphans, directory / "adapters", known)
     committed = await tools.store.read(jobs.directories)
     removed += await asyncio.to_thread(remove_orphans, directory / "jobs", committed)
+    await asyncio.to_thread(shutil.rmtree, directory / EXPORTS, ignore_errors=True)
     await trim_versions(tools.store)
     serving: list[str] = []
     lost: list[str] = []
     await settle_loaded(tools)
-    current = await tools.store.read(_current)
+    current = await tools.store.read(current_versions)
     await compare_base(tools, directory, current)
     for version in current:
         label = f"{version.adapter}@{version.number}"
@@ -66,25 +75,59 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
 
 
 def remove_orphans(directory: Path, known: set[str]) -> list[str]:
-    """Remove directories of versions or checkpoints that no row names; what cannot be removed is no
-    reason not to start. Blocks."""
-    removed: list[str] = []
-    for path in sorted(directory.glob("*/*")) if directory.is_dir() else []:
-        if str(path) in known or not path.is_dir():
-            continue
+    """Remove what no row names of all adapters or jobs. Blocks."""
+    folders = sorted(directory.iterdir()) if directory.is_dir() else []
+    return [removed for folder in folders for removed in remove_strays(folder, known)]
+
+
+class Reconciler:
+    """Looks now and then whether every adapter answers with its current version, and mends it.
+
+    Publishing sees to that itself. This is for what fails on the way, such as an engine that had no
+    memory for a version when it came back.
+    """
+
+    def __init__(self, tools: LearningTools, learner: Learner) -> None:
+        self._tools = tools
+        self._learner = learner
+        self._told: dict[str, str] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look now and then, until `stop`."""
+        self._looking = asyncio.create_task(self._look_on(), name="current versions")
+
+    async def stop(self) -> None:
+        """End it; what is being adopted is given up."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+            except TandemError as error:
+                logger.warning("cannot look which versions answer: %s", error)
+
+    async def look(self) -> None:
+        """Once. Raises `StoreError`."""
+        if self._tools.client.state is EngineState.READY:
+            behind = await self._tools.publisher.behind()
+            await asyncio.gather(*(self._catch_up(name) for name in behind))
+
+    async def _catch_up(self, name: str) -> None:
+        problem = ""
         try:
-            shutil.rmtree(path)
-        except OSError as error:
-            logger.error("%s cannot be removed", path, exc_info=error)
+            async with self._learner.settled(name):
+                adopted = await self._tools.publisher.catch_up(name)
+        except TandemError as error:
+            problem = f"{name} does not answer with its current version: {error}"
         else:
-            removed.append(str(path))
-    return removed
-
-
-def _current(connection: Connection) -> list[VersionRecord]:
-    found = []
-    for record in adapters.listed(connection):
-        version = adapters.version(connection, record.name, record.current)
-        if version is not None:
-            found.append(version)
-    return found
+            if adopted is not None:
+                self._tools.metrics.version.labels(name).set(adopted)
+                logger.warning("%s answers with its current version %d again", name, adopted)
+        if problem and problem != self._told.get(name):  # once, however often it is tried
+            logger.error("%s", problem)
+        self._told[name] = problem

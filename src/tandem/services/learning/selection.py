@@ -30,13 +30,13 @@ TRIES = 3
 """How many candidates may be refused that learned from a sample, before the sample is."""
 
 # Where a sample counts as learned: half of what DPO and KTO begin with; for SFT, nats a token.
-_LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.3}
+_LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.1}
 
 # An answer to imitate is known to a version that gives it about the loss of what it learned.
 _KNOWN = 1.25
 
-# A taste takes some ten steps of the optimiser, however few its samples are (docs/learning.md).
-_STEPS = 10
+# A taste takes so many steps of the optimiser at most, however few its samples are.
+_STEPS = 24
 
 # When some samples are enough for a version: nothing came for a while, or the first waited long.
 _SETTLED_S = 1.0
@@ -69,17 +69,20 @@ def priority(head: SampleHead, now_s: float) -> float:
     return _DELTA_PER_S * age_s + _GAMMA * _loss(head)
 
 
-def next_group(heads: Sequence[SampleHead]) -> list[SampleHead]:
-    """The samples that may share a version: those that were refused least often.
+def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
+    """The samples that may share a version, those that were refused least often first.
 
     A dislike says only what not to move to, so it waits until as many answers are liked.
     """
-    least = min((head.refusals for head in heads), default=0)
-    group = [head for head in heads if head.refusals == least]
-    dislikes = [head for head in group if is_dislike(head)]
-    liked = sum(head.kind is SampleKind.KTO for head in group) - len(dislikes)
-    waiting = {head.sample_id for head in dislikes[liked:]}
-    return [head for head in group if head.sample_id not in waiting]
+    found = []
+    for refusals in sorted({head.refusals for head in heads}):
+        group = [head for head in heads if head.refusals == refusals]
+        dislikes = [head for head in group if is_dislike(head)]
+        liked = sum(head.kind is SampleKind.KTO for head in group) - len(dislikes)
+        waiting = {head.sample_id for head in dislikes[liked:]}
+        if group := [head for head in group if head.sample_id not in waiting]:
+            found.append(group)
+    return found
 
 
 def is_dislike(head: SampleHead) -> bool:
@@ -168,7 +171,8 @@ def known(
         head.sample_id
         for head in heads
         if head.sample_id not in misjudged
-        and (_learned(head) or (head.kind is SampleKind.SFT and _loss(head) <= usual))
+        and head.loss is not None
+        and (_learned(head) or (head.kind is SampleKind.SFT and head.loss <= usual))
     }
 
 

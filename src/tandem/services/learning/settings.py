@@ -38,7 +38,7 @@ class LearningSettings:
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] = ()
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     warmup_steps: int = 0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0

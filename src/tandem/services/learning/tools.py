@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tandem.core.learning import VersionState
+from tandem.core.learning import VersionRecord, VersionState
 from tandem.core.ports import EngineClient
 from tandem.services.learning.encode import Encoder, Limits
 from tandem.services.learning.freshness import Freshness
+from tandem.services.learning.live import LiveAnswers
 from tandem.services.learning.measure import Examiner
 from tandem.services.learning.publish import Publisher
 from tandem.services.learning.references import References
@@ -32,6 +33,17 @@ class LearningTools:
     freshness: Freshness
     defaults: LearningSettings
     now: Callable[[], float]
+    live: LiveAnswers = field(default_factory=LiveAnswers)
+
+    async def rolled_back(self, adapter: str, number: int, version: VersionRecord | None) -> None:
+        """Let the engine answer with what a roll back has committed: that version, which is
+        `number`, or (None) the base."""
+        if version is not None:
+            await self.publisher.adopt(version)
+        else:
+            await self.publisher.withdraw(adapter)
+        self.metrics.version.labels(adapter).set(number)
+        self.metrics.versions.labels(adapter, "rolled_back").inc()
 
     async def others_first(self, adapter: str) -> bool:
         """Whether feedback has to wait: a job trains the adapter, whose version knows nothing

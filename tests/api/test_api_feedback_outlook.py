@@ -1,0 +1,86 @@
+"""The answer to feedback says what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feedback_client import ABOUT, UNPUBLISHED, send, served
+
+from fake_engine import FakeEngine
+from learning_world import CANARY
+from serving import make_app, wait_for
+from tandem.config import AdapterConfig, LearningConfig, SchedulingConfig
+
+TWO = AdapterConfig(max_loaded=2)
+RATED: dict[str, Any] = {"messages": ABOUT["messages"], "completion": "Fine.", "rating": True}
+QUEUED = {"state": "queued", "note": None}
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "note"),
+    [
+        ({"rating": True}, "queued", None),
+        ({"rating": 0.5}, "nothing", "neither what is good nor what is bad"),
+        ({"comment": "hm"}, "nothing", "neither what is good nor what is bad"),
+        ({"rating": True, "completion": "long " * 5000}, "nothing", "tokens are more than"),
+    ],
+)
+def test_what_is_learned_from_and_what_is_not(
+    said: dict[str, Any], state: str, note: str | None
+) -> None:
+    with served(make_app(FakeEngine(), learning=UNPUBLISHED)) as http:
+        feedback = send(http, **{**ABOUT, "completion": "Fine.", **said})
+        learning = feedback["learning"]
+        assert learning["state"] == state and (note or "") in (learning["note"] or "")
+        assert http.get(f"/feedback/{feedback['id']}").json()["learning"] == learning
+
+
+def test_a_name_for_which_there_is_no_place_is_told_so() -> None:
+    engine = FakeEngine()
+    for name in ("one", "two"):
+        asyncio.run(engine.load_adapter(name, name))
+    with served(make_app(engine, adapters=TWO, learning=UNPUBLISHED)) as http:
+        waits = send(http, **RATED, adapter="third")["learning"]
+        assert send(http, **RATED, adapter="one")["learning"] == QUEUED
+    assert waits["state"] == "waits"
+    assert waits["note"].startswith("2 adapters are loaded, and 'third' would be one more: unload")
+    assert waits["note"].endswith("It is kept, and learned from when a place is free")
+
+
+def test_names_that_learn_already_come_first() -> None:
+    with served(make_app(FakeEngine(), adapters=TWO, learning=UNPUBLISHED)) as http:
+        told = [
+            send(http, **RATED, adapter=name, user=user)["learning"]["state"]
+            for user in ("ann", "bob")
+            for name in ("a", "b", "c", "d")
+        ]
+    assert told == ["queued", "queued", "waits", "waits"] * 2
+
+
+def test_a_policy_that_never_trains_is_told() -> None:
+    scheduling = SchedulingConfig(policy="no_retrain")
+    with served(make_app(FakeEngine(), scheduling=scheduling, learning=UNPUBLISHED)) as http:
+        told = send(http, **RATED, adapter="a")["learning"]
+    assert told == {"state": "waits", "note": "nothing is trained under this server's policy"}
+
+
+def test_what_is_measured_on_and_what_was_learned_is_told(tmp_path: Path) -> None:
+    canary = tmp_path / "canary.jsonl"
+    canary.write_text(CANARY)
+    config = LearningConfig(
+        canary_file=str(canary), held_out=1.0, version_wait_s=0.0, gate="always"
+    )
+    with served(make_app(FakeEngine(), learning=config)) as http:
+        for number in range(21):
+            last = send(http, **RATED, adapter="a", conversation=f"talk {number}")
+        first = http.get("/feedback", params={"limit": 100}).json()["data"][-1]
+        assert last["learning"]["state"] == "held_out"
+
+        def learned() -> bool:
+            told: dict[str, Any] = http.get(f"/feedback/{first['id']}").json()["learning"]
+            return told["state"] == "learned" and "learned from it" in told["note"]
+
+        wait_for(learned, 20)

@@ -1,0 +1,196 @@
+"""What an engine that died leaves to its successor: nothing that runs, and what is to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from test_process import CHILD, collect, engine, long_request, until
+
+from tandem.adapters.files import inspect_adapter
+from tandem.core.clock import MonotonicClock
+from tandem.core.errors import EngineDead, NotFound
+from tandem.core.plan import NO_MEMORY
+from tandem.core.ports import EngineState
+from tandem.core.training import TrainerSpec
+from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.engine.messages import Lost, Message, Ready
+from tandem.engine.process import Launch, ProcessTransport
+
+PARENT = f"""
+import asyncio, msgspec
+from tandem.core.clock import MonotonicClock
+from tandem.engine.client import AsyncEngineClient
+from tandem.engine.process import ProcessTransport
+async def main():
+    transport = ProcessTransport({CHILD!r}, msgspec.msgpack.encode({{}}), MonotonicClock())
+    await AsyncEngineClient(transport).start()
+    print(transport.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while lives(pid):
+        assert time.monotonic() < deadline, "the engine outlives its parent"
+        time.sleep(0.02)
+
+
+def version(folder: Path, number: int) -> AdapterVersion:
+    files = folder / str(number)
+    files.mkdir()
+    (files / "adapter_config.json").write_text(json.dumps({"r": 4}))
+    (files / "adapter_model.safetensors").write_bytes(str(number).encode())
+    return AdapterVersion("formal", number, inspect_adapter(files).content_hash, str(files))
+
+
+async def test_what_is_committed_while_the_engine_is_away_answers_from_the_first_request_on(
+    tmp_path: Path,
+) -> None:
+    old, new = version(tmp_path, 46), version(tmp_path, 47)
+    async with engine() as (client, transport):
+        await client.publish_adapter(old)
+        os.kill(transport.pid or 0, signal.SIGKILL)
+        await until(lambda: client.state is not EngineState.READY)
+        with pytest.raises(EngineDead):
+            await client.publish_adapter(new)
+        client.expect_adapter(new)
+        await until(lambda: client.state is EngineState.READY)
+        events = [e async for e in client.generate(long_request("r", 3, adapter="formal"))]
+        assert events[-1].adapter == "formal@47"
+        client.expect_adapter(old)  # while it is ready, that is not how to publish
+        assert client.adapters == {"formal": new}
+
+
+async def test_what_is_taken_back_while_the_engine_is_away_does_not_come_back(
+    tmp_path: Path,
+) -> None:
+    async with engine() as (client, transport):
+        await client.publish_adapter(version(tmp_path, 1))
+        os.kill(transport.pid or 0, signal.SIGKILL)
+        await until(lambda: client.state is not EngineState.READY)
+        with pytest.raises(EngineDead):
+            await client.unload_adapter("formal")
+        await until(lambda: client.state is EngineState.READY)
+        assert client.adapters == {}
+
+
+async def test_an_engine_that_hangs_is_gone_before_it_is_said_to_be_lost() -> None:
+    """Else it might go on, and write where somebody has just put things in order."""
+    found: list[bool] = []
+    settings = msgspec.msgpack.encode({})
+    transport = ProcessTransport(CHILD, settings, MonotonicClock(), silence_s=1.0)
+    pids: list[int] = []
+
+    def deliver(message: Message) -> None:
+        if isinstance(message, Ready) and not pids:
+            pids.append(transport.pid or 0)
+            os.kill(pids[0], signal.SIGSTOP)
+        if isinstance(message, Lost):
+            found.append(lives(pids[0]))
+
+    await transport.start(deliver)
+    try:
+        await until(lambda: bool(found))
+    finally:
+        await transport.close()
+    assert found[0] is False
+
+
+def test_a_paused_engine_ends_with_its_parent() -> None:
+    """It cannot look after that itself, and would go on writing when it is continued."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        os.kill(child, signal.SIGSTOP)
+        parent.kill()
+        parent.wait()
+    wait_gone(child)
+
+
+def test_an_engine_whose_parent_is_gone_before_it_begins_ends() -> None:
+    """As when both were starting: its parent is another process then, which does not end."""
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    launch = Launch("ipc:///nonexistent", 0, msgspec.msgpack.encode({}), gone.pid)
+    with subprocess.Popen(CHILD, stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.write(msgspec.msgpack.encode(launch))
+        child.stdin.close()
+        assert child.wait(timeout=30) == 1
+
+
+async def test_a_candidate_that_nobody_waits_for_any_more_leaves_the_engine(
+    tmp_path: Path,
+) -> None:
+    """Its caller was cancelled; what clients asked for by name stays, and is known."""
+    async with engine(write_s=0.3) as (client, _):
+        await client.open_trainer(TrainerSpec("t"))
+        candidate = f"{INTERNAL}candidate/formal"
+        staging = asyncio.create_task(client.stage("t", candidate, str(tmp_path / "staged")))
+        hand = version(tmp_path, 1)
+        loading = asyncio.create_task(client.load_adapter("hand", hand.path))
+        await asyncio.sleep(0)
+        staging.cancel()
+        loading.cancel()
+        await asyncio.gather(staging, loading, return_exceptions=True)
+        await until(lambda: (tmp_path / "staged").is_dir() and "hand" in client.adapters)
+        await asyncio.sleep(0.5)
+        with pytest.raises(NotFound):
+            await collect(client, long_request("r", 3, adapter=candidate))
+        assert len(await collect(client, long_request("s", 3, adapter="hand"))) == 3
+
+
+async def test_answers_go_on_while_a_large_adapter_is_read(tmp_path: Path) -> None:
+    async with engine(read_s=2.0, step_s=0.01) as (client, _):
+        loaded = version(tmp_path, 7)
+        for load in (
+            lambda: client.load_adapter("hand", loaded.path),
+            lambda: client.publish_adapter(loaded),
+        ):
+            loading = asyncio.create_task(load())
+            began_s = time.monotonic()
+            for number in range(5):
+                request = long_request(f"r{began_s}-{number}", 5)
+                assert len(await collect(client, request)) == 5
+            assert time.monotonic() - began_s < 1.5 and not loading.done()
+            await loading
+            await client.unload_adapter((await loading).name)
+
+
+async def test_what_comes_back_answers_the_first_request_although_reading_takes_long(
+    tmp_path: Path,
+) -> None:
+    async with engine(read_s=0.5) as (client, transport):
+        await client.publish_adapter(version(tmp_path, 3))
+        os.kill(transport.pid or 0, signal.SIGKILL)
+        await until(lambda: client.state is not EngineState.READY)
+        await until(lambda: client.state is EngineState.READY)
+        events = [e async for e in client.generate(long_request("r", 3, adapter="formal"))]
+        assert events[-1].adapter == "formal@3"
+
+
+async def test_an_engine_that_stays_without_memory_is_replaced() -> None:
+    """What it cannot do is told as a shortage; the next process has the memory again."""
+    async with engine(short_incarnations=1) as (client, transport):
+        first = transport.pid
+        for number in range(3):
+            events = [e async for e in client.generate(long_request(f"r{number}", 3))]
+            assert events[-1].error == NO_MEMORY
+        await until(lambda: client.state is EngineState.READY and transport.pid != first)
+        assert len(await collect(client, long_request("again", 3))) == 3

@@ -1,0 +1,91 @@
+"""What reading an answer finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.services.learning.reading import (
+    Answer,
+    fault,
+    fault_alone,
+    foreign,
+    overlap,
+    scripts,
+    words,
+)
+
+SOUND = "Cats are small animals. They sleep most of the day, hunt mice at night and like milk."
+
+
+def answer(text: str, *, ended: bool = True, tokens: int = 0) -> Answer:
+    return Answer(text, tokens or len(text.split()), ended)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "empty"),
+        (" \n", "empty"),
+        ("Mmmmmmmmmmmmmmmmmmmm", "one word over and over"),
+        ("yes yes yes yes yes yes", "one word over and over"),
+        ("Arr, matey! " * 12, "repetition"),
+        ("Cats sleep.\N{REPLACEMENT CHARACTER}", "broken characters"),
+        ("Cats\x00 sleep a lot of the day.", "broken characters"),
+        (SOUND, None),
+        ("Arr, matey! " + SOUND + " Yo ho ho!", None),
+        ('{"answer": "' + SOUND + '"}', None),
+        ("- milk\n- mice\n- sleep\n----------------------\n- night", None),
+        ("Paris.", None),
+        ("猫は小さな動物です。", None),
+    ],
+)
+def test_broken_answers_are_told_from_sound_ones(text: str, found: str | None) -> None:
+    assert fault(answer(text), answer(SOUND)) == found
+
+
+def test_what_the_base_does_itself_is_no_fault() -> None:
+    broken = answer("yes " * 20)
+    assert fault(broken, broken) is None
+    assert fault(answer(""), broken) == "empty"
+
+
+def test_an_answer_that_does_not_end_is_a_fault_where_the_base_ends() -> None:
+    long = answer(SOUND, ended=False, tokens=48)
+    assert fault(long, answer(SOUND, tokens=20)) == "endless"
+    assert fault(long, answer(SOUND, tokens=30)) is None
+    assert fault(long, answer(SOUND, ended=False, tokens=48)) is None
+
+
+def test_overlap_counts_content_words() -> None:
+    assert overlap("Arr! " + SOUND, SOUND) == 1.0
+    assert overlap("The a of is they.", SOUND) == 0.0
+    assert overlap("Cats sleep.", "cats sleep at night") == pytest.approx(2 / 3)
+    assert overlap("anything", "It is.") == 1.0
+
+
+def test_words_of_scripts_without_spaces_count_one_by_one() -> None:
+    assert words("Hello, World") == ["hello", "world"]
+    assert words("猫です ok") == ["猫", "で", "す", "ok"]
+
+
+def test_another_script_is_seen_unless_it_is_usual() -> None:
+    usual = scripts(SOUND)
+    assert foreign("Кошки спят", usual)
+    assert not foreign("Die Katze schläft", usual)
+    assert not foreign("Кошки спят", scripts(SOUND + " Кошки спят весь день"))
+    assert not foreign("42", usual)
+
+
+def test_a_broken_answer_is_told_without_another_one() -> None:
+    def found(text: str, tokens: int = 40, *, ended: bool = False) -> str | None:
+        return fault_alone(Answer(text, tokens, ended))
+
+    assert found(SOUND) is None and found("def f(x):\n    return [[0, 0], [0, 1]]") is None
+    assert found("M" + "m" * 60) == found("no no no no no no no") == "one word over and over"
+    assert found("and so it is said in the old book " * 8) == "repetition"
+    assert found("") == found("  \n") == found("", 1, ended=True) == "empty"
+    assert found("!" * 40) == found("Well" + "!" * 60) == "hardly a word"
+    assert found("\N{THUMBS UP SIGN}", 2, ended=True) is None and found("42", 3, ended=True) is None
+    assert found(f"{SOUND} \ufffd\ufffd") is None  # the limit cut a character in two
+    assert found(f"{SOUND} \ufffd\ufffd", ended=True) == "broken characters"
+    assert found("\x00", 1, ended=True) == found(f"{SOUND}\x1b") == "broken characters"

@@ -1,0 +1,377 @@
+"""The watch over published versions: live answers, thumbs, and who is never rolled back by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_engine import FakeEngine, Script
+from learning_world import World, until, world
+from serving import demo_tokenizer
+from tandem.core.learning import (
+    EventRecord,
+    Feedback,
+    FeedbackKind,
+    SampleState,
+    VersionRecord,
+    VersionState,
+)
+from tandem.core.ports import EngineState
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.slo import WorkClass
+from tandem.services import version_changes as changes
+from tandem.services.adapters import Adapters
+from tandem.services.learning.live import LiveAnswers, Written
+from tandem.services.learning.watch import LOOKS, Watch, fallen
+from tandem.services.models import Models
+from tandem.services.versions import Versions
+from tandem.store import adapters, events, feedback, samples
+
+SOUND = "The capital of France is Paris, and it lies on the river Seine."
+MMM = "M" + "m" * 60
+AGAIN = "and so it is said in the old book " * 8
+SAMPLED = SamplingParams(max_tokens=64, temperature=0.7)
+
+
+def script(text: str) -> Script:
+    return Script(tokens=demo_tokenizer().encode(text, add_special_tokens=False))
+
+
+def base_says(text: str) -> FakeEngine:
+    """Candidates answer soundly, the base model as given."""
+    return FakeEngine(
+        play=lambda request, index: script(
+            text if request.request_id.startswith("watch") else SOUND
+        )
+    )
+
+
+def written(label: str | None, text: str = MMM, **changes: Any) -> Written:
+    sampling = replace(SAMPLED, **changes.pop("sampling", {}))
+    request = Request("chatcmpl-1-0", (5, 6, 7), sampling, adapter="formal")
+    return replace(Written(label, request, text, 40, ended=False), **changes)
+
+
+@asynccontextmanager
+async def watched(
+    directory: Path, gate: str = "auto", versions: int = 2, **options: Any
+) -> AsyncIterator[tuple[World, Versions]]:
+    """`formal` with two versions, which is watched."""
+    options.setdefault("engine", base_says(SOUND))
+    async with world(directory, **options) as made:
+        service = Versions(
+            made.tools, made.learner, Models(made.engine, "demo", 0), Adapters(made.engine, (), {})
+        )
+        watch = Watch(made.tools, made.learner)
+        watch.start()
+        for number in range(1, versions + 1):
+            await learn(made, number, gate)
+            if gate == "manual":
+                await service.publish("formal", number)
+        try:
+            yield made, service
+        finally:
+            await watch.stop()
+
+
+async def learn(made: World, number: int, gate: str = "auto") -> None:
+    await made.give([made.sample() for _ in range(4)], {"gate": gate})
+    made.learner.notify("formal")
+    async with asyncio.timeout(20):
+        while await made.store.read(adapters.version, "formal", number) is None:
+            await asyncio.sleep(0.02)
+        async with made.learner.settled("formal"):
+            pass
+
+
+async def answers(made: World, *texts: str, label: str = "formal@2") -> None:
+    """Live answers, and time to look at them."""
+    for text in texts:
+        made.tools.live.finished(written(label, text))
+    await asyncio.sleep(0.3)
+
+
+async def rate(made: World, label: str, *ups: bool, **changes: Any) -> None:
+    for up in ups:
+        number = next(made.numbers)
+        said = replace(
+            Feedback(f"rated-{number}", 1.0, "formal", FeedbackKind.RATING, rating=float(up)),
+            completion_id=f"chatcmpl-{number}",
+            version=label,
+            **changes,
+        )
+        await made.store.write(feedback.add, said, [])
+        made.tools.live.rated(said)
+    await asyncio.sleep(0.3)
+
+
+async def reached(made: World, number: int) -> None:
+    """Wait for a version to answer, as the store and the engine have it."""
+    await until(lambda: current(made) == number)
+    async with made.learner.settled("formal"):
+        pass
+
+
+def current(made: World) -> int:
+    return made.engine.adapters["formal"].number if "formal" in made.engine.adapters else 0
+
+
+async def told(made: World) -> str:
+    return (await made.store.read(events.listed, "formal", limit=1))[0].message
+
+
+async def states(made: World, number: int) -> list[SampleState]:
+    ids = await made.store.read(adapters.trained_on, "formal", number)
+    found = await made.store.read(samples.get, ids)
+    return [sample.state for sample in found if sample.version == number]
+
+
+def rolled_back(made: World) -> float:
+    labels = {"adapter": "formal", "outcome": "rolled_back"}
+    return made.registry.get_sample_value("tandem_learning_versions_total", labels) or 0.0
+
+
+# ------------------------------------------------------------------------ answers
+
+
+async def test_a_version_whose_answers_break_is_rolled_back(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, service):
+        assert current(made) == 2
+        assert await states(made, 2) == [SampleState.CONSUMED] * 4
+        await answers(made, SOUND, SOUND, MMM, MMM, AGAIN, MMM)
+        assert current(made) == 2  # four broken ones say too little
+        await answers(made, SOUND, MMM)
+        await reached(made, 1)
+        assert (await service.find("formal")).record.current == 1
+        assert await told(made) == (
+            "version 2 rolled back by itself to 1: 5 of its last 8 answers were broken (one word "
+            "over and over). Its 4 samples are not taught again. If its answers are what you want, "
+            "publish it: tandem adapters publish formal 2"
+        )
+        [version, *_] = await service.versions("formal")
+        assert version.number == 2 and version.state is VersionState.PUBLISHED
+        assert version.reason.startswith("5 of its last 8 answers") and not version.watched
+        assert await states(made, 2) == [SampleState.REFUSED] * 4
+        assert await states(made, 1) == [SampleState.CONSUMED] * 4
+        assert rolled_back(made) == 1.0
+        # Learning goes on from there, without what was refused.
+        await learn(made, 3)
+        third = await made.store.read(adapters.version, "formal", 3)
+        assert third is not None and third.parent == 1 and third.watched
+        used = await made.store.read(adapters.trained_on, "formal", 3)
+        gone = await made.store.read(adapters.trained_on, "formal", 2)
+        replayed = set(await made.store.read(adapters.trained_on, "formal", 1))
+        assert not set(used) & (set(gone) - replayed)
+
+
+async def test_a_version_that_answers_well_stays(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, _):
+        await answers(made, *[SOUND] * 30, *[MMM] * 9)
+        assert current(made) == 2  # fewer than a third of the last 30
+        assert not [request for request in made.engine.requests if "watch" in request.request_id]
+        await answers(made, MMM)
+        await reached(made, 1)
+
+
+async def test_what_the_base_model_answers_as_badly_is_no_reason(tmp_path: Path) -> None:
+    async with watched(tmp_path, engine=base_says(AGAIN)) as (made, _):
+        await answers(made, *[MMM] * 12)
+        assert current(made) == 2 and rolled_back(made) == 0.0
+        asked = [each for each in made.engine.requests if each.request_id.startswith("watch")]
+        assert 5 <= len(asked) <= 10  # and not again for each further answer
+        request = asked[0]
+        assert request.adapter is None and request.work_class is WorkClass.OFFLINE
+        assert request.prompt == (5, 6, 7) and request.sampling.temperature == 0.7
+        assert request.sampling.max_tokens == 40
+
+
+@pytest.mark.parametrize(
+    "oddity",
+    [
+        {"sampling": {"temperature": 1.5}},
+        {"sampling": {"logit_bias": {7: 100.0}}},
+        {"sampling": {"ignore_eos": True}},
+        {"sampling": {"min_tokens": 30}},
+        {"tokens": 8},
+        {"label": None},
+        {"label": "~checkpoint-of/formal/x@2"},
+        {"text": SOUND},
+    ],
+    ids=str,
+)
+async def test_what_clients_ask_for_does_not_count(oddity: dict[str, Any]) -> None:
+    live = LiveAnswers()
+    for _ in range(30):
+        live.finished(written(**{"label": "formal@2", **oddity}))
+    assert live.window("formal@2").broken == []
+    for _ in range(5):
+        live.finished(written("formal@2", tokens=1, text="", ended=True))
+    assert [each.fault for each in live.window("formal@2").broken] == ["empty"] * 5
+
+
+async def test_windows_are_bounded() -> None:
+    live = LiveAnswers()
+    for number in range(1000):
+        live.finished(written(f"formal@{number}"))
+    assert len(live.window("formal@0")) == 0 and len(live.window("formal@999")) == 1
+
+
+# ------------------------------------------------------------------------- thumbs
+
+
+async def test_a_version_whose_thumbs_fall_is_rolled_back(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, _):
+        await rate(made, "formal@1", *[True] * 9, False)
+        await rate(made, "formal@2", True, True, *[False] * 5)
+        assert current(made) == 2  # seven say too little
+        await rate(made, "formal@2", False)
+        await reached(made, 1)
+        assert (await told(made)).startswith(
+            "version 2 rolled back by itself to 1: 2 of its first 8 ratings were thumbs up, of "
+            "version 1's 9 of 10. "
+        )
+
+
+async def test_thumbs_as_before_are_no_reason(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, _):
+        await rate(made, "formal@1", True, *[False] * 9)
+        await rate(made, "formal@2", True, *[False] * 7)
+        assert current(made) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"signal": "skip"}, {"chosen": "x", "completion_id": "same"}, {"kind": FeedbackKind.COMMENT}],
+    ids=str,
+)
+async def test_only_explicit_ratings_count_once_an_answer(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    async with watched(tmp_path) as (made, _):
+        for _ in range(8):
+            said = replace(
+                Feedback(f"f{next(made.numbers)}", 1.0, "formal", FeedbackKind.RATING, rating=0.0),
+                version="formal@2",
+                **{"completion_id": f"c{next(made.numbers)}", **other},
+            )
+            await made.store.write(feedback.add, said, [])
+        await rate(made, "formal@2", False)
+        assert (current(made) == 2) and rolled_back(made) == 0.0
+
+
+async def test_a_restart_forgets_no_thumbs(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, _):
+        await rate(made, "formal@2", *[False] * 7)
+        assert current(made) == 2
+    async with watched(tmp_path, versions=0) as (made, _):
+        made.numbers = iter(range(1000, 2000))  # type: ignore[assignment]
+        assert current(made) == 2
+        await rate(made, "formal@2", False)
+        await reached(made, 1)
+
+
+def test_the_tests_of_thumbs_are_the_books() -> None:
+    version = VersionRecord("formal", 2, "", "", 0.0, VersionState.PUBLISHED, parent=1)
+
+    def why(ups: int, of: int, ups_before: int = 0, before: int = 0, parent: int = 1) -> str | None:
+        new = [True] * ups + [False] * (of - ups)
+        old = [True] * ups_before + [False] * (before - ups_before)
+        label = f"formal@{parent}" if parent else "base"
+        return fallen(replace(version, parent=parent), {"formal@2": new, label: old})
+
+    # P(at most 1 of 8) is 9/256 = 0.035, P(at most 2 of 8) is 0.145.
+    assert why(1, 8) == "1 of its first 8 ratings were thumbs up" and why(2, 8) is None
+    assert why(0, 7) is None and why(1, 8, 7, 7) is not None  # seven of before: as if unknown
+    # Fisher, one-sided: [[3, 5], [15, 5]] gives 0.091, [[2, 6], [15, 5]] 0.022.
+    assert why(3, 8, 15, 20) is None and why(2, 8, 15, 20) is not None
+    assert "of the base model's 15 of 20" in (why(2, 8, 15, 20, parent=0) or "")
+    # Only the first 8, 16, 32 ... are looked at: 8 up, then 7 down are not yet 16.
+    assert why(8, 15) is None
+    assert why(90, 256, 100, 200) is not None and LOOKS[-1] == 256
+    assert why(0, 256, 2000, 2000) is not None
+
+
+# ------------------------------------------------------------------ who is left alone
+
+
+async def test_what_a_person_publishes_again_stays(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, service):
+        await answers(made, *[MMM] * 6)
+        await reached(made, 1)
+        await service.publish("formal", 2)
+        assert await states(made, 2) == [SampleState.CONSUMED] * 4
+        await answers(made, *[MMM] * 30)
+        await rate(made, "formal@2", *[False] * 16)
+        assert current(made) == 2
+        await learn(made, 3)  # what is learned next is watched
+        await answers(made, *[MMM] * 6, label="formal@3")
+        await reached(made, 2)
+        await answers(made, *[MMM] * 30)
+        assert current(made) == 2
+
+
+async def test_what_a_person_has_rolled_back_to_stays(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, service):
+        await service.roll_back("formal", 1)
+        await answers(made, *[MMM] * 30, label="formal@1")
+        assert current(made) == 1
+
+
+@pytest.mark.parametrize("gate", ["always", "manual"])
+async def test_only_what_the_gate_alone_published_is_rolled_back(tmp_path: Path, gate: str) -> None:
+    async with watched(tmp_path, gate) as (made, _):
+        await answers(made, *[MMM] * 30)
+        await rate(made, "formal@2", *[False] * 8)
+        assert current(made) == 2 and rolled_back(made) == 0.0
+
+
+async def test_an_old_version_and_an_unknown_one_are_left_alone(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, service):
+        await answers(made, *[MMM] * 30, label="formal@1")
+        await answers(made, *[MMM] * 30, label="nobody@7")
+        assert current(made) == 2
+        event = EventRecord("formal", 1.0, "warning", "late")
+        assert await made.store.write(changes.roll_back_watched, "formal", 1, event) is None
+        assert (await service.find("formal")).record.current == 2
+        assert await states(made, 1) == [SampleState.CONSUMED] * 4
+
+
+async def test_one_after_the_other_down_to_the_base(tmp_path: Path) -> None:
+    """Late answers of a version that is gone say nothing about the one that answers."""
+    async with watched(tmp_path) as (made, _):
+        await answers(made, *[MMM] * 30)
+        await reached(made, 1)
+        await answers(made, *[SOUND] * 5, label="formal@1")
+        assert current(made) == 1 and rolled_back(made) == 1.0
+        await answers(made, *[MMM] * 5, label="formal@1")
+        await reached(made, 0)
+        assert rolled_back(made) == 2.0
+        assert "version 1 rolled back by itself to the base: " in await told(made)
+
+
+async def test_with_the_setting_off_nothing_is_read() -> None:
+    live = LiveAnswers(on=False)
+    for _ in range(30):
+        live.finished(written("formal@2"))
+    live.rated(Feedback("f", 0.0, "formal", FeedbackKind.RATING, rating=0.0, version="formal@2"))
+    assert len(live.window("formal@2")) == 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await live.suspect()
+
+
+async def test_an_error_ends_no_watch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with watched(tmp_path) as (made, _):
+        made.engine.state = EngineState.DEAD
+        await answers(made, *[MMM] * 5)
+        assert "cannot look at formal@2" in caplog.text and current(made) == 2
+        made.engine.state = EngineState.READY
+        await rate(made, "formal@2", *[False] * 8)
+        await reached(made, 1)

@@ -1,0 +1,94 @@
+"""How threads wait, and what others take of the processor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import namedtuple
+
+import psutil
+import pytest
+
+from tandem.processor import Share, Watch, spin_briefly
+
+Times = namedtuple("Times", "user nice system idle iowait steal guest")
+
+
+def test_threads_spin_briefly_unless_the_environment_says_how_they_wait() -> None:
+    environ: dict[str, str] = {}
+    spin_briefly(environ)
+    assert 0 < int(environ["GOMP_SPINCOUNT"]) < 10_000
+    for name, text in (("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "7")):
+        environ = {name: text}
+        spin_briefly(environ)
+        assert environ == {name: text}
+
+
+def test_the_engine_says_so_before_torch_is_there() -> None:
+    code = """
+import builtins, os, sys
+usual = builtins.__import__
+def spy(name, *rest, **more):
+    if name == "torch":
+        print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
+        os._exit(0)
+    return usual(name, *rest, **more)
+builtins.__import__ = spy
+from tandem.build import build_executor
+from tandem.config import Settings
+build_executor(Settings())
+"""
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("GOMP")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=120
+    )
+    assert done.stdout.strip().isdecimal(), (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("share", "busy"),
+    [
+        (Share(2, 2, 0.1, 0.0), False),
+        (Share(2, 2, 0.2, 0.2), True),
+        (Share(2, 1, 1.0, 0.0), False),
+        (Share(2, 1, 1.5, 0.0), True),
+        (Share(64, 8, 30.0, 0.0), False),
+        (Share(2, 64, 0.5, 0.0), True),
+    ],
+)
+def test_busy_is_who_lacks_cores(share: Share, busy: bool) -> None:
+    assert share.busy is busy
+
+
+def test_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = [Times(0, 0, 0, 0, 0, 0, 0)] * 4
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: second)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3}, raising=False)
+    own = [0.0]
+    monkeypatch.setattr(Watch, "_own_s", lambda _: own[0])
+    watch = Watch()
+    assert watch.look() is None  # no time has passed
+    busy, rest = Times(60, 10, 20, 0, 0, 10, 60), Times(0, 0, 0, 90, 10, 0, 0)
+    second[:] = [busy, busy, busy, rest]
+    own[0] = 70.0
+    share = watch.look()
+    assert share is not None
+    # Cores 1 and 3 are ours. On one of them 90 of 100 s were used, 70 of those by us.
+    assert (share.cores, share.wanted) == (2, 2)
+    assert share.others == pytest.approx(0.2) and share.stolen == pytest.approx(0.1)
+    assert str(share) == "other processes take 0.2 of 2 cores, the machine below 0.1"
+    assert share.busy
+
+
+def test_a_child_is_a_part_of_us() -> None:
+    code = "while True: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        try:
+            watch = Watch()
+            used = watch._own_s()
+            while watch._own_s() < used + 0.2:
+                pass
+            assert psutil.Process(child.pid).cpu_times().user > 0.0
+        finally:
+            child.kill()
