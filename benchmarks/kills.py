@@ -40,6 +40,7 @@ memory_bytes = 67108864
 rank = 4
 batch_samples = 4
 steps_per_version = 1
+version_wait_s = 1.0
 epochs = 1
 held_out = 0.0
 gate = "always"
@@ -332,10 +333,15 @@ def check_directories(server: Server) -> list[str]:
     return wrong + [f"stray {path}" for path in steps if not path.name.isdigit()]
 
 
-def _page(server: Server, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _page(server: Server, found: list[dict[str, Any]]) -> Any:
     after = {"after": found[-1]["id"]} if found else {}
-    page: list[dict[str, Any]] = server.get("/v1/feedback", limit=100, **after)["data"]
-    return page
+    return server.get("/v1/feedback", limit=100, **after)["data"]
+
+
+def _temporary(server: Server) -> list[str]:
+    """What is in TMPDIR, beside a cache of torch's that all processes of a user share."""
+    names = (path.name for path in server.temporary.iterdir())
+    return [name for name in names if not name.startswith("torchinductor_")]
 
 
 def _shared() -> set[str]:
@@ -347,15 +353,14 @@ def _finish(server: Server, load: Load, report: Report, shared: set[str]) -> Non
     report.acknowledged, report.jobs = len(load.acknowledged), len(load.jobs)
     report.violations += check_store(server, load)
     report.violations += check_answers(server)
-    running = [path.name for path in server.temporary.iterdir()]
+    running = _temporary(server)
     if len(running) != 1:
         report.violations.append(f"TMPDIR of a running server holds {running}")
     server.process.terminate()
     server.process.wait(timeout=300)
-    report.violations += [f"left in TMPDIR: {path}" for path in server.temporary.iterdir()]
+    report.violations += [f"left in TMPDIR: {path}" for path in _temporary(server)]
     report.violations += [f"left in {SHARED}: {name}" for name in _shared() - shared]
-    alive = [pid for pid in server.engines if psutil.pid_exists(pid)]
-    report.violations += [f"engine {pid} lives" for pid in alive]
+    report.violations += [f"engine {pid} lives" for pid in server.engines if psutil.pid_exists(pid)]
 
 
 def main(
@@ -378,6 +383,7 @@ def main(
             print(f"{number + 1}/{kills}: {way}", flush=True)
             kill(server, way, rng)
             report.violations += check_answers(server)
+            print("\n".join(f"  {each}" for each in report.violations[-3:]), flush=True)
         _finish(server, load, report, shared)
     except (TimeoutError, RuntimeError) as error:
         report.violations.append(str(error))
@@ -385,7 +391,7 @@ def main(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.process.pid, signal.SIGKILL)
     text = json.dumps(asdict(report), indent=2)
-    print(text)
+    print(text, flush=True)
     if out is not None:
         out.write_text(f"{text}\n", encoding="utf-8")
     raise SystemExit(1 if report.violations else 0)

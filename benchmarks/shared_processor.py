@@ -42,13 +42,13 @@ SETTINGS = (
     Setting("torch's own", {}),
     Setting("torch's own, 1 thread", {}, 1),
     Setting("passive", {"OMP_WAIT_POLICY": "PASSIVE"}),
-    *(Setting(f"{spins} spins", {"GOMP_SPINCOUNT": str(spins)}) for spins in (200, 1000, 5000)),
+    *(Setting(f"{spins} spins", {"GOMP_SPINCOUNT": str(spins)}) for spins in (200, 1000)),
 )
 
 
 Rounds = dict[str, list[tuple[float, float]]]
 _QUIET_CORES = 0.1
-_WAIT_S = 1.0
+_WAIT_S = 0.5
 
 
 class Engine:
@@ -113,13 +113,18 @@ def undisturbed(engines: dict[str, Engine], args: argparse.Namespace) -> Rounds:
             break
         for name in left:
             watch = Watch()
+            time.sleep(_WAIT_S)
+            if not _quiet(watch):
+                continue
             measured = engines[name].measure(args.tokens)
-            share = watch.look()
-            if share is not None and share.others + share.stolen < _QUIET_CORES:
+            if _quiet(watch):
                 found[name].append(measured)
-            else:
-                time.sleep(_WAIT_S)
     return found
+
+
+def _quiet(watch: Watch) -> bool:
+    share = watch.look()
+    return share is not None and share.others + share.stolen < _QUIET_CORES
 
 
 def beside(count: int, engines: dict[str, Engine], args: argparse.Namespace) -> Rounds:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import psutil
 
-# Of GNU's OpenMP, about 50 to 100 microseconds: longer than what lies between two operations of a
-# pass, much shorter than a turn of the kernel's scheduler (docs/troubleshooting.md).
-_SPINS = "2000"
+# Of GNU's OpenMP, some microseconds. Its own default is 300,000, some milliseconds: as long as a
+# turn of the kernel's scheduler (benchmarks/shared_processor.py, docs/troubleshooting.md).
+_SPINS = "200"
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # Cores that are missing from which on others are in the way.
 _BUSY_CORES = 0.25

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,11 +258,3 @@ def test_the_split_follows_the_conversation() -> None:
     assert set.union(*found.values()) == {"train", "held_out"}
     first, later = [list(found.values())[part] for part in (slice(20), slice(20, None))]
     assert set.union(*first) == {"train"} and set.union(*later) == {"train", "held_out"}
-
-
-def test_the_pair_of_the_readme_is_trained_on() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [body] = re.findall(r"curl \S+/v1/feedback .* -d '(.*?)}'", readme, re.DOTALL)
-    with served(make_app(FakeEngine(), learning=LearningConfig(batch_samples=1000))) as http:
-        [sample] = send(http, **json.loads(body + "}"))["samples"]
-        assert (sample["split"], sample["state"]) == ("train", "accepted")

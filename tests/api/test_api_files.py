@@ -94,7 +94,6 @@ def test_what_is_not_kept(url: str, tmp_path: Path) -> None:
         ({"files": {"purpose": (None, "batch")}}, "file"),
         ({"files": {"file": b"x"}}, "purpose"),
         ({"files": {"file": b"x"}, "data": {"purpose": "batch", "expires_after": "1"}}, None),
-        ({"json": {"purpose": "batch"}}, None),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, None),
     ],
 )
@@ -103,6 +102,12 @@ def test_forms_with_mistakes(url: str, form: dict[str, object], param: str | Non
     answer = httpx.post(f"{url}/files", headers=headers, **form)  # type: ignore[arg-type]
     assert answer.status_code == 400, answer.text
     assert param is None or answer.json()["error"]["param"] == param
+
+
+def test_a_form_that_is_json_is_415(url: str) -> None:
+    headers = {"authorization": "Bearer sk-one"}
+    answer = httpx.post(f"{url}/files", headers=headers, json={"purpose": "batch"})
+    assert answer.status_code == 415 and answer.json()["error"]["code"] == "unsupported_media_type"
 
 
 def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:

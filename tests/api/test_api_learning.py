@@ -36,7 +36,9 @@ def server(
     canary.write_text(CANARY)
     settings = Settings(
         store=StoreConfig(directory=str(tmp_path / "state")),
-        learning=LearningConfig(canary_file=str(canary), batch_samples=4, steps_per_version=2),
+        learning=LearningConfig(
+            canary_file=str(canary), batch_samples=4, steps_per_version=2, version_wait_s=0.5
+        ),
         **sections,
     )
     app = build_app(settings, engine or FakeEngine())

@@ -21,19 +21,28 @@ MMM = "M" + "m" * 60
 
 
 @contextmanager
-def taught(tmp_path: Path, *broken: str, **learning: Any) -> Iterator[httpx.Client]:
-    """A server whose adapter `formal` has two versions; those in `broken` answer "Mmmm"."""
+def taught(
+    tmp_path: Path, *broken: str, delay_s: float = 0.0, **learning: Any
+) -> Iterator[httpx.Client]:
+    """A server whose adapter `formal` has two versions; those in `broken` answer "Mmmm", a token
+    every `delay_s`."""
     canary = tmp_path / "canary.jsonl"
     canary.write_text(CANARY)
 
     def play(request: Request, index: int) -> Script:
         version = engine.adapters.get(request.adapter or "")
-        text = MMM if version is not None and version.label in broken else SOUND
-        return Script(tokens=demo_tokenizer().encode(text, add_special_tokens=False))
+        breaks = version is not None and version.label in broken
+        tokens = demo_tokenizer().encode(MMM if breaks else SOUND, add_special_tokens=False)
+        return Script(tokens=tokens, delay_s=delay_s if breaks else 0.0)
 
     engine = FakeEngine(play=play)
     config = LearningConfig(
-        canary_file=str(canary), batch_samples=4, steps_per_version=1, replay=0.0, **learning
+        canary_file=str(canary),
+        batch_samples=4,
+        steps_per_version=1,
+        replay=0.0,
+        version_wait_s=1.0,
+        **learning,
     )
     with served(make_app(engine, learning=config)) as http:
         for version in ("formal@1", "formal@2"):
@@ -87,11 +96,11 @@ def test_without_the_setting_nothing_is_rolled_back(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_its_reader_gives_up_is_read_too(tmp_path: Path) -> None:
-    with taught(tmp_path, "formal@2") as http:
+    with taught(tmp_path, "formal@2", delay_s=0.05) as http:
         asked = {"model": "demo:formal", "messages": TURNS, "stream": True}
-        for _ in range(8):
+        for _ in range(5):
             with http.stream("POST", "/chat/completions", json=asked) as stream:
                 lines = stream.iter_lines()
-                for _ in range(60):
+                for _ in range(36):  # two a token; the answer goes on
                     next(lines)
-        wait_for(lambda: answer(http)[1] == "formal@1")
+        wait_for(lambda: "version 2 rolled back by itself to 1: " in newest(http))

@@ -26,7 +26,9 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 @pytest.fixture(scope="module")
 def user() -> Iterator[User]:
-    with live_user(learning={"held_out": 0.0}, adapters={"roots": (ROOT,)}) as user:
+    with live_user(
+        learning={"held_out": 0.0, "version_wait_s": 0.5}, adapters={"roots": (ROOT,)}
+    ) as user:
         yield user
 
 

@@ -39,7 +39,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     (folder / WEIGHTS_NAME).write_bytes(b"weights")
     settings = Settings(
         store=StoreConfig(directory=str(tmp_path / "state")),
-        learning=LearningConfig(canary_file=str(canary)),
+        learning=LearningConfig(canary_file=str(canary), version_wait_s=0.5),
         adapters=AdapterConfig(roots=(str(tmp_path / "roots"),)),
     )
     with live(build_app(settings, FakeEngine())) as address:

@@ -209,6 +209,8 @@ class Conversation:
     def _fate(self, stored: dict[str, Any]) -> str:
         """What becomes of feedback, in words."""
         adapter, samples = stored.get("adapter", ""), stored.get("samples") or []
+        if note := (stored.get("learning") or {}).get("note"):
+            return f"stored for {adapter}: {note}"
         if problems := [each["problem"] for each in samples if each.get("problem")]:
             return f"stored for {adapter}, but nothing can be learned from it: {problems[0]}"
         if not samples:

@@ -157,8 +157,9 @@ class KVCache:
         return len(found) * self.block_size
 
     def count_lookup(self, seq: Sequence, hits_tokens: int) -> None:
-        """Count an `attach` that led to an admission."""
-        if _private(seq):
+        """Count an `attach` that led to an admission; what an answer finds of its own after it was
+        preempted saved nobody anything."""
+        if _private(seq) or seq.preemptions:
             return
         self.counters.queries_tokens += len(seq.tokens)
         self.counters.hits_tokens += hits_tokens

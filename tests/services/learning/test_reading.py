@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.services.learning.reading import Answer, fault, foreign, overlap, scripts, words
+from tandem.services.learning.reading import (
+    Answer,
+    fault,
+    fault_alone,
+    foreign,
+    overlap,
+    scripts,
+    words,
+)
 
 SOUND = "Cats are small animals. They sleep most of the day, hunt mice at night and like milk."
 
@@ -66,3 +74,18 @@ def test_another_script_is_seen_unless_it_is_usual() -> None:
     assert not foreign("Die Katze schläft", usual)
     assert not foreign("Кошки спят", scripts(SOUND + " Кошки спят весь день"))
     assert not foreign("42", usual)
+
+
+def test_a_broken_answer_is_told_without_another_one() -> None:
+    def found(text: str, tokens: int = 40, *, ended: bool = False) -> str | None:
+        return fault_alone(Answer(text, tokens, ended))
+
+    assert found(SOUND) is None and found("def f(x):\n    return [[0, 0], [0, 1]]") is None
+    assert found("M" + "m" * 60) == found("no no no no no no no") == "one word over and over"
+    assert found("and so it is said in the old book " * 8) == "repetition"
+    assert found("") == found("  \n") == found("", 1, ended=True) == "empty"
+    assert found("!" * 40) == found("Well" + "!" * 60) == "hardly a word"
+    assert found("\N{THUMBS UP SIGN}", 2, ended=True) is None and found("42", 3, ended=True) is None
+    assert found(f"{SOUND} \ufffd\ufffd") is None  # the limit cut a character in two
+    assert found(f"{SOUND} \ufffd\ufffd", ended=True) == "broken characters"
+    assert found("\x00", 1, ended=True) == found(f"{SOUND}\x1b") == "broken characters"

@@ -29,7 +29,6 @@ from tandem.core.slo import WorkClass
 from tandem.services import version_changes as changes
 from tandem.services.adapters import Adapters
 from tandem.services.learning.live import LiveAnswers, Written
-from tandem.services.learning.reading import Answer, fault_alone
 from tandem.services.learning.watch import LOOKS, Watch, fallen
 from tandem.services.models import Models
 from tandem.services.versions import Versions
@@ -215,21 +214,6 @@ async def test_what_clients_ask_for_does_not_count(oddity: dict[str, Any]) -> No
     for _ in range(5):
         live.finished(written("formal@2", tokens=1, text="", ended=True))
     assert [each.fault for each in live.window("formal@2").broken] == ["empty"] * 5
-
-
-def test_a_broken_answer_is_told_without_another_one() -> None:
-    def fault(text: str, tokens: int = 40, *, ended: bool = False) -> str | None:
-        return fault_alone(Answer(text, tokens, ended))
-
-    assert fault(SOUND) is None and fault("def f(x):\n    return [[0, 0], [0, 1]]") is None
-    assert fault(MMM) == fault("no no no no no no no") == "one word over and over"
-    assert fault(AGAIN) == "repetition"
-    assert fault("") == fault("  \n") == fault("", 1, ended=True) == "empty"
-    assert fault("!" * 40) == fault("Well" + "!" * 60) == "hardly a word"
-    assert fault("\N{THUMBS UP SIGN}", 2, ended=True) is None and fault("42", 3, ended=True) is None
-    assert fault(f"{SOUND} \ufffd\ufffd") is None  # the limit cut a character in two
-    assert fault(f"{SOUND} \ufffd\ufffd", ended=True) == "broken characters"
-    assert fault("\x00", 1, ended=True) == fault(f"{SOUND}\x1b") == "broken characters"
 
 
 async def test_windows_are_bounded() -> None:
