@@ -75,12 +75,14 @@ def test_what_is_learned_serves_at_once_and_goes_on(tmp_path, llm):
     examples = [
         Example(question(text), "Yes.", rejected=llm.chat(question(text))) for text in QUESTIONS
     ]
-    first = llm.learn("short", examples, str(tmp_path / "1"), epochs=6, learning_rate=3e-3)
+    # Without the likelihood term the loss is DPO's: log 2 where policy and reference agree.
+    own = {"learning_rate": 3e-3, "rpo_alpha": 0.0}
+    first = llm.learn("short", examples, str(tmp_path / "1"), epochs=6, **own)
     assert first.losses[0] == pytest.approx(0.6931, abs=1e-3)
     assert first.losses[-1] < 0.3
     assert first.left_out == 0
     assert first.version.number == 1
-    second = llm.learn("short", examples, str(tmp_path / "2"), epochs=1)
+    second = llm.learn("short", examples, str(tmp_path / "2"), epochs=1, rpo_alpha=0.0)
     assert second.losses[0] < 0.3
     assert second.version.number == 2
     assert llm.chat(question("Name a fruit.")) == before
