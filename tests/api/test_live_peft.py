@@ -27,7 +27,8 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 @pytest.fixture(scope="module")
 def user() -> Iterator[User]:
     with live_user(
-        learning={"held_out": 0.0, "version_wait_s": 0.5}, adapters={"roots": (ROOT,)}
+        learning={"held_out": 0.0, "version_wait_s": 0.5, "gate": "always"},
+        adapters={"roots": (ROOT,)},
     ) as user:
         yield user
 
