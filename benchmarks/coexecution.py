@@ -56,7 +56,7 @@ def measure(plan: Plan, chosen: list[System], measured: Measured, kept: Path) ->
         return
     folder = ensure_model(plan.model, plan.cache)
     vocabulary, cores = shape_of(plan.model).vocab_size, machine_cores()
-    options = {"device": "cpu", "threads": len(cores)}
+    options = {"device": "cpu", "threads": len(cores), "dtype": plan.setting.dtype}
     specs = [worker_spec(name, cores, plan.vllm_env, plan.setting) for name in workers_of(chosen)]
     ceilings = WorkerSpec(CEILINGS, CEILINGS_ENGINE, options=options)
     with Workers([ceilings, *specs], folder, plan.cache / "logs") as workers:

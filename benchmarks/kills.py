@@ -333,10 +333,9 @@ def check_directories(server: Server) -> list[str]:
     return wrong + [f"stray {path}" for path in steps if not path.name.isdigit()]
 
 
-def _page(server: Server, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _page(server: Server, found: list[dict[str, Any]]) -> Any:
     after = {"after": found[-1]["id"]} if found else {}
-    page: list[dict[str, Any]] = server.get("/v1/feedback", limit=100, **after)["data"]
-    return page
+    return server.get("/v1/feedback", limit=100, **after)["data"]
 
 
 def _temporary(server: Server) -> list[str]:
@@ -361,8 +360,7 @@ def _finish(server: Server, load: Load, report: Report, shared: set[str]) -> Non
     server.process.wait(timeout=300)
     report.violations += [f"left in TMPDIR: {path}" for path in _temporary(server)]
     report.violations += [f"left in {SHARED}: {name}" for name in _shared() - shared]
-    alive = [pid for pid in server.engines if psutil.pid_exists(pid)]
-    report.violations += [f"engine {pid} lives" for pid in alive]
+    report.violations += [f"engine {pid} lives" for pid in server.engines if psutil.pid_exists(pid)]
 
 
 def main(
@@ -385,8 +383,7 @@ def main(
             print(f"{number + 1}/{kills}: {way}", flush=True)
             kill(server, way, rng)
             report.violations += check_answers(server)
-            if report.violations:
-                print(f"  {len(report.violations)} violations: {report.violations[-1]}", flush=True)
+            print("\n".join(f"  {each}" for each in report.violations[-3:]), flush=True)
         _finish(server, load, report, shared)
     except (TimeoutError, RuntimeError) as error:
         report.violations.append(str(error))

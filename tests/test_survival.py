@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -100,6 +101,27 @@ def test_kill_9_of_the_engine_under_load_and_sigterm(server: Server) -> None:
     last.thread.join(timeout=40)
     assert last.done and not last.error_event, "SIGTERM cut an answer off"
     assert server.process.wait(timeout=20) == 0
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes")
+def test_an_engine_without_memory_answers_503_and_is_replaced(server: Server) -> None:
+    pid = server.engine_pid()
+    assert pid is not None
+    wait_until(lambda: answers(server.url), 60)
+    taken = psutil.Process(pid).memory_info().vms
+    psutil.Process(pid).rlimit(psutil.RLIMIT_AS, (taken, taken))
+    statuses = set()
+    deadline = time.monotonic() + 180
+    while server.engine_pid() in (pid, None) or statuses == {200}:
+        assert time.monotonic() < deadline, f"it is not replaced; answers: {statuses}"
+        body = {"model": "demo", "prompt": "word " * random.randrange(100, 1500), "max_tokens": 4}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        statuses.add(answer.status_code)
+        assert answer.status_code in (200, 503), answer.text
+        assert answer.status_code == 200 or int(answer.headers["retry-after"]) > 0
+    wait_until(lambda: answers(server.url), 120)
+    assert 503 in statuses
 
 
 COMPLETION = {"model": "demo", "prompt": "x", "max_tokens": 4}

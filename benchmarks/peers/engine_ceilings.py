@@ -20,13 +20,13 @@ MATRIX = 2048
 class Ceilings:
     """Holds the buffers, so that a job allocates nothing."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
         self._device = device
         self._stream = torch.ones(STREAM_BYTES // 8, dtype=torch.int64, device=device)
         square = (MATRIX, MATRIX)
-        self._left = torch.randn(square, dtype=torch.bfloat16, device=device)
-        self._right = torch.randn(square, dtype=torch.bfloat16, device=device)
-        self._out = torch.empty(square, dtype=torch.bfloat16, device=device)
+        self._left = torch.randn(square, dtype=dtype, device=device)
+        self._right = torch.randn(square, dtype=dtype, device=device)
+        self._out = torch.empty(square, dtype=dtype, device=device)
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Best of `repeats`: read bandwidth in bytes/s, matrix rate in FLOP/s."""
@@ -49,7 +49,8 @@ class Ceilings:
 def start(model: str, options: dict[str, Any]) -> Ceilings:
     """Allocate the buffers; the model does not matter."""
     torch.set_num_threads(options["threads"])
-    return Ceilings(options["device"])
+    dtype = torch.float32 if options.get("dtype") == "float32" else torch.bfloat16
+    return Ceilings(options["device"], dtype)
 
 
 def versions() -> dict[str, str]:

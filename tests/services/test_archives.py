@@ -33,7 +33,7 @@ def test_what_is_packed_is_unpacked(tmp_path: Path) -> None:
     files = {f"deep/{CONFIG}": b"{}", f"deep/{WEIGHTS}": b"w" * MOST_BYTES, "README.md": b"x"}
     unpack(zipped(tmp_path, files), tmp_path / "out", MOST_BYTES)
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == b"w" * MOST_BYTES
-    again = pack(tmp_path / "out")
+    again = pack(tmp_path / "out", tmp_path / "packed")
     unpack(again, tmp_path / "again", MOST_BYTES)
     again.unlink()
     assert (tmp_path / "again" / CONFIG).read_bytes() == b"{}"
@@ -83,11 +83,9 @@ def test_damaged_zips_are_refused_without_a_path(tmp_path: Path) -> None:
 
 
 def test_an_export_of_files_that_are_gone_says_so_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(scratch))
     with pytest.raises(NotFound, match="gone"):
-        pack(tmp_path / "nowhere")
+        pack(tmp_path / "nowhere", scratch)
     assert list(scratch.iterdir()) == []

@@ -60,7 +60,9 @@ class Stage:
             objectives=objectives or Objectives(),
         )
         models = Models(self.engine, "demo", created_s=0)
-        self.service = Generation(tools, models, max_choices=8, rng=random.Random(5))
+        self.service = Generation(
+            tools, models, max_choices=8, rng=random.Random(5), priorities=True
+        )
 
 
 def options(**changes: object) -> Options:
@@ -202,13 +204,15 @@ async def test_the_output_budget_is_what_is_left_of_the_context() -> None:
     answer = await stage.service.chat(TURNS, options(max_tokens=None))
     await collect(answer)
     assert stage.engine.requests[0].sampling.max_tokens == INFO.max_model_len - len(prompt)
-    with pytest.raises(InvalidRequest, match="256 tokens, but the prompt has 250 and 7"):
+    with pytest.raises(InvalidRequest, match=r"requested 257 tokens \(250 in the prompt, 7"):
         await stage.service.complete([(5,) * 250], options(max_tokens=7))
     await stage.service.complete([(5,) * 250], options(max_tokens=6))
-    with pytest.raises(InvalidRequest, match="shorten the prompt") as caught:
+    with pytest.raises(InvalidRequest, match="maximum context length is 256 tokens") as caught:
         await stage.service.complete([(5,) * 256], options(max_tokens=None))
     assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(InvalidRequest, match="shorten the prompt"):  # before ids are looked at
+    with pytest.raises(
+        InvalidRequest, match="maximum context length is 256 tokens"
+    ):  # before ids are looked at
         await stage.service.complete([(-1,) * 300], options(max_tokens=None))
 
 

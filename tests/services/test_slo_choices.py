@@ -56,9 +56,9 @@ async def test_the_time_before_the_engine_counts() -> None:
     stage = staged()
     encode = stage.service.encode_chat
 
-    async def slow(turns: object) -> tuple[int, ...]:
+    async def slow(turns: object, **how: bool) -> tuple[int, ...]:
         stage.clock.advance(1.5)
-        return await encode(turns)  # type: ignore[arg-type]
+        return await encode(turns, **how)  # type: ignore[arg-type]
 
     stage.clock.advance(5.0)
     stage.service.encode_chat = slow  # type: ignore[method-assign, assignment]

@@ -342,10 +342,13 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer_end: int | None) -> tuple[i
 
 def _tokenizer_end(source: str) -> int | None:
     try:
-        end: int | None = AutoTokenizer.from_pretrained(source).eos_token_id
+        tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:  # it may have none, and whoever needs it says what is wrong with it
         logger.info("no end token is known from the tokenizer of %s: %s", source, _reason(error))
         return None
+    # Where there are no files, transformers makes one of nothing but special tokens.
+    invented = len(tokenizer) <= len(tokenizer.all_special_ids)
+    end: int | None = None if invented else tokenizer.eos_token_id
     return end
 
 

@@ -12,11 +12,12 @@ LONGEST_S = 60.0
 
 
 class Backoff:
-    """`first_s`, then twice as long each time, up to `longest_s`."""
+    """`first_s` (a second), then twice as long each time, up to `longest_s` (a minute)."""
 
-    def __init__(self, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
-        self._first_s = self._next_s = first_s
-        self._longest_s = longest_s
+    def __init__(self, first_s: float | None = None, longest_s: float | None = None) -> None:
+        self._first_s = FIRST_S if first_s is None else first_s
+        self._longest_s = LONGEST_S if longest_s is None else longest_s
+        self._next_s = self._first_s
 
     def reset(self) -> None:
         """It worked."""

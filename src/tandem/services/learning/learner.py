@@ -175,7 +175,6 @@ class Learner:
                     continue
                 except (DiskError, OSError) as error:
                     if told != _DISK:
-                        logger.error("learning of %s waits: %s", adapter, error)
                         await self._tell(adapter, "error", f"learning waits: {error}")
                     told = _DISK
                     await unwritten.wait()
@@ -201,9 +200,9 @@ class Learner:
             del self._tasks[adapter]
 
     async def _failed(self, adapter: str, error: Exception) -> None:
-        """Say it where people look: in the log and in the adapter's history."""
-        trace = None if isinstance(error, TandemError) else error
-        logger.error("learning of %s failed: %s", adapter, error, exc_info=trace)
+        """Say it in the adapter's history, and so in the log; a fault of ours with its trace."""
+        if not isinstance(error, TandemError):
+            logger.error("learning of %s failed", adapter, exc_info=error)
         await self._tell(adapter, "error", f"learning failed: {error}")
 
     async def _tell(self, adapter: str, level: str, message: str) -> None:
