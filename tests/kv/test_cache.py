@@ -246,6 +246,19 @@ def test_private_sequences_neither_find_nor_leave_anything():
     assert cache.counters.hits_tokens == 0
 
 
+def test_what_a_preempted_answer_finds_again_is_no_hit():
+    cache = KVCache(16, 4)
+    seq = sequence(0, list(range(12)))
+    compute(cache, seq)
+    for preemptions, counted in ((1, (0, 0)), (0, (12, 8))):
+        seq.preemptions = preemptions
+        cache.release(seq)
+        seq.computed = cache.attach(seq)
+        cache.count_lookup(seq, seq.computed)
+        assert seq.computed == 8
+        assert (cache.counters.queries_tokens, cache.counters.hits_tokens) == counted
+
+
 def test_positions_to_be_scored_are_never_taken_from_the_cache():
     cache = KVCache(16, 4)
     public = sequence(0, list(range(13)))
