@@ -253,6 +253,7 @@ def test_what_a_preempted_answer_finds_again_is_no_hit():
     for preemptions, counted in ((1, (0, 0)), (0, (12, 8))):
         seq.preemptions = preemptions
         cache.release(seq)
+        seq.computed = 0
         seq.computed = cache.attach(seq)
         cache.count_lookup(seq, seq.computed)
         assert seq.computed == 8
