@@ -99,7 +99,7 @@ def read_lora(
 def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "adapter_config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise AdapterError(f"{folder} has no adapter_config.json", param="path") from error
     except (OSError, ValueError) as error:

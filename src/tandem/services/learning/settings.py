@@ -24,7 +24,7 @@ MOST_LEARNING_RATE = 1.0
 """Each update of Adam moves a parameter by about as much as this."""
 LABEL_SMOOTHING_LIMIT = 0.5
 """From here on, a pair would teach the opposite of what it says."""
-_VERSION = re.compile(r"version:([1-9]\d*)")
+_VERSION = re.compile(r"version:([1-9]\d{0,17})")
 
 
 @dataclass(frozen=True, slots=True)
