@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 MODEL ?= smollm2
 ARGS ?=
+# Processes of `make test`; with one thread each they do not wait for each other.
+WORKERS ?= 2
 
 .PHONY: setup serve chat test test-full lint format bench clean
 
@@ -28,7 +30,7 @@ chat: setup
 	$(BIN)/tandem chat $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -m "not full and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not full and not gpu"
 
 test-full: setup
 	TANDEM_TEST_FULL=1 $(BIN)/python -m pytest -m "not gpu"

@@ -19,7 +19,9 @@ from benchmarks.live.watch import Patience, Watch, Watched
 from benchmarks.tastes.tastes import Held, Lesson, Taste
 
 KINDS = ("preferences", "demonstrations", "thumbs")
-MAX_TOKENS = 96
+# Twice what the base needs for most answers: a taste may add words, and an answer that was only cut
+# is not endless.
+MAX_TOKENS = 192
 PROBES = 4
 KEPT_OVERLAP = 0.3
 SHOWN_CHARACTERS = 300

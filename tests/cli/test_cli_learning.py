@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import io
 import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -238,7 +238,8 @@ def test_a_job_is_watched_across_a_restart(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown.count("gone; waiting") == 1 and "demo:x is ready" in shown
     assert "20/20" in shown and "0/?" not in shown
     worlds[:] = [running]
-    monkeypatch.setattr("tandem.cli.finetune.time.sleep", lambda _: _thread.interrupt_main())
+    interrupted = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("tandem.cli.finetune.time.sleep", interrupted)
     with pytest.raises(typer.Exit):
         _watch(Jobs(), "job", console)  # type: ignore[arg-type]
     assert "see it again: tandem finetune watch job" in console.file.getvalue()

@@ -237,7 +237,14 @@ def check_drift(found: dict[str, Drift]) -> None:
     assert leak.mean > 2 * rounding.mean > 2 * prompts.mean + 1e-4
 
 
-@pytest.mark.parametrize(("kernels", "together"), [("auto", 1), ("auto", 8), ("off", 8)])
+@pytest.mark.parametrize(
+    ("kernels", "together"),
+    [
+        pytest.param("auto", 1, marks=pytest.mark.full),
+        ("auto", 8),
+        pytest.param("off", 8, marks=pytest.mark.full),
+    ],
+)
 def test_log_probs_of_the_demo_model_drift_within_bounds_in_bf16(
     kernels: str, together: int
 ) -> None:

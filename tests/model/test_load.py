@@ -155,7 +155,7 @@ def with_index(folder, index):
             r"b\.safetensors",
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value.keywords) if isinstance(value, partial) else value,
 )
 def test_a_checkpoint_that_makes_no_sense_is_one_clear_line(folder, breaks, message):
     breaks(folder)
