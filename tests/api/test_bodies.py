@@ -219,6 +219,8 @@ LARGE = {
         "/v1/completions",
         b'{"model": "demo", "prompt": "' + b"ab " * 2_400_000 + b'"}',
     ),
+    "tokens of a prompt": ("/tokenize", b'{"prompt": "' + b"ab " * 2_400_000 + b'"}'),
+    "tokens of a chat": ("/tokenize", chat_of(f'{{"role": "user", "content": "{"ab " * 2_400_000}"}}')),
     "wrong ids": ("/detokenize", b'{"tokens": [' + b", ".join([b'"x"'] * 1_500_000) + b"]}"),
     "metadata": (
         "/v1/feedback",

@@ -26,6 +26,7 @@ from tandem.services.receipts import Draft
 _SEED_BITS = 63
 _ENCODE_IN_THREAD_CHARS = 20_000
 _ENCODE_ALONE_CHARS = 1_000_000
+_ENCODE_MOST_CHARS = 2_000_000
 _TURN_CHARS = 50  # that a chat template may add
 Result = TypeVar("Result")
 
@@ -131,16 +132,23 @@ class Generation:
             continue_final_message=continue_final_message,
         )
         chars = sum(len(message["content"]) for message in messages)
-        return await self._beside(chars + _TURN_CHARS * len(messages), encode)
+        return await self._beside(chars + _TURN_CHARS * len(messages), "messages", encode)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a text; long texts are encoded beside the event loop."""
         encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return await self._beside(len(text), encode)
+        return await self._beside(len(text), "prompt", encode)
 
-    async def _beside(self, chars: int, work: Callable[[], Result]) -> Result:
+    async def _beside(self, chars: int, param: str, work: Callable[[], Result]) -> Result:
         """The result of `work` on so many characters, beside the event loop if they are many; of
-        very many one at a time, because their tokens take a hundred times as much memory."""
+        very many one at a time, because their tokens take a hundred times as much memory. Raises
+        `InvalidRequest` for more than that."""
+        if chars > _ENCODE_MOST_CHARS:
+            raise InvalidRequest(
+                f"{chars} characters are more than are tokenised at once ({_ENCODE_MOST_CHARS}); "
+                "send them in parts",
+                param=param,
+            )
         if chars < _ENCODE_IN_THREAD_CHARS:
             return work()
         if chars < _ENCODE_ALONE_CHARS:

@@ -44,8 +44,6 @@ from tandem.store.samples import SampleHead
 logger = logging.getLogger(__name__)
 
 _REPLAY_POOL = 256
-# A course ends where it has moved so far from the base, as a share of what the gate allows.
-_MOST_DRIFT = 0.75
 
 
 class Progress(StrEnum):

@@ -29,6 +29,14 @@ class Limits:
     model_tokens: int
     recording_tokens: int = 0
 
+    @property
+    def named(self) -> tuple[tuple[int, str], ...]:
+        """What bounds a prompt and an answer together, with the name of each."""
+        return (
+            (self.sample_tokens, "learning.max_sample_tokens"),
+            (self.model_tokens, "the model's context"),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -112,6 +120,7 @@ class Encoder:
         return bool(tokens) and tokens[-1] in self._end_tokens
 
     def _prompt(self, messages: Sequence[Mapping[str, str]], prompt: str) -> tuple[int, ...]:
+        self._refuse_long("".join(message["content"] for message in messages) or prompt)
         if messages:
             tokens = self._tokenizer.encode_chat(messages)
         else:
@@ -127,6 +136,7 @@ class Encoder:
             raise InvalidRequest(f"{what} is empty")
         if served is not None and self._knows(sample.served or _WRITTEN):
             return served.ids
+        self._refuse_long(answer)
         tokens = self.completion(sample.messages, sample.prompt, answer)
         if served is not None and served.ending is not Ending.MODEL:
             return tokens[:-1] if tokens[-1] in self._end_tokens else tokens
@@ -136,12 +146,16 @@ class Encoder:
         """Whether these are ids of this model's tokenizer, which may have changed since."""
         return served.tokenizer == self._tokenizer.identity
 
+    def _refuse_long(self, text: str) -> None:
+        """Before its tokens take a hundred times as much memory as the text."""
+        limit, name = min(self._limits.named)
+        if self._tokenizer.exceeds(text, limit):
+            told = f"the tokens of {len(text)} characters"
+            raise InvalidRequest(f"{told} are more than {name} allows ({limit})")
+
     def _check(self, encoded: Encoded) -> None:
         longest = len(encoded.prompt) + max(len(encoded.chosen), len(encoded.rejected))
-        for limit, name in (
-            (self._limits.sample_tokens, "learning.max_sample_tokens"),
-            (self._limits.model_tokens, "the model's context"),
-        ):
+        for limit, name in self._limits.named:
             if longest > limit:
                 raise InvalidRequest(f"{longest} tokens are more than {name} allows ({limit})")
         room = self._limits.recording_tokens
