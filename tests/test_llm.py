@@ -175,3 +175,15 @@ def test_a_lesson_of_no_step_makes_no_version(tmp_path, llm):
     assert not path.exists()
     with pytest.raises(TandemError):
         llm.generate(["a"], adapter="none")
+
+
+def test_less_evidence_moves_the_model_less(tmp_path, llm, monkeypatch):
+    scales = []
+    add_step = llm._loop.add_step
+    monkeypatch.setattr(
+        llm._loop, "add_step", lambda step: (scales.append(step.scale), add_step(step))
+    )
+    examples = [Example("a", " b", weight=0.5), Example("c", " d", weight=0.25)]
+    llm.learn("light", examples, str(tmp_path / "light"), epochs=1, batch_samples=2)
+    llm.learn("few", examples[:1], str(tmp_path / "few"), epochs=1, batch_samples=2)
+    assert scales == [0.375, 0.25]

@@ -16,6 +16,7 @@ import typer
 
 from benchmarks.live import rows
 from benchmarks.live.api import Api, Refused
+from benchmarks.live.code import learning_code
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
 from benchmarks.peers.machine import describe, slug
@@ -51,9 +52,14 @@ def key_file() -> str:
 async def study(url: str, plan: Plan, path: Path) -> None:
     """Make the runs of this model that have no row yet, until the time is up."""
     async with Api(url, NAMES) as api:
-        named = (api.model, plan.seed)
-        kept = rows.read(path)
-        done = {row["run"] for row in kept if (row["model"], row["seed"]) == named}
+        made = {
+            "model": api.model,
+            "seed": plan.seed,
+            "settings": plan.sizes.settings,
+            "most": plan.sizes.most,
+            "code": learning_code("poison"),
+        }
+        done = {row["run"] for row in rows.read(path) if made.items() <= row.items()}
         waiting = iter([number for number in range(plan.runs) if number not in done])
         base = await Poisoner.neutral(api, None, plan.sizes)
         poisoner = Poisoner(api, base, plan.sizes, plan.patience)
@@ -67,7 +73,7 @@ async def study(url: str, plan: Plan, path: Path) -> None:
                 except (Refused, httpx.HTTPError) as error:
                     print(f"run {number} failed and has no row: {error!r}", flush=True)
                     continue
-                rows.append(path, {**row, "seed": plan.seed, "settings": plan.sizes.settings})
+                rows.append(path, row | made)
                 print(
                     f"run {number} {row['garbage']:14} {row['feedback']:14} {row['count']:3}"
                     f" {row['seconds']:5.0f} s published {len(row['published'])} refused"

@@ -14,6 +14,7 @@ import typer
 
 from benchmarks.live import rows
 from benchmarks.live.api import Api
+from benchmarks.live.code import learning_code
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
 from benchmarks.peers.machine import describe, slug
@@ -32,6 +33,7 @@ TRICKLE_LIMIT_S = 1800.0
 class Plan:
     """What is run: `every_s` above 0 sends the lessons one by one."""
 
+    model: str
     tastes: Sequence[Taste]
     kinds: Sequence[str]
     count: int
@@ -43,7 +45,13 @@ class Plan:
 
 async def study(url: str, plan: Plan, path: Path) -> None:
     """Make the runs that have no row yet; a row is written as each ends."""
-    done = set() if plan.again else {(row["taste"], row["kind"]) for row in rows.read(path)}
+    code = learning_code("tastes")
+    made = {"model": plan.model, "lessons": plan.count, "code": code}
+    done = {
+        (row["taste"], row["kind"])
+        for row in ([] if plan.again else rows.read(path))
+        if made.items() <= row.items()
+    }
     wanted = [(t, kind) for t in plan.tastes for kind in plan.kinds if (t.name, kind) not in done]
     if not wanted:
         return
@@ -58,10 +66,12 @@ async def study(url: str, plan: Plan, path: Path) -> None:
         own_lessons = {taste.name: lessons(taste, own, plan.count) for taste, _ in wanted}
         session = Session(api, plan.patience)
         version = await session.begin(lessons(other, own, 16))
+        if not version:
+            raise RuntimeError("the other adapter has learned nothing: it would answer as the base")
         print(f"another adapter answers with version {version}", flush=True)
         for taste, kind in wanted:
             row = await session.run(taste, kind, own_lessons[taste.name], plan.every_s)
-            rows.append(path, {**row, "every_s": plan.every_s})
+            rows.append(path, {**row, "code": code, "every_s": plan.every_s})
             print(
                 f"{taste.name:8} {kind:14} shown {row['shown']:.2f} degenerate"
                 f" {row['degenerate']:.2f} kept {row['kept']} changed {row['changed_s']}"
@@ -95,6 +105,7 @@ def main(
         if unknown := [name for name in given if name not in all_of_them]:
             raise typer.BadParameter(f"no {unknown[0]!r}; known: {', '.join(all_of_them)}")
     plan = Plan(
+        model,
         [known[name] for name in chosen],
         kinds,
         count or (TRICKLED if trickle else 40),

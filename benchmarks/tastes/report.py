@@ -5,6 +5,7 @@ Knows rows only. Invariant: of several rows of one taste and kind the last one c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -38,7 +39,8 @@ def page(machine: dict[str, object], rows: Sequence[Row], trickled: Sequence[Row
         "",
         ", ".join(f"{name}: {value}" for name, value in machine.items()),
         "",
-        f"Model: {', '.join(models)}. Through HTTP, default settings; see docs/benchmarks.md.",
+        f"Model: {', '.join(models)}. Through HTTP, default settings; see docs/benchmarks.md."
+        f" Code: {_code([*rows, *trickled])}.",
         "",
     ]
     if rows:
@@ -141,6 +143,12 @@ def _trickle(row: Row) -> list[str]:
         for each in row["probes"]
     ]
     return lines
+
+
+def _code(rows: Sequence[Row]) -> str:
+    """Names of the code that the rows are of (`benchmarks/live/code.py`), with their numbers."""
+    found = Counter(row["code"] for row in rows)
+    return ", ".join(f"{name} ({count} rows)" for name, count in found.items())
 
 
 def _share(value: float | None) -> str:

@@ -37,6 +37,7 @@ from tandem.core.training import (
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.encode import Encoded, Encoder, Limits, micro_batches, sequences_of
 from tandem.services.learning.settings import LearningSettings, defaults, resolve_settings
+from tandem.services.learning.steps import evidence
 from tandem.services.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -244,7 +245,8 @@ class LLM:
             order = list(encoded)
             Random(epoch).shuffle(order)
             for at in range(0, len(order), settings.batch_samples):
-                batches = self._batches(order[at : at + settings.batch_samples], settings)
+                part = order[at : at + settings.batch_samples]
+                batches = self._batches(part, settings)
                 self._score([each for batch in batches for each in batch], known)
                 filled = tuple(
                     tuple(replace(each, reference=known.get(each, 0.0)) for each in batch)
@@ -252,7 +254,8 @@ class LLM:
                 )
                 step_id = f"llm-{next(self._ids)}"
                 loss = settings.loss(encoded[0].kind)
-                self._loop.add_step(TrainingStep(step_id, adapter, loss, filled))
+                scale = evidence([each.weight for each in part], settings.batch_samples)
+                self._loop.add_step(TrainingStep(step_id, adapter, loss, filled, scale=scale))
                 outcomes += self._finish(1, StepOutcome)
         return outcomes
 
@@ -262,7 +265,8 @@ class LLM:
         rows = self.info.recording_tokens
         cut = micro_batches(step, settings.micro_batch_samples, rows)
         partners = [step[-1], *(batch[-1] for batch in cut)]
-        return [sequences_of(batch, partners[place]) for place, batch in enumerate(cut)]
+        most = self.info.max_model_len
+        return [sequences_of(batch, partners[place], most) for place, batch in enumerate(cut)]
 
     def _score(
         self, sequences: Sequence[TrainingSequence], known: dict[TrainingSequence, float]

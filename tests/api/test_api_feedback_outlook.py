@@ -23,9 +23,10 @@ QUEUED = {"state": "queued", "note": None}
     ("said", "state", "note"),
     [
         ({"rating": True}, "queued", None),
+        ({"rating": False}, "waits", "answers that are rated up"),
         ({"rating": 0.5}, "nothing", "neither what is good nor what is bad"),
         ({"comment": "hm"}, "nothing", "neither what is good nor what is bad"),
-        ({"rating": True, "completion": "long " * 5000}, "nothing", "tokens are more than"),
+        ({"rating": True, "completion": "long " * 5000}, "nothing", "are more than"),
     ],
 )
 def test_what_is_learned_from_and_what_is_not(

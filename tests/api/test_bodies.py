@@ -206,6 +206,7 @@ def chat_of(turns: str) -> bytes:
     return f'{{"model": "demo", "messages": [{turns}]}}'.encode()
 
 
+AB = "ab " * 2_400_000
 LARGE = {
     "empty messages": (CHAT, chat_of(", ".join(['{"role": "user", "content": ""}'] * 230_000))),
     "wrong messages": (CHAT, chat_of(", ".join(["1"] * 2_000_000))),
@@ -220,7 +221,7 @@ LARGE = {
         b'{"model": "demo", "prompt": "' + b"ab " * 2_400_000 + b'"}',
     ),
     "tokens of a prompt": ("/tokenize", b'{"prompt": "' + b"ab " * 2_400_000 + b'"}'),
-    "tokens of a chat": ("/tokenize", chat_of(f'{{"role": "user", "content": "{"ab " * 2_400_000}"}}')),
+    "tokens of a chat": ("/tokenize", chat_of(f'{{"role": "user", "content": "{AB}"}}')),
     "wrong ids": ("/detokenize", b'{"tokens": [' + b", ".join([b'"x"'] * 1_500_000) + b"]}"),
     "metadata": (
         "/v1/feedback",

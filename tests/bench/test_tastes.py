@@ -102,6 +102,7 @@ ROW = {
     "taste": "pirate",
     "kind": "preferences",
     "lessons": 40,
+    "code": "c0de",
     "shown": 0.9,
     "degenerate": 0.05,
     "base_degenerate": 0.0,

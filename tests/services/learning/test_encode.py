@@ -17,6 +17,7 @@ from tandem.services.learning.encode import (
     micro_batches,
     sequences_of,
 )
+from tandem.services.tokenizer import Tokenizer
 from tandem.training.losses import micro_batch_loss, step_items
 
 END = demo_tokenizer().encode("<|im_end|>", add_special_tokens=False)
@@ -98,6 +99,32 @@ def test_unusable_samples_say_why(changes: dict[str, object], problem: str) -> N
         ENCODER.encode(sample(**changes))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chosen": "word " * 1_400_000},
+        {"rejected": "word " * 1_400_000},
+        {"messages": (), "prompt": "word " * 1_400_000},
+        {"messages": ({"role": "user", "content": " " * 7_000_000},)},
+    ],
+    ids=range(4),
+)
+def test_a_long_text_is_not_tokenised_whole(
+    changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    encode = Tokenizer.encode
+
+    def noted(self: Tokenizer, text: str, **options: bool) -> tuple[int, ...]:
+        seen.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    with pytest.raises(InvalidRequest, match=r"tokens of .* are more than learning.max_sample"):
+        ENCODER.encode(sample(**changes))
+    assert max(seen, default=0) <= 8 * 64
+
+
 def test_a_pair_that_no_recording_holds_is_refused() -> None:
     small = Encoder(demo_tokenizer(), END, Limits(64, 256, 10))
     with pytest.raises(InvalidRequest, match="do not fit into 10 recorded rows"):
@@ -156,6 +183,13 @@ def test_a_mismatched_pair_is_nobodys_own(
     assert [s.tokens for s in batch if s.role is Role.MISMATCHED] == joined
     shares = micro_batch_loss(LossSpec(LossKind.KTO), batch, [-1.0] * len(batch), len(samples))
     assert len(shares.item_losses) == len(samples)
+
+
+def test_a_prompt_takes_no_partner_with_which_it_is_too_long() -> None:
+    both = [kto(1, 2), kto(3, 4)]
+    length = len(both[0].prompt) + len(both[1].chosen)
+    assert len(sequences_of(both, None, length)) == 4
+    assert [each.role for each in sequences_of(both, None, length - 1)] == [Role.DESIRABLE] * 2
 
 
 @pytest.mark.parametrize("kind", list(SampleKind))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,14 @@ from tandem.services.learning.gate import (
 
 BOUNDS = Bounds(quality_drop=1.0, divergence=1.0)
 FINE = CanaryMeasures(answers=20, quality_drop=0.2, divergence=0.1)
+READ = Reading(28, (), kept=0.9, length=1.0)
+ASKED = Asked(kept=0.9, length=1.0, divergence=0.2, gain=0.8)
+BROKEN = Fault("repetition", "Mmmm Mmmm Mmmm")
+
+
+def fine(pairs: tuple[PairMargins, ...] = (), **changes: Any) -> Measurements:
+    """What passes, but for the changes."""
+    return replace(Measurements(FINE, pairs, reading=READ), **changes)
 
 
 def pairs(count: int, current: float, candidate: float) -> tuple[PairMargins, ...]:
@@ -42,7 +51,7 @@ def pairs(count: int, current: float, candidate: float) -> tuple[PairMargins, ..
 
 
 def test_a_candidate_within_all_bounds_is_published() -> None:
-    verdict = decide(Measurements(FINE, pairs(60, 0.5, 0.8)), GateMode.AUTO, BOUNDS)
+    verdict = decide(fine(pairs(60, 0.5, 0.8)), GateMode.AUTO, BOUNDS)
     assert verdict.outcome is Outcome.PUBLISH and verdict.reasons == ()
     assert verdict.metrics["win_rate"] == pytest.approx(0.8)
     assert verdict.metrics["win_rate_before"] == pytest.approx(0.5)
@@ -61,28 +70,28 @@ def test_a_candidate_within_all_bounds_is_published() -> None:
 def test_garbage_is_refused_though_its_own_win_rate_rises(
     canary: CanaryMeasures, word: str
 ) -> None:
-    verdict = decide(Measurements(canary, pairs(50, 0.0, 1.0)), GateMode.AUTO, BOUNDS)
+    verdict = decide(replace(fine(pairs(50, 0.0, 1.0)), canary=canary), GateMode.AUTO, BOUNDS)
     assert verdict.outcome is Outcome.REFUSE
     assert len(verdict.reasons) == 1 and word in verdict.reasons[0]
 
 
 def test_a_falling_win_rate_counts_once_there_are_enough_pairs() -> None:
-    worse = Measurements(FINE, pairs(50, 0.9, 0.6))
+    worse = fine(pairs(50, 0.9, 0.6))
     assert decide(worse, GateMode.AUTO, BOUNDS).outcome is Outcome.REFUSE
-    few = Measurements(FINE, pairs(49, 0.9, 0.6))
+    few = fine(pairs(49, 0.9, 0.6))
     assert decide(few, GateMode.AUTO, BOUNDS).outcome is Outcome.PUBLISH
 
 
 def test_an_unchanged_or_slightly_noisy_win_rate_passes() -> None:
     same = pairs(50, 0.6, 0.6)
     assert win_rate_change(same) == 0.0
-    assert decide(Measurements(FINE, same), GateMode.AUTO, BOUNDS).outcome is Outcome.PUBLISH
+    assert decide(fine(same), GateMode.AUTO, BOUNDS).outcome is Outcome.PUBLISH
 
 
 def test_pairs_that_cannot_be_scored_object() -> None:
     broken = tuple(PairMargins(0.0, 1.0, math.nan) for _ in range(50))
-    assert decide(Measurements(FINE, broken), GateMode.AUTO, BOUNDS).outcome is Outcome.REFUSE
-    assert summary(Measurements(FINE, broken))["win_rate"] is None
+    assert decide(fine(broken), GateMode.AUTO, BOUNDS).outcome is Outcome.REFUSE
+    assert summary(fine(broken))["win_rate"] is None
 
 
 def test_thumbs_are_judged_by_their_auc() -> None:
@@ -91,15 +100,10 @@ def test_thumbs_are_judged_by_their_auc() -> None:
     thumbs = (*good, *bad)
     assert auc(thumbs, [thumb.current for thumb in thumbs]) == 1.0
     assert auc(thumbs, [0.0] * 50) == 0.5
-    verdict = decide(Measurements(FINE, thumbs=thumbs), GateMode.AUTO, BOUNDS)
+    verdict = decide(fine(thumbs=thumbs), GateMode.AUTO, BOUNDS)
     assert verdict.outcome is Outcome.REFUSE and "AUC" in verdict.reasons[0]
-    few = Measurements(FINE, thumbs=thumbs[:30])
+    few = fine(thumbs=thumbs[:30])
     assert decide(few, GateMode.AUTO, BOUNDS).outcome is Outcome.PUBLISH
-
-
-READ = Reading(28, (), kept=0.9, length=1.0)
-ASKED = Asked(kept=0.9, length=1.0, divergence=0.2, gain=0.8)
-BROKEN = Fault("repetition", "Mmmm Mmmm Mmmm")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ BROKEN = Fault("repetition", "Mmmm Mmmm Mmmm")
     ],
 )
 def test_what_answers_say_is_judged(reading: Reading, asked: Asked | None, word: str) -> None:
-    measured = Measurements(FINE, pairs(50, 0.0, 1.0), reading=reading, asked=asked)
+    measured = fine(pairs(50, 0.0, 1.0), reading=reading, asked=asked)
     verdict = decide(measured, GateMode.AUTO, Bounds())
     assert verdict.outcome is Outcome.REFUSE
     assert len(verdict.reasons) == 1 and word in verdict.reasons[0]
@@ -149,13 +153,19 @@ def test_what_is_stranger_than_what_was_asked_for_is_refused() -> None:
 
 def test_a_version_that_teaches_nothing_is_none() -> None:
     margins = tuple(PairMargins(0.0, 0.0, -1.0 if at < 6 else 1.0) for at in range(10))
-    [reason] = decide(Measurements(FINE, margins), GateMode.AUTO, Bounds()).reasons
+    [reason] = decide(fine(margins), GateMode.AUTO, Bounds()).reasons
     assert "of 10 held-out pairs only 40% moved the right way" in reason
-    assert not decide(Measurements(FINE, margins[:9]), GateMode.AUTO, Bounds()).reasons
+    assert not decide(fine(margins[:9]), GateMode.AUTO, Bounds()).reasons
+
+
+def test_a_version_whose_answers_were_not_read_is_refused() -> None:
+    verdict = decide(fine(pairs(50, 0.0, 1.0), reading=None), GateMode.AUTO, Bounds())
+    assert verdict.outcome is Outcome.REFUSE
+    assert verdict.reasons == ("its answers could not be read",)
 
 
 def test_numbers_of_a_reading_are_kept_with_the_version() -> None:
-    found = summary(Measurements(FINE, reading=replace(READ, faults=(BROKEN,)), asked=ASKED))
+    found = summary(fine(reading=replace(READ, faults=(BROKEN,)), asked=ASKED))
     assert found["broken_answers"] == 1 and found["answers_read"] == 28
     assert found["chosen_gain"] == 0.8 and found["asked_kept"] == 0.9
 
@@ -165,12 +175,12 @@ def test_the_win_rate_is_also_reported_a_token() -> None:
         PairMargins(0.0, 0.0, candidate=-5.0, normalised=0.1),
         PairMargins(0.0, 0.0, candidate=5.0, normalised=0.2),
     )
-    found = summary(Measurements(FINE, margins))
+    found = summary(fine(margins))
     assert found["win_rate"] == 0.5 and found["win_rate_per_token"] == 1.0
 
 
 def test_one_key_may_not_exceed_its_share() -> None:
-    measured = Measurements(FINE, key_share=0.6, key_cap=0.5)
+    measured = fine(key_share=0.6, key_cap=0.5)
     verdict = decide(measured, GateMode.AUTO, BOUNDS)
     assert verdict.outcome is Outcome.REFUSE and "one API key gave 60%" in verdict.reasons[0]
 
@@ -180,7 +190,7 @@ def test_modes() -> None:
     assert decide(garbage, GateMode.ALWAYS, BOUNDS).outcome is Outcome.PUBLISH
     assert decide(garbage, GateMode.ALWAYS, BOUNDS).reasons
     assert decide(garbage, GateMode.MANUAL, BOUNDS).outcome is Outcome.REFUSE
-    assert decide(Measurements(FINE), GateMode.MANUAL, BOUNDS).outcome is Outcome.HOLD
+    assert decide(fine(), GateMode.MANUAL, BOUNDS).outcome is Outcome.HOLD
 
 
 def test_the_bound_is_a_bound() -> None:

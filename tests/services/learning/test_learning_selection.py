@@ -132,6 +132,16 @@ def test_dislikes_wait_for_likes() -> None:
     assert groups([head(9), *thumbs(0, 5)]) == [[head(9)]]
 
 
+def test_dislikes_are_not_gone_over_without_likes() -> None:
+    learned = [replace(h, loss=0.05 if h.desirable else 0.5) for h in thumbs(4, 4)]
+    assert to_go_on(learned, ()) == []
+    [like] = [h for h in learned if h.row == 2]
+    again = to_go_on(learned, {like.sample_id})
+    assert [h.desirable for h in again] == []  # two of eight are the last few
+    again = to_go_on(learned, {h.sample_id for h in learned[:2]})
+    assert [h.desirable for h in again] == [True, True, False, False]
+
+
 def test_no_step_is_made_of_dislikes_alone() -> None:
     settings = LearningSettings(batch_samples=4, replay=0.0)
     up = {h.sample_id for h in thumbs(6, 6) if h.desirable}

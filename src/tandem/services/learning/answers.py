@@ -1,4 +1,4 @@
-"""Greedy answers of a model to prompts, for those who judge models by what they say.
+"""Greedy answers of a model, for those who judge models by what they say.
 
 Knows the engine; what the answers mean is for `reading.py` and `gate.py`. Invariant: an answer has
 at most the tokens that were allowed, its end token included.
@@ -10,11 +10,13 @@ import itertools
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from tandem.core.errors import TandemError
+from tandem.core.errors import NoMemory, TandemError
+from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import EngineClient
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
+from tandem.core.slo import WorkClass
 from tandem.services.learning.references import Model, Scored
 from tandem.services.learning.together import together
 
@@ -35,13 +37,16 @@ class Answers:
         self._known: dict[tuple[str, tuple[int, ...]], Scored] = {}
 
     async def of(self, model: Model, prompts: Sequence[tuple[int, ...]]) -> list[Scored]:
-        """Greedy answers, all at once. Raises `Speechless`, and as the engine client does."""
-        missing = [p for p in dict.fromkeys(prompts) if (model.content, p) not in self._known]
+        """Greedy answers, all at once. Raises as `spoken` does."""
+        keys = {prompt: (model.content, prompt) for prompt in prompts}
+        had = {p: self._known[key] for p, key in keys.items() if key in self._known}
+        missing = [prompt for prompt in keys if prompt not in had]
         said = await together(self._answer(prompt, model.adapter) for prompt in missing)
         found = {
             prompt: Scored(prompt + a, len(prompt)) for prompt, a in zip(missing, said, strict=True)
         }
-        answers = [found.get(p) or self._known[model.content, p] for p in prompts]
+        both = had | found
+        answers = [both[prompt] for prompt in prompts]
         self._known |= {(model.content, prompt): answer for prompt, answer in found.items()}
         while len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
@@ -53,11 +58,20 @@ class Answers:
             prompt=prompt,
             sampling=SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS),
             adapter=adapter,
+            work_class=WorkClass.OFFLINE,
         )
-        tokens: list[int] = []
-        async with aclosing(self._client.generate(request)) as events:
-            async for event in events:
-                if event.finish_reason is FinishReason.ERROR:
-                    raise Speechless(f"a prompt got no answer: {event.error}")
-                tokens.extend(event.tokens)
-        return tuple(tokens)
+        return await spoken(self._client, request)
+
+
+async def spoken(client: EngineClient, request: Request) -> tuple[int, ...]:
+    """The whole answer to a request for one choice. Raises `Speechless`, `NoMemory` where the
+    engine is short of it, and as the engine client does."""
+    tokens: list[int] = []
+    async with aclosing(client.generate(request)) as events:
+        async for event in events:
+            if event.error == NO_MEMORY:
+                raise NoMemory(NO_MEMORY)
+            if event.finish_reason is FinishReason.ERROR:
+                raise Speechless(f"a prompt got no answer: {event.error}")
+            tokens.extend(event.tokens)
+    return tuple(tokens)

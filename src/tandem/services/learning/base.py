@@ -7,7 +7,6 @@ history of every adapter that answers says so before the new weights are written
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +14,6 @@ from pathlib import Path
 from tandem.core.learning import EventRecord, VersionRecord
 from tandem.services.learning.tools import LearningTools
 from tandem.store import events
-
-logger = logging.getLogger(__name__)
 
 _FILE = "base-model.sha256"
 
@@ -34,7 +31,6 @@ async def compare_base(
             f"the base model's weights are others than before: version {version.number} was made "
             "for those; let it learn again, roll back, or serve the old weights"
         )
-        logger.warning("%s: %s", version.adapter, message)
         event = EventRecord(
             version.adapter, tools.now(), "warning", message, {"before": before, "now": weights}
         )

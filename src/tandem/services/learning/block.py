@@ -9,30 +9,33 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.core.learning import AdapterRecord, Sample
-from tandem.services.learning.selection import choose, known, to_go_on, within_shares
+from tandem.services.learning.selection import balanced, choose, known, to_go_on, within_shares
 from tandem.services.learning.settings import LearningSettings
 from tandem.store.samples import SampleHead
 
 
 @dataclass(slots=True)
 class Block:
-    """What is trained between two versions: `chosen` are the heads of usable new samples, `seen`
-    those of replayed ones, `latest` the last loss of each sample that was trained on, `misjudged`
-    the pairs that the model, when last asked, would have answered the wrong way, `known` the new
-    samples that would teach the current version nothing, `drift` how far the model has moved
-    from the base, as a share of what the gate allows."""
+    """What is trained between two versions."""
 
     record: AdapterRecord
     settings: LearningSettings
     claimed: list[Sample]
     chosen: list[SampleHead]
+    """Of claimed samples: those to train on."""
     seen: list[SampleHead]
+    """Samples of earlier versions, to be replayed."""
     latest: dict[str, float] = field(default_factory=dict)
+    """The last loss of each sample that was trained on."""
     misjudged: set[str] = field(default_factory=set)
+    """Those whose preferred answer was not likely enough when the model was last asked."""
     known: set[str] = field(default_factory=set)
+    """New samples that would teach the current version nothing."""
     losses: list[float] = field(default_factory=list)
+    """Of the steps."""
     steps: int = 0
     drift: float = 0.0
+    """How far the model has moved from the base, as a share of what the gate allows."""
 
     @property
     def used(self) -> list[Sample]:
@@ -54,7 +57,7 @@ class Block:
         """The current version has scored the new samples: leave out what it knows."""
         heads = [replace(head, loss=losses.get(head.sample_id)) for head in self.chosen]
         self.known = known(heads, self.seen, misjudged)
-        self.chosen = [head for head in self.chosen if head.sample_id not in self.known]
+        self.chosen = balanced([h for h in self.chosen if h.sample_id not in self.known])
 
     def share_out(self, now_s: float) -> None:
         """Choose again among what is usable; what is now beyond a key's share waits for others."""

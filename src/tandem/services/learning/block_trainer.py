@@ -11,16 +11,14 @@ import logging
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
+from statistics import fmean
 
-from tandem.core.errors import AdapterError, EngineDead
+from tandem.core.errors import AdapterError, EngineDead, InvalidRequest
 from tandem.core.learning import EventRecord, SampleKind
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
 from tandem.services.learning.references import Model, NotFinite, References
-from tandem.services.learning.selection import (
-    epochs_of,
-    plan_steps,
-)
+from tandem.services.learning.selection import epochs_of, plan_steps
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.steps import (
     Failed,
@@ -36,10 +34,11 @@ from tandem.store.samples import SampleHead
 
 logger = logging.getLogger(__name__)
 
-# The trust region, as shares of what the gate allows: how far one version may move, and where its
-# adapter may be afterwards.
+# The trust region, as shares of what the gate allows: how far one version may move, where its
+# adapter may be afterwards, and how much smaller the steps become on the way there.
 _MOST_MOVE = 0.2
 _MOST_DRIFT = 0.75
+_LEAST_ROOM = 0.05
 
 
 class BlockTrainer:
@@ -99,7 +98,7 @@ class BlockTrainer:
             wanted = _wanted(plan.sample_ids, plan.kind, block.settings, 0.0)
             try:
                 prepared = await maker.prepare(*wanted)
-            except NotFinite:
+            except (NotFinite, InvalidRequest):
                 continue  # training finds out which of them it is
             given = await maker.scored(prepared)
             losses |= prepared.losses(given)
@@ -137,11 +136,13 @@ class BlockTrainer:
         """Go over the samples until most are learned or the model has moved far enough.
 
         The trust region is a bound on what answers to trusted prompts may lose. A divergence grows
-        with the square of the way, so training ends before the epoch that would leave the region.
-        Raises as the engine client does, and `AdapterError`.
+        with the square of the way, so training ends before the epoch that would leave the region,
+        and the less of it earlier versions have left, the smaller are the steps. Raises as the
+        engine client does, and `AdapterError`.
         """
         maker = await self._prepare(block)
         began = await self._drift(block) if block.chosen and block.record.current else 0.0
+        maker.room = min(1.0, max(_LEAST_ROOM, 1.0 - began))
         for epoch in range(epochs_of(len(block.chosen), block.settings)):
             heads = block.unlearned()
             if not heads:
@@ -150,8 +151,16 @@ class BlockTrainer:
             if not block.latest:
                 return
             block.drift = await self._drift(block)
-            next_move = (block.drift - began) * ((epoch + 2) / (epoch + 1)) ** 2
-            if not (next_move < _MOST_MOVE and block.drift < _MOST_DRIFT):
+            logger.info(
+                "%s: epoch %d, %d steps, loss %.3f, %.0f%% of the allowed drift",
+                self._name,
+                epoch + 1,
+                block.steps,
+                fmean(block.losses),
+                100 * block.drift,
+            )
+            move = (block.drift - began) * ((epoch + 2) / (epoch + 1)) ** 2
+            if not (move < _MOST_MOVE and began + move < _MOST_DRIFT):
                 return
 
     async def _drift(self, block: Block) -> float:

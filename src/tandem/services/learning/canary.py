@@ -190,11 +190,7 @@ class Canary:
         return before
 
     def _prompts(self, encoder: Encoder) -> list[tuple[int, ...]]:
-        room = self._client.info.max_model_len - ANSWER_TOKENS
-        prompts = [encoder.prompt(line.messages, line.prompt) for line in self._set.lines]
-        if any(len(prompt) > room for prompt in prompts):
-            raise InvalidRequest("learning.canary_file: a prompt does not fit the model's context")
-        return prompts
+        return [encoder.prompt(line.messages, line.prompt) for line in self._set.lines]
 
     async def _trusted(self, prompts: Sequence[tuple[int, ...]], encoder: Encoder) -> list[Scored]:
         given = [
@@ -204,7 +200,8 @@ class Canary:
         if all(given):
             return [_scored(p, a) for p, a in zip(prompts, given, strict=True)]
         base = self._references.base
-        digest = hashlib.sha256(base.content.encode()).hexdigest()[:16]
+        asked = f"{base.content}:{ANSWER_TOKENS}:{prompts}"
+        digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
         file = self._directory / f"{self._set.digest}-{digest}.json"
         made = await asyncio.to_thread(_read_answers, file)
         if made is None or len(made) != len(prompts):

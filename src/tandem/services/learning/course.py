@@ -7,7 +7,6 @@ the end, consumed, refused, invalid, kept by a held candidate, or accepted again
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -40,8 +39,6 @@ from tandem.services.learning.tools import LearningTools
 from tandem.services.uninterrupted import uninterrupted
 from tandem.store import adapters, events, samples
 from tandem.store.samples import SampleHead
-
-logger = logging.getLogger(__name__)
 
 _REPLAY_POOL = 256
 
@@ -150,12 +147,12 @@ class Course:
         now_s, most = self._tools.now(), settings.version_samples(replaying=bool(seen))
         found = groups(waiting)
         await self._tell_of_dislikes(waiting, teachable=bool(found))
-        ready = [group for group in found if is_ready(group, most, settings, now_s)]
+        # Only what the keys' shares let in counts for a version.
+        shared = [choose(group, most, settings.key_share, now_s) for group in found]
+        ready = [group for group in shared if is_ready(group, most, settings, now_s)]
         if not ready:
-            return Progress.SOON if found else Progress.IDLE
-        chosen = choose(ready[0], most, settings.key_share, now_s)
-        if not chosen:
-            return Progress.IDLE
+            return Progress.SOON if any(shared) else Progress.IDLE
+        chosen = ready[0]
         self._tools.publisher.require_room(self.name)
         await self._tools.publisher.require_disk(self.name)
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])

@@ -8,6 +8,7 @@ truncated; a sample that does not fit is refused with the reason.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,12 +67,19 @@ class Encoder:
         self._default_end = tuple(end_tokens[:1])
         self._limits = limits
 
+    @property
+    def most_tokens(self) -> int:
+        """Of any sequence that the model is given."""
+        return self._limits.model_tokens
+
     def encode(self, sample: Sample) -> Encoded:
         """Tokens of a sample. Raises `InvalidRequest` that says why it cannot be trained on."""
         served = sample.served or _WRITTEN
         if self._knows(served):
             prompt = served.prompt
         else:
+            turns = "".join(message["content"] for message in sample.messages)
+            self._refuse_long(turns or sample.prompt)
             prompt = self._prompt(sample.messages, sample.prompt)
         chosen = self._answer(sample, sample.chosen, served.chosen, "the answer")
         rejected: tuple[int, ...] = ()
@@ -120,7 +128,6 @@ class Encoder:
         return bool(tokens) and tokens[-1] in self._end_tokens
 
     def _prompt(self, messages: Sequence[Mapping[str, str]], prompt: str) -> tuple[int, ...]:
-        self._refuse_long("".join(message["content"] for message in messages) or prompt)
         if messages:
             tokens = self._tokenizer.encode_chat(messages)
         else:
@@ -164,13 +171,14 @@ class Encoder:
 
 
 def sequences_of(
-    encoded: Sequence[Encoded], partner: Encoded | None = None
+    encoded: Sequence[Encoded], partner: Encoded | None = None, most: int = sys.maxsize
 ) -> tuple[TrainingSequence, ...]:
     """One micro-batch; all samples are of one kind. References are still 0.
 
     KTO: each prompt is also joined with the completion of a sample before it, as TRL does, else
     with that of `partner`, a sample of another micro-batch. What is so joined is no sample's own
-    prompt and completion; a prompt for which there is no such completion has no KL term.
+    prompt and completion and has at most `most` tokens; a prompt for which there is no such
+    completion has no KL term.
     """
     kind = encoded[0].kind
     if kind is SampleKind.SFT:
@@ -191,7 +199,8 @@ def sequences_of(
     for place, item in enumerate(encoded):
         others = (*encoded[:place][::-1], *encoded[place:][::-1], *spare)
         for other in others:
-            if (item.prompt, other.chosen) not in matched:
+            fits = len(item.prompt) + len(other.chosen) <= most
+            if fits and (item.prompt, other.chosen) not in matched:
                 mismatched.append(_sequence(item, other.chosen, Role.MISMATCHED))
                 break
     return labelled + tuple(mismatched)

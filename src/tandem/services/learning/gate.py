@@ -237,6 +237,8 @@ def _canary_objections(measured: Measurements, bounds: Bounds) -> list[str]:
 
 def _reading_objections(measured: Measurements, bounds: Bounds) -> list[str]:
     reading, asked, found = measured.reading, measured.asked, []
+    if reading is None and measured.canary is not None:
+        return ["its answers could not be read"]
     if reading is not None:
         faults = reading.faults
         if len(faults) > bounds.faults * reading.answers:

@@ -137,10 +137,13 @@ class Examiner:
         some = _spaced(candidate.taught, _TRIED)
         taught = [item for item in (_encode(encoder, sample) for sample in some) if item]
         probes = _probes(held, taught)
-        prompts, base = [item.prompt for item in probes], self._references.base
+        base = self._references.base
         try:
-            own = await self._answers.of(base, prompts)
-            said = await self._answers.of(candidate.model, prompts)
+            own = await self._answers.of(base, [item.prompt for item in probes])
+        except Speechless:  # nothing is said of the candidate where the base cannot answer
+            probes, own = [], []
+        try:
+            said = await self._answers.of(candidate.model, [item.prompt for item in probes])
         except Speechless:
             return None, None
         canary = _Read(
@@ -237,9 +240,9 @@ def _rejected(item: Encoded) -> Scored:
 
 
 def _probes(held: Sequence[Encoded], taught: Sequence[Encoded]) -> list[Encoded]:
-    """Feedback that says what an answer should be like: held-out first, the rest spread over what
-    was taught."""
-    found = [item for item in held if item.desirable][:_PROBES]
+    """Feedback that says what an answer should be like, spread over what was taught; up to half of
+    it held out, so that neither alone says how much may change."""
+    found = [item for item in held if item.desirable][: _PROBES // 2]
     return found + _spaced([item for item in taught if item.desirable], _PROBES - len(found))
 
 

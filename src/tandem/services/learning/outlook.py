@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tandem.core.learning import Sample, SampleState, Split
+from tandem.core.learning import Sample, SampleKind, SampleState, Split
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.publish import NoRoom
+from tandem.services.learning.selection import groups
 from tandem.services.learning.tools import LearningTools
+from tandem.store.samples import heads
 
 
 class Prospect(StrEnum):
@@ -28,7 +30,8 @@ class Prospect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What becomes of feedback, and why it is not learned from at once (empty: it is)."""
+    """What becomes of feedback, and why it has to wait or is not learned from (empty: a version is
+    made as soon as there are enough samples or time has passed, see `selection.is_ready`)."""
 
     prospect: Prospect
     note: str = ""
@@ -47,7 +50,7 @@ class Outlooks:
         waiting = (SampleState.ACCEPTED, SampleState.ASSIGNED)
         left = {sample.split for sample in samples if sample.state in waiting}
         if Split.TRAIN in left:
-            why = await self._wait(adapter)
+            why = await self._wait(adapter, samples)
             return Outlook(Prospect.WAITS, why) if why else Outlook(Prospect.QUEUED)
         if left:
             return Outlook(Prospect.HELD_OUT, "versions are measured on it, and not trained on it")
@@ -59,7 +62,7 @@ class Outlooks:
         refused = f"version {samples[0].version} learned from it and was refused"
         return Outlook(Prospect.NOTHING, samples[0].problem or refused)
 
-    async def _wait(self, adapter: str) -> str:
+    async def _wait(self, adapter: str, samples: Sequence[Sample]) -> str:
         """Why accepted samples are not learned from; empty if they are."""
         if not self._trains:
             return "nothing is trained under this server's policy"
@@ -72,4 +75,7 @@ class Outlooks:
                 f"a fine-tuning job trains '{adapter}', or a version of it waits for a decision; "
                 "it is learned from after that"
             )
+        dislikes = any(s.kind is SampleKind.KTO and not s.desirable for s in samples)
+        if dislikes and not groups(await self._tools.store.read(heads, adapter)):
+            return "dislikes are learned from together with as many answers that are rated up"
         return ""

@@ -63,7 +63,6 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
             await tools.publisher.adopt(version)
         except AdapterError as error:
             lost.append(label)
-            logger.error("cannot load %s: %s", label, error)
             message = f"version {version.number} cannot be loaded: {error}"
             event = EventRecord(version.adapter, tools.now(), "error", message)
             await tools.store.write(events.add, event)

@@ -76,13 +76,17 @@ def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
     """
     found = []
     for refusals in sorted({head.refusals for head in heads}):
-        group = [head for head in heads if head.refusals == refusals]
-        dislikes = [head for head in group if is_dislike(head)]
-        liked = sum(head.kind is SampleKind.KTO for head in group) - len(dislikes)
-        waiting = {head.sample_id for head in dislikes[liked:]}
-        if group := [head for head in group if head.sample_id not in waiting]:
+        if group := balanced([head for head in heads if head.refusals == refusals]):
             found.append(group)
     return found
+
+
+def balanced(heads: Sequence[SampleHead]) -> list[SampleHead]:
+    """Without the last dislikes, so that there are no more of them than likes."""
+    dislikes = [head for head in heads if is_dislike(head)]
+    liked = sum(head.kind is SampleKind.KTO for head in heads) - len(dislikes)
+    waiting = {head.sample_id for head in dislikes[liked:]}
+    return [head for head in heads if head.sample_id not in waiting]
 
 
 def is_dislike(head: SampleHead) -> bool:
@@ -93,14 +97,15 @@ def is_dislike(head: SampleHead) -> bool:
 def is_ready(
     group: Sequence[SampleHead], most: int, settings: LearningSettings, now_s: float
 ) -> bool:
-    """Whether a version shall be made of these samples now, in order of arrival, `most` at most.
+    """Whether a version shall be made of these samples now, `most` at most.
 
     Some steps' worth that arrived together begin at once; fewer wait for a quarter of
     `version_wait_s` without another, or all of it; less than a step's worth ten times as long.
     """
     if not group:
         return False
-    quiet_s, waited_s = now_s - group[-1].created_s, now_s - group[0].created_s
+    arrived = [head.created_s for head in group]
+    quiet_s, waited_s = now_s - max(arrived), now_s - min(arrived)
     wait_s = settings.version_wait_s
     if len(group) >= most or waited_s >= _LONG_WAITS * wait_s:
         return True
@@ -151,12 +156,12 @@ def within_shares(key_ids: Sequence[str], key_share: float) -> bool:
 def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[SampleHead]:
     """The samples of a version that must be seen again; none once most of it is learned.
 
-    MACE's CheckEnd (4.2): a sample is learned when its last loss is low enough. A pair must also
-    not be `misjudged`: DPO's loss falls as soon as the policy moves, however unlikely the preferred
-    answer still is. The last few are not chased, or every version would end with full
+    MACE's CheckEnd (4.2): a sample is learned when its last loss is low enough, and what it prefers
+    is not `misjudged`: the losses of DPO and KTO fall as soon as the policy moves, however unlikely
+    the preferred answer still is. The last few are not chased, or every version would end with full
     steps towards whatever contradicts the rest.
     """
-    left = [head for head in heads if head.sample_id in misjudged or not _learned(head)]
+    left = balanced([head for head in heads if head.sample_id in misjudged or not _learned(head)])
     return left if len(left) > _MOST_LEFT * len(heads) else []
 
 

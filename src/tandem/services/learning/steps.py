@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Sample, SampleKind
+from tandem.core.learning import Sample
 from tandem.core.ports import EngineClient
-from tandem.core.training import LossSpec, StepOutcome, TrainingStep
+from tandem.core.training import LossKind, LossSpec, Role, StepOutcome, TrainingStep
 from tandem.services.learning.encode import Encoded, Encoder, micro_batches, sequences_of
 from tandem.services.learning.references import Model, NotFinite, References, Scored
 from tandem.training.losses import micro_batch_loss, step_items
@@ -51,19 +51,22 @@ class PreparedStep:
         return found
 
     def misjudged(self, logprobs: Logprobs) -> set[str]:
-        """DPO: samples whose rejected answer is the likelier one."""
-        if self.step.loss.kind.value != SampleKind.DPO.value:
-            return set()
+        """Samples whose preferred answer is not likely enough: in a pair, no likelier than the
+        rejected one; of a liked answer, less than half of what the reference lacks is gained."""
+        kind = self.step.loss.kind
         return {
             sample_id
-            for ids, given in zip(self.sample_ids, logprobs, strict=True)
+            for ids, batch, given in zip(
+                self.sample_ids, self.step.micro_batches, logprobs, strict=True
+            )
             for at, sample_id in enumerate(ids)
-            if given[2 * at] <= given[2 * at + 1]
+            if (kind is LossKind.DPO and given[2 * at] <= given[2 * at + 1])
+            or (batch[at].role is Role.DESIRABLE and given[at] < batch[at].reference / 2)
         }
 
     def accuracy(self, outcome: StepOutcome) -> float | None:
         """DPO: the share of pairs with a positive implicit reward margin; None for other losses."""
-        if self.step.loss.kind.value != SampleKind.DPO.value:
+        if self.step.loss.kind is not LossKind.DPO:
             return None
         wins, pairs = 0, 0
         for batch, logprobs in zip(self.step.micro_batches, outcome.logprobs, strict=True):
@@ -88,7 +91,12 @@ class StepShape:
 
     def scale(self, weights: Sequence[float]) -> float:
         """The share of the learning rate for a step over samples of these weights."""
-        return min(1.0, math.fsum(weights) / (self.full_samples or len(weights)))
+        return evidence(weights, self.full_samples or len(weights))
+
+
+def evidence(weights: Sequence[float], full: int) -> float:
+    """What samples of these weights are worth, 1 at most, where `full` of weight 1 are worth 1."""
+    return min(1.0, math.fsum(weights) / full)
 
 
 class StepMaker:
@@ -100,6 +108,8 @@ class StepMaker:
         self._shape = shape
         self._encoded: dict[str, Encoded] = {}
         self._last: Encoded | None = None
+        self.room = 1.0
+        """By what the learning rate is multiplied."""
 
     @property
     def shape(self) -> StepShape:
@@ -116,14 +126,6 @@ class StepMaker:
                 problems[sample.sample_id] = str(error)
         return problems
 
-    def has(self, sample_id: str) -> bool:
-        """Whether this sample was admitted."""
-        return sample_id in self._encoded
-
-    def tokens(self, sample_id: str) -> int:
-        """Rows of an admitted sample."""
-        return self._encoded[sample_id].rows
-
     async def prepare(
         self, step_id: str, sample_ids: Sequence[str], loss: LossSpec, urgency: float
     ) -> PreparedStep:
@@ -132,10 +134,10 @@ class StepMaker:
         batches = micro_batches(encoded, self._shape.micro_batch_samples, self._shape.rows)
         filled = []
         for batch in batches:
-            sequences = sequences_of(batch, self._last)
+            sequences = sequences_of(batch, self._last, self._encoder.most_tokens)
             filled.append(await self._references.fill(self._shape.reference, sequences))
             self._last = batch[-1]
-        scale = self._shape.scale([each.weight for each in encoded])
+        scale = self.room * self._shape.scale([each.weight for each in encoded])
         step = TrainingStep(step_id, self._shape.trainer, loss, tuple(filled), urgency, scale)
         return PreparedStep(step, tuple(tuple(e.sample_id for e in batch) for batch in batches))
 
@@ -163,7 +165,7 @@ Wanted = tuple[str, Sequence[str], LossSpec, float]
 
 
 def always() -> bool:
-    """Yes."""
+    """Never stop early."""
     return True
 
 
@@ -187,7 +189,7 @@ async def run_steps(
                 request = waiting.pop(0)
                 try:
                     prepared = await maker.prepare(*request)
-                except NotFinite as error:
+                except (NotFinite, InvalidRequest) as error:
                     yield Failed(tuple(request[1]), str(error))
                     continue
                 running.append((prepared, asyncio.create_task(client.train(prepared.step))))

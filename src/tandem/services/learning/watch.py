@@ -13,15 +13,13 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from math import comb
 
 from tandem.core.learning import EventRecord, VersionRecord
-from tandem.core.sequence import FinishReason
 from tandem.core.slo import WorkClass
 from tandem.services import version_changes as changes
-from tandem.services.learning.answers import Speechless
+from tandem.services.learning.answers import spoken
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.live import Broken
 from tandem.services.learning.reading import Answer, fault_alone
@@ -143,12 +141,7 @@ class Watch:
             slo=None,
             arrival_s=0.0,
         )
-        tokens: list[int] = []
-        async with aclosing(self._tools.client.generate(request)) as events:
-            async for event in events:
-                if event.finish_reason is FinishReason.ERROR:
-                    raise Speechless(f"the base model gave no answer: {event.error}")
-                tokens.extend(event.tokens)
+        tokens = await spoken(self._tools.client, request)
         encoder = self._tools.encoder(self._tools.defaults)
         return Answer(encoder.text(tokens), len(tokens), encoder.ends(tokens))
 

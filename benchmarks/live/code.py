@@ -1,0 +1,25 @@
+"""Names the code that decides what a study finds: the product's learning, and the study's judges.
+
+Invariant: rows with the same name were made by the same rules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import tandem
+
+_LEARNING = ("services/learning", "training")
+_JUDGES = ("live/degeneration.py", "live/questions.py")
+
+
+def learning_code(study: str) -> str:
+    """Of the study in the folder `study`: eight hexadecimal digits."""
+    product, studies = Path(tandem.__file__).parent, Path(__file__).parents[1]
+    folders = [*(product / name for name in _LEARNING), studies / study]
+    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    digest = hashlib.sha256()
+    for path in [*files, *(studies / name for name in _JUDGES)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
