@@ -35,7 +35,7 @@ class Sizes:
 
     least: int = 50
     most: int = 300
-    max_tokens: int = 48
+    max_tokens: int = 96
     settings: dict[str, Any] = field(default_factory=dict)
 
 

@@ -102,7 +102,7 @@ def test_without_shared_data_nothing_is_run(tmp_path: Path) -> None:
     assert done.stdout.startswith("skipped: no shared data")
 
 
-@pytest.mark.parametrize("name", ["tastes", "poison", "mace_real"])
+@pytest.mark.parametrize("name", ["tastes", "poison", "mace_real", "abuse"])
 def test_the_studies_explain_their_options(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
