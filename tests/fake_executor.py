@@ -207,6 +207,9 @@ class FakeExecutor:
         self.trainers[spec.name] = trainer
         return _state(trainer)
 
+    def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
+        return lambda: self.open_trainer(spec)
+
     def close_trainer(self, name: str) -> None:
         if self.trainers.pop(name, None) is not None:
             for number, recording in list(self.recordings.items()):

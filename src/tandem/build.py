@@ -244,7 +244,9 @@ def build_app(
     receipts = Receipts(store, settings.store.receipt_days, time.time)
     files = Files(store, store.directory / "files", settings.store.max_file_bytes, time.time)
     checkpoints = Checkpoints(client, store)
-    models = Models(client, settings.model.served_name, int(time.time()), checkpoints)
+    learning, name = settings.learning, settings.model.served_name
+    makes = learning.enabled and learning.auto_adapters
+    models = Models(client, name, int(time.time()), checkpoints, auto_adapters=makes)
     slo = Slo(settings.scheduling.ttft_slo, settings.scheduling.tpot_slo)
     tools = Tools(
         client=client,

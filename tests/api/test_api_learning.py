@@ -244,6 +244,42 @@ def test_import_export_pin_and_roll_back(tmp_path: Path) -> None:
         assert rest["data"] and not rest["has_more"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("versions/1/publish", None), ("rollback", {"version": 1}), ("rollback", None)],
+)
+def test_a_version_whose_files_are_gone_or_changed_does_not_become_current(
+    tmp_path: Path, path: str, body: dict[str, Any] | None
+) -> None:
+    with server(tmp_path) as http:
+        client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)
+        file_id = client.files.create(file=("a.zip", archive()), purpose="user_data").id
+        for _ in range(2):
+            assert http.post("/adapters/formal/import", json={"file_id": file_id}).is_success
+        config = tmp_path / "state/adapters/formal/1/adapter_config.json"
+        kept = config.rename(tmp_path / "aside")
+
+        def refused() -> None:
+            answer = http.post(f"/adapters/formal/{path}", json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (
+                404,
+                "file_gone",
+                "version",
+            )
+            assert error["message"] == "the files of version 1 are gone or have changed"
+            assert str(tmp_path) not in answer.text
+            shown = http.get("/adapters/formal").json()
+            assert (shown["version"], shown["label"]) == (2, "formal@2")
+
+        refused()
+        config.write_bytes(ADAPTER_FILES["adapter_config.json"].replace(b"8", b"16"))
+        refused()
+        kept.rename(config)
+        assert http.post(f"/adapters/formal/{path}", json=body).is_success
+        assert http.get("/adapters/formal").json()["label"] == "formal@1"
+
+
 def test_a_broken_archive_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with server(tmp_path) as http:
         client = openai.OpenAI(base_url=str(http.base_url), api_key="none", max_retries=0)

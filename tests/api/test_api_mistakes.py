@@ -62,10 +62,9 @@ def test_paths_that_cannot_be(http: httpx.Client, path: str, what: str) -> None:
 
 def test_errors_do_not_tell_where_the_server_keeps_things(http: httpx.Client, root: Path) -> None:
     for body in ({"path": "broken"}, {"path": str(root / "broken")}):
-        message = refused(http.post("/v1/adapters/x/load", json=body))
-        assert message == "the adapter has no adapter_config.json"
-        message = refused(http.post("/v1/adapters/x/import", json=body))
-        assert str(root.parent) not in message or body["path"] in message
+        for how in ("load", "import"):
+            message = refused(http.post(f"/v1/adapters/x/{how}", json=body))
+            assert message == "the adapter has no adapter_config.json"
     sent = upload(http, {"adapter_config.json": b"{", "adapter_model.safetensors": b""})
     message = refused(http.post("/v1/adapters/x/import", json={"file_id": sent}))
     assert "is not JSON" in message and str(root.parent) not in message

@@ -11,7 +11,7 @@ import pytest
 
 from fake_engine import FakeEngine
 from serving import live, make_app
-from tandem.config import AdapterConfig
+from tandem.config import AdapterConfig, LearningConfig
 
 
 @pytest.fixture
@@ -69,6 +69,32 @@ def test_the_official_client_lists_models(http: httpx.Client) -> None:
         assert client.models.retrieve("demo").owned_by == "tandem"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("other")
+
+
+@pytest.mark.parametrize(
+    ("model", "learning", "told"),
+    [
+        ("demo:new", LearningConfig(), True),
+        ("demo:new", LearningConfig(auto_adapters=False), False),
+        ("demo:new", LearningConfig(enabled=False), False),
+        ("demo:a b", LearningConfig(), False),
+        ("demo:base", LearningConfig(), False),
+        ("demo:", LearningConfig(), False),
+        ("demo:new:0a1b2c3d:ckpt-step-4", LearningConfig(), False),
+        ("other:new", LearningConfig(), False),
+        ("new", LearningConfig(), False),
+    ],
+)
+def test_an_adapter_that_feedback_would_make_is_told(
+    model: str, learning: LearningConfig, told: bool
+) -> None:
+    with live(make_app(FakeEngine(), learning=learning)) as url:
+        answer = httpx.post(f"{url}/v1/completions", json={"model": model, "prompt": "x"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "model_not_found")
+    hint = " (its first feedback makes it; until then ask for 'demo')"
+    assert error["message"].endswith(hint) is told
+    assert error["message"].startswith(f"the model '{model}' does not exist; this server knows:")
 
 
 def test_tokens_there_and_back(http: httpx.Client) -> None:

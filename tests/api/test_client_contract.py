@@ -261,21 +261,25 @@ def test_files_expire(http: httpx.Client) -> None:
 
 
 async def test_what_has_expired_is_removed() -> None:
-    clock = [1000.0]
+    clock, ran = [1000.0], [50.0]
     config = StoreConfig(directory=new_directory())
     store = Store.open(config.directory, config.url)
 
     async def parts() -> Any:
         yield b"x"
 
-    files = Files(store, store.directory / "files", 100, lambda: clock[0])
+    files = Files(store, store.directory / "files", 100, lambda: clock[0], lambda: ran[0])
+    await files.start()
     short = await files.create("a", "batch", "t", parts(), 3600.0)
     long = await files.create("b", "batch", "t", parts())
     assert await files.sweep() == 0
     clock[0] += 3600.0
+    assert await files.sweep() == 0, "the clock alone is not believed"
+    ran[0] += 3600.0
     assert await files.sweep() == 1
     assert [file.file_id for file in await files.listed("t")] == [long.file_id]
     assert not (store.directory / "files" / short.file_id).exists()
+    await files.stop()
     store.close()
 
 

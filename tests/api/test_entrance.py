@@ -185,6 +185,25 @@ def test_hosts_are_checked_on_a_loopback_address_or_where_some_are_given() -> No
             assert httpx.get(f"{url}/health", headers=ours).status_code == 200
 
 
+def test_a_name_that_was_pointed_here_is_no_page_of_ours() -> None:
+    """The browser takes it for the same origin; on any address of this machine."""
+    for allowed, host, status in (
+        ((), "evil.example", 403),
+        ((), "evil.example:8000", 403),
+        ((), "127.0.0.1.evil.example", 403),
+        ((), "192.0.2.7:8000", 200),
+        ((), "[2001:db8::1]:8000", 200),
+        ((), "localhost:8000", 200),
+        (("llm.example",), "llm.example:8000", 200),
+        (("llm.example",), "evil.example", 403),
+    ):
+        server = ServerConfig(host="0.0.0.0", allowed_hosts=allowed)
+        with live(make_app(FakeEngine(), server)) as url:
+            headers = {"host": host, "origin": f"http://{host}"}
+            answer = httpx.post(f"{url}{CHAT}", json=BODY, headers=headers)
+            assert answer.status_code == status, host
+
+
 def exchange(url: str, request: str) -> str:
     """The answer to bytes that no client library would send."""
     parts = urlsplit(url)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from codecs import BOM_UTF8
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
@@ -91,6 +92,10 @@ def test_traces_parse(tmp_path: Path) -> None:
     assert read_trace(packed)[1] == TraceRecord(1.5, 1300, 1, (0, 1, 9))
     assert len(read_trace(packed, limit=2)) == 2
     assert read_trace(table) == [TraceRecord(None, 3772, 54)]
+    for file, content in ((plain, AZURE), (packed, MOONCAKE), (table, VIDUR)):
+        before, marked = read_trace(file), BOM_UTF8 + content.encode()
+        file.write_bytes(gzip.compress(marked) if file is packed else marked)
+        assert read_trace(file) == before, "a byte order mark changes nothing"
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     for bad in (tmp_path / "x.csv", tmp_path / "absent.csv"):
         with pytest.raises(InvalidRequest, match="cannot read the trace"):

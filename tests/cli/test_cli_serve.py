@@ -17,9 +17,12 @@ from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from typer.testing import CliRunner
 
 import tandem.cli
+from tandem.api.protocol import PatientProtocol
+from tandem.cli.serve import http_config
 
 SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
 FLAGS = ["--port", "0", "--threads", "1", "--kv-memory", "64MiB", "--api-key", "sk-test"]
@@ -153,6 +156,14 @@ def test_what_cannot_be_started_says_why(flags: list[str], message: str, tmp_pat
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert isinstance(result.exception, SystemExit)
+
+
+def test_clients_that_do_not_keep_their_part_are_not_waited_for() -> None:
+    """What its tests serve with is what a server serves with."""
+    config = http_config(FastAPI())
+    assert config.http is PatientProtocol and config.lifespan == "off"
+    config.load()
+    assert config.http_protocol_class is PatientProtocol
 
 
 def test_a_model_directory_that_is_missing_is_named() -> None:

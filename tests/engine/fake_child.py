@@ -46,8 +46,15 @@ def slow_read(self, version, read=FakeExecutor.read_adapter):
     return read(self, version)
 
 
+def slow_source(self, spec, read=FakeExecutor.read_trainer):
+    """A trainer whose source is large."""
+    time.sleep(behaviour.get("read_s", 0.0))
+    return read(self, spec)
+
+
 FakeSnapshot.write = slow_write
 FakeExecutor.read_adapter = slow_read
+FakeExecutor.read_trainer = slow_source
 
 
 def make_loop(progress):

@@ -18,7 +18,7 @@ from test_process import CHILD, collect, engine, long_request, until
 
 from tandem.adapters.files import inspect_adapter
 from tandem.core.clock import MonotonicClock
-from tandem.core.errors import EngineDead, NotFound
+from tandem.core.errors import AdapterError, EngineDead, NotFound, TrainingCancelled
 from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import EngineState
 from tandem.core.training import TrainerSpec
@@ -171,6 +171,37 @@ async def test_answers_go_on_while_a_large_adapter_is_read(tmp_path: Path) -> No
             assert time.monotonic() - began_s < 1.5 and not loading.done()
             await loading
             await client.unload_adapter((await loading).name)
+
+
+async def test_answers_go_on_while_the_source_of_a_trainer_is_read(tmp_path: Path) -> None:
+    source = version(tmp_path, 7).path
+    async with engine(read_s=2.0, step_s=0.01) as (client, _):
+        opening = asyncio.create_task(client.open_trainer(TrainerSpec("t", source=source)))
+        began_s = time.monotonic()
+        for number in range(5):
+            assert len(await collect(client, long_request(f"r{number}", 5))) == 5
+        assert time.monotonic() - began_s < 1.5 and not opening.done()
+        assert (await opening).name == "t"
+        await client.stage("t", "formal", str(tmp_path / "staged"))
+
+
+async def test_a_trainer_that_is_closed_while_its_source_is_read_does_not_open(
+    tmp_path: Path,
+) -> None:
+    source = version(tmp_path, 7).path
+    async with engine(read_s=0.5) as (client, _):
+        spec = TrainerSpec("t", source=source)
+        for close in (lambda: client.close_trainer("t"), lambda: client.open_trainer(spec)):
+            opening = asyncio.create_task(client.open_trainer(spec))
+            await asyncio.sleep(0.1)
+            closing = asyncio.create_task(close())
+            with pytest.raises(TrainingCancelled, match="closed before it was open"):
+                await opening
+            await closing
+        await client.stage("t", "formal", str(tmp_path / "staged"))  # the last one is open
+        await client.close_trainer("t")
+        with pytest.raises(AdapterError, match="there is no trainer"):
+            await client.stage("t", "formal", str(tmp_path / "again"))
 
 
 async def test_what_comes_back_answers_the_first_request_although_reading_takes_long(

@@ -328,6 +328,23 @@ def test_trainers_are_refused_before_they_take_more_than_their_share():
     assert not isinstance(refused.value, NoMemory)
 
 
+def test_trainers_whose_sources_were_read_at_the_same_time_take_no_more_than_their_share(tmp_path):
+    executor = make_executor(tiny_models.make_model("llama"))
+    open_trainer(executor)
+    snapshot = executor.snapshot_trainer("t")
+    snapshot.write(str(tmp_path / "source"))
+    most = (4 + 1) * 4 * snapshot.layout.size
+    executor = make_executor(tiny_models.make_model("llama"), trainer_bytes=most)
+    first, second = (
+        executor.read_trainer(TrainerSpec(name, source=str(tmp_path / "source")))
+        for name in ("first", "second")
+    )
+    assert first().name == "first"
+    with pytest.raises(NoMemory, match="open trainers need"):
+        second()
+    executor.training.check()
+
+
 def test_more_than_fits_drops_recorded_inputs_and_gives_the_same_gradient():
     batch = random_sequences(random.Random(6), 2, ROLES[LossKind.SFT])
     rows = sum(len(s.tokens) - 1 for s in batch)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -267,6 +269,35 @@ def test_builds_at_once_compile_once(tmp_path: Path) -> None:
     assert Path(paths.pop()).read_text() == "made\n"
     sources = len(list(compiler.SOURCES.glob("*.cpp")))
     assert (tmp_path / "runs").read_text().count("run") == sources + 1
+
+
+def test_what_a_killed_build_left_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "compiler"
+    script.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
+        f'echo half > "$2"; while [ ! -e {tmp_path}/on ]; do sleep 0.05; done; echo made > "$2"\n'
+    )
+    script.chmod(0o755)
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(cache))
+    code = "from tandem.model.kernels.compiler import build; build()"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        while not list(cache.rglob("*.o")):
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # its compilers, too
+        process.wait()
+    (tmp_path / "on").touch()
+    [folder] = cache.iterdir()
+    assert len(list(folder.iterdir())) == 2  # what was begun, and the lock
+    library = compiler.build()
+    assert library.read_text() == "made\n"
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", library.name]
 
 
 def test_status_falls_back_when_nothing_can_be_built() -> None:

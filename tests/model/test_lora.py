@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 
 import pytest
 import torch
@@ -136,6 +137,15 @@ def test_missing_or_broken_files_are_refused(folder, linears):
     (folder / "adapter_config.json").write_text("[1")
     with pytest.raises(AdapterError, match="cannot read"):
         read(folder, linears)
+
+
+def test_a_byte_order_mark_before_the_configuration_is_skipped(folder, linears):
+    plain = read(folder, linears)
+    file = folder / "adapter_config.json"
+    file.write_bytes(BOM_UTF8 + file.read_bytes())
+    marked = read(folder, linears)
+    assert set(marked) == set(plain)
+    assert all(weights.scale == plain[module].scale for module, weights in marked.items())
 
 
 def test_rank_limit(folder, linears):

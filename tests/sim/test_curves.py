@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_what_is_written_is_read(tmp_path: Path):
     assert path.read_text().splitlines()[:2] == ["step,train_loss", "1,0.693147"]
     curve = read_curve(path)
     assert [loss_at(curve, n) for n in range(3)] == pytest.approx([0.693147, 1.25, 5e-7])
+    path.write_bytes(BOM_UTF8 + path.read_bytes())  # as spreadsheets save it
+    assert loss_at(read_curve(path), 1) == pytest.approx(1.25)
 
 
 def test_the_result_file_of_a_job_is_a_curve(tmp_path: Path):

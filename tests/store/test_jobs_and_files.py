@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tandem.core.learning import CheckpointRecord, FileRecord, JobRecord, JobStatus
-from tandem.store import Store, files, jobs, references, usage
+import pytest
+
+from tandem.core.learning import CheckpointRecord, EventRecord, FileRecord, JobRecord, JobStatus
+from tandem.store import Store, events, files, jobs, references, usage
 
 
 def make_job(name: str, tenant: str = "t") -> JobRecord:
@@ -32,6 +34,25 @@ async def test_jobs(store: Store) -> None:
     assert [job.job_id for job in older] == ["j2"]
     waiting = await store.read(jobs.in_status, [JobStatus.QUEUED, JobStatus.PAUSED])
     assert [job.job_id for job in waiting] == ["j1", "j3", "other"]
+
+
+async def test_only_the_log_says_where_the_directory_is(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = str(store.directory)
+    message = f"cannot write '{here}/jobs/j1/2': {here} is full, and so is {here}-2"
+    told = f"cannot write 'the store/jobs/j1/2': the store is full, and so is {here}-2"
+    error = {"code": "disk", "message": message, "param": None}
+    await store.write(jobs.add, make_job("j1"))
+    await store.write(jobs.update, replace(make_job("j1"), error=error))
+    await store.write(jobs.add, replace(make_job("j2"), error=error))
+    await store.write(events.add, EventRecord("j1", 1.0, "error", message))
+    for name in ("j1", "j2"):
+        job = await store.read(jobs.find, name)
+        assert job is not None and job.error == {**error, "message": told}
+    [event] = await store.read(events.listed, "j1")
+    assert event.message == told
+    assert message in caplog.text
 
 
 async def test_checkpoints(store: Store) -> None:

@@ -4,7 +4,8 @@ type of their body.
 A browser sends what a foreign page asks for without asking first, as long as it looks like a form.
 So bodies have the one type that their route takes, which a page may only send after a preflight;
 a request of a page that was not allowed is refused; and on an address of this machine a request
-has to name it, or any name that a stranger's DNS points here would do. Invariant: nothing here
+has to name it, or any name that a stranger's DNS points here would do. On other addresses such a
+name is no page of ours. Invariant: nothing here
 knows a route but the uploads, so that a new one is covered.
 """
 
@@ -42,7 +43,8 @@ class Entrance:
     ) -> None:
         own = f"[{host}]" if ":" in host else host
         given = {_name(each) for each in hosts}
-        self._hosts = given | _LOCAL | {own.lower()} if given or _is_loopback(host) else frozenset()
+        self._names = given | _LOCAL | {own.lower()}
+        self._hosts = self._names if given or _is_loopback(host) else frozenset()
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
         self._keyless = keyless
 
@@ -57,10 +59,10 @@ class Entrance:
         origin = headers.get("origin")
         if origin is None or scope["method"] not in _CHANGING or not self._keyless:
             return
-        if not (self._allows(origin) or _is_same(origin, host or "")):
+        if not (self._allows(origin) or self._is_own(origin, host or "")):
             raise Forbidden(
                 f"pages of {origin[:100]!r} may not use this server; start it with --cors-origin "
-                "and this origin to allow them"
+                "and this origin to allow them, or with --allowed-host if that is its own name"
             )
 
     def answer_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -93,6 +95,12 @@ class Entrance:
         if "access-control-request-private-network" in headers:
             granted["access-control-allow-private-network"] = "true"
         return granted
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        """Whether a page is this server's own: its origin is the host that it asks, and no name
+        that a stranger's DNS may point here."""
+        name = _name(host)
+        return _is_same(origin, host) and (name in self._names or _is_address(name))
 
     def _allows(self, origin: str) -> bool:
         return _ANY in self._origins or origin.lower() in self._origins
@@ -143,6 +151,14 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _is_same(origin: str, host: str) -> bool:

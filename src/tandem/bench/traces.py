@@ -62,8 +62,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRecord]:
 
 def _open_text(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open("rt", encoding="utf-8", newline="")
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open("rt", encoding="utf-8-sig", newline="")
 
 
 def _records(first: str, rest: Iterable[str]) -> Iterator[TraceRecord]:

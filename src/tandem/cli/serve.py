@@ -70,18 +70,7 @@ async def _serve(
         if app is None:
             return 0
         await _begin(app, running)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                http=PatientProtocol,
-                access_log=False,
-                log_level="warning",
-                lifespan="off",  # it has begun
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_FLUSH_S,
-            )
-        )
+        server = _Server(http_config(app))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not (server.started or serving.done()):
             await asyncio.sleep(_STARTED_POLL_S)
@@ -106,6 +95,20 @@ async def _serve(
             watching.cancel()
         await running.aclose()
         await client.close()
+
+
+def http_config(app: FastAPI) -> uvicorn.Config:
+    """How `app`, which has begun, is served."""
+    return uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        access_log=False,
+        log_level="warning",
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_FLUSH_S,
+    )
 
 
 async def _begin(app: FastAPI, running: AsyncExitStack) -> None:

@@ -90,6 +90,14 @@ class Executor(Protocol):
         """
         ...
 
+    def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
+        """Read what `spec.source` holds; calling what it returns is the rest of `open_trainer`.
+
+        May be called from any thread, beside an iteration. Raises `AdapterError`, and so may the
+        rest.
+        """
+        ...
+
     def close_trainer(self, name: str) -> None:
         """Free everything of a trainer, recordings included. Harmless if it is not open."""
         ...

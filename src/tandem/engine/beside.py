@@ -1,4 +1,5 @@
-"""Work with files beside the loop: adapters that are read, snapshots of trainers that are written.
+"""Work with files beside the loop: what is read of adapters and for trainers, and snapshots of
+trainers that are written.
 
 A thread does what may block, one piece after the other; the loop asks for what is done and makes it
 count. Knows no registry and no executor. Invariant: every piece that was begun comes back once,
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, DiskError, TandemError
 from tandem.core.ports import TrainerSnapshot
+from tandem.core.training import TrainerState
 from tandem.core.version import AdapterVersion
 
-Conclude = Callable[[], AdapterVersion]
+Conclude = Callable[[], AdapterVersion | TrainerState]
 """What is left to do in the loop's thread; raises what went wrong."""
 
 

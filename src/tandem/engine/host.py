@@ -24,7 +24,7 @@ import zmq
 from tandem.core.errors import OutOfMemory, TandemError, TrainingCancelled
 from tandem.core.ports import TrainerSnapshot
 from tandem.core.slo import WorkClass
-from tandem.core.training import Score, StepOutcome
+from tandem.core.training import Score, StepOutcome, TrainerSpec, TrainerState
 from tandem.engine.beside import Beside, Conclude, write_snapshot
 from tandem.engine.channel import Context, HostChannel, ZmqHostChannel
 from tandem.engine.loop import EngineLoop
@@ -69,7 +69,8 @@ MakeLoop = Callable[[Callable[[str, float], None]], EngineLoop]
 class Host:
     """One engine loop behind one channel.
 
-    `_steps` and `_scores` remember the calls of those that have not ended, by their ids.
+    `_steps` and `_scores` remember the calls of those that have not ended, by their ids; `_opening`
+    those of trainers whose source is being read, by name.
     """
 
     def __init__(self, loop: EngineLoop, channel: HostChannel, incarnation: int) -> None:
@@ -83,6 +84,7 @@ class Host:
         self._writing, self._reading = Beside("write snapshots"), Beside("read adapters")
         self._steps: dict[str, int] = {}
         self._scores: dict[str, int] = {}
+        self._opening: dict[str, int] = {}
         self._checked_s = time.monotonic()
         self.busy_since_s: float | None = None
 
@@ -186,7 +188,11 @@ class Host:
                 self._reading.begin(call, partial(self._loop.read_version, version))
             case OpenTrainer(call, spec):
                 self._close_trainer(spec.name)
-                self._send(call, trainer=self._loop.open_trainer(spec))
+                if spec.source:
+                    self._opening[spec.name] = call
+                    self._reading.begin(call, partial(self._read_trainer, call, spec))
+                else:
+                    self._send(call, trainer=self._loop.open_trainer(spec))
             case CloseTrainer(call, name):
                 self._close_trainer(name)
                 self._send(call)
@@ -203,7 +209,20 @@ class Host:
                 self._loop.add_score(request)
                 self._scores[request.request_id] = call
 
+    def _read_trainer(self, call: int, spec: TrainerSpec) -> Conclude:
+        """Beside the loop, which then opens it, unless it was closed meanwhile."""
+        opened = self._loop.read_trainer(spec)
+
+        def conclude() -> TrainerState:
+            if self._opening.get(spec.name) != call:
+                raise TrainingCancelled(f"trainer {spec.name} was closed before it was open")
+            del self._opening[spec.name]
+            return opened()
+
+        return conclude
+
     def _close_trainer(self, name: str) -> None:
+        self._opening.pop(name, None)
         self._cancelled(self._loop.close_trainer(name))
         self._deliver_learned()
 
@@ -221,11 +240,14 @@ class Host:
         """Take what was read or written beside the iterations."""
         for call, conclude in (*self._writing.finished(), *self._reading.finished()):
             try:
-                version = conclude()
+                made = conclude()
             except Exception as error:
                 self._send(call, failure=failure_of(error))
+                continue
+            if isinstance(made, TrainerState):
+                self._send(call, trainer=made)
             else:
-                self._send(call, version=version)
+                self._send(call, version=made)
 
     def _send(self, call: int, **content: Any) -> None:
         self._channel.send(Answer(self._incarnation, call, **content))

@@ -218,6 +218,17 @@ class EngineLoop:
         self._scheduler.learning.open_trainer(state)
         return state
 
+    def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
+        """The part of `open_trainer` that blocks, for any thread; what it returns is the rest."""
+        put = self._executor.read_trainer(spec)
+
+        def rest() -> TrainerState:
+            state = put()
+            self._scheduler.learning.open_trainer(state)
+            return state
+
+        return rest
+
     def close_trainer(self, name: str) -> list[str]:
         """Free everything of a trainer; the ids of its steps. Idempotent."""
         cancelled = self._scheduler.learning.close_trainer(name)

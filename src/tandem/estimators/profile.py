@@ -8,6 +8,7 @@ its numbers are finite.
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -130,7 +131,7 @@ def write_profile(profile: Profile, path: Path) -> None:
 def read_profile(path: Path) -> Profile:
     """Raises `InvalidRequest` if it cannot be read, or is no profile."""
     try:
-        content: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        content: dict[str, Any] = msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8))
         if content.pop("schema", None) != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA}: make it again")
         rates = content["rates"]

@@ -212,6 +212,10 @@ class DeviceExecutor:
         """See `Executor`."""
         return self._required_training().open_trainer(spec)
 
+    def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
+        """See `Executor`."""
+        return self._required_training().read_trainer(spec)
+
     def close_trainer(self, name: str) -> None:
         """See `Executor`."""
         if self._training is not None:

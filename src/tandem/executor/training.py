@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -45,7 +46,7 @@ from tandem.training.checkpoint import Checkpoint
 from tandem.training.layerwise import Gradients, run_slice, slice_problem
 from tandem.training.parameters import Pair, ParameterLayout
 from tandem.training.recordings import Graph, Recording, Recordings
-from tandem.training.trainer import Trainer
+from tandem.training.trainer import Start, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -77,16 +78,22 @@ class TrainingState:
 
         Raises `NoMemory` if it fits only when others are closed.
         """
+        return self.read_trainer(spec)()
+
+    def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
+        """See `Executor`."""
         if not spec.name:
             raise AdapterError("a trainer needs a name", param="name")
-        try:
+        with _shortage_told(spec.name):
             admit = partial(self._require_memory, spec.name)
             start = make_start(self._model, spec, self._max_rank, admit)
+        return partial(self._open_trainer, spec, start)
+
+    def _open_trainer(self, spec: TrainerSpec, start: Start) -> TrainerState:
+        """Others may have been opened since `start` was read."""
+        with _shortage_told(spec.name):
+            self._require_memory(spec.name, start.layout)
             trainer = Trainer(spec, start, self._model.source)
-        except (MemoryError, RuntimeError) as error:
-            if lacks_memory(error):
-                raise NoMemory(f"there is no memory for trainer {spec.name} now") from error
-            raise AdapterError(f"cannot open trainer {spec.name}: {error}") from error
         self.close_trainer(spec.name)
         self._trainers[spec.name] = trainer
         self._refresh(trainer)
@@ -259,7 +266,8 @@ class TrainingState:
     def _require_memory(self, name: str, layout: ParameterLayout) -> None:
         """Count what a trainer takes at most, beside all others at most."""
         needed, budget = self._most_bytes(layout), self._trainer_budget
-        others = [each.layout for key, each in self._trainers.items() if key != name]
+        open_now = list(self._trainers.items())  # at once: the loop's thread may change it
+        others = [each.layout for key, each in open_now if key != name]
         advice = "choose a lower rank or fewer targets, or raise learning.trainer_bytes"
         if needed > budget:
             raise AdapterError(
@@ -309,6 +317,17 @@ class TrainingState:
         )
         segment = Segment(working_key(trainer), 0, len(tokens))
         return LoraReplay(self._model, replay, segment, self._working[trainer])
+
+
+@contextmanager
+def _shortage_told(name: str) -> Iterator[None]:
+    """Errors while a trainer is made become `NoMemory` or `AdapterError`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if lacks_memory(error):
+            raise NoMemory(f"there is no memory for trainer {name} now") from error
+        raise AdapterError(f"cannot open trainer {name}: {error}") from error
 
 
 class LoraReplay:

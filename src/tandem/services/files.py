@@ -1,16 +1,19 @@
 """Files that clients upload and jobs produce: bytes in the store's directory, rows in the store.
 
 Bytes are written aside, flushed and renamed before their row is committed; a row goes before its
-bytes. Knows neither HTTP nor what is in a file. Invariant: the bytes of every row are complete;
-what a crash left without a row is removed at the next start, what has expired within a minute.
-Callers see their own files only.
+bytes. Knows neither HTTP nor what is in a file. A clock that is set wrong removes nothing: what
+this server has kept for as long as it was to has expired, of earlier files what `Passed` says.
+Invariant: the bytes of every row are complete; what a crash left without a row is removed at the
+next start, what has expired within a minute. Callers see their own files only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ from pathlib import Path
 from tandem.core.errors import InvalidRequest, NotFound, StoreError
 from tandem.core.learning import FileRecord
 from tandem.services.durable import flush_directory, make_directory
+from tandem.services.passed import Passed
 from tandem.store import Store
 from tandem.store import files as rows
 
@@ -31,17 +35,26 @@ class Files:
     """All files below `directory`; `max_bytes` bounds one of them."""
 
     def __init__(
-        self, store: Store, directory: Path, max_bytes: int, now: Callable[[], float]
+        self,
+        store: Store,
+        directory: Path,
+        max_bytes: int,
+        now: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_bytes = max_bytes
         self._store = store
         self._directory = directory
         self._now = now
+        self._monotonic = monotonic
+        self._passed = Passed(store, now, monotonic)
+        self._due_s: dict[str, float] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Remove what crashes have left, how many files that were; and from then on, what has
-        expired, until `stop`."""
+        expired, until `stop`. Nothing is kept before."""
+        await self._passed.time_s()
         known = await self._store.read(rows.paths)
         lost = await asyncio.to_thread(self._clean, known)
         self._sweeper = asyncio.create_task(self._sweep_regularly())
@@ -55,10 +68,15 @@ class Files:
 
     async def sweep(self) -> int:
         """Remove the files that have expired; how many that were."""
-        found = await self._store.read(rows.expired, self._now())
+        passed_s, ran_s = await self._passed.time_s(), self._monotonic()
+        found = [
+            file
+            for file in await self._store.read(rows.expired, self._now())
+            if self._due_s.get(file.file_id, math.inf) <= ran_s
+            or (file.expires_s is not None and file.expires_s <= passed_s)
+        ]
         for file in found:
-            await self._store.write(rows.delete, file.file_id)
-            await asyncio.to_thread(Path(file.path).unlink, missing_ok=True)
+            await self._remove(file)
         return len(found)
 
     async def create(
@@ -93,6 +111,8 @@ class Files:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+        if kept_s is not None:
+            self._due_s[file.file_id] = self._monotonic() + kept_s
         return file
 
     async def listed(
@@ -128,8 +148,11 @@ class Files:
 
     async def delete(self, file_id: str, tenant: str) -> None:
         """Forget a file and remove its bytes. Raises `NotFound`."""
-        file = await self.find(file_id, tenant)
-        await self._store.write(rows.delete, file_id)
+        await self._remove(await self.find(file_id, tenant))
+
+    async def _remove(self, file: FileRecord) -> None:
+        await self._store.write(rows.delete, file.file_id)
+        self._due_s.pop(file.file_id, None)
         await asyncio.to_thread(Path(file.path).unlink, missing_ok=True)
 
     async def _sweep_regularly(self) -> None:

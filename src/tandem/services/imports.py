@@ -66,7 +66,12 @@ class Imports:
         """
         check_name(name)
         source = await self._loading.directory(name, path)
-        return await self._import(name, lambda target: copy(source, target))
+
+        def fill(target: Path) -> None:
+            with without_path(source):
+                copy(source, target)
+
+        return await self._import(name, fill)
 
     async def archive(self, name: str, archive: Path, most_bytes: int) -> VersionRecord:
         """The same with an uploaded zip of a PEFT directory, of at most so many bytes."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
-from tandem.core.errors import NotFound
+from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.ports import EngineClient
 from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.services.adapters import check_name
 from tandem.services.checkpoints import Checkpoints
 
 BASE_LABEL = "base"
@@ -35,7 +36,8 @@ class ServedModel:
 
 
 class Models:
-    """The base model under its served name, the adapters that are loaded now, and checkpoints."""
+    """The base model under its served name, the adapters that are loaded now, and checkpoints.
+    With `auto_adapters` the first feedback about an adapter makes it."""
 
     def __init__(
         self,
@@ -43,11 +45,14 @@ class Models:
         served_name: str,
         created_s: int,
         checkpoints: Checkpoints | None = None,
+        *,
+        auto_adapters: bool = False,
     ) -> None:
         self._client = client
         self.served_name = served_name
         self.created_s = created_s
         self._checkpoints = checkpoints
+        self._auto_adapters = auto_adapters
         self._announced: set[str] = set()
 
     def announce(self, adapter: str) -> None:
@@ -99,11 +104,25 @@ class Models:
             if model.id == model_id:
                 return model
         known = ", ".join(model.id for model in listed)
+        hint = ""
+        if self._may_be_made(model_id):
+            hint = f" (its first feedback makes it; until then ask for '{self.served_name}')"
         raise NotFound(
-            f"the model '{model_id[:200]}' does not exist; this server knows: {known}",
+            f"the model '{model_id[:200]}' does not exist; this server knows: {known}{hint}",
             param="model",
             code="model_not_found",
         )
+
+    def _may_be_made(self, model_id: str) -> bool:
+        """Whether feedback about it would be taken, and make it."""
+        adapter = model_id.removeprefix(self.id_of(""))
+        if adapter == model_id or not self._auto_adapters:
+            return False
+        try:
+            check_name(adapter)
+        except InvalidRequest:
+            return False
+        return True
 
     def fingerprint(self, adapter_label: str) -> str:
         """OpenAI's `system_fingerprint`: changes whenever answers may change."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from tandem.core.errors import InvalidRequest, NotFound, StoreError
 from tandem.core.learning import Receipt, ReceiptChoice
+from tandem.services.passed import Passed
 from tandem.store import Store
 from tandem.store import receipts as rows
 
@@ -62,9 +63,7 @@ class Receipts:
         self._store = store
         self._kept_s = days * _DAY_S
         self._now = now
-        self._monotonic = monotonic
-        self._found_s: float | None = None
-        self._began_s = 0.0
+        self._passed = Passed(store, now, monotonic)
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
@@ -106,7 +105,7 @@ class Receipts:
 
     async def sweep(self) -> int:
         """Delete what is older than the retention; how many receipts that were."""
-        before_s = await self._passed_s() - self._kept_s
+        before_s = await self._passed.time_s() - self._kept_s
         swept = 0
         while True:
             number = await self._store.write(rows.delete_before, before_s, _SWEPT_AT_ONCE)
@@ -117,19 +116,9 @@ class Receipts:
             await self._store.scrub()
         return swept
 
-    async def _passed_s(self) -> float:
-        """Now, but no later than the newest receipt that was there at the start and the seconds
-        since: what lies between, nobody but the clock says.
-        """
-        if self._found_s is None:
-            newest_s = await self._store.read(rows.newest)
-            self._found_s = self._now() if newest_s is None else newest_s
-            self._began_s = self._monotonic()
-        return min(self._now(), self._found_s + self._monotonic() - self._began_s)
-
     async def start(self) -> None:
         """Sweep now and then, until `stop`. Nothing is kept before."""
-        await self._passed_s()
+        await self._passed.time_s()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def stop(self) -> None:

@@ -51,18 +51,22 @@ def refuse(connection: Connection, name: str, number: int, event: EventRecord) -
     return adapters.refuse(connection, version, consumed=used, event=event)
 
 
+def parent(connection: Connection, name: str) -> int:
+    """What the current version was made from (0: the base). Raises `Conflict` if none is."""
+    record = adapters.find(connection, name)
+    current = None if record is None else adapters.version(connection, name, record.current)
+    if current is None:
+        raise nothing_to_roll_back(name)
+    return current.parent
+
+
 def roll_back(
-    connection: Connection, name: str, number: int | None, event: EventRecord
+    connection: Connection, name: str, number: int, event: EventRecord
 ) -> tuple[int, VersionRecord | None]:
-    """Make version `number` (0: the base, None: the parent) current; which one that is, and the
-    version (None: the base)."""
+    """Make version `number` (0: the base) current; which one that is, and the version (None: the
+    base)."""
     record = adapters.find(connection, name)
     before = 0 if record is None else record.current
-    if number is None:
-        current = adapters.version(connection, name, before)
-        if current is None:
-            raise nothing_to_roll_back(name)
-        number = current.parent
     message = f"rolled back from version {before} to {number}"
     event = replace(event, message=message, data={"version": number})
     version = adapters.set_current(connection, name, number, event)

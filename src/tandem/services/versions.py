@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.core.errors import Conflict, InvalidRequest, NotFound
+from tandem.adapters.files import inspect_adapter
+from tandem.core.errors import AdapterError, Conflict, InvalidRequest, NotFound
 from tandem.core.learning import AdapterRecord, EventRecord, SampleState, Split, VersionRecord
 from tandem.services import version_changes as changes
 from tandem.services.adapters import Adapters, check_name
@@ -110,12 +111,13 @@ class Versions:
     async def publish(self, name: str, number: int) -> VersionRecord:
         """Let a version answer: approve a candidate, overrule a refusal, or pin a published one.
 
-        Raises `NotFound`.
+        Raises `NotFound`, also when its files are gone or have changed.
         """
         await self._version(name, number)
         async with self._learner.held(name):
             event = self._event(name, f"version {number} published by request", number)
             self._publisher.require_room(name)
+            await asyncio.to_thread(_require_files, await self._version(name, number))
             version, stored = await self._store.write(changes.publish, name, number, event)
             if stored is not None:
                 self._tools.freshness.published(version, stored)
@@ -165,13 +167,17 @@ class Versions:
         """Go back to a version (0: the base; None: the parent of the current one).
 
         What was being trained is given up; learning goes on from that version. The number that
-        answers now. Raises `NotFound`, `Conflict`.
+        answers now. Raises `Conflict`, and `NotFound`: also when the version's files are gone or
+        have changed.
         """
         if (await self._known(name)).current == 0 and number is None:
             raise changes.nothing_to_roll_back(name)
         async with self._learner.held(name):
+            if number is None:
+                number = await self._store.read(changes.parent, name)
             if number != 0:
                 self._publisher.require_room(name)
+                await asyncio.to_thread(_require_files, await self._version(name, number))
             event = self._event(name, "rolled back", 0)
             reached, version = await self._store.write(changes.roll_back, name, number, event)
             await self._tools.rolled_back(name, reached, version)
@@ -245,3 +251,19 @@ class Versions:
 
     def _event(self, name: str, message: str, number: int) -> EventRecord:
         return EventRecord(name, self._tools.now(), "info", message, {"version": number})
+
+
+def _require_files(version: VersionRecord) -> None:
+    """Before a version is committed as the one that answers: the engine could not load it later.
+
+    Raises `NotFound` if its files are not what its row says. Blocks."""
+    try:
+        same = inspect_adapter(version.path).content_hash == version.content_hash
+    except AdapterError:
+        same = False
+    if not same:
+        raise NotFound(
+            f"the files of version {version.number} are gone or have changed",
+            param="version",
+            code="file_gone",
+        )

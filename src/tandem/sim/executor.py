@@ -190,6 +190,10 @@ class SimExecutor:
         self._trainers[spec.name] = _Trainer()
         return TrainerState(spec.name, 0, 0)
 
+    def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
+        """Nothing to read."""
+        return lambda: self.open_trainer(spec)
+
     def close_trainer(self, name: str) -> None:
         """Forget it and what it recorded."""
         self._trainers.pop(name, None)

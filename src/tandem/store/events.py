@@ -1,7 +1,7 @@
 """The history of adapters and jobs, line by line.
 
-The log has it, too: the writer tells what was committed (`session.Store`). Invariant: an event that
-was undone is in neither.
+The log has it, too: the writer tells what was committed (`session.Store`). Only the log says where
+the store's directory is. Invariant: an event that was undone is in neither.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tandem.core.learning import EventRecord
+from tandem.store.paths import without_directory
 from tandem.store.session import TOLD, Connection
 from tandem.store.tables import EVENTS, from_row, to_row
 
@@ -18,6 +19,7 @@ def add(connection: Connection, event: EventRecord) -> int:
     connection.info.setdefault(TOLD, []).append(event)
     row = to_row(event)
     del row["number"]
+    row["message"] = without_directory(connection, event.message)
     number = connection.execute(sa.insert(EVENTS).returning(EVENTS.c.number), row).scalar_one()
     return int(number)
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 
 from tandem.core.learning import CheckpointRecord, JobRecord, JobStatus
-from tandem.store.paths import from_kept, to_kept
+from tandem.store.paths import from_kept, to_kept, without_directory
 from tandem.store.session import Connection
 from tandem.store.tables import CHECKPOINTS, JOBS
 
 
 def add(connection: Connection, job: JobRecord) -> None:
     """Keep a new job."""
-    connection.execute(sa.insert(JOBS), to_kept(connection, job))
+    connection.execute(sa.insert(JOBS), _row(connection, job))
 
 
 def update(connection: Connection, job: JobRecord) -> bool:
     """Replace what is kept of a job; False if there is none of this id."""
-    changed = sa.update(JOBS).where(JOBS.c.job_id == job.job_id).values(to_kept(connection, job))
+    changed = sa.update(JOBS).where(JOBS.c.job_id == job.job_id).values(_row(connection, job))
     return connection.execute(changed).rowcount > 0
 
 
@@ -134,3 +135,13 @@ def checkpoints(
         query = query.where(CHECKPOINTS.c.row < last)
     rows = connection.execute(query.order_by(CHECKPOINTS.c.row.desc()).limit(limit)).mappings()
     return [from_kept(connection, CheckpointRecord, row) for row in rows]
+
+
+def _row(connection: Connection, job: JobRecord) -> dict[str, Any]:
+    """Its error is for clients."""
+    row = to_kept(connection, job)
+    row["error"] = {
+        name: without_directory(connection, said) if isinstance(said, str) else said
+        for name, said in row["error"].items()
+    }
+    return row

@@ -1,11 +1,12 @@
 """Paths in rows: below the store's directory, which may be moved, restored or mounted elsewhere.
 
-Records hold whole paths, rows the part below the directory. Looks at no file. Invariant: what
-lies outside of the directory is kept as it is.
+Records hold whole paths, rows the part below the directory, and texts for clients do not say where
+it is. Looks at no file. Invariant: what lies outside of the directory is kept as it is.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,12 @@ def from_kept(connection: Connection, kind: type[Record], row: sa.RowMapping) ->
 def whole(connection: Connection, path: str) -> str:
     """The path that a row means."""
     return str(_directory(connection) / path)
+
+
+def without_directory(connection: Connection, text: str) -> str:
+    """A text for clients: words in place of the store's directory."""
+    own = re.escape(str(_directory(connection)))
+    return re.sub(rf"{own}(?![\w.-])", "the store", text)
 
 
 def _directory(connection: Connection) -> Path:

@@ -31,8 +31,3 @@ def delete_before(connection: Connection, created_s: float, limit: int) -> int:
     )
     done = connection.execute(sa.delete(RECEIPTS).where(RECEIPTS.c.completion_id.in_(old)))
     return done.rowcount
-
-
-def newest(connection: Connection) -> float | None:
-    """When the newest receipt was made; None without any."""
-    return connection.execute(sa.select(sa.func.max(RECEIPTS.c.created_s))).scalar()

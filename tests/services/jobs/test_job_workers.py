@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tandem.core.learning import JobStatus, VersionState
 from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
 from tandem.services import backoff
+from tandem.services.jobs import service
 from tandem.services.jobs.service import Jobs
 from tandem.store import Store, adapters
 
@@ -231,3 +233,27 @@ async def test_directories_that_nothing_names_are_gone_after_a_restart(tmp_path:
         assert all(path.is_dir() for path in kept)
         await jobs.resume(paused.job_id, TENANT)
         assert (await ended(jobs, paused.job_id)).status is JobStatus.SUCCEEDED
+
+
+async def test_training_files_are_counted_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes its whole file into memory; also one whose client has left."""
+    counting, most = 0, 0
+
+    def count(*_: object) -> int:
+        nonlocal counting, most
+        counting += 1
+        most = max(most, counting)
+        time.sleep(0.1)
+        counting -= 1
+        return 2
+
+    monkeypatch.setattr(service, "_count", count)
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        file = await upload(world, supervised(2))
+        left, *others = [asyncio.create_task(jobs.create(ask(file), CALLER)) for _ in range(3)]
+        await until(lambda: counting == 1)
+        left.cancel()
+        await asyncio.gather(*others)
+        assert left.cancelled() and most == 1

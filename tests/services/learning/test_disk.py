@@ -56,9 +56,10 @@ async def test_what_the_disk_refuses_is_told_once_and_tried_less_and_less_often(
         await asyncio.sleep(1.0)
         assert engine.staged <= 5  # after 0.1 s, 0.2 s, 0.4 s, 0.8 s
         (told,) = await waits(made)
-        assert "no space left on device" in told
+        assert "no space left on device" in told and str(tmp_path) not in told
         (line,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
         assert line.exc_info is None and "no space left on device" in line.getMessage()
+        assert str(tmp_path) in line.getMessage(), "the log says where"
         engine.full = False
         await settled(made)
         assert "formal" in engine.adapters
@@ -76,7 +77,7 @@ async def test_nothing_is_trained_while_the_disk_is_full(
         await asyncio.sleep(0.5)
         assert made.engine.steps == [] and made.engine.trainers == {}
         (told,) = await waits(made)
-        assert "the disk of" in told and "0 MiB are free" in told
+        assert "the disk of the store is full: 0 MiB are free" in told
         free[0] = 1 << 40
         await settled(made)
         assert "formal" in made.engine.adapters

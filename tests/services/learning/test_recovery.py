@@ -100,7 +100,8 @@ async def test_a_version_whose_files_are_gone_is_told_and_stops_nothing(tmp_path
         found = await recover(made.tools, tmp_path)
         assert found.lost == ("formal@1",)
         [event, *_] = await made.store.read(events.listed, "formal")
-        assert event.level == "error" and "cannot be loaded" in event.message
+        assert event.level == "error" and "cannot be loaded: the store/broken has" in event.message
+        assert str(tmp_path) not in event.message
 
 
 async def test_a_directory_that_was_moved_serves_its_versions_and_files(tmp_path: Path) -> None:

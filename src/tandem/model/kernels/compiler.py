@@ -27,6 +27,7 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math"),
 )
 COMPILE_LIMIT_S = 600
+_PARTIAL = ".partial-"
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +96,12 @@ def _processor() -> list[str]:
 
 
 def _compile(compiler: str, library: Path) -> None:
+    # Whoever holds the lock knows that nobody writes these any more.
+    for left in library.parent.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(left, ignore_errors=True)
     torch_folder = Path(torch.__file__).parent
     include: list[str | Path] = ["-isystem", torch_folder / "include"]
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=library.parent) as folder:
         objects = {source: Path(folder) / f"{source.stem}.o" for source in SOURCES.glob("*.cpp")}
         with ThreadPoolExecutor() as pool:
             done = [

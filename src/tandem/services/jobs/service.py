@@ -36,6 +36,7 @@ from tandem.services.learning.settings import BASE, reference_number, resolve_se
 from tandem.services.models import Models
 from tandem.services.quota import spend_samples
 from tandem.services.retention import trim_jobs
+from tandem.services.uninterrupted import uninterrupted
 from tandem.store import Connection, adapters, events, files, jobs
 
 PURPOSE = "fine-tune"
@@ -72,6 +73,7 @@ class Jobs:
         self._store = tools.course.store
         self._models = models
         self._workers = Workers(tools, self._finish)
+        self._counting = asyncio.Lock()
         self._steering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
@@ -136,7 +138,9 @@ class Jobs:
             metadata=dict(ask.metadata or {}),
         )
         told = EventRecord(job_id, job.created_s, "info", f"Created fine-tuning job: {job_id}")
-        count = await asyncio.to_thread(_count, Path(training.path), meaning.kind)
+        async with self._counting:  # a whole file, in memory
+            counting = asyncio.to_thread(_count, Path(training.path), meaning.kind)
+            count = await uninterrupted(counting)
         try:
             await self._store.write(_add, job, caller, count, told)
         except StoreError:  # nobody knows whether it is kept; its worker will see

@@ -113,7 +113,9 @@ async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
     except (AdapterError, OSError) as error:
         await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
         await tools.store.write(adapters.pass_over, adapter, loaded.number)
-        problem = f"what answers as {loaded.label} cannot be kept as a version: {error}"
+        why = str(error).replace(loaded.path, "the adapter")  # clients read it
+        logger.info("%s was loaded from %s", loaded.label, loaded.path)
+        problem = f"what answers as {loaded.label} cannot be kept as a version: {why}"
         if isinstance(error, AdapterError | FileNotFoundError):
             raise AdapterError(f"{problem}; import it anew") from error
         raise NotCopied(f"{problem}; that is tried again") from error
@@ -128,7 +130,8 @@ async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
         state=VersionState.CANDIDATE,
         origin="import",
     )
-    message = f"version {number} is what was loaded from {loaded.path}"
+    logger.info("version %d of %s was loaded from %s", number, name, loaded.path)
+    message = f"version {number} is what was loaded by hand"
     event = EventRecord(name, now_s, "info", message, {"version": number})
     await publisher.publish(Conclusion(version, (), (), event))
     tools.metrics.version.labels(name).set(number)
@@ -138,7 +141,7 @@ def _copy(loaded: AdapterVersion, target: Path) -> None:
     remove_tree(target)
     copy(Path(loaded.path), target)
     if inspect_adapter(target).content_hash != loaded.content_hash:
-        raise AdapterError(f"the files at {loaded.path} have changed since")
+        raise AdapterError("its files have changed since it was loaded")
 
 
 def _published(connection: Connection, name: str) -> list[VersionRecord]:

@@ -1,0 +1,17 @@
+"""What the store itself says about the time, for those who do not believe the clock."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tandem.store.session import Connection
+from tandem.store.tables import FEEDBACK, FILES, RECEIPTS
+
+
+def newest(connection: Connection) -> float | None:
+    """When the newest of what clients have made was made; None without any."""
+    found = (
+        connection.execute(sa.select(sa.func.max(table.c.created_s))).scalar()
+        for table in (RECEIPTS, FILES, FEEDBACK)
+    )
+    return max((each for each in found if each is not None), default=None)
