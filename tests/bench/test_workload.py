@@ -97,7 +97,12 @@ def test_traces_parse(tmp_path: Path) -> None:
         file.write_bytes(gzip.compress(marked) if file is packed else marked)
         assert read_trace(file) == before, "a byte order mark changes nothing"
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    for bad in (tmp_path / "x.csv", tmp_path / "absent.csv"):
+    whole = gzip.compress(MOONCAKE.encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-9])
+    (tmp_path / "damaged.jsonl.gz").write_bytes(whole[:12] + b"\xff" * 9 + whole[21:])
+    for bad in (
+        tmp_path / name for name in ("x.csv", "no.csv", "cut.jsonl.gz", "damaged.jsonl.gz")
+    ):
         with pytest.raises(InvalidRequest, match="cannot read the trace"):
             read_trace(bad)
 

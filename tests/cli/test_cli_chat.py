@@ -354,7 +354,13 @@ def test_of_a_pipe_each_line_is_a_turn(engine: FakeEngine, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "text"), [('sed -i s/cat/dog/ "$1"', "a dog"), ("exit 3", ""), (None, "")]
+    ("script", "text"),
+    [
+        ('sed -i s/cat/dog/ "$1"', "a dog"),
+        (r"printf '\357\273\277a dog' > " + '"$1"', "a dog"),
+        ("exit 3", ""),
+        (None, ""),
+    ],
 )
 def test_an_editor_shows_the_answer_and_gives_what_was_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, text: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,7 +54,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRecord]:
         with _open_text(path) as file:
             first = file.readline()
             records = list(islice(_records(first, file), limit))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zlib.error) as error:
         raise InvalidRequest(f"cannot read the trace {path}: {error}") from error
     if records and records[0].at_s is not None:
         records.sort(key=lambda record: record.at_s or 0.0)

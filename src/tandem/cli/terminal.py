@@ -55,7 +55,7 @@ class Terminal:
             file.write_text(text, encoding="utf-8")
             try:
                 subprocess.run([*shlex.split(editor), str(file)], check=True)
-                return file.read_text(encoding="utf-8")
+                return file.read_text(encoding="utf-8-sig")
             except (OSError, ValueError, subprocess.CalledProcessError) as error:
                 self.console.print(f"{editor}: {error}", style="red", markup=False)
                 return ""
