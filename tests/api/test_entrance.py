@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from fake_engine import FakeEngine
 from serving import live, make_app
 from tandem.api.entrance import UPLOADS
+from tandem.api.fields import NOT_SERVED
 from tandem.config import ServerConfig
 
 CHAT = "/v1/chat/completions"
@@ -269,12 +270,14 @@ def test_every_answer_has_an_id_and_echoes_the_clients(http: httpx.Client) -> No
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/responses", "/v1/batches", "/v1/batches/b-1/cancel", "/v1/messages/count_tokens"]
+    "path", [*NOT_SERVED, "/v1/batches/b-1/cancel", "/v1/messages/count_tokens"]
 )
 def test_what_others_serve_is_refused_by_name(http: httpx.Client, path: str) -> None:
     answer = http.post(path, json={})
     assert code(answer, 404) == "not_supported"
-    assert "is not supported by this server" in answer.json()["error"]["message"]
+    told = answer.json()["error"]["message"]
+    assert "is not supported by this server" in told
+    assert next(hint for start, hint in NOT_SERVED.items() if path.startswith(start)) in told
 
 
 def test_null_characters_are_refused_before_a_database_sees_them(http: httpx.Client) -> None:

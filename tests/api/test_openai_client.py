@@ -8,9 +8,12 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+import torch
 from openai.types.chat import ChatCompletionMessageParam
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_serving import live_engine
+from serving import DEMO_MODEL
 from tandem.config import resolve
 
 TURNS: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count to 5."}]
@@ -127,6 +130,29 @@ def test_completions_echo_and_logprobs_agree_with_generation(client: openai.Open
     size = len(made.tokens)
     assert again.tokens[-size:] == made.tokens
     assert again.token_logprobs[-size:] == pytest.approx(made.token_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("rest", [" Paris.", " is 12, I think"])
+def test_log_likelihoods_are_transformers_own(client: openai.OpenAI, rest: str) -> None:
+    """As lm-eval asks for them: token ids, echo, one token more, and whether greedy."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    context = tokenizer("The capital of France is")["input_ids"]
+    tokens = context + tokenizer(rest, add_special_tokens=False)["input_ids"]
+    answer = client.completions.create(
+        model="demo", prompt=tokens, max_tokens=1, temperature=0, echo=True, logprobs=1
+    )
+    logits = model(torch.tensor([tokens])).logits[0].detach().double()
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    given = answer.choices[0].logprobs
+    assert given is not None and given.token_logprobs and given.top_logprobs and given.tokens
+    scored = slice(len(context), len(tokens))
+    assert given.token_logprobs[scored] == pytest.approx(
+        expected[len(context) - 1 :].tolist(), abs=1e-3
+    )
+    best = logits.argmax(-1)[len(context) - 1 : -1].tolist() == tokens[len(context) :]
+    tops = zip(given.tokens[scored], given.top_logprobs[scored], strict=True)
+    assert all(max(top, key=lambda other: top[other]) == token for token, top in tops) is best
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
