@@ -44,3 +44,10 @@ def test_files_stay_short() -> None:
         str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in SOURCES
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_nothing_is_left_in_shared_memory() -> None:
+    """Semaphores and queues of multiprocessing outlive a process that is killed."""
+    users = [path.name for path in SOURCES if "import multiprocessing" in path.read_text()]
+    users += [path.name for path in SOURCES if "from multiprocessing" in path.read_text()]
+    assert users == []

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -25,6 +26,7 @@ from tandem.services.choice import Delta
 from tandem.services.generation import Generation, Options
 from tandem.services.models import Models
 from tandem.services.receipts import Receipts
+from tandem.services.tokenizer import Tokenizer
 from tandem.store import Store
 from tandem.telemetry.metrics import ServerMetrics
 
@@ -244,3 +246,17 @@ async def test_long_texts_are_encoded_the_same_beside_the_event_loop() -> None:
     text = "Hello there. " * 2500
     tokens = await Stage().service.encode(text, add_special_tokens=True)
     assert tokens == demo_tokenizer().encode(text)
+
+
+async def test_a_long_prompt_is_not_tokenised_for_a_full_queue() -> None:
+    stage = Stage(max_waiting=1)
+    ticket = stage.admission.admit(1)
+    text = "word " * 10_000
+    with patch.object(Tokenizer, "encode", side_effect=AssertionError("tokenised")):
+        with pytest.raises(Overloaded, match="1 requests are waiting"):
+            await stage.service.complete([text], options())
+        with pytest.raises(Overloaded, match="1 requests are waiting"):
+            await stage.service.chat([{"role": "user", "content": text}], options())
+    ticket.close()
+    with pytest.raises(InvalidRequest, match="maximum context length"):
+        await stage.service.complete([text], options())

@@ -79,9 +79,8 @@ class Admission:
         `max_wait_factor` times as long. An empty queue takes every request, or a large one could
         never be served. Raises `Overloaded` with a time after which a retry makes sense.
         """
+        self.check()
         now_s, requests = self._look(), len(self._waiting)
-        if requests >= self._bounds.max_waiting_requests:
-            raise self._overloaded(Reason.REQUESTS, f"{requests} requests are waiting")
         if requests and self._tokens + tokens > self._bounds.max_waiting_tokens:
             raise self._overloaded(Reason.TOKENS, f"{self._tokens} prompt tokens are waiting")
         if ttft_s is not None and self._bounds.max_wait_factor > 0.0:
@@ -90,6 +89,14 @@ class Admission:
         self._waiting[ticket] = None
         self._tokens += tokens
         return ticket
+
+    def check(self) -> None:
+        """Raises `Overloaded` where every request would be refused, however small: before anything
+        is done for it."""
+        requests = len(self._waiting)
+        if requests >= self._bounds.max_waiting_requests:
+            self._look()
+            raise self._overloaded(Reason.REQUESTS, f"{requests} requests are waiting")
 
     def _check_wait(self, now_s: float, ttft_s: float) -> None:
         """Refuse what would wait too long, once the oldest has waited for longer than `ttft_s`.

@@ -81,7 +81,7 @@ class Generation:
         self._alone = asyncio.Lock()
 
     async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
-        """Prepare the answer to a conversation. Raises `InvalidRequest` or `NotFound`."""
+        """Prepare the answer to a conversation. Raises as `complete` does."""
         arrival_s = self._tools.clock.now()
         model = await self._models.resolve(options.model, options.tenant)
         self._check(options, 1)
@@ -99,7 +99,8 @@ class Generation:
     async def complete(self, prompts: Sequence[str | tuple[int, ...]], options: Options) -> Answer:
         """Prepare the continuation of one or several prompts, each text or token ids.
 
-        Choice `i * n + k` is the k-th of prompt i. Raises `InvalidRequest` or `NotFound`.
+        Choice `i * n + k` is the k-th of prompt i. Raises `InvalidRequest`, `NotFound`,
+        `Overloaded`.
         """
         arrival_s = self._tools.clock.now()
         model = await self._models.resolve(options.model, options.tenant)
@@ -157,10 +158,12 @@ class Generation:
             return await asyncio.to_thread(work)
 
     async def _refuse_long(self, text: str, param: str) -> None:
-        """Raise `InvalidRequest` for a text that has too many tokens by its length already."""
+        """Raise `InvalidRequest` for a text that has too many tokens by its length already, and
+        `Overloaded` for a long one that no queue would take."""
         limit = self._tools.client.info.max_model_len
         if len(text) < max(limit, _ENCODE_IN_THREAD_CHARS):
             return
+        self._tools.admission.check()
         if await asyncio.to_thread(self._tokenizer.exceeds, text, limit):
             raise _too_long(limit, f"your {param} has more ({len(text)} characters)", param)
 
