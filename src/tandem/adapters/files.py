@@ -31,6 +31,14 @@ class AdapterFiles:
     content_hash: str
 
 
+def holds(path: str | Path, content_hash: str) -> bool:
+    """Whether the adapter at `path` is there and still has this content. Blocks."""
+    try:
+        return inspect_adapter(path).content_hash == content_hash
+    except AdapterError:
+        return False
+
+
 def inspect_adapter(path: str | Path) -> AdapterFiles:
     """Check that `path` looks like a LoRA adapter and hash it. Raises `AdapterError`."""
     directory = Path(path)

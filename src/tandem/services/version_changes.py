@@ -74,9 +74,9 @@ def roll_back(
 
 
 def roll_back_watched(
-    connection: Connection, name: str, number: int, event: EventRecord
+    connection: Connection, name: str, number: int, target: int, event: EventRecord
 ) -> tuple[int, VersionRecord | None] | None:
-    """As `roll_back`, to the parent of version `number`, which nobody asked for; the event's
+    """As `roll_back`, from version `number` to `target`, which nobody asked for; the event's
     message is why. None, and nothing is done, if that version is not current or not watched now.
 
     What it was the first to learn from is refused with it, and not taught again.
@@ -84,19 +84,19 @@ def roll_back_watched(
     record, version = adapters.find(connection, name), adapters.version(connection, name, number)
     if record is None or record.current != number or version is None or not version.watched:
         return None
-    parent, why = version.parent, event.message
+    why = event.message
     adapters.save_version(connection, replace(version, watched=False, reason=why))
     refused = samples.change_of_version(
         connection, name, number, SampleState.CONSUMED, SampleState.REFUSED
     )
-    where = str(parent) if parent else "the base"
+    where = str(target) if target else "the base"
     message = (
         f"version {number} rolled back by itself to {where}: {why}. Its {refused} samples are not "
         f"taught again. If its answers are what you want, publish it: tandem adapters publish "
         f"{name} {number}"
     )
-    event = replace(event, message=message, data={"version": parent, "from": number})
-    return parent, adapters.set_current(connection, name, parent, event)
+    event = replace(event, message=message, data={"version": target, "from": number})
+    return target, adapters.set_current(connection, name, target, event)
 
 
 def require_candidate(version: VersionRecord) -> None:

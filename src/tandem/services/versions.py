@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import AdapterError, Conflict, InvalidRequest, NotFound
+from tandem.adapters.files import holds
+from tandem.core.errors import Conflict, InvalidRequest, NotFound
 from tandem.core.learning import AdapterRecord, EventRecord, SampleState, Split, VersionRecord
 from tandem.services import version_changes as changes
 from tandem.services.adapters import Adapters, check_name
@@ -256,12 +256,9 @@ class Versions:
 def _require_files(version: VersionRecord) -> None:
     """Before a version is committed as the one that answers: the engine could not load it later.
 
-    Raises `NotFound` if its files are not what its row says. Blocks."""
-    try:
-        same = inspect_adapter(version.path).content_hash == version.content_hash
-    except AdapterError:
-        same = False
-    if not same:
+    Raises `NotFound` if its files are not what its row says. Blocks.
+    """
+    if not holds(version.path, version.content_hash):
         raise NotFound(
             f"the files of version {version.number} are gone or have changed",
             param="version",

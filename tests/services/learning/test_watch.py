@@ -14,6 +14,7 @@ import pytest
 from fake_engine import FakeEngine, Script
 from learning_world import World, until, world
 from serving import demo_tokenizer
+from tandem.adapters.files import CONFIG_NAME
 from tandem.core.learning import (
     EventRecord,
     Feedback,
@@ -169,6 +170,17 @@ async def test_a_version_whose_answers_break_is_rolled_back(tmp_path: Path) -> N
         gone = await made.store.read(adapters.trained_on, "formal", 2)
         replayed = set(await made.store.read(adapters.trained_on, "formal", 1))
         assert not set(used) & (set(gone) - replayed)
+
+
+async def test_a_version_whose_files_are_gone_is_nothing_to_go_back_to(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, service):
+        first = await made.store.read(adapters.version, "formal", 1)
+        assert first is not None
+        (Path(first.path) / CONFIG_NAME).unlink()
+        await answers(made, *[MMM] * 6)
+        await reached(made, 0)
+        assert (await service.find("formal")).record.current == 0
+        assert (await told(made)).startswith("version 2 rolled back by itself to the base: ")
 
 
 async def test_a_version_that_answers_well_stays(tmp_path: Path) -> None:
@@ -338,7 +350,7 @@ async def test_an_old_version_and_an_unknown_one_are_left_alone(tmp_path: Path) 
         await answers(made, *[MMM] * 30, label="nobody@7")
         assert current(made) == 2
         event = EventRecord("formal", 1.0, "warning", "late")
-        assert await made.store.write(changes.roll_back_watched, "formal", 1, event) is None
+        assert await made.store.write(changes.roll_back_watched, "formal", 1, 0, event) is None
         assert (await service.find("formal")).record.current == 2
         assert await states(made, 1) == [SampleState.CONSUMED] * 4
 

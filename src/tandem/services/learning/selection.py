@@ -193,24 +193,30 @@ def plan_steps(
 ) -> list[StepPlan]:
     """Steps over `chosen`, once; each kind of sample has steps of its own.
 
-    A share of each step is replay: of the samples `seen` by earlier versions those that were used
-    least come first, among them those with the highest loss. In a later `epoch` neighbours differ.
+    A step of thumbs has as many likes as others have samples, and the dislikes among them beside:
+    an update moves the model as far whatever it is made of, and only likes say where to. A share of
+    each step is replay: of the samples `seen` by earlier versions those that were used least come
+    first, among them those with the highest loss. In a later `epoch` neighbours differ.
     """
     steps: list[StepPlan] = []
-    fresh = settings.batch_samples - settings.replay_samples
     for kind in SampleKind:
         new = _mixed([head for head in chosen if head.kind is kind])
+        if not new:
+            continue
+        fold = len(new) / max(1, sum(not is_dislike(head) for head in new))
+        whole = round(fold * settings.batch_samples)
+        replayed = round(fold * settings.replay_samples)
         old = sorted(
             (head for head in seen if head.kind is kind),
             key=lambda head: (head.uses, -_loss(head), head.row),
         )
-        size = fresh if old else settings.batch_samples
-        turn = epoch * size // 2 % max(1, len(new))
+        size = whole - replayed if old else whole
+        turn = epoch * size // 2 % len(new)
         order = [*new[turn:], *new[:turn]]
-        at = epoch * math.ceil(len(order) / size) * settings.replay_samples
+        at = epoch * math.ceil(len(order) / size) * replayed
         for start in range(0, len(order), size):
             part = order[start : start + size]
-            share = math.ceil(len(part) * settings.replay_samples / fresh)
+            share = math.ceil(len(part) * replayed / (whole - replayed))
             count = min(share, len(old))
             again = [old[(at + place) % len(old)] for place in range(count)]
             at += count

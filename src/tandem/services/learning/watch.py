@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import comb
 
+from tandem.adapters.files import holds
 from tandem.core.learning import EventRecord, VersionRecord
 from tandem.core.slo import WorkClass
 from tandem.services import version_changes as changes
@@ -91,11 +92,22 @@ class Watch:
         name = version.adapter
         event = EventRecord(name, self._tools.now(), "warning", why)
         async with self._learner.held(name):
-            work = changes.roll_back_watched
-            reached = await self._tools.store.write(work, name, version.number, event)
+            work, target = changes.roll_back_watched, await self._target(version)
+            reached = await self._tools.store.write(work, name, version.number, target, event)
             if reached is not None:
-                logger.warning("%s@%d is rolled back: %s", name, version.number, why)
                 await self._tools.rolled_back(name, *reached)
+
+    async def _target(self, version: VersionRecord) -> int:
+        """The nearest version before it whose files are as they were; 0 for the base."""
+        number = version.parent
+        while number:
+            before = await self._tools.store.read(adapters.version, version.adapter, number)
+            if before is None:
+                return 0
+            if await asyncio.to_thread(holds, before.path, before.content_hash):
+                return number
+            number = before.parent
+        return 0
 
     # -------------------------------------------------------------------- answers
 
