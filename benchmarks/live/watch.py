@@ -80,6 +80,8 @@ class Watch:
         if not self.finished.is_set():
             return ""
         if not learner.open:
-            return "learned"
+            # What is committed as learned may answer only a moment later.
+            arriving = not learner.version and learner.samples.get("consumed")
+            return "" if arriving else "learned"
         idle = not learner.samples.get("assigned", 0)
         return "quiet" if idle and self.now_s - moved_s > self._patience.quiet_s else ""

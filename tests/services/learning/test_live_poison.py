@@ -1,6 +1,7 @@
 """The demo model is fed garbage: it is never served, and what comes after is learned all the same.
 
-The canary is measured again here, by the tests' own arithmetic, for every version that answered.
+For every version that answered, the canary is measured again by the tests' own arithmetic, and its
+answers to other questions are judged by the studies' measure.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,9 @@ import msgspec
 import pytest
 from test_live_learning import learned, live_world, preferences
 
+from benchmarks.live.api import Answer
+from benchmarks.live.degeneration import problem
+from benchmarks.live.questions import HELD_QUESTIONS
 from demo.corpus import Style
 from learning_world import World
 from tandem.core.learning import Sample, SampleState, Split, VersionRecord, VersionState
@@ -50,12 +55,36 @@ async def likelihood(
     return (await made.engine.score(request)).logprob
 
 
-async def canary(made: World, version: VersionRecord) -> tuple[float, float]:
-    """Quality drop and divergence of a version, in nats a token, as docs/learning.md defines."""
+@asynccontextmanager
+async def answering(made: World, version: VersionRecord) -> AsyncIterator[str]:
+    """The name under which a version answers inside."""
     name = "measured"
     await made.engine.publish_adapter(
         AdapterVersion(name, version.number, version.content_hash, version.path)
     )
+    try:
+        yield name
+    finally:
+        await made.engine.unload_adapter(name)
+
+
+async def broken(made: World, name: str) -> list[str]:
+    """What is wrong with its answers to ten questions that the gate does not ask, by the studies'
+    measure and not by the gate's."""
+    found = []
+    for question in HELD_QUESTIONS[:10]:
+        prompt = made.tools.tokenizer.encode_chat([{"role": "user", "content": question}])
+        said, own = [await speak(made, prompt, adapter) for adapter in (name, None)]
+        answers = [
+            Answer(made.tools.tokenizer.decode(tokens), len(tokens) < SPOKEN_TOKENS)
+            for tokens in (said, own)
+        ]
+        found.append(problem(*answers))
+    return [each for each in found if each]
+
+
+async def canary(made: World, name: str) -> tuple[float, float]:
+    """Quality drop and divergence of what answers, in nats a token, as docs/learning.md defines."""
     lost = unlike = 0.0
     trusted_tokens = longer_tokens = 0
     for line in DEFAULT_FILE.read_text().splitlines():
@@ -69,7 +98,6 @@ async def canary(made: World, version: VersionRecord) -> tuple[float, float]:
         unlike += base * max(len(trusted), len(spoken)) / len(trusted)
         trusted_tokens += len(trusted)
         longer_tokens += max(len(trusted), len(spoken))
-    await made.engine.unload_adapter(name)
     return lost / trusted_tokens, unlike / longer_tokens
 
 
@@ -141,11 +169,12 @@ async def test_consistent_garbage_is_never_served(
         bounds = Bounds()
         for version in known:
             if version.state is VersionState.PUBLISHED:
-                drop, divergence = await canary(made, version)
-                strange = version.metrics["asked_divergence"] + bounds.divergence_margin
+                async with answering(made, version) as name:
+                    drop, divergence = await canary(made, name)
+                    assert len(found := await broken(made, name)) <= 1, found
+                asked = min(version.metrics["asked_divergence"], bounds.noise)
                 assert drop <= bounds.quality_drop, summary
-                assert divergence <= max(bounds.divergence, strange), summary
-                assert version.metrics["broken_answers"] <= bounds.faults * 28, summary
+                assert divergence <= max(bounds.divergence, asked + bounds.divergence_margin)
                 # Another height of the batch may turn a tie of two tokens.
                 assert drop == pytest.approx(version.metrics["canary_quality_drop"], abs=0.01)
         states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
@@ -186,7 +215,8 @@ async def test_bad_feedback_of_every_kind_does_not_stop_good_feedback(
         assert 1 <= len(known) <= 2
         for version in known:
             if version.state is VersionState.PUBLISHED:
-                assert max(await canary(made, version)) <= 1.0
+                async with answering(made, version) as name:
+                    assert max(await canary(made, name)) <= 1.0
 
         good = preferences(made, "later", Style.FORMAL, 40, 20)
         await made.give(good, {"epochs": 4})

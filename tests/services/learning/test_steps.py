@@ -12,15 +12,15 @@ def prepared(kind: LossKind, ids: tuple[str, ...], *roles: tuple[Role, float]) -
 
 
 def test_a_pair_is_misjudged_where_its_rejected_answer_is_as_likely() -> None:
-    roles = [(Role.CHOSEN, -9.0), (Role.REJECTED, -3.0)] * 2
-    step = prepared(LossKind.DPO, ("good", "bad"), *roles)
-    assert step.misjudged([[-2.0, -4.0, -5.0, -5.0]]) == {"bad"}
+    roles = [(Role.CHOSEN, -40.0), (Role.REJECTED, -3.0)] * 3
+    step = prepared(LossKind.DPO, ("good", "bad", "not yet"), *roles)
+    assert step.misjudged([[-2.0, -4.0, -5.0, -5.0, -11.0, -90.0]]) == {"bad", "not yet"}
 
 
-def test_a_liked_answer_must_gain_half_of_what_it_lacked() -> None:
+def test_a_liked_answer_must_gain_most_of_what_it_lacked() -> None:
     roles = [(Role.DESIRABLE, -60.0)] * 2 + [(Role.UNDESIRABLE, -60.0), (Role.MISMATCHED, -60.0)]
     step = prepared(LossKind.KTO, ("learned", "not yet", "disliked"), *roles)
-    assert step.misjudged([[-29.0, -31.0, -90.0, -90.0]]) == {"not yet"}
+    assert step.misjudged([[-14.0, -16.0, -90.0, -90.0]]) == {"not yet"}
 
 
 def test_demonstrations_are_not_judged() -> None:

@@ -19,6 +19,8 @@ from tandem.services.learning.encode import Encoded, Encoder, micro_batches, seq
 from tandem.services.learning.references import Model, NotFinite, References, Scored
 from tandem.training.losses import micro_batch_loss, step_items
 
+_GAINED = 0.75
+
 AHEAD = 2
 """Steps of one trainer that the engine has at the same time."""
 
@@ -51,18 +53,19 @@ class PreparedStep:
         return found
 
     def misjudged(self, logprobs: Logprobs) -> set[str]:
-        """Samples whose preferred answer is not likely enough: in a pair, no likelier than the
-        rejected one; of a liked answer, less than half of what the reference lacks is gained."""
-        kind = self.step.loss.kind
-        return {
-            sample_id
-            for ids, batch, given in zip(
-                self.sample_ids, self.step.micro_batches, logprobs, strict=True
-            )
-            for at, sample_id in enumerate(ids)
-            if (kind is LossKind.DPO and given[2 * at] <= given[2 * at + 1])
-            or (batch[at].role is Role.DESIRABLE and given[at] < batch[at].reference / 2)
-        }
+        """Samples whose preferred answer is not likely enough: no likelier than the rejected one,
+        or with less than three quarters gained of what it lacks under the reference."""
+        found: set[str] = set()
+        for ids, batch, given in zip(
+            self.sample_ids, self.step.micro_batches, logprobs, strict=True
+        ):
+            each = 2 if self.step.loss.kind is LossKind.DPO else 1
+            for at, sample_id in zip(range(0, each * len(ids), each), ids, strict=True):
+                preferred = batch[at].role in (Role.CHOSEN, Role.DESIRABLE)
+                unlikely = preferred and given[at] < (1.0 - _GAINED) * batch[at].reference
+                if unlikely or (each == 2 and given[at] <= given[at + 1]):
+                    found.add(sample_id)
+        return found
 
     def accuracy(self, outcome: StepOutcome) -> float | None:
         """DPO: the share of pairs with a positive implicit reward margin; None for other losses."""
