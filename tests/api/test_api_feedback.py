@@ -218,7 +218,7 @@ def test_numbers_that_are_none_are_refused(http: httpx.Client) -> None:
 def test_too_long_is_stored_but_not_learned_from(http: httpx.Client) -> None:
     feedback = send(http, **ABOUT, completion="long " * 5000, rating=True)
     (sample,) = feedback["samples"]
-    assert sample["state"] == "invalid" and "tokens are more than" in sample["problem"]
+    assert sample["state"] == "invalid" and "characters are more than" in sample["problem"]
     listed = http.get("/feedback", params={"state": "invalid"}).json()["data"]
     assert [item["id"] for item in listed] == [feedback["id"]]
 
