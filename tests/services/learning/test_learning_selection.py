@@ -152,6 +152,15 @@ def test_no_step_is_made_of_dislikes_alone() -> None:
     assert [len(step.new) for step in steps] == [3, 3]
 
 
+def test_old_dislikes_do_not_crowd_out_the_likes() -> None:
+    heads = [replace(h, row=9 - h.row, sample_id=f"s{9 - h.row}") for h in thumbs(5, 5)]
+    heads.sort(key=lambda head: head.row)
+    assert [h.desirable for h in heads[:5]] == [False] * 5
+    chosen = choose(heads, 4, 1.0, NOW_S)
+    assert sorted(h.desirable for h in chosen) == [False, False, True, True]
+    assert len(choose(heads[:5], 4, 1.0, NOW_S)) == 4
+
+
 def test_a_share_of_replay_grows_with_the_dislikes() -> None:
     settings = LearningSettings(batch_samples=4, replay=0.25)
     old = [replace(h, sample_id=f"o{h.row}") for h in thumbs(3, 3)]

@@ -29,6 +29,7 @@ from tandem.services.learning.measure import Candidate
 from tandem.services.learning.publish import Conclusion, candidate_name
 from tandem.services.learning.selection import (
     TRIES,
+    balanced,
     choose,
     groups,
     is_dislike,
@@ -148,7 +149,7 @@ class Course:
         found = groups(waiting)
         await self._tell_of_dislikes(waiting, teachable=bool(found))
         # Only what the keys' shares let in counts for a version.
-        shared = [choose(group, most, settings.key_share, now_s) for group in found]
+        shared = [balanced(choose(group, most, settings.key_share, now_s)) for group in found]
         ready = [group for group in shared if is_ready(group, most, settings, now_s)]
         if not ready:
             return Progress.SOON if any(shared) else Progress.IDLE
@@ -167,6 +168,7 @@ class Course:
                 await self._nothing_new(block)
             else:
                 await self._give_up(block)
+                return Progress.SOON
         except (EngineDead, TrainingCancelled):
             self._trainer.open_from = None
             await self._store.write(samples.release, self.name)

@@ -8,7 +8,7 @@ its share of what is chosen, and no more answers are disliked in it than liked.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -126,9 +126,10 @@ def choose(
 ) -> list[SampleHead]:
     """The new samples of the next version, at most so many, best first.
 
-    As many as the keys' shares allow: what one key sent beyond its share waits for others.
+    As many as the keys' shares allow: what one key sent beyond its share waits for others. A
+    dislike is not taken before a like that goes with it, however old it is.
     """
-    ranked = sorted(heads, key=lambda head: (-priority(head, now_s), head.row))
+    ranked = _with_likes(sorted(heads, key=lambda head: (-priority(head, now_s), head.row)))
     keys = Counter(head.key_id for head in ranked)
     total = next(
         (
@@ -222,6 +223,23 @@ def plan_steps(
             at += count
             steps.append(_plan(kind, part, again))
     return steps
+
+
+def _with_likes(ranked: Sequence[SampleHead]) -> list[SampleHead]:
+    """In this order, but for dislikes that come before as many likes: each waits for one."""
+    found: list[SampleHead] = []
+    early: deque[SampleHead] = deque()
+    spare = 0
+    for head in ranked:
+        if is_dislike(head):
+            early.append(head)
+        else:
+            found.append(head)
+            spare += head.kind is SampleKind.KTO
+        while early and spare:
+            found.append(early.popleft())
+            spare -= 1
+    return [*found, *early]
 
 
 def _mixed(heads: Sequence[SampleHead]) -> list[SampleHead]:
