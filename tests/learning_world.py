@@ -37,6 +37,7 @@ from tandem.services.learning.recovery import recover
 from tandem.services.learning.references import References
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.tools import LearningTools
+from tandem.services.retention import Retention
 from tandem.store import Connection, Store, adapters, feedback, samples
 from tandem.telemetry.learning import LearningMetrics
 
@@ -112,6 +113,7 @@ def join(
     bounds: Bounds | None = None,
     at: Callable[[str], None] = nothing,
     max_adapters: int = 0,
+    keep_versions: int = 0,
 ) -> World:
     """Parts over an engine and an open store."""
     canary_file = directory / "canary.jsonl"
@@ -129,7 +131,14 @@ def join(
         tokenizer=demo_tokenizer(),
         references=references,
         examiner=Examiner(engine, store, references, canary, answers, bounds or Bounds()),
-        publisher=Publisher(engine, store, directory, at, max_adapters=max_adapters),
+        publisher=Publisher(
+            engine,
+            store,
+            directory,
+            at,
+            max_adapters=max_adapters,
+            retention=Retention(keep_versions),
+        ),
         metrics=metrics,
         freshness=Freshness(metrics, time.time),
         defaults=settings

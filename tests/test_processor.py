@@ -10,7 +10,7 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from tandem.processor import Share, Watch, spin_briefly
+from tandem.processor import FreeCores, Share, Watch, spin_briefly
 
 Times = namedtuple("Times", "user nice system idle iowait steal guest")
 
@@ -92,3 +92,48 @@ def test_a_child_is_a_part_of_us() -> None:
             assert psutil.Process(child.pid).cpu_times().user > 0.0
         finally:
             child.kill()
+
+
+def test_an_engine_counts_its_server_as_its_own_and_no_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = psutil.Process().parent()
+    assert parent is not None
+    watch = Watch(beneath=True)
+    used = psutil.Process().cpu_times()
+    mine = used.user + used.system
+    assert watch._own_s() >= mine + parent.cpu_times().user
+    monkeypatch.setattr(watch, "_parent", None)  # gone
+    assert watch._own_s() < mine + 1.0
+
+
+def test_threads_are_as_many_as_others_leave_cores() -> None:
+    now, found = [0.0], Share(4, 4, 0.0, 0.0)
+    cores = FreeCores(4, lambda: found, lambda: now[0])
+    now[0] += 0.3  # the first look
+    for others, stolen, threads in (
+        (0.0, 0.0, 4),
+        (0.4, 0.0, 4),
+        (1.0, 0.0, 3),
+        (0.4, 0.4, 3),
+        (9.0, 0.0, 1),
+        (0.1, 0.0, 4),
+    ):
+        before = cores.count()
+        found = Share(4, 4, others, stolen)
+        now[0] += 1.9  # nothing is looked at meanwhile
+        assert cores.count() == before
+        now[0] += 0.2
+        assert cores.count() == threads
+
+
+def test_what_others_took_while_the_engine_slept_does_not_count() -> None:
+    now, found = [0.0], Share(2, 2, 2.0, 0.0)
+    cores = FreeCores(2, lambda: found, lambda: now[0])
+    now[0] += 60.0
+    assert cores.count() == 2
+    now[0] += 0.3
+    assert cores.count() == 1
+    found = Share(64, 2, 30.0, 0.0)
+    now[0] += 2.1
+    assert cores.count() == 2

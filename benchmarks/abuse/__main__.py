@@ -7,11 +7,12 @@ if the API's process has more than a gigabyte.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
+import sys
 import tempfile
 import time
+from asyncio.subprocess import PIPE
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,6 @@ import httpx
 import psutil
 import typer
 
-from benchmarks.abuse.strangers import Strangers
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.peers.machine import describe, slug
 
@@ -95,14 +95,11 @@ async def ordinary(spec: ServerSpec, pid: int, seconds: float) -> Phase:
 async def study(spec: ServerSpec, pid: int, minutes: float) -> dict[str, Any]:
     """Alone before and after, the strangers between."""
     alone = await ordinary(spec, pid, 60.0)
-    strangers = Strangers(spec.url, spec.model)
-    task = asyncio.create_task(strangers.run())
-    try:
-        beside = await ordinary(spec, pid, 60.0 * minutes)
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    seconds = 60.0 * minutes
+    said = ["-m", "benchmarks.abuse.strangers", spec.url, spec.model, f"{seconds:g}"]
+    strangers = await asyncio.create_subprocess_exec(sys.executable, *said, stdout=PIPE)
+    beside = await ordinary(spec, pid, seconds)
+    answered, _ = await strangers.communicate()
     alone.add(await ordinary(spec, pid, 60.0))
     return {
         "minutes": minutes,
@@ -110,7 +107,7 @@ async def study(spec: ServerSpec, pid: int, minutes: float) -> dict[str, Any]:
         "beside": {kind: beside.summary(kind) for kind in beside.seconds},
         "failed": {"alone": dict(alone.failed), "beside": dict(beside.failed)},
         "api_bytes": beside.rss_bytes,
-        "strangers": {name: dict(found) for name, found in strangers.answered.items()},
+        "strangers": json.loads(answered),
     }
 
 

@@ -1,27 +1,34 @@
-"""Strangers: each sends one kind of harmful input until it is cancelled.
+"""Strangers: each sends one kind of harmful input until its time is over.
 
-Knows the API's routes and raw sockets. Invariant: every stranger waits at least a little between
-two attempts, keeps the number of its connections, and counts what it was answered by status.
+`python -m benchmarks.abuse.strangers` is a process of them: they stand for other machines, so what
+they need themselves gives way to what the server needs. Knows the API's routes and raw sockets.
+Invariant: every stranger waits at least a little between two attempts, keeps the number of its
+connections, and counts what it was answered by status.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import os
 import zipfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import httpx
+import typer
 
 LARGE_BYTES = 7_500_000
 SLOW = 16
 IDLE = 300
 PAUSE_S = 0.2
 SLOW_PAUSE_S = 2.0
+NICE = 10
 _CHAT = "/v1/chat/completions"
 _CLOSED = "closed"
 
@@ -33,6 +40,12 @@ class Strangers:
     url: str
     model: str
     answered: dict[str, Counter[str]] = field(default_factory=dict)
+
+    async def run_for(self, seconds: float) -> dict[str, dict[str, int]]:
+        """How often each was answered what."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.run(), seconds)
+        return {name: dict(found) for name, found in self.answered.items()}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -141,3 +154,17 @@ def _uploader(http: httpx.AsyncClient, model: str) -> Callable[[], Awaitable[str
         return str(imported.status_code)
 
     return upload
+
+
+def main(
+    url: Annotated[str, typer.Argument(help="Of the server.")],
+    model: Annotated[str, typer.Argument(help="What it serves.")],
+    seconds: Annotated[float, typer.Argument(help="How long.")],
+) -> None:
+    """Print, as JSON, what each stranger was answered."""
+    os.nice(NICE)
+    print(json.dumps(asyncio.run(Strangers(url, model).run_for(seconds))))
+
+
+if __name__ == "__main__":
+    typer.run(main)

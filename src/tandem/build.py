@@ -114,7 +114,12 @@ def build_executor(
         keep_kernels()
     model = load_model(settings.model, progress)
     return DeviceExecutor(
-        model, settings.cache, settings.scheduling, settings.adapters, settings.learning
+        model,
+        settings.cache,
+        settings.scheduling,
+        settings.adapters,
+        settings.learning,
+        share_cores=not settings.model.threads,  # a number that the user chose is kept
     )
 
 
@@ -216,6 +221,7 @@ def build_app(
     from prometheus_client import CollectorRegistry
 
     from tandem.api.app import create_app
+    from tandem.api.bodies import Bodies
     from tandem.api.entrance import Entrance
     from tandem.api.surface import Surface
     from tandem.services.adapters import Adapters
@@ -277,7 +283,7 @@ def build_app(
             server.host, server.allowed_hosts, server.cors_origins, keyless=not keys.required
         ),
         metrics=metrics,
-        max_body_bytes=server.max_body_bytes,
+        bodies=Bodies(server.max_body_bytes),
         receipts=receipts,
         feedback=build_feedback(settings, store, receipts, models, background),
         files=files,
@@ -350,6 +356,7 @@ def build_background(
     from tandem.services.learning.references import References
     from tandem.services.learning.settings import defaults
     from tandem.services.learning.tools import LearningTools
+    from tandem.services.retention import Retention
     from tandem.services.versions import Versions
 
     client, directory = tools.client, store.directory
@@ -364,7 +371,13 @@ def build_background(
         tokenizer=tools.tokenizer,
         references=references,
         examiner=Examiner(client, store, references, canary, answers, Bounds()),
-        publisher=Publisher(client, store, directory, max_adapters=settings.adapters.max_loaded),
+        publisher=Publisher(
+            client,
+            store,
+            directory,
+            max_adapters=settings.adapters.max_loaded,
+            retention=Retention(settings.store.keep_versions, settings.learning.reference),
+        ),
         metrics=freshness.metrics,
         freshness=freshness,
         defaults=defaults(settings.learning),

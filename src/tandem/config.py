@@ -107,13 +107,14 @@ class StoreConfig:
     """Durable state: `directory` holds versions, files and (without `url`) the SQLite database.
 
     `url` is an SQLAlchemy URL (`postgresql+psycopg://...`). Receipts are kept for
-    `receipt_days`; 0 keeps none, and feedback must then bring its messages. `max_file_bytes` bounds
-    an uploaded file.
+    `receipt_days`; 0 keeps none, and feedback must then bring its messages. Of each adapter the
+    newest `keep_versions` are kept (0: all). `max_file_bytes` bounds an uploaded file.
     """
 
     directory: str = "tandem-data"
     url: str = ""
     receipt_days: PositiveOrZero = 30.0
+    keep_versions: CountOrZero = 50
     max_file_bytes: Size = 512 * 1024 * 1024
 
 

@@ -8,7 +8,8 @@ Invariant: nothing here changes what the user has set in the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+import time
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
 import psutil
@@ -19,6 +20,7 @@ _SPINS = "200"
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # Cores that are missing from which on others are in the way.
 _BUSY_CORES = 0.25
+_LOOK_S, _FIRST_LOOK_S = 2.0, 0.25
 
 
 def spin_briefly(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -60,10 +62,16 @@ class Share:
 
 
 class Watch:
-    """Looks at the processor between two calls of `look`."""
+    """Looks at the processor between two calls of `look`.
 
-    def __init__(self, wanted: int = 0) -> None:
+    Our own are this process with its children or, where `beneath` is set, with its parent alone:
+    the server of an engine. Looking for children takes milliseconds.
+    """
+
+    def __init__(self, wanted: int = 0, *, beneath: bool = False) -> None:
         self._process = psutil.Process()
+        self._parent = self._process.parent() if beneath else None
+        self._beneath = beneath
         self._cores = usable_cores()
         self._wanted = wanted or self._cores
         self._before = self._now()
@@ -100,10 +108,48 @@ class Watch:
     def _own_s(self) -> float:
         times = self._process.cpu_times()
         own = times.user + times.system
-        for child in self._process.children(recursive=True):
+        others = [] if self._beneath else self._process.children(recursive=True)
+        for other in others if self._parent is None else [self._parent]:
             try:
-                used = child.cpu_times()
+                used = other.cpu_times()
             except psutil.NoSuchProcess:
                 continue
             own += used.user + used.system
         return float(own)
+
+
+class FreeCores:
+    """How many threads an engine computes with: as many as others leave cores, of `most`.
+
+    A thread whose core another process has holds up all that wait for it, so one thread less is
+    faster. What others take is looked at while the engine computes, every two seconds; what they
+    took while it did not says nothing of now.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        look: Callable[[], Share | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._look = look or Watch(most, beneath=True).look
+        self._clock = clock
+        self._looked_s = clock()
+        self._every_s = _FIRST_LOOK_S
+        self._threads = most
+
+    def count(self) -> int:
+        """From 1 to `most`."""
+        passed_s = self._clock() - self._looked_s
+        if passed_s < self._every_s:
+            return self._threads
+        self._looked_s += passed_s
+        share = self._look()
+        self._every_s = _LOOK_S
+        if passed_s > 2.0 * _LOOK_S:
+            self._every_s = _FIRST_LOOK_S
+        elif share is not None:
+            free = round(share.cores - share.others - share.stolen)
+            self._threads = max(1, min(self._most, free))
+        return self._threads

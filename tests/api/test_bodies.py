@@ -18,10 +18,9 @@ from starlette.responses import StreamingResponse
 from fake_engine import FakeEngine, Script
 from serving import live, make_app
 from tandem.api.bodies import Bodies
-from tandem.api.connection import beside
 from tandem.api.errors import TooSlow
 from tandem.api.protocol import PatientProtocol
-from tandem.core.errors import Overloaded
+from tandem.core.errors import InvalidRequest, Overloaded
 
 CHAT = "/v1/chat/completions"
 MEBIBYTE = 1 << 20
@@ -247,9 +246,31 @@ def test_large_bodies_are_refused_early(http: httpx.Client, what: str) -> None:
 
 
 async def test_what_is_done_with_large_bodies_is_done_beside_the_event_loop() -> None:
-    here = threading.get_ident()
-    assert await beside(bytes(100), threading.get_ident) == here
-    assert await beside(bytes(MEBIBYTE), threading.get_ident) != here
+    here, bodies = threading.get_ident(), Bodies(MEBIBYTE)
+    assert await bodies.check(bytes(100), threading.get_ident) == here
+    assert await bodies.check(bytes(100_000), threading.get_ident) != here
+    assert await bodies.check(bytes(MEBIBYTE), threading.get_ident) != here
+
+
+async def test_large_bodies_are_checked_in_turn_and_leave_time_to_others() -> None:
+    bodies, begun_s, ended_s = Bodies(MEBIBYTE), list[float](), list[float]()
+
+    def work() -> None:
+        begun_s.append(time.monotonic())
+        until_s = time.thread_time() + 0.01
+        while time.thread_time() < until_s:
+            pass
+        ended_s.append(time.monotonic())
+        raise InvalidRequest("not this one")
+
+    waiting = [bodies.check(bytes(MEBIBYTE), work) for _ in range(3)]
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(each, InvalidRequest) for each in found)
+    rests = [later - ended for ended, later in zip(ended_s, begun_s[1:], strict=False)]
+    assert min(rests) >= 0.3  # 31 times what a check took
+    small_s = time.monotonic()
+    await bodies.check(bytes(100_000), list)
+    assert time.monotonic() - small_s < 0.3
 
 
 def test_a_prompt_that_just_fits_is_not_refused_for_its_length(http: httpx.Client) -> None:

@@ -360,3 +360,34 @@ def test_info_and_cache_size_follow_the_configuration(tmp_path):
     assert info.eos_token_ids == (2,)
     with pytest.raises(InvalidRequest, match=r"cache\.memory_bytes"):
         wrap(loaded, num_blocks=0.5)
+
+
+def test_a_cpu_computes_with_the_cores_that_others_leave(monkeypatch):
+    left, before = [3], torch.get_num_threads()
+    monkeypatch.setattr("tandem.executor.executor.FreeCores", lambda most: Left(most, left))
+    loaded = prepare_model(tiny_models.make_model("llama"), ModelConfig(model="tiny"))
+    torch.set_num_threads(3)
+    try:
+        executor = DeviceExecutor(
+            loaded,
+            CacheConfig(block_size=BLOCK, memory_bytes=1 << 16),
+            SchedulingConfig(max_sequences=4),
+            AdapterConfig(),
+            share_cores=True,
+        )
+        for cores, share, threads in ((3, 1.0, 3), (1, 1.0, 1), (2, 1.0, 2), (3, 0.3, 1)):
+            left[0] = cores
+            executor.submit(LanePlan(0, DEVICE_LANE, (), share=share))
+            assert torch.get_num_threads() == threads
+        assert executor.info.threads == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+class Left:
+    def __init__(self, most, left):
+        assert most == 3
+        self._left = left
+
+    def count(self):
+        return self._left[0]

@@ -21,8 +21,10 @@ from tandem.store import adapters, samples
 
 
 @asynccontextmanager
-async def versions_over(directory: Path) -> AsyncIterator[tuple[World, Versions]]:
-    async with world(directory) as made:
+async def versions_over(
+    directory: Path, **options: object
+) -> AsyncIterator[tuple[World, Versions]]:
+    async with world(directory, **options) as made:
         models = Models(made.engine, "demo", 0)
         yield made, Versions(made.tools, made.learner, models, Adapters(made.engine, (), {}))
 
@@ -163,3 +165,36 @@ async def test_a_name_that_is_made_again_has_new_numbers(tmp_path: Path) -> None
         assert [line for line in shown if line.startswith(gauges)] == []
         await learned(made, 2)
         assert made.engine.adapters["formal"].number == 2
+
+
+async def test_only_the_newest_versions_and_those_that_are_needed_stay(tmp_path: Path) -> None:
+    async with versions_over(tmp_path, keep_versions=2) as (made, versions):
+        folder = tmp_path / "adapters" / "formal"
+        for number in (1, 2, 3, 4):
+            await learned(made, number)
+        await until(lambda: sorted(path.name for path in folder.iterdir()) == ["3", "4"])
+        kept = await versions.versions("formal")
+        assert [(each.number, each.parent) for each in kept] == [(4, 3), (3, 0)]
+        said = (await versions.events("formal", None, 50))[0]
+        assert said.message.startswith("the newest 2 versions are kept") and "2" in said.message
+        # What version 2 has learned, version 3 has learned through it: erasure finds it.
+        assert len(await made.store.read(adapters.trained_on, "formal", 3)) == 12
+
+        await versions.roll_back("formal", 3)
+        await versions.create("formal", {"gate": "manual"})
+        for number in (5, 6):
+            await learned(made, number)
+            await versions.refuse("formal", number)
+        # The current version stays, however old it is; version 4 was no ancestor of it.
+        await until(lambda: sorted(path.name for path in folder.iterdir()) == ["3", "5", "6"])
+
+
+async def test_a_reference_stays_however_old(tmp_path: Path) -> None:
+    async with versions_over(tmp_path, keep_versions=1) as (made, versions):
+        await learned(made, 1)
+        await versions.create("formal", {"reference": "version:1"})
+        for number in (2, 3, 4):
+            await learned(made, number)
+        folder = tmp_path / "adapters" / "formal"
+        # The last one's parent stays for the way back.
+        await until(lambda: sorted(path.name for path in folder.iterdir()) == ["1", "3", "4"])

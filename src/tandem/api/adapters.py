@@ -82,7 +82,7 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
     async def load_adapter(name: str, request: Request) -> Response:
         """Load a PEFT directory as the new current version of this name."""
         _caller(request).require_admin()
-        body = await read(LoadAdapterRequest, request, surface.max_body_bytes)
+        body = await read(LoadAdapterRequest, request, surface.bodies)
         versions = surface.versions
         loading: Adapters | Imports = versions.imports if versions else surface.adapters
         version = await loading.load(name, body.path)
@@ -133,7 +133,7 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
     async def create_adapter(name: str, request: Request) -> Response:
         """Make an adapter that learns, or replace its settings."""
         _caller(request).require_admin()
-        body = await read(AdapterRequest, request, surface.max_body_bytes)
+        body = await read(AdapterRequest, request, surface.bodies)
         view = await _learning(surface).create(name, body.settings)
         loaded = {version.name: version for version in surface.adapters.listed()}
         return _json(_adapter_json(surface, name, loaded.get(name), view))
@@ -165,7 +165,7 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
     async def roll_back(name: str, request: Request) -> Response:
         """Go back to an earlier version; what was being trained is given up."""
         _caller(request).require_admin()
-        body = await read(RollBackRequest, request, surface.max_body_bytes)
+        body = await read(RollBackRequest, request, surface.bodies)
         number = await _learning(surface).roll_back(name, body.version)
         return _json({"id": name, "object": "adapter", "version": number})
 
@@ -174,7 +174,7 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
         """Publish PEFT files from elsewhere as the next version; learning continues from it."""
         caller = _caller(request)
         caller.require_admin()
-        body = await read(ImportRequest, request, surface.max_body_bytes)
+        body = await read(ImportRequest, request, surface.bodies)
         if (body.path is None) == (body.file_id is None):
             raise InvalidRequest("send either 'path' or 'file_id'", param="path")
         imports = _learning(surface).imports

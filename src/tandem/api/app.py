@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tandem.api.adapters import add_adapter_routes
-from tandem.api.bodies import Bodies
 from tandem.api.errors import (
     on_http_error,
     on_invalid_path,
@@ -55,7 +54,7 @@ def create_app(
     app.add_middleware(
         Guard,
         entrance=surface.entrance,
-        bodies=Bodies(surface.max_body_bytes),
+        bodies=surface.bodies,
         keys=surface.keys,
         metrics=surface.metrics,
     )

@@ -1,39 +1,33 @@
 """What happens on the connection beside the answer: reading a bounded body, noticing a leave.
 
-Large bodies are checked beside the event loop. Invariant: work for a client ends as soon as its
+Invariant: work for a client ends as soon as its
 connection does, streamed or not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from tandem.api.bodies import Bodies
 from tandem.api.errors import CLIENT_CLOSED_REQUEST, BodyTooLarge
 from tandem.api.schemas import Parsed, parse
 
 QUIET_S = 10.0
 COMMENT = b": waiting\n\n"
 _LINGER_BYTES = 64 * 1024 * 1024
-_CHECKED_IN_THREAD_BYTES = 64 * 1024
-Result = TypeVar("Result")
 
 
-async def read(kind: type[Parsed], request: Request, limit_bytes: int) -> Parsed:
+async def read(kind: type[Parsed], request: Request, bodies: Bodies) -> Parsed:
     """The checked body; an empty one has no fields. Raises as `read_body` and `parse` do."""
-    raw = await read_body(request, limit_bytes) or b"{}"
-    return await beside(raw, partial(parse, kind, raw))
-
-
-async def beside(raw: bytes, work: Callable[[], Result]) -> Result:
-    """The result of `work` on a body, which runs beside the event loop if the body is large."""
-    return work() if len(raw) < _CHECKED_IN_THREAD_BYTES else await asyncio.to_thread(work)
+    raw = await read_body(request, bodies.max_body_bytes) or b"{}"
+    return await bodies.check(raw, partial(parse, kind, raw))
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:

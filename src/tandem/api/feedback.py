@@ -14,7 +14,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tandem.api.connection import beside, read_body
+from tandem.api.connection import read_body
 from tandem.api.paging import read_limit, read_text
 from tandem.api.schemas import PERSON, Body, Messages, Metadata, parse
 from tandem.api.surface import Surface
@@ -98,8 +98,9 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/feedback")
     async def send_feedback(request: Request) -> Response:
         """Teach an adapter; 202 when it is stored."""
-        raw = await read_body(request, surface.max_body_bytes)
-        said = await beside(raw, partial(_said, raw, request.headers.get("idempotency-key")))
+        raw = await read_body(request, surface.bodies.max_body_bytes)
+        key = request.headers.get("idempotency-key")
+        said = await surface.bodies.check(raw, partial(_said, raw, key))
         stored = await surface.feedback.take(said, request.state.caller)
         return _json(await _with_outlook(surface, stored), 202)
 

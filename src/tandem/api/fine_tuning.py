@@ -52,7 +52,7 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/fine_tuning/jobs")
     async def create_job(request: Request) -> Response:
         """Start a job."""
-        body = await read(CreateJobRequest, request, surface.max_body_bytes)
+        body = await read(CreateJobRequest, request, surface.bodies)
         ask = JobAsk(
             model=body.model,
             training_file=body.training_file,

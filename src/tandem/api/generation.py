@@ -101,7 +101,7 @@ class _Opening:
 
 async def _body(request: Request, surface: Surface, kind: type[Sampled]) -> Sampled:
     """The checked body, with the objectives of the headers where it has none."""
-    body = await read(kind, request, surface.max_body_bytes)
+    body = await read(kind, request, surface.bodies)
     headers = request.headers
     if body.ttft_slo is None and TTFT_HEADER in headers:
         body.ttft_slo = slo_of_header(TTFT_HEADER, headers[TTFT_HEADER])

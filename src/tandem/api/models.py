@@ -54,7 +54,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or of a rendered conversation."""
-        body = await read(TokenizeRequest, request, surface.max_body_bytes)
+        body = await read(TokenizeRequest, request, surface.bodies)
         if body.model is not None:
             await _resolved(surface, request, body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -76,7 +76,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """Text of token ids, without special tokens."""
-        body = await read(DetokenizeRequest, request, surface.max_body_bytes)
+        body = await read(DetokenizeRequest, request, surface.bodies)
         if body.model is not None:
             await _resolved(surface, request, body.model)
         text = await asyncio.to_thread(surface.generation.decode, body.tokens)

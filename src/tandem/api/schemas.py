@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
@@ -138,7 +139,7 @@ Metadata = Annotated[
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}
 
 
 class Body(BaseModel):
@@ -225,7 +226,7 @@ class CompletionRequest(SamplingFields):
     """Body of /v1/completions."""
 
     prompt: Annotated[
-        list[str | tuple[int, ...]], BeforeValidator(_prompts), WithJsonSchema(_PROMPTS)
+        list[str | tuple[int, ...]], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)
     ]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

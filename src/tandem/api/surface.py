@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.api.bodies import Bodies
 from tandem.api.entrance import Entrance
 from tandem.core.ports import EngineClient
 from tandem.services.adapters import Adapters
@@ -25,7 +26,7 @@ from tandem.telemetry.metrics import ServerMetrics
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """What is served; `max_body_bytes` bounds every request body.
+    """What is served.
 
     Without learning, `versions`, `jobs` and `outlooks` are None and their routes refuse.
     """
@@ -37,7 +38,7 @@ class Surface:
     keys: ApiKeys
     entrance: Entrance
     metrics: ServerMetrics
-    max_body_bytes: int
+    bodies: Bodies
     receipts: Receipts
     feedback: FeedbackService
     files: Files

@@ -50,6 +50,7 @@ from tandem.executor.training import TrainingState, as_lora
 from tandem.model.account import model_bytes
 from tandem.model.load import LoadedModel
 from tandem.model.lora_files import read_lora
+from tandem.processor import FreeCores
 from tandem.training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -72,9 +73,11 @@ class DeviceExecutor:
         scheduling: SchedulingConfig,
         adapters: AdapterConfig,
         learning: LearningConfig = _DEFAULT_LEARNING,
+        *,
+        share_cores: bool = False,
     ) -> None:
-        """Allocates the KV cache and room for recordings. Raises `InvalidRequest` if it does not
-        fit."""
+        """Allocates the KV cache and room for recordings. With `share_cores` it leaves a CPU's
+        cores that other processes use to them. Raises `InvalidRequest` if it does not fit."""
         self._model = model
         self._max_rank = adapters.max_rank
         num_blocks = choose_num_blocks(model, cache, scheduling)
@@ -106,7 +109,9 @@ class DeviceExecutor:
             weights_hash=model.weights_hash,
             threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
         )
-        self._share = 1.0
+        self._threads = self._info.threads
+        shares = share_cores and self._threads > 1
+        self._free_cores = FreeCores(self._threads) if shares else None
         self._finished: list[StepResult] = []
         self._tickets = 0
 
@@ -137,8 +142,7 @@ class DeviceExecutor:
 
     def _execute(self, plan: LanePlan, stop: Urgent) -> StepResult:
         started = time.perf_counter()
-        if plan.share != self._share:
-            self._use(plan.share)
+        self._use(plan.share)
         self._prepare(plan)
         failed: dict[int, str] = {}
         runnable: list[int] = []
@@ -179,9 +183,13 @@ class DeviceExecutor:
 
     def _use(self, share: float) -> None:
         """Compute on a share of the CPU's threads, at least one, from now on."""
-        self._share = share
-        if self._model.device.type == "cpu":
-            torch.set_num_threads(max(1, round(share * self._info.threads)))
+        if self._model.device.type != "cpu":
+            return
+        most = self._info.threads if self._free_cores is None else self._free_cores.count()
+        threads = max(1, round(share * most))
+        if threads != self._threads:
+            self._threads = threads
+            torch.set_num_threads(threads)
 
     def poll(self) -> list[StepResult]:
         """Results of all plans submitted since the last call."""

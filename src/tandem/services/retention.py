@@ -1,9 +1,10 @@
-"""What learning leaves on disk and nobody needs any more: optimiser
-states of old versions and of jobs that ended.
+"""What learning leaves on disk and nobody needs any more: old versions, and optimiser states of
+versions that are not current and of jobs that ended.
 
 Training goes on from the current version; one step of roll back goes on from its parent. The
 optimiser's state of all others is twice an adapter's size and is never read. Knows no engine.
-Invariant: the adapter itself is never touched, so that every kept version can answer.
+Invariant: a version that answers, may be gone back to with one step, waits for a decision or is a
+reference stays, and every version that stays can answer.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from tandem.core.errors import StoreError
-from tandem.core.learning import JobStatus, VersionState
-from tandem.store import Connection, Store, adapters, jobs
+from tandem.core.learning import EventRecord, JobStatus, VersionRecord, VersionState
+from tandem.services.learning.settings import BASE, reference_number
+from tandem.store import Connection, Store, adapters, events, jobs
 
 Subject = TypeVar("Subject")
 
@@ -25,6 +28,41 @@ logger = logging.getLogger(__name__)
 _OPTIMISER = ("optimizer.safetensors", "trainer_state.json")
 """As `training/checkpoint.py` writes them; it takes both or none."""
 _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Of each adapter the newest `versions` are kept (0: all); `reference` is the reference of
+    adapters whose settings name none."""
+
+    versions: int = 0
+    reference: str = BASE
+
+
+def forget_versions(
+    connection: Connection, adapter: str, retention: Retention, now_s: float
+) -> list[VersionRecord]:
+    """Forget what is older than the newest versions and not needed; their files remain."""
+    record, known = adapters.find(connection, adapter), adapters.versions(connection, adapter)
+    if record is None or not retention.versions:
+        return []
+    reference = record.settings.get("reference", retention.reference)
+    needed = {record.current, reference_number(reference)}
+    needed |= {each.parent for each in known if each.number == record.current}
+    gone = [
+        adapters.delete_version(connection, adapter, each.number)
+        for each in known[: -retention.versions]
+        if each.number not in needed
+        and each.state is not VersionState.CANDIDATE
+        and not jobs.referring(connection, adapter, each.number)
+    ]
+    if gone:
+        said = f"the newest {retention.versions} versions are kept (store.keep_versions); deleted: "
+        numbers = [each.number for each in gone]
+        message = f"{said}{', '.join(map(str, numbers))}"
+        told = EventRecord(adapter, now_s, "info", message, {"versions": numbers})
+        events.add(connection, told)
+    return gone
 
 
 async def trim_versions(store: Store, adapter: str | None = None) -> int:

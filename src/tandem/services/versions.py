@@ -27,7 +27,6 @@ from tandem.services.learning.publish import reference_name, remove_tree
 from tandem.services.learning.settings import LearningSettings, check_new, resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.services.models import Models
-from tandem.services.retention import trim_versions
 from tandem.store import adapters, events, jobs, samples
 
 
@@ -125,7 +124,7 @@ class Versions:
             if stored is not None:
                 self._tools.metrics.versions.labels(name, "published").inc()
             self._tools.metrics.version.labels(name).set(number)
-            await trim_versions(self._store, name)
+            await self._publisher.trim(name)
         return version
 
     async def refuse(self, name: str, number: int) -> VersionRecord:
@@ -135,7 +134,7 @@ class Versions:
             event = self._event(name, f"version {number} refused by request", number)
             version = await self._store.write(changes.refuse, name, number, event)
             self._tools.metrics.versions.labels(name, "refused").inc()
-            await trim_versions(self._store, name)
+            await self._publisher.trim(name)
         return version
 
     async def delete_version(self, name: str, number: int) -> None:

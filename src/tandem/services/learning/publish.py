@@ -11,18 +11,19 @@ import asyncio
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tandem.core.errors import AdapterError, DiskError, EngineDead, NotFound
+from tandem.core.errors import AdapterError, DiskError, EngineDead, NotFound, StoreError
 from tandem.core.learning import EventRecord, VersionRecord, VersionState
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.durable import flush_directory, make_directory
 from tandem.services.learning.strays import remove_strays
-from tandem.services.retention import trim_versions
+from tandem.services.retention import Retention, forget_versions, trim_versions
 from tandem.store import Connection, Store, adapters, events
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ _ENGINE_POLL_S = 0.1
 _MIB = 1 << 20
 _LEAST_FREE_BYTES = 16 * _MIB
 """For a first version of unknown size, and for the database beside any."""
+_ALL = Retention()
 
 
 def nothing(point: str) -> None:
@@ -77,7 +79,8 @@ class NoRoom(AdapterError):
 
 class Publisher:
     """Moves candidates to where they stay. `directory` is the store's, `at` is called at each of
-    `POINTS`, `max_adapters` is the engine's limit (0: not known)."""
+    `POINTS`, `max_adapters` is the engine's limit (0: not known), `retention` says which versions
+    stay."""
 
     def __init__(
         self,
@@ -87,7 +90,9 @@ class Publisher:
         at: Callable[[str], None] = nothing,
         *,
         max_adapters: int = 0,
+        retention: Retention = _ALL,
     ) -> None:
+        self._retention = retention
         self._max_adapters = max_adapters
         self._publishing: set[str] = set()
         self._client = client
@@ -159,7 +164,7 @@ class Publisher:
         self._at("after commit")
         await self.adopt(record)
         await self.forget(candidate_name(record.adapter))
-        await trim_versions(self._store, record.adapter)
+        await self.trim(record.adapter)
         return record
 
     async def refuse(self, conclusion: Conclusion) -> VersionRecord:
@@ -176,8 +181,22 @@ class Publisher:
         )
         self._at("after commit")
         await self.forget(candidate_name(record.adapter))
-        await trim_versions(self._store, record.adapter)
+        await self.trim(record.adapter)
         return record
+
+    async def trim(self, adapter: str) -> None:
+        """Remove versions and optimiser states that nobody needs any more; nothing else may work on
+        the adapter meanwhile."""
+        try:
+            gone = await self._store.write(forget_versions, adapter, self._retention, time.time())
+        except StoreError as error:  # later, then: no reason to fail what has succeeded
+            logger.error("old versions cannot be forgotten", exc_info=error)
+            gone = []
+        for version in gone:
+            await self.forget(reference_name(adapter, version.number))
+            # No row names them any more: what fails here, recovery removes.
+            await asyncio.to_thread(shutil.rmtree, version.path, ignore_errors=True)
+        await trim_versions(self._store, adapter)
 
     async def hold(self, conclusion: Conclusion) -> VersionRecord:
         """Keep the files and a candidate's row; its samples stay assigned until the decision."""
