@@ -1,4 +1,4 @@
-"""`python -m benchmarks.abuse`: what strangers cost those who ask ordinary questions.
+"""`python -m benchmarks abuse`: what strangers cost those who ask ordinary questions.
 
 Exit status 1 if an ordinary request takes twice its time (median or 95th percentile), or fails, or
 if the API's process has more than a gigabyte.
@@ -23,8 +23,8 @@ import httpx
 import psutil
 import typer
 
+from benchmarks.common.machine import describe, slug
 from benchmarks.live.server import ServerSpec, serving
-from benchmarks.peers.machine import describe, slug
 
 RESULTS = Path(__file__).parents[1] / "results"
 LOG = Path(".bench-cache/abuse.log")

@@ -16,13 +16,12 @@ from importlib.metadata import version
 from itertools import count
 from typing import Any
 
-from attainment.workload import Job
-from coexecution.engine_tandem import AHEAD, LORA, OPTIMIZER, TRAINER
-from coexecution.workload import Training
+from benchmarks.attainment.workload import Job
+from benchmarks.coexecution.engine_tandem import AHEAD, LORA, OPTIMIZER, TRAINER
+from benchmarks.coexecution.workload import Training
 from tandem.bench.measure import Outcome
 from tandem.bench.workload import PlannedRequest
 from tandem.build import build_engine_client, build_executor
-from tandem.cli.profile import measure
 from tandem.config import Settings, resolve
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
@@ -36,6 +35,7 @@ from tandem.core.training import (
 )
 from tandem.engine.client import AsyncEngineClient
 from tandem.estimators.profile import Profile
+from tandem.profiler import measure
 
 # All engines are in memory at once.
 KV_BYTES = 1 << 29

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from attainment.figures import (
+from benchmarks.attainment.figures import (
     BASELINE,
     MARGIN,
     OURS,

@@ -10,10 +10,10 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coexecution.figures import Sample, sample, training_window
-from coexecution.systems import Sharing, System
-from coexecution.workload import Serving, Training
-from peers.driver import Worker
+from benchmarks.coexecution.figures import Sample, sample, training_window
+from benchmarks.coexecution.systems import Sharing, System
+from benchmarks.coexecution.workload import Serving, Training
+from benchmarks.peers.driver import Worker
 
 # How often memory is looked at.
 _LOOK_S = 0.25

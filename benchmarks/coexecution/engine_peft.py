@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from coexecution.workload import Steps, Training
+from benchmarks.coexecution.workload import Steps, Training
 
 RANK = 16
 ALPHA = 32

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from itertools import count, cycle, islice
 from typing import Any
 
-from coexecution.pairs import MICRO_PAIRS, STEP_PAIRS, Pair, read
-from coexecution.workload import Ask, ClosedLoop, Serving, Steps, Training
+from benchmarks.coexecution.pairs import MICRO_PAIRS, STEP_PAIRS, Pair, read
+from benchmarks.coexecution.workload import Ask, ClosedLoop, Serving, Steps, Training
 from tandem.build import build_engine_client
 from tandem.config import resolve
 from tandem.core.request import Request

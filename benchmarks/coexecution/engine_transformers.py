@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from coexecution.workload import Ask, ClosedLoop, Serving
-from peers.engine_transformers import ContinuousBatching, versions
+from benchmarks.coexecution.workload import Ask, ClosedLoop, Serving
+from benchmarks.peers.engine_transformers import ContinuousBatching, versions
 
 __all__ = ["TransformersServing", "start", "versions"]
 

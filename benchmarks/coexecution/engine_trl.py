@@ -19,9 +19,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
-from coexecution.engine_peft import LEARNING_RATE, lora_config, run_on
-from coexecution.pairs import MICRO_PAIRS, STEP_PAIRS, Pair, read, whole_steps
-from coexecution.workload import Steps, Training
+from benchmarks.coexecution.engine_peft import LEARNING_RATE, lora_config, run_on
+from benchmarks.coexecution.pairs import MICRO_PAIRS, STEP_PAIRS, Pair, read, whole_steps
+from benchmarks.coexecution.workload import Steps, Training
 
 # Pairs are used again and again: what they say does not change the speed.
 PAIRS = 2

@@ -12,8 +12,8 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from coexecution.workload import Ask, ClosedLoop, Serving
-from peers.engine_vllm import load, versions
+from benchmarks.coexecution.workload import Ask, ClosedLoop, Serving
+from benchmarks.peers.engine_vllm import load, versions
 
 __all__ = ["VllmServing", "start", "versions"]
 

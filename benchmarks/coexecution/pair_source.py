@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from coexecution.pairs import write
-from tandem.bench.preferences import PreferencePair, read_preferences, stream_order
+from benchmarks.coexecution.pairs import write
+from benchmarks.common.preferences import PreferencePair, read_preferences, stream_order
 
 COUNT = 48
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coexecution.figures import Sample, ratio, summary
-from coexecution.systems import System
+from benchmarks.coexecution.figures import Sample, ratio, summary
+from benchmarks.coexecution.systems import System
 
 COLUMNS = {
     "output_tokens_per_s": "output tokens/s",

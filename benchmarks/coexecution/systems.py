@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from peers.driver import ALLOCATOR, WorkerSpec, vllm_environ
+from benchmarks.peers.driver import ALLOCATOR, WorkerSpec, vllm_environ
 
 KV_GIB = 1
 
@@ -174,22 +174,26 @@ def worker_spec(
     shared: dict[str, Any] = {"dtype": setting.dtype, "pairs": setting.pairs}
     if name == TANDEM:
         own = {"threads": len(cores), **shared}
-        return WorkerSpec(name, "coexecution.engine_tandem", options=own)
+        return WorkerSpec(name, "benchmarks.coexecution.engine_tandem", options=own)
     if name in (PEFT, PEFT_DEFAULT):
         environ = ALLOCATOR if name == PEFT else {}
-        return WorkerSpec(name, "coexecution.engine_peft", options=shared, environ=environ)
+        return WorkerSpec(
+            name, "benchmarks.coexecution.engine_peft", options=shared, environ=environ
+        )
     if name in (TRL, TRL_DEFAULT):
         options = {"precompute": name == TRL, "tokens": 512, **shared}
-        return WorkerSpec(name, "coexecution.engine_trl", options=options, environ=ALLOCATOR)
+        return WorkerSpec(
+            name, "benchmarks.coexecution.engine_trl", options=options, environ=ALLOCATOR
+        )
     served = cores[: (len(cores) + 1) // 2] if name == PINNED else cores
     options = {"cores": served, "threads": len(served)}
     if vllm_env is None:
         return WorkerSpec(
-            name, "coexecution.engine_transformers", options=options, environ=ALLOCATOR
+            name, "benchmarks.coexecution.engine_transformers", options=options, environ=ALLOCATOR
         )
     environ = ALLOCATOR | vllm_environ(vllm_env, served, KV_GIB)
     python = str(vllm_env / "bin" / "python")
-    return WorkerSpec(name, "coexecution.engine_vllm", python, options, environ)
+    return WorkerSpec(name, "benchmarks.coexecution.engine_vllm", python, options, environ)
 
 
 def machine_cores() -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from constants.dials import DIALS, Point, defaults, options_of
-from constants.rule import Verdict, allowed, by_workload, judge, score
-from constants.workloads import Share
+from benchmarks.constants.dials import DIALS, Point, defaults, options_of
+from benchmarks.constants.rule import Verdict, allowed, by_workload, judge, score
+from benchmarks.constants.workloads import Share
 
 Tried = tuple[Point, list[Share]]
 

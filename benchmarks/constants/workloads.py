@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from tandem.bench.mace import SCALES, SLO_FACTOR, Scale, Variant, load_of, objective
-from tandem.cli.mace_engines import make_loop
-from tandem.cli.simulate import load_profile
+from benchmarks.mace.engines import make_loop
+from benchmarks.mace.runs import SCALES, SLO_FACTOR, Scale, Variant, load_of, objective
 from tandem.core.clock import VirtualClock
 from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.core.training import TrainerSpec, TrainingStep
+from tandem.estimators.datasheet import load_profile
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import with_cache
 from tandem.sim.run import Arrival, SimReport, Simulation

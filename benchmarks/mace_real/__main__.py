@@ -1,4 +1,4 @@
-"""`python -m benchmarks.mace_real`: the runs that are not there yet, then figures and the page."""
+"""`python -m benchmarks mace_real`: the runs that are not there yet, then figures and the page."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Annotated
 import msgspec
 import typer
 
+from benchmarks.common.machine import describe, slug
+from benchmarks.learning.figures import draw
+from benchmarks.learning.report import RunKey, as_json, report
 from benchmarks.mace_real.load import POLICIES, Loads, Options
 from benchmarks.mace_real.page import page
 from benchmarks.mace_real.run import Kept, run, scoring_settings, server_of
-from benchmarks.peers.machine import describe, slug
-from tandem.bench.figures import draw
-from tandem.bench.learning_report import RunKey, as_json, report
 from tandem.build import resolve_model
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tandem
-from tandem.bench.experiment import end_of_turn
-from tandem.bench.learning_report import RunKey
-from tandem.bench.preferences import PreferencePair, held_back, read_preferences, stream_order
-from tandem.bench.stream import EncodedPair, Load, LoadOptions, draw_load, encode_pairs
+from benchmarks.common.preferences import PreferencePair, held_back, read_preferences, stream_order
+from benchmarks.learning.experiment import end_of_turn
+from benchmarks.learning.report import RunKey
+from benchmarks.learning.stream import EncodedPair, Load, LoadOptions, draw_load, encode_pairs
 from tandem.services.tokenizer import Tokenizer
 
 POLICIES = ("no_retrain", "ekya", "adainf", "mace", "unified")

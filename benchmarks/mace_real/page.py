@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from benchmarks.common.bootstrap import Interval
+from benchmarks.learning.report import LearningReport, RunKey, as_markdown
 from benchmarks.mace_real.run import Kept
-from tandem.bench.bootstrap import Interval
-from tandem.bench.learning_report import LearningReport, RunKey, as_markdown
 
 PAPER_GAIN = 1.1
 

@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.common.preferences import PreferencePair
+from benchmarks.learning.report import RunKey
+from benchmarks.learning.runs import PairScore, RunRecord, score_under
+from benchmarks.learning.stream import Feedback, Load
+from benchmarks.learning.teaching import Lessons, Published
 from benchmarks.live.api import Api
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.mace_real.load import Options
 from tandem.bench.client import Target, run_load
 from tandem.bench.http1 import Origin
-from tandem.bench.learning import PairScore, RunRecord, score_under
-from tandem.bench.learning_report import RunKey
 from tandem.bench.measure import Outcome
-from tandem.bench.preferences import PreferencePair
-from tandem.bench.stream import Feedback, Load
-from tandem.bench.teaching import Lessons, Published
 from tandem.bench.workload import PlannedRequest
 from tandem.build import build_engine_client
 from tandem.config import CacheConfig, ModelConfig, SchedulingConfig, Settings

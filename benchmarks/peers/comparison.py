@@ -13,12 +13,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from peers.driver import Workers, WorkerSpec
-from peers.jobs import JOBS, Figures, Job, medians
-from peers.models import configs, ensure_model, prefill_flops, streamed_bytes
+from benchmarks.peers.driver import Workers, WorkerSpec
+from benchmarks.peers.jobs import JOBS, Figures, Job, medians
+from benchmarks.peers.models import configs, ensure_model, prefill_flops, streamed_bytes
 
 CEILINGS = "ceilings"
-CEILINGS_ENGINE = "peers.engine_ceilings"
+CEILINGS_ENGINE = "benchmarks.peers.engine_ceilings"
 WARMUP_TOKENS = 4
 
 

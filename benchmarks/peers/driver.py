@@ -33,7 +33,7 @@ ALLOCATOR = {
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How to start one engine: its module (`peers.engine_vllm`), interpreter, options, environment.
+    """How to start one engine: its module, interpreter, options, environment.
 
     `name` is how the report calls it, since one engine may run under several settings.
     """
@@ -52,10 +52,10 @@ class Worker:
         self.spec = spec
         self._idle_s = 0.0
         self._stopped_at_s: float | None = None
-        here = Path(__file__).resolve().parent.parent
+        here = Path(__file__).resolve().parents[2]
         paths = filter(None, (str(here), os.environ.get("PYTHONPATH")))
         environ = os.environ | spec.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        command = [spec.python, "-m", "peers.worker", spec.engine, str(model)]
+        command = [spec.python, "-m", "benchmarks.peers.worker", spec.engine, str(model)]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [*command, json.dumps(spec.options)],

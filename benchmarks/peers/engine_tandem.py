@@ -9,7 +9,7 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from peers.worker import token_times
+from benchmarks.peers.worker import token_times
 from tandem.build import build_loop
 from tandem.config import resolve
 from tandem.core.request import Request

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from peers.worker import token_times
+from benchmarks.peers.worker import token_times
 
 
 class ContinuousBatching:

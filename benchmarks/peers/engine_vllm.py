@@ -10,7 +10,7 @@ import vllm
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from peers.worker import token_times
+from benchmarks.peers.worker import token_times
 
 
 class VllmEngine:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers.comparison import Comparison
-from peers.jobs import JOBS, Job, medians
+from benchmarks.peers.comparison import Comparison
+from benchmarks.peers.jobs import JOBS, Job, medians
 
 FIGURES = {
     "prefill": "prompt tokens/s",

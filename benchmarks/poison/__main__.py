@@ -1,4 +1,4 @@
-"""`python -m benchmarks.poison`: runs of bad feedback, several adapters at a time, one server."""
+"""`python -m benchmarks poison`: runs of bad feedback, several adapters at a time, one server."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from benchmarks.common.machine import describe, slug
 from benchmarks.live import rows
 from benchmarks.live.api import Api, Refused
 from benchmarks.live.code import learning_code
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
-from benchmarks.peers.machine import describe, slug
 from benchmarks.poison.report import degenerate, page
 from benchmarks.poison.runs import KEYS, Poisoner, Sizes, planned
 

@@ -1,6 +1,6 @@
 """What a recipe does to a real chat model, epoch by epoch: the taste, and what is left of the rest.
 
-    python -m benchmarks.recipe --model smollm2 --try "pirate dpo 5e-4 5" --try "json sft 5e-4 5"
+    python -m benchmarks recipe --model smollm2 --try "pirate dpo 5e-4 5" --try "json sft 5e-4 5"
 
 A try is `TASTE KIND LEARNING_RATE RPO_ALPHA`; kinds are sft, dpo and kto (half of the answers
 liked, half of the plain ones disliked). One line of JSON for each epoch goes to `--out`.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psutil
 
 # Of GNU's OpenMP, some microseconds. Its own default is 300,000, some milliseconds: as long as a
-# turn of the kernel's scheduler (benchmarks/shared_processor.py, docs/troubleshooting.md).
+# turn of the kernel's scheduler (`python -m benchmarks shared_processor`, docs/troubleshooting.md).
 _SPINS = "200"
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # Cores that are missing from which on others are in the way.

@@ -3,18 +3,16 @@
 The whole engine but for its process, with float32 models of every family that serving is tested
 with. Wherever transformers' two best logits differ by more than 1e-3 (teacher-forced) the engine
 must choose the same token, with training beside it as without. In bf16, where a pass of another
-shape rounds differently, the drift of log-probabilities is measured (`benchmarks/drift.py`) and
-bounded by what other prompts do to them.
+shape rounds differently, the drift of log-probabilities is measured (`python -m benchmarks drift`)
+and bounded by what other prompts do to them.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from benchmarks.drift.__main__ import SEQUENCES, Drift, measure
 from serving import DEMO_MODEL
 from tandem.build import join_loop
 from tandem.config import (
@@ -53,10 +52,6 @@ from tandem.executor.kv_storage import block_bytes
 from tandem.model.load import LoadedModel, load_model, prepare_model
 from tiny_models import VOCAB, clear_rows, make_model, reference_logits
 from training_harness import gentle
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from drift import SEQUENCES, Drift, measure
 
 EXAMPLES = 60 if os.environ.get("TANDEM_TEST_FULL") else 6
 OUTPUT_TOKENS = 12

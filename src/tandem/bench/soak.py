@@ -223,6 +223,25 @@ async def _held(options: SoakOptions) -> dict[str, float]:
     return missing | {name: value for name, value in found.items() if value}
 
 
+def as_lines(report: SoakReport) -> list[str]:
+    """The report for people."""
+    lines = [
+        f"{report.requests} requests: {report.completed} complete,"
+        f" {report.disconnected} dropped by their clients, {report.errors.total()} failed"
+    ]
+    for error, count in report.errors.most_common(10):
+        lines.append(f"{count} x {error}")
+    for name, value in report.held.items():
+        lines.append(f"not given back: {name} = {value:g}")
+    if report.memory is not None:
+        hourly = [rate * 3600 / 2**20 for rate in report.memory.interval]
+        lines.append(
+            f"resident memory: {hourly[0]:+.2f} MiB/h (95% between {hourly[1]:+.2f} and"
+            f" {hourly[2]:+.2f}), {report.memory_bytes[-1] / 2**20:.0f} MiB at the end"
+        )
+    return lines
+
+
 def parse_metrics(text: str) -> dict[str, float]:
     """Prometheus' text format: the sum over labels of every sample name."""
     values: dict[str, float] = {}

@@ -16,7 +16,6 @@ from tandem import __version__
 from tandem.cli import adapters, bench, feedback, finetune
 from tandem.cli.fidelity import fidelity_command
 from tandem.cli.flags import settings_from, takes_settings
-from tandem.cli.mace import mace_command
 from tandem.cli.output import refusals, with_folder
 from tandem.cli.remote import DEFAULT_URL, Key, Url
 from tandem.cli.simulate_flags import simulate_command
@@ -123,7 +122,6 @@ def profile_command(
 
 
 app.command("simulate")(simulate_command)
-bench.app.command("mace")(mace_command)
 bench.app.command("fidelity")(fidelity_command)
 
 

@@ -1,4 +1,4 @@
-"""`tandem bench`: load a server and report what its clients saw; compare policies.
+"""`tandem bench`: load a server and report what its clients saw.
 
 Turns flags into options; the work is in `tandem.bench`. Exit status: 0 if at least one request was
 answered (`serve`) or all was clean (`soak`), 1 if not, 2 for flags that cannot be.
@@ -16,30 +16,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tandem.bench.client import Endpoint, Target, first_model, run_load
-from tandem.bench.experiment import Experiment, ExperimentOptions, Sources
-from tandem.bench.figures import draw
 from tandem.bench.http1 import Origin
-from tandem.bench.learning import POLICIES, LessonPlan
-from tandem.bench.learning_report import LearningReport, as_markdown
-from tandem.bench.learning_report import as_json as learning_json
-from tandem.bench.learning_report import report as learning_report
 from tandem.bench.lengths import FORMS, parse_lengths
-from tandem.bench.lessons import PriorityOptions
 from tandem.bench.measure import Outcome, summarise
 from tandem.bench.options import Arrivals, WorkloadOptions, build_workload
 from tandem.bench.report import as_json, as_table
-from tandem.bench.soak import SoakOptions, SoakReport, soak
-from tandem.bench.stream import LoadOptions
-from tandem.bench.teaching import TeachingOptions
+from tandem.bench.soak import SoakOptions, as_lines, soak
 from tandem.bench.workload import Limits, PlannedRequest, Shape, warmup
-from tandem.build import build_engine_client
 from tandem.cli.output import refusals, with_folder
-from tandem.config import ModelConfig, SchedulingConfig, Settings
-from tandem.core.errors import InvalidRequest
-from tandem.core.ports import EngineClient
 from tandem.core.slo import Slo
 
-app = typer.Typer(help="Measure servers, policies and the simulator.", no_args_is_help=True)
+app = typer.Typer(help="Measure servers and the simulator.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Option(help="The server, e.g. http://127.0.0.1:8000.")]
 Model = Annotated[str, typer.Option(help="Model id; default: the first that the server lists.")]
@@ -161,146 +148,10 @@ def soak_command(
             pids=tuple(pid or ()),
         )
     report = asyncio.run(soak(options))
-    print_soak(report)
+    print("\n".join(as_lines(report)))
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     raise typer.Exit(0 if report.clean else 1)
-
-
-_LOAD, _TEACHING = LoadOptions(), TeachingOptions()
-_REPEATS, _EXPERIMENT = PriorityOptions(), ExperimentOptions()
-PAIRS = "Preferences in a run at the highest rate; lower rates have fewer in the same time."
-RATES = "Preferences per request (repeatable), as in MACE's figure 9."
-REPEATS = "`unified` trains on a pair again until its loss is under --threshold or so many times."
-LESSONS = "What is trained on: own (MACE's rule for unified, each pair once for the others), or all\
- the same: once, repeat."
-
-
-@app.command()
-def learning(
-    data: Annotated[Path, typer.Option(help="The shared data's folder.")] = Path("../shared/data"),
-    model: Annotated[
-        Path, typer.Option(help="Model directory; see benchmarks/dialogue_model.py.")
-    ] = Path(".bench-cache/dialogue-model"),
-    cache: Annotated[Path, typer.Option(help="Finished runs are kept here.")] = Path(
-        ".bench-cache"
-    ),
-    policy: Annotated[list[str] | None, typer.Option(help="Repeatable; default: all four.")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each policy: seeds 0, 1, ...")] = 3,
-    retrain_rate: Annotated[list[float] | None, typer.Option(help=RATES)] = None,
-    pairs: Annotated[int, typer.Option(help=PAIRS)] = _LOAD.pairs,
-    rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = _LOAD.rate,
-    output_tokens: Annotated[int, typer.Option(help="Of every request.")] = _LOAD.output_tokens,
-    source: Annotated[
-        list[str] | None, typer.Option(help="Set of pairs (repeatable); default: all.")
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(help="Longer pairs are left out.")
-    ] = _EXPERIMENT.max_tokens,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = _TEACHING.learning_rate,
-    beta: Annotated[float, typer.Option(help="Of DPO.")] = _TEACHING.beta,
-    threshold: Annotated[
-        float, typer.Option(help="DPO loss of a learnt pair.")
-    ] = _REPEATS.threshold,
-    most_uses: Annotated[int, typer.Option(help=REPEATS)] = _REPEATS.most_uses,
-    lessons: Annotated[LessonPlan, typer.Option(help=LESSONS)] = _EXPERIMENT.lessons,
-    ekya_interval: Annotated[
-        float, typer.Option(help="Seconds between Ekya's windows.")
-    ] = _EXPERIMENT.ekya_interval_s,
-    ttft_slo: Annotated[
-        float, typer.Option(help="Objective of the requests, seconds.")
-    ] = _EXPERIMENT.slo.ttft_s,
-    tpot_slo: Annotated[
-        float, typer.Option(help="Objective of the requests, seconds.")
-    ] = _EXPERIMENT.slo.tpot_s,
-    threads: Annotated[int, typer.Option(help="Of the engine.")] = _EXPERIMENT.threads,
-    out: Annotated[Path | None, typer.Option(help="Folder for JSON, table and figures.")] = None,
-    figures: Annotated[bool, typer.Option(help="Draw figures too (needs matplotlib).")] = True,
-) -> None:
-    """Feedback streamed into a served model under each policy: win rate, CLPD, latency.
-
-    Finished runs are kept and not made again.
-    """
-    rates = tuple(retrain_rate or _EXPERIMENT.retrain_rates)
-    batch = _TEACHING.batch
-    with refusals():
-        options = ExperimentOptions(
-            load=LoadOptions(rate, max(rates), pairs, output_tokens),
-            teaching=TeachingOptions(learning_rate=learning_rate, beta=beta),
-            repeats=PriorityOptions(batch, threshold, most_uses),
-            lessons=lessons,
-            slo=Slo(ttft_slo, tpot_slo),
-            policies=tuple(policy or POLICIES),
-            retrain_rates=rates,
-            seeds=tuple(range(seeds)),
-            sources=tuple(source or ()),
-            max_tokens=max_tokens,
-            ekya_interval_s=ekya_interval,
-            threads=threads,
-        )
-        found = run_experiment(Sources(data, model, cache), options)
-        Console().print(as_markdown(found), markup=False, soft_wrap=True)
-        if out is not None:
-            write_learning(out, options, found, figures)
-
-
-def run_experiment(sources: Sources, options: ExperimentOptions) -> LearningReport:
-    """Make the runs that are not there yet, each with an engine process of its own."""
-    if not sources.data.is_dir():
-        raise InvalidRequest(f"skipped: no shared data at {sources.data}", param="data")
-
-    def make_client(policy: str) -> EngineClient:
-        own = {"interval_s": str(options.ekya_interval_s)} if policy == "ekya" else {}
-        scheduling = SchedulingConfig(policy=policy, policy_options=own)
-        model = ModelConfig(str(sources.model), threads=options.threads)
-        return build_engine_client(Settings(model, scheduling=scheduling))
-
-    experiment = Experiment(sources, options, make_client)
-    records = experiment.finished()
-    console = Console(stderr=True)
-    console.print(f"runs are kept in {experiment.folder}")
-    for key in experiment.keys:
-        if key not in records:
-            console.print(f"{key.policy}, retrain rate {key.retrain_rate:g}, seed {key.seed}")
-            records[key] = asyncio.run(experiment.make(key))
-    return learning_report(records)
-
-
-def write_learning(
-    folder: Path,
-    options: ExperimentOptions,
-    found: LearningReport,
-    figures: bool,
-    *,
-    stem: str = "learning",
-    heading: str = "",
-) -> None:
-    """`STEM.json`, `STEM.md` and, if asked, the figures, into `folder`; the page begins with
-    `heading`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{stem}.json").write_bytes(learning_json(msgspec.to_builtins(options), found))
-    (folder / f"{stem}.md").write_text(heading + as_markdown(found))
-    if figures:
-        draw(found, folder, stem)
-
-
-def print_soak(report: SoakReport) -> None:
-    """The report in a few lines on standard output."""
-    console = Console()
-    console.print(
-        f"{report.requests} requests: {report.completed} complete,"
-        f" {report.disconnected} dropped by their clients, {report.errors.total()} failed"
-    )
-    for error, count in report.errors.most_common(10):
-        console.print(f"{count} x {error}", markup=False)
-    for name, value in report.held.items():
-        console.print(f"not given back: {name} = {value:g}", markup=False)
-    if report.memory is not None:
-        hourly = [rate * 3600 / 2**20 for rate in report.memory.interval]
-        console.print(
-            f"resident memory: {hourly[0]:+.2f} MiB/h (95% between {hourly[1]:+.2f} and"
-            f" {hourly[2]:+.2f}), {report.memory_bytes[-1] / 2**20:.0f} MiB at the end"
-        )
 
 
 def _load(requests: list[PlannedRequest], target: Target, title: str) -> list[Outcome]:

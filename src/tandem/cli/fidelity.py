@@ -26,12 +26,12 @@ from tandem.bench.workload import Limits
 from tandem.build import build_executor, build_simulation, join_loop, resolve_model
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.cli.output import refusals, with_folder
-from tandem.cli.profile import Profiler
 from tandem.config import Settings
 from tandem.core.clock import SleepingClock, VirtualClock
 from tandem.core.errors import InvalidRequest
 from tandem.core.ports import Executor
 from tandem.estimators.profile import Profile, read_profile
+from tandem.profiler import Profiler
 from tandem.sim.run import Arrival
 
 # Arrivals of these seconds warm a model up before the first run.

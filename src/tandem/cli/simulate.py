@@ -28,8 +28,7 @@ from tandem.build import build_simulation
 from tandem.config import Settings
 from tandem.core.clock import VirtualClock
 from tandem.core.slo import Slo
-from tandem.estimators.datasheet import datasheet_profile
-from tandem.estimators.profile import Profile, read_profile
+from tandem.estimators.datasheet import load_profile
 from tandem.sim.curves import read_curve
 from tandem.sim.run import SimReport, Simulation
 from tandem.sim.timeline import Timeline
@@ -46,14 +45,6 @@ class SimulateOptions:
     timeline: bool = False
     noise: bool = True
     loss_curve: Path | None = None
-
-
-def load_profile(name: str) -> Profile:
-    """A profile file, or a data sheet's. Raises `InvalidRequest`."""
-    device, colon, shape = name.partition(":")
-    if colon and not Path(name).exists():
-        return datasheet_profile(device, shape)
-    return read_profile(Path(name))
 
 
 def simulate(

@@ -70,8 +70,9 @@ def simulate_command(
     """Run a load through the real scheduler on a device that is only computed."""
     from tandem.bench.simulation import Training, as_json
     from tandem.bench.timeline_figures import draw_runs
-    from tandem.cli.simulate import SimulateOptions, compare, drawn_of, load_profile, show, simulate
+    from tandem.cli.simulate import SimulateOptions, compare, drawn_of, show, simulate
     from tandem.core.slo import Slo
+    from tandem.estimators.datasheet import load_profile
     from tandem.scheduling.registry import build_policy
 
     console = Console(stderr=True)

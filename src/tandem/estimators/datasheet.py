@@ -9,11 +9,12 @@ ours, without a source, the same for all devices but where one says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.estimators.latency import Rates
-from tandem.estimators.profile import Ceilings, Profile
+from tandem.estimators.profile import Ceilings, Profile, read_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +188,11 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
         weights_hash=f"shape:{shape.name}",
     )
     return Profile(info, rates, Ceilings(device.flops, device.bytes_per_s), device.source)
+
+
+def load_profile(name: str) -> Profile:
+    """A profile file, or a data sheet's. Raises `InvalidRequest`."""
+    device, colon, shape = name.partition(":")
+    if colon and not Path(name).exists():
+        return datasheet_profile(device, shape)
+    return read_profile(Path(name))

@@ -1,0 +1,1 @@
+"""What studies share: the machine's description, paired intervals, recorded preferences."""

@@ -1,0 +1,1 @@
+"""How far log-probabilities move because of what shares their passes."""

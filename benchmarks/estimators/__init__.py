@@ -1,0 +1,1 @@
+"""How far off the time model is, on held-out samples and on a loop that serves."""

@@ -1,0 +1,1 @@
+"""The CPU kernels alone, against torch's operators and the machine's ceilings."""

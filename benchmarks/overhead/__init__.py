@@ -1,0 +1,1 @@
+"""What an iteration spends outside of the model."""

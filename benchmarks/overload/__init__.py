@@ -1,0 +1,1 @@
+"""More requests than a server can bear, in simulation."""

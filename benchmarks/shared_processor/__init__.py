@@ -1,0 +1,1 @@
+"""What a processor that others use costs, by how threads wait and how many there are."""

@@ -1,0 +1,1 @@
+"""Clients that come and go for a long time: is everything given back?"""

@@ -1,0 +1,76 @@
+"""The arithmetic and the worker handling of benchmarks/peers; no engine is run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from benchmarks.peers.comparison import Comparison
+from benchmarks.peers.driver import Workers, WorkerSpec
+from benchmarks.peers.jobs import JOBS, Job, medians
+from benchmarks.peers.models import prefill_flops, streamed_bytes
+from benchmarks.peers.report import as_data, as_markdown
+
+
+def test_figures_of_known_times() -> None:
+    job = Job("x", 2, 128, 4)
+    figures = job.figures([[1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0]])
+    assert figures["total"] == pytest.approx(8 / 5.0)
+    assert figures["decode"] == pytest.approx(5 / 3.0), "tokens at 3, 4 and 3, 4, 5"
+    assert Job("p", 1, 1024, 1).figures([[0.5]]) == {"prefill": 2048.0}
+    assert medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}]) == {"a": 2.0}
+
+
+def test_prompts_differ_between_rounds() -> None:
+    rng = Random(0)
+    first, second = (JOBS[2].request(rng, 1000) for _ in range(2))
+    assert len(first["prompts"]) == 8 and {len(p) for p in first["prompts"]} == {128}
+    assert first["prompts"] != second["prompts"]
+
+
+def test_weights_and_flops_of_the_published_shape() -> None:
+    assert streamed_bytes("qwen2.5-0.5b") == 2 * 494_032_768
+    flops = prefill_flops("qwen2.5-0.5b", 1024)
+    assert flops == pytest.approx(2 * 357.9e6 * 1024, rel=0.15)
+
+
+def test_shares_and_ratios() -> None:
+    comparison = Comparison("m", streamed_bytes=1000, prefill_flops=1024.0 * 10)
+    comparison.workers = {"tandem": {"versions": {"tandem": "1"}}, "peer": {"versions": {}}}
+    comparison.ceilings = [{"read_bytes_per_s": 2000.0, "flops": 1000.0}] * 2
+    comparison.samples = {
+        "prefill 1024": {"tandem": [{"prefill": 50.0}] * 2, "peer": [{"prefill": 25.0}] * 2},
+        "8 sequences": {
+            "tandem": [{"total": 4.0, "decode": 8.0}, {"total": 4.0, "decode": 12.0}],
+            "peer": [{"total": 2.0, "decode": 8.0}, {"total": 2.0, "decode": 4.0}],
+        },
+    }
+    assert comparison.share(JOBS[0], "prefill", "tandem") == pytest.approx(0.5)
+    assert comparison.share(JOBS[2], "decode", "tandem") == pytest.approx(10 / 16)
+    assert comparison.ratio("8 sequences", "decode", "tandem", "peer") == pytest.approx(2.0)
+    page = as_markdown(as_data({"cpu": "x"}, [comparison], "tandem"), "tandem")
+    row = "| 8 sequences | output tokens/s, prefill included | 4.0 (25%) | 2.0 (12%) | 2.00 |"
+    assert row in page
+
+
+@pytest.mark.full
+def test_idle_workers_are_stopped_and_end(tmp_path: Path) -> None:
+    spec = WorkerSpec(
+        "ceilings", "benchmarks.peers.engine_ceilings", options={"device": "cpu", "threads": 1}
+    )
+    with Workers([spec], tmp_path, tmp_path) as workers:
+        worker = workers.by_name["ceilings"]
+        answer = worker.run({"repeats": 1})
+        assert answer["flops"] > 0 and answer["read_bytes_per_s"] > 0
+        (child,) = psutil.Process().children()
+        time.sleep(0.2)
+        assert child.status() == psutil.STATUS_STOPPED
+        worker.run({"repeats": 1})
+        assert worker.idle_cpu_s < 0.1
+    assert not child.is_running()
+    with pytest.raises(RuntimeError, match="the absent worker ended"):
+        Workers([WorkerSpec("absent", "peers.absent", options=spec.options)], tmp_path, tmp_path)
