@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tandem
+from benchmarks.__main__ import studies
 from tandem.cli import app
 from tandem.cli.flags import all_settings
 from tandem.scheduling.policies.unified import Options
@@ -110,7 +111,13 @@ def test_readme_and_architecture_name_files() -> None:
     """The pattern finds paths at all."""
     for document in ("README.md", "ARCHITECTURE.md"):
         paths = {text for text in quoted(ROOT / document) if looks_like_a_path(text)}
-        assert len(paths) > 1
+        assert paths
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_named_studies_exist(document: Path) -> None:
+    named_ones = set(re.findall(r"python -m benchmarks ([a-z][\w.]+)", document.read_text("utf-8")))
+    assert named_ones <= dict(studies()).keys()
 
 
 @pytest.mark.parametrize("document", ABOUT_THE_CODE, ids=named)

@@ -33,9 +33,9 @@ from tandem.estimators.profile import Profile, profiled_rates
 from tandem.kv.cache import KVCache
 from tandem.model.names import locate, served_name
 from tandem.processor import spin_briefly
-from tandem.scheduling.registry import build_policy, knows_priorities
+from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.view import Budgets
+from tandem.scheduling.view import Budgets, Traits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -274,7 +274,7 @@ def build_app(
             models,
             max_choices=server.max_n,
             rng=random.Random(os.urandom(16)),
-            priorities=knows_priorities(settings.scheduling.policy),
+            priorities=_traits(settings).heeds_priority,
         ),
         models=models,
         adapters=adapters,
@@ -331,7 +331,7 @@ def build_outlooks(settings: Settings, background: Background) -> Outlooks:
     """Says what becomes of feedback."""
     from tandem.services.learning.outlook import Outlooks
 
-    trains = settings.scheduling.policy != "no_retrain"
+    trains = _traits(settings).trains
     return Outlooks(background.tools, background.learner, trains=trains)
 
 
@@ -386,10 +386,16 @@ def build_background(
     )
     learner = Learner(shared)
     versions = Versions(shared, learner, models, loading)
-    trains = settings.scheduling.policy != "no_retrain"
+    trains = _traits(settings).trains
     jobs = Jobs(JobTools(shared, learner, directory, models.announce, trains=trains), models)
     learns = settings.learning.enabled
     return Background(shared, learner, versions, jobs, directory, canary=canary, learns=learns)
+
+
+def _traits(settings: Settings) -> Traits:
+    """Of the policy that the engine will have."""
+    scheduling = settings.scheduling
+    return build_policy(scheduling.policy, scheduling.policy_options).traits
 
 
 def run_engine_process() -> None:

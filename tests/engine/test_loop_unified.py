@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from learning_bench import SLOW, Bench, request, sft_step
 
-import tandem.scheduling.learning_time as learning_time
-import tandem.scheduling.policies.unified as policy
+import tandem.scheduling.policies.unified.learning_time as learning_time
+import tandem.scheduling.policies.unified.policy as policy
 from fake_executor import Costs
 from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import ScoreRequest

@@ -23,7 +23,7 @@ from tandem.estimators.work import PassWork
 from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.queues import class_then_arrival
 from tandem.scheduling.registry import build_policy
-from tandem.scheduling.view import View, class_of
+from tandem.scheduling.view import Traits, View, class_of
 
 
 class SharedPrefixFirst:
@@ -32,8 +32,7 @@ class SharedPrefixFirst:
 
     Offline work starts while it leaves online requests the blocks that they will want (5.3)."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self) -> None:
         self.idle: list[IdleBlock] = []
@@ -75,8 +74,7 @@ class WithinSlack:
     """Echo's time budget in outline (5.1): an iteration ends before the next online token is due,
     or when all decodes could be done, if that is later."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
     seconds = 0.0
 
     def decide(self, view: View) -> Decision:
@@ -106,8 +104,7 @@ def due_s(seq: Sequence, view: View) -> float:
 class ByPredictedLength:
     """RT-LM in outline: batches of similar predicted length; the long ones go to a second lane."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self, batch: int = 2, offload_above: int = 12) -> None:
         self._batch, self._above = batch, offload_above
@@ -137,8 +134,7 @@ def predicted_length(seq: Sequence) -> int:
 class SharesByLoad:
     """Harli in outline: the fewer sequences, the smaller their share of the device."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def decide(self, view: View) -> Decision:
         order = sorted((*view.running, *view.waiting), key=class_then_arrival)
@@ -281,8 +277,7 @@ def test_a_share_of_the_device_reaches_the_plan(monkeypatch):
 
 def test_what_one_lane_runs_another_does_not(monkeypatch):
     class Greedy:
-        decodes_alike = False
-        records_in_parts = False
+        traits = Traits()
 
         def decide(self, view: View) -> Decision:
             some = (*view.running, *view.waiting, *view.learning)
@@ -309,8 +304,7 @@ def test_what_one_lane_runs_another_does_not(monkeypatch):
 class Nothing:
     """Runs nothing, and does not say when it will."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self) -> None:
         self.asked = 0
@@ -342,10 +336,10 @@ def test_an_engine_does_not_spin_over_a_policy_that_runs_nothing_and_says_so(mon
 
 TOY = """
 from tandem.core.decision import Candidate, Decision
+from tandem.scheduling.view import Traits
 
 class LastComeFirstServed:
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def decide(self, view):
         order = sorted((*view.running, *view.waiting), key=lambda seq: -seq.seq_id)

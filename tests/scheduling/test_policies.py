@@ -20,14 +20,13 @@ from tandem.core.sampling import SamplingParams
 from tandem.kv.cache import KVCache
 from tandem.scheduling.registry import build_policy, known_policies
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.view import Budgets, Policy, View
+from tandem.scheduling.view import Budgets, Policy, Traits, View
 
 
 class Recording:
     """Wraps a policy and remembers its last decision."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self, inner: Policy) -> None:
         self.inner = inner
@@ -101,8 +100,7 @@ def test_long_prompts_are_cut_to_the_token_budget():
 class Whim:
     """A policy that names anything: unknown, doubled and absurd candidates included."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self, decisions: list[Decision]) -> None:
         self.decisions = decisions
@@ -175,22 +173,21 @@ def test_a_policy_is_one_file_and_others_come_by_path(monkeypatch):
     monkeypatch.setitem(sys.modules, "tandem.scheduling.policies.broken", broken)
     with pytest.raises(InvalidRequest, match=r"no policy 'broken' .*has no attribute 'create'"):
         build_policy("broken")
-    with pytest.raises(InvalidRequest, match="decodes_alike"):
+    with pytest.raises(InvalidRequest, match="traits"):
         build_policy(f"{__name__}:Unfinished")
 
 
 class Fixed:
     """Wants nothing."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def decide(self, view: View) -> Decision:
         return Decision()
 
 
 class Unfinished:
-    """Decides, but does not say `decodes_alike`."""
+    """Decides, but does not say its `traits`."""
 
     def decide(self, view: View) -> Decision:
         return Decision()

@@ -34,7 +34,7 @@ from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
 from tandem.scheduling.registry import build_policy, known_policies
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.view import Budgets, Policy, View
+from tandem.scheduling.view import Budgets, Policy, Traits, View
 
 BLOCK = 4
 # Every term counts, draws and scores as much as rows, and prompts and decodes overlap in part.
@@ -62,8 +62,7 @@ RATES = Rates(
 class Bounded:
     """What another policy wants, within a number of seconds that is different each time."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self, inner: Policy, budgets: list[float | None]) -> None:
         self.inner, self.budgets, self.asked = inner, budgets, 0
@@ -198,8 +197,7 @@ def test_no_plan_is_predicted_to_exceed_its_time_and_all_work_ends(
 class Scripted:
     """Everything in order of number, within a time."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
     seconds: float | None = None
 
     def decide(self, view: View) -> Decision:

@@ -29,7 +29,7 @@ from tandem.core.training import (
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.terms import coldness
 from tandem.scheduling.registry import known_policies
-from tandem.scheduling.view import Policy, View
+from tandem.scheduling.view import Policy, Traits, View
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
 from tandem.sim.run import Arrival, Simulation
@@ -67,8 +67,7 @@ def test_an_iteration_takes_the_loop_its_time_once():
 class Sometimes:
     """Runs what the policy of the settings would, but nothing between two times."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self, policy: Policy, from_s: float, until_s: float) -> None:
         self._policy, self._from_s, self._until_s = policy, from_s, until_s

@@ -17,6 +17,7 @@ import typer
 
 from tandem.config import Settings, resolve
 from tandem.core.errors import InvalidRequest
+from tandem.scheduling.registry import known_policies
 
 # Fields whose own name would not say enough on a command line.
 _FLAG_NAMES = {
@@ -62,8 +63,7 @@ HELP = {
     "cache.memory_bytes": "Memory for the KV cache, e.g. 4GiB; 0: a share of what is free",
     "cache.prefix_caching": "Reuse the KV of equal beginnings of prompts",
     "scheduling.policy": (
-        "Who runs next: adainf, ekya, fcfs, mace, no_retrain, priority, static or unified "
-        "(docs/policies.md), or package.module:Class"
+        f"Who runs next: {', '.join(known_policies())} (docs/policies.md), or package.module:Class"
     ),
     "scheduling.max_sequences": "Most choices that run at the same time",
     "scheduling.max_batch_tokens": "Most tokens computed in one iteration",

@@ -1,4 +1,4 @@
-"""Policies by name: those of `scheduling/policies`, one file each, and others' by module and class.
+"""Policies by name: a file or package of `scheduling/policies`, others' by module and class.
 
 Knows names and options; what a policy does is its own. Invariant: a wrong name or option raises
 `InvalidRequest` that lists the right ones.
@@ -49,9 +49,7 @@ def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
         )
     policy = factory(*[_policy_options(name, kind, options or {}) for kind in kinds])
     if not isinstance(policy, Policy):
-        raise InvalidRequest(
-            f"{name!r} is no policy: it lacks `decide`, `decodes_alike` or `records_in_parts`"
-        )
+        raise InvalidRequest(f"{name!r} is no policy: it lacks `decide` or `traits`")
     return policy
 
 
@@ -74,12 +72,10 @@ def _policy_options(policy: str, kind: type, options: Mapping[str, str]) -> obje
         raise InvalidRequest(f"policy {policy!r} with {given}: {error}") from error
 
 
-def knows_priorities(name: str) -> bool:
-    """Whether a policy orders requests by their `priority`; one from elsewhere may."""
-    return name == "priority" or ":" in name
-
-
 def known_policies() -> list[str]:
-    """Names of the policies that are shipped: one file each."""
+    """Names of the policies that are shipped: one file or one package each."""
     folder = Path(__file__).parent / "policies"
-    return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    packages = (path.parent for path in folder.glob("*/__init__.py"))
+    return sorted(
+        path.stem for path in (*folder.glob("*.py"), *packages) if path.stem != "__init__"
+    )

@@ -81,7 +81,7 @@ class Scheduler:
                 model.max_model_len,
                 cache.num_blocks * cache.block_size,
             ),
-            self.latency if policy.records_in_parts else None,
+            self.latency if policy.traits.records_in_parts else None,
         )
         self._admission = Admission(self.state, cache, self.learning, budgets, self.latency, lanes)
         self._steps = count()
@@ -111,7 +111,7 @@ class Scheduler:
     def steady(self) -> bool:
         """Whether requests of one class run, nothing else is there now or was when the policy was
         last asked, and it says `decodes_alike`."""
-        alike = self._policy.decodes_alike and self._was_quiet
+        alike = self._policy.traits.decodes_alike and self._was_quiet
         return alike and self._quiet and not self.state.num_waiting
 
     @property

@@ -174,22 +174,34 @@ def class_of(seq: Sequence) -> WorkClass:
     return WorkClass.LEARNING if seq.scoring is not None else seq.request.work_class
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a policy says of itself.
+
+    `decodes_alike` promises that with nothing but decodes of one class it runs them all on the
+    whole device, whatever the time, evicts in the cache's own order, and later decides the same
+    whether it was asked at each of them or only at the first, so that simulations may leap
+    (`leap.Leaper`). With `records_in_parts`, of use where decisions give way, what is recorded and
+    differentiated together is so small that requests can wait for a layer of it. `trains`: training
+    steps get their turn at some time. `heeds_priority`: requests are ordered by their `priority`.
+    """
+
+    decodes_alike: bool = False
+    records_in_parts: bool = False
+    trains: bool = True
+    heeds_priority: bool = False
+
+
 @runtime_checkable
 class Policy(Protocol):
     """Decides once an iteration.
 
     Called by the scheduler whenever something waits or runs. Must be deterministic in the view,
     must not block, and may keep state of its own between calls. Candidates that are unknown,
-    listed twice or finished are ignored by admission. `decodes_alike` promises that with nothing
-    but decodes of one class it runs them all on the whole device, whatever the time, evicts in the
-    cache's own order, and later decides the same whether it was asked at each of them or only at
-    the first, so that simulations may leap (`leap.Leaper`).
-    With `records_in_parts`, of use where decisions give way, what is recorded and differentiated
-    together is so small that requests can wait for a layer of it.
+    listed twice or finished are ignored by admission.
     """
 
-    decodes_alike: bool
-    records_in_parts: bool
+    traits: Traits
 
     def decide(self, view: View) -> Decision:
         """What should run, in which order, and who may be preempted for it."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.decision import Decision
-from tandem.scheduling.policies.adainf import train
-from tandem.scheduling.policies.no_retrain import serve
-from tandem.scheduling.view import Policy, View
+from tandem.scheduling.retraining import serve, train
+from tandem.scheduling.view import Policy, Traits, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,7 @@ def create(options: Options = Options()) -> Policy:
 class PeriodicRetraining:
     """Remembers the steps of the open window and when the next may open."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tandem.core.decision import Candidate, Decision
 from tandem.scheduling.queues import first_waiting, slices_within
-from tandem.scheduling.view import Policy, View
+from tandem.scheduling.view import Policy, Traits, View
 
 # Backward slices in an iteration with requests (one layer at least), and in one without.
 _BESIDE_S = 0.02
@@ -24,8 +24,7 @@ def create() -> Policy:
 class FirstComeFirstServed:
     """Order of arrival; a running sequence may displace later arrivals, a waiting one nobody."""
 
-    decodes_alike = True
-    records_in_parts = False
+    traits = Traits(decodes_alike=True)
 
     def decide(self, view: View) -> Decision:
         """See the module."""

@@ -21,7 +21,7 @@ from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.estimators.work import PassWork
 from tandem.scheduling.queues import is_lone_score, is_waiting, num_online, startable_scores
 from tandem.scheduling.training import StepWork
-from tandem.scheduling.view import Policy, View
+from tandem.scheduling.view import Policy, Traits, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,7 @@ class Bin:
 class Mace:
     """See the module; keeps no state."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self, options: Options) -> None:
         self._options = options

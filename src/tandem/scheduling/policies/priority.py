@@ -12,7 +12,7 @@ from operator import attrgetter
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
 from tandem.scheduling.queues import slices_within
-from tandem.scheduling.view import Policy, View
+from tandem.scheduling.view import Policy, Traits, View
 
 # Backward slices in an iteration with requests (one layer at least), and in one without.
 _BESIDE_S = 0.02
@@ -31,8 +31,7 @@ class MostUrgentFirst:
     A total order (priority, arrival) rules out that two sequences preempt each other in turn.
     """
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits(heeds_priority=True)
 
     def decide(self, view: View) -> Decision:
         """See the module."""

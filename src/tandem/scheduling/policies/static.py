@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from tandem.core.decision import Decision
 from tandem.core.plan import StepPlan
 from tandem.core.sequence import SequenceStatus
-from tandem.scheduling.policies.adainf import train
-from tandem.scheduling.policies.no_retrain import serve
 from tandem.scheduling.queues import is_lone_score
+from tandem.scheduling.retraining import serve, train
 from tandem.scheduling.training import StepWork
-from tandem.scheduling.view import Policy, View
+from tandem.scheduling.view import Policy, Traits, View
 
 # What was had longer ago than this counts for less and less: an idle hour is no credit.
 _MEMORY_S = 10.0
@@ -44,8 +43,7 @@ def create(options: Options = Options()) -> Policy:
 class FixedShare:
     """Remembers what each side has had lately, by the times of its iterations."""
 
-    decodes_alike = False
-    records_in_parts = False
+    traits = Traits()
 
     def __init__(self, options: Options) -> None:
         self._options = options

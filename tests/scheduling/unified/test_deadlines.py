@@ -12,7 +12,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
 from tandem.estimators.work import PassWork
-from tandem.scheduling.deadlines import Deadlines
+from tandem.scheduling.policies.unified.deadlines import Deadlines
 from tandem.scheduling.view import Budgets
 
 

@@ -12,7 +12,7 @@ from tandem.core.sequence import Scoring, Sequence, SequenceStatus
 from tandem.core.slo import WorkClass
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
-from tandem.scheduling.room import LearningItem, Room
+from tandem.scheduling.policies.unified.room import LearningItem, Room
 
 RATES = Rates(
     (0.02, 1e-3, 1e-4, 1e-5, 1e-5, 1e-3, 1e-2, 1e-4, 1e-4, 0.01, 1e-4, 1e-3, 1e-5, 1e-3),

@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, SliceCandidate
-from tandem.scheduling.deadlines import Deadlines
-from tandem.scheduling.earnings import Earnings
-from tandem.scheduling.giving_way import GivingWay
-from tandem.scheduling.load import last_step
-from tandem.scheduling.overdue import Overdue
+from tandem.scheduling.policies.unified.deadlines import Deadlines
+from tandem.scheduling.policies.unified.earnings import Earnings
+from tandem.scheduling.policies.unified.giving_way import GivingWay
+from tandem.scheduling.policies.unified.load import last_step
+from tandem.scheduling.policies.unified.overdue import Overdue
+from tandem.scheduling.policies.unified.room import LearningItem, Room, half_computed, most_blocks
+from tandem.scheduling.policies.unified.serving import Serving
 from tandem.scheduling.queues import slices_within
-from tandem.scheduling.room import LearningItem, Room, half_computed, most_blocks
-from tandem.scheduling.serving import Serving
 from tandem.scheduling.view import View
 
 # A pass beside requests records when it may take this share of the ceiling: each pass that records

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.core.slo import WorkClass
-from tandem.scheduling.load import RUSH
+from tandem.scheduling.policies.unified.load import RUSH
 from tandem.scheduling.queues import first_waiting
 from tandem.scheduling.view import View
 

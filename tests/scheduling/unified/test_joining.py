@@ -17,11 +17,11 @@ from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import ScoreRequest
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.kv.cache import KVCache
-from tandem.scheduling.deadlines import Deadlines
-from tandem.scheduling.load import Load
+from tandem.scheduling.policies.unified.deadlines import Deadlines
+from tandem.scheduling.policies.unified.load import Load
+from tandem.scheduling.policies.unified.serving import foresee, joins
 from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.serving import foresee, joins
 from tandem.scheduling.view import Budgets
 
 # A pass takes 10 ms and 1 ms a row; a first token is in time after 200 ms.

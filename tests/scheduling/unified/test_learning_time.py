@@ -11,10 +11,10 @@ from tandem.core.decision import Candidate
 from tandem.core.slo import Slo
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
-from tandem.scheduling.deadlines import Deadlines
-from tandem.scheduling.learning_time import LearningPart, LearningTime
-from tandem.scheduling.overdue import Overdue
-from tandem.scheduling.serving import Serving
+from tandem.scheduling.policies.unified.deadlines import Deadlines
+from tandem.scheduling.policies.unified.learning_time import LearningPart, LearningTime
+from tandem.scheduling.policies.unified.overdue import Overdue
+from tandem.scheduling.policies.unified.serving import Serving
 
 RATES = Rates((0.01, 1e-9, 1e-9, 1e-9, 1e-9, 1e-3, *[1e-9] * 8), slice_rates(), 0.01, 1.0, True)
 

@@ -15,23 +15,23 @@ from itertools import chain
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
 from tandem.estimators.work import PassWork
-from tandem.scheduling.deadlines import Deadlines
-from tandem.scheduling.earnings import Balance, Earnings
-from tandem.scheduling.learning_time import FULL_SHARE, LearningPart, LearningTime
-from tandem.scheduling.load import Load
-from tandem.scheduling.offline import OfflineRequests, any_offline, set_apart
-from tandem.scheduling.overdue import Overdue
-from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
-from tandem.scheduling.room import (
+from tandem.scheduling.policies.unified.deadlines import Deadlines
+from tandem.scheduling.policies.unified.earnings import Balance, Earnings
+from tandem.scheduling.policies.unified.learning_time import FULL_SHARE, LearningPart, LearningTime
+from tandem.scheduling.policies.unified.load import Load
+from tandem.scheduling.policies.unified.offline import OfflineRequests, any_offline, set_apart
+from tandem.scheduling.policies.unified.overdue import Overdue
+from tandem.scheduling.policies.unified.room import (
     PIECE_TOKENS,
     LearningItem,
     Room,
     half_computed,
     stands_in_the_way,
 )
-from tandem.scheduling.serving import Serving, foresee, joins
-from tandem.scheduling.turns import Turns
-from tandem.scheduling.view import Policy, View
+from tandem.scheduling.policies.unified.serving import Serving, foresee, joins
+from tandem.scheduling.policies.unified.turns import Turns
+from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
+from tandem.scheduling.view import Policy, Traits, View
 
 # What a score counts as urgent: a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
@@ -104,8 +104,7 @@ class Unified:
     """See the module. Remembers how much time learning has earned but not used, which deadlines
     have moved, and whose turn it is."""
 
-    decodes_alike = True
-    records_in_parts = True
+    traits = Traits(decodes_alike=True, records_in_parts=True)
 
     def __init__(self, options: Options) -> None:
         self._options = options

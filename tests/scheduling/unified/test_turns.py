@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tandem.core.request import Request
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
+from tandem.scheduling.policies.unified.turns import Turns
 from tandem.scheduling.starts import StartTimes
 from tandem.scheduling.state import SchedulerState
-from tandem.scheduling.turns import Turns
 from tandem.scheduling.view import Budgets
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.scheduling.earnings import Balance, Earnings
+from tandem.scheduling.policies.unified.earnings import Balance, Earnings
 
 
 def test_a_share_of_the_time_is_earned_used_and_given_back():

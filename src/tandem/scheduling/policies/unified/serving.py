@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
-from tandem.scheduling.deadlines import Deadlines
-from tandem.scheduling.load import RUSH
+from tandem.scheduling.policies.unified.deadlines import Deadlines
+from tandem.scheduling.policies.unified.load import RUSH
 from tandem.scheduling.queues import is_prompt
 from tandem.scheduling.view import View
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tandem.core.request import Request
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
-from tandem.scheduling.overdue import Overdue
+from tandem.scheduling.policies.unified.overdue import Overdue
 from tandem.scheduling.starts import StartTimes
 from tandem.scheduling.state import SchedulerState
 from tandem.scheduling.view import Budgets

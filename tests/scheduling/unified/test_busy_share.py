@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tandem.core.request import Request
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.core.slo import WorkClass
-from tandem.scheduling.load import Load
+from tandem.scheduling.policies.unified.load import Load
 
 
 @dataclass
