@@ -21,8 +21,10 @@ from tandem.config import Settings, StoreConfig
 def live_engine(settings: Settings) -> Iterator[str]:
     """Serve a real engine, started and closed in the server's own event loop; yields the URL.
 
-    Its state goes into a directory of its own unless `settings` name one.
+    Its state goes into a directory of its own unless `settings` name one; it guesses how long its
+    passes take.
     """
+    settings = replace(settings, scheduling=replace(settings.scheduling, accustom_s=0.0))
     if settings.store == StoreConfig():
         settings = replace(settings, store=StoreConfig(directory=new_directory()))
     ready: Queue[str | BaseException] = Queue()

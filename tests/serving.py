@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import socket
 import threading
@@ -60,13 +61,31 @@ def new_directory() -> str:
     return directory
 
 
+class _Server(uvicorn.Server):
+    """Ends at once: uvicorn itself looks every 0.1 s whether it is to, and waits as long again."""
+
+    async def main_loop(self) -> None:
+        tick = 0
+        while not await self.on_tick(tick // 10):
+            tick = (tick + 1) % 864_000
+            await asyncio.sleep(0.01)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._wait_tasks_to_complete()
+        await self.lifespan.shutdown()
+
+
 @contextmanager
 def live(app: FastAPI, http: type[PatientProtocol] = PatientProtocol) -> Iterator[str]:
     """Serve `app` in a thread; yields its base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, http=http, log_level="error", access_log=False, lifespan="on")
-        server = uvicorn.Server(config)
+        server = _Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         deadline = time.monotonic() + 20

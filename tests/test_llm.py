@@ -14,7 +14,7 @@ from tandem.llm import LLM, Example
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("demo", threads=1, memory_bytes=4 << 20)
+    return LLM("demo", threads=1, memory_bytes=4 << 20, accustom_s=0.0)
 
 
 def test_text_and_token_prompts_give_the_same(llm):
@@ -86,7 +86,7 @@ def test_what_is_learned_serves_at_once_and_goes_on(tmp_path, llm):
     assert second.losses[0] < 0.3
     assert second.version.number == 2
     assert llm.chat(question("Name a fruit.")) == before
-    again = LLM("demo", threads=1, memory_bytes=4 << 20)
+    again = LLM("demo", threads=1, memory_bytes=4 << 20, accustom_s=0.0)
     again.load_adapter("short", second.version.path)
     for text in QUESTIONS:
         assert again.chat(question(text), adapter="short") == llm.chat(
@@ -127,7 +127,7 @@ def test_examples_that_do_not_fit_are_refused(tmp_path, llm):
 
 
 def test_a_policy_that_never_trains_says_so(tmp_path):
-    frozen = LLM("demo", threads=1, memory_bytes=4 << 20, policy="no_retrain")
+    frozen = LLM("demo", threads=1, memory_bytes=4 << 20, accustom_s=0.0, policy="no_retrain")
     with pytest.raises(TandemError, match="no_retrain"):
         frozen.learn("a", [Example("a", " b")], str(tmp_path / "a"))
 
@@ -149,7 +149,9 @@ def test_a_policy_that_hesitates_answers_later(tmp_path, monkeypatch, llm):
     """It is asked again after a pause, and nobody's answer is cut off meanwhile."""
     (tmp_path / "hesitant_policy.py").write_text(HESITANT)
     monkeypatch.syspath_prepend(str(tmp_path))
-    slow = LLM("demo", threads=1, memory_bytes=4 << 20, policy="hesitant_policy:Hesitant")
+    slow = LLM(
+        "demo", threads=1, memory_bytes=4 << 20, accustom_s=0.0, policy="hesitant_policy:Hesitant"
+    )
     sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     wanted, found = (each.generate(["Hello"], sampling, n=2)[0] for each in (llm, slow))
     assert [c.tokens for c in found.choices] == [c.tokens for c in wanted.choices]

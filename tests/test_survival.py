@@ -23,8 +23,8 @@ from tandem.bench.http1 import Origin
 from tandem.bench.soak import SoakOptions, soak
 
 SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
-FLAGS = ["--port", "0", "--kv-memory", "128MiB", "--log-level", "warning"]
-SOAK_S = float(os.environ.get("TANDEM_SOAK_S", "60"))
+FLAGS = ["--port", "0", "--accustom", "0", "--kv-memory", "128MiB", "--log-level", "warning"]
+SOAK_S = float(os.environ.get("TANDEM_SOAK_S", "12"))
 
 
 class Server:

@@ -25,7 +25,8 @@ from tandem.api.protocol import PatientProtocol
 from tandem.cli.serve import http_config
 
 SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
-FLAGS = ["--port", "0", "--threads", "1", "--kv-memory", "64MiB", "--api-key", "sk-test"]
+FLAGS = ["--port", "0", "--threads", "1", "--accustom", "0", "--kv-memory", "64MiB"]
+FLAGS += ["--api-key", "sk-test"]
 START_TIMEOUT_S = 180.0
 HEADERS = {"Authorization": "Bearer sk-test"}
 

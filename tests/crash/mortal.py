@@ -36,6 +36,8 @@ dtype = "float32"
 threads = 1
 [cache]
 memory_bytes = 67108864
+[scheduling]
+accustom_s = 0
 [learning]
 rank = 4
 batch_samples = 4

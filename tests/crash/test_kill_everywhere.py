@@ -43,7 +43,7 @@ def unharmed(one_life: Mortal) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("point", "scope"),
     [
-        (ACCEPTED, TREE),
+        pytest.param(ACCEPTED, TREE, marks=FULL),
         ("after commit", TREE),
         pytest.param("committed", TREE, marks=FULL),
         pytest.param("before rename", TREE, marks=FULL),
@@ -75,6 +75,7 @@ def test_feedback_survives_a_kill_around_its_commit(mortal: Mortal, point: str, 
         mortal.check_files()
 
 
+@FULL
 def test_learning_goes_on_after_the_engine_died_between_two_feedbacks(mortal: Mortal) -> None:
     """Its trainer was open and waited for more; nobody has told the learner that it is gone."""
     mortal.give()
@@ -88,7 +89,7 @@ def test_learning_goes_on_after_the_engine_died_between_two_feedbacks(mortal: Mo
 @pytest.mark.parametrize(
     ("point", "scope"),
     [
-        ("mid-forward", TREE),
+        pytest.param("mid-forward", TREE, marks=FULL),
         ("mid-backward", ENGINE),
         pytest.param("mid-forward", ENGINE, marks=FULL),
         pytest.param("mid-backward", TREE, marks=FULL),

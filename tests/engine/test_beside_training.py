@@ -236,7 +236,7 @@ def check_drift(found: dict[str, Drift]) -> None:
     ("kernels", "together"),
     [
         pytest.param("auto", 1, marks=pytest.mark.full),
-        ("auto", 8),
+        pytest.param("auto", 8, marks=pytest.mark.full),
         pytest.param("off", 8, marks=pytest.mark.full),
     ],
 )

@@ -38,7 +38,7 @@ from tiny_models import (
     save_adapter,
 )
 
-EXAMPLES = 400 if os.environ.get("TANDEM_TEST_FULL") else 25
+EXAMPLES = 400 if os.environ.get("TANDEM_TEST_FULL") else 12
 OUTPUT_TOKENS = 10
 # Few different tokens and shared beginnings, so that prefixes are found in the cache.
 PROMPTS = st.builds(

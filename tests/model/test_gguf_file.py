@@ -63,7 +63,7 @@ def test_what_is_served_is_the_model_that_was_written(tmp_path, architecture):
     """Against the model itself, which the reader cannot have changed."""
     model = tiny_gguf.make(architecture)
     file = tiny_gguf.write(tmp_path / "tiny.gguf", model)
-    llm = LLM(str(file), threads=1, memory_bytes=4 << 20, kernels="off")
+    llm = LLM(str(file), threads=1, memory_bytes=4 << 20, accustom_s=0.0, kernels="off")
     output = llm.generate([PROMPT], ANSWERED)[0]
     model.set_attn_implementation("eager")
     expected = reference_logits(model, PROMPT).log_softmax(-1)
@@ -81,7 +81,9 @@ def test_what_is_served_is_what_transformers_unpacks(tmp_path, kind):
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.bfloat16,
     )
-    llm = LLM(str(file), threads=1, memory_bytes=4 << 20, kernels="off", dtype="float32")
+    llm = LLM(
+        str(file), threads=1, memory_bytes=4 << 20, accustom_s=0.0, kernels="off", dtype="float32"
+    )
     expected = reference_logits(theirs.float(), PROMPT).log_softmax(-1)
     for place, found in enumerate(llm.generate([PROMPT], ANSWERED)[0].prompt_logprobs):
         assert found.logprob == pytest.approx(expected[place, PROMPT[place + 1]].item(), abs=2e-4)
@@ -105,7 +107,7 @@ def test_tokenizer_template_and_ends_come_with_it(tmp_path):
     assert ours.decode(ours.encode("hello \u4e2d")) == "hello \u4e2d"
     chat = ours.render_chat([{"role": "user", "content": "hi"}])
     assert chat == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    llm = LLM(str(folder), threads=1, memory_bytes=4 << 20, kernels="off")
+    llm = LLM(str(folder), threads=1, memory_bytes=4 << 20, accustom_s=0.0, kernels="off")
     assert set(llm.info.eos_token_ids) == {tiny_gguf.END_OF_TEXT, tiny_gguf.END_OF_TURN}
     assert "somebody" not in (folder / "config.json").read_text()
 

@@ -91,6 +91,7 @@ def test_in_a_rush_answers_are_in_time_because_prompts_wait():
     assert waiting_s < 1.2 * first_come_s, found
 
 
+@pytest.mark.full
 def test_an_objective_near_a_decode_alone_holds_nobody_up():
     """Of 20 ms however many there are, and 22.5: in what is left, a prompt of 100 would take a
     second. They come twice a second after a burst, of which the queue would never recover."""

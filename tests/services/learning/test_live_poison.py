@@ -127,7 +127,7 @@ async def held_out_wins(made: World, adapter: str, pairs: Sequence[Sample]) -> f
     return wins / len(pairs)
 
 
-@pytest.mark.parametrize("keys", ["one", "many"])
+@pytest.mark.parametrize("keys", [pytest.param("one", marks=pytest.mark.full), "many"])
 @pytest.mark.parametrize(
     ("count", "rate"),
     [
