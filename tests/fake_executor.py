@@ -136,7 +136,7 @@ class FakeExecutor:
 
     # ------------------------------------------------------------------ plans
 
-    def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
+    def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:  # noqa: C901
         self._on_submit(plan)
         stop = urgent if plan.gives_way else never
         for discard in plan.discards:

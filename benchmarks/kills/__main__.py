@@ -239,7 +239,7 @@ class Load:
             time.sleep(0.5)
 
 
-def kill(server: Server, way: str, rng: Random) -> None:
+def kill(server: Server, way: str, rng: Random) -> None:  # noqa: C901
     """Do it, and have a server that is ready again."""
     engine = server.engine()
     if way in (ENGINE, PAUSE, HANG, ORPHAN) and not engine:

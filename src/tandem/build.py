@@ -266,7 +266,7 @@ def build_app(
         live=LiveAnswers(on=settings.learning.enabled and settings.learning.auto_rollback),
     )
     adapters = Adapters(client, settings.adapters.roots, settings.adapters.preload)
-    background = build_background(settings, store, tools, models, adapters, freshness)
+    background = build_background(settings, client, store, tools, models, adapters, freshness)
     surface = Surface(
         client=client,
         generation=Generation(
@@ -337,6 +337,7 @@ def build_outlooks(settings: Settings, background: Background) -> Outlooks:
 
 def build_background(
     settings: Settings,
+    client: EngineClient,
     store: Store,
     tools: Tools,
     models: Models,
@@ -359,7 +360,7 @@ def build_background(
     from tandem.services.retention import Retention
     from tandem.services.versions import Versions
 
-    client, directory = tools.client, store.directory
+    directory = store.directory
     references = References(client, store)
     chats = tools.tokenizer.has_chat_template
     canary_set = read_canary(settings.learning.canary_file, chats=chats)

@@ -43,7 +43,7 @@ actions = st.one_of(
 )  # fmt: skip
 
 
-def play(script, bench: Bench, *, trains: bool = True) -> dict[str, tuple]:
+def play(script, bench: Bench, *, trains: bool = True) -> dict[str, tuple]:  # noqa: C901, PLR0915
     """Run a script to its end; what was asked, by id. Who never trains is left by its steps."""
     asked: dict[str, tuple] = {}
     for name in "ABC":

@@ -72,7 +72,7 @@ class Failure:
         )
 
 
-def failure(error: Exception) -> Failure:
+def failure(error: Exception) -> Failure:  # noqa: C901
     """How `error` is told to the client; what we did not raise on purpose stays vague."""
     match error:
         case BodyTooLarge():

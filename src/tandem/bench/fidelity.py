@@ -100,7 +100,7 @@ class Account:
         self.trained_rows = 0
         self.executed_s = 0.0
 
-    def __call__(self, plan: LanePlan, result: StepResult) -> None:
+    def __call__(self, plan: LanePlan, result: StepResult) -> None:  # noqa: C901
         """Take one plan."""
         latency, work = self._latency, PassWork() if result.stopped else PassWork.of(plan)
         for number in [number for discard in plan.discards for number in discard.micro_batches]:

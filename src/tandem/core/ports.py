@@ -129,8 +129,8 @@ class EngineState(StrEnum):
     DRAINING = "draining"
 
 
-class EngineClient(Protocol):
-    """The async handle that services use; one engine, another process or a cluster look alike."""
+class ServingEngine(Protocol):
+    """What answers requests: tokens, adapters by name, and how it is."""
 
     @property
     def state(self) -> EngineState:
@@ -185,6 +185,14 @@ class EngineClient(Protocol):
         """
         ...
 
+    async def stats(self) -> EngineStats:
+        """Counters and gauges of the engine. Raises `EngineDead`."""
+        ...
+
+
+class TeachingEngine(Protocol):
+    """What learns: trainers, their steps and copies, and log-probabilities of given answers."""
+
     async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """Open a trainer; one of the same name is closed first. Raises `AdapterError`.
 
@@ -221,9 +229,9 @@ class EngineClient(Protocol):
         learning). Raises as `generate` does."""
         ...
 
-    async def stats(self) -> EngineStats:
-        """Counters and gauges of the engine. Raises `EngineDead`."""
-        ...
+
+class EngineClient(ServingEngine, TeachingEngine, Protocol):
+    """The async handle that services use; one engine, another process or a cluster look alike."""
 
     async def start(self) -> None:
         """Start the engine and return when it is ready. Raises what made loading fail."""

@@ -314,7 +314,7 @@ class AsyncEngineClient:
 
     # ------------------------------------------------------------------ messages
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:  # noqa: C901
         if message.incarnation < self._incarnation:
             return  # the words of an engine that has died
         match message:

@@ -172,7 +172,7 @@ class Host:
                 except Exception as error:
                     self._send(command.call, failure=failure_of(error))
 
-    def _call(self, command: Call) -> None:
+    def _call(self, command: Call) -> None:  # noqa: C901
         """Do what is answered by `Answer`, now or later."""
         match command:
             case LoadAdapter(call, name, path, None):

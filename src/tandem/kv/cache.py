@@ -292,7 +292,7 @@ class KVCache:
         """
         self._leaving.prefer(blocks)
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: C901
         """Account for every block and reader. Raises `AccountingError`; costs O(blocks)."""
         self._tree.check()
         in_tree = list(self._tree.nodes())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tandem.core.errors import AdapterError, InvalidRequest, NotFound
-from tandem.core.ports import EngineClient
+from tandem.core.ports import ServingEngine
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.auth import BASE
 
@@ -28,7 +28,7 @@ class Adapters:
     """
 
     def __init__(
-        self, client: EngineClient, roots: Sequence[str], preload: Mapping[str, str]
+        self, client: ServingEngine, roots: Sequence[str], preload: Mapping[str, str]
     ) -> None:
         self._client = client
         self._roots = tuple(Path(root).resolve() for root in roots)

@@ -17,7 +17,7 @@ from tandem.core.errors import InvalidRequest, OutOfMemory, Overloaded, TandemEr
 from tandem.core.events import TokenEvent
 from tandem.core.learning import ReceiptChoice
 from tandem.core.plan import NO_MEMORY, TokenLogprob
-from tandem.core.ports import EngineClient
+from tandem.core.ports import ServingEngine
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Objectives, WorkClass
@@ -53,7 +53,7 @@ class Tools:
     """What every answer of a server works with; `answered` hears which version writes one, `live`
     what it says in the end."""
 
-    client: EngineClient
+    client: ServingEngine
     tokenizer: Tokenizer
     admission: Admission
     metrics: ServerMetrics
@@ -72,7 +72,7 @@ class Answer:
     choices; None keeps none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         answer_id: str,
         model: ServedModel,

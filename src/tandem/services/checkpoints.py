@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from tandem.core.errors import AdapterError, NotFound, Overloaded
-from tandem.core.ports import EngineClient
+from tandem.core.ports import ServingEngine
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.uninterrupted import uninterrupted
 from tandem.store import Store, jobs
@@ -47,7 +47,7 @@ def loaded_checkpoint(adapter: str, checkpoint_id: str = "") -> str:
 class Checkpoints:
     """The checkpoints of all jobs; `find` one, then ask the engine for it inside `held`."""
 
-    def __init__(self, client: EngineClient, store: Store) -> None:
+    def __init__(self, client: ServingEngine, store: Store) -> None:
         self._client = client
         self._store = store
         self._answers: dict[str, int] = {}  # by the engine's name, the last one asked for last

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest, NotFound
-from tandem.core.ports import EngineClient
+from tandem.core.ports import ServingEngine
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.adapters import check_name
 from tandem.services.checkpoints import Checkpoints
@@ -41,7 +41,7 @@ class Models:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: ServingEngine,
         served_name: str,
         created_s: int,
         checkpoints: Checkpoints | None = None,

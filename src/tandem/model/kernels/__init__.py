@@ -58,7 +58,7 @@ def status() -> KernelStatus:
     return KernelStatus(True, path, "")
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0913
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,

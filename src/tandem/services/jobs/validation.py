@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from tandem.core.learning import Sample
-from tandem.core.ports import EngineClient
+from tandem.core.ports import TeachingEngine
 from tandem.core.training import LossKind, LossSpec, Role, ScoreRequest, TrainingSequence
 from tandem.services.jobs.data import line_of
 from tandem.services.learning.references import NotFinite
@@ -28,7 +28,7 @@ class Validation:
     """Validation examples of one job, at most 256 of them."""
 
     def __init__(
-        self, client: EngineClient, maker: StepMaker, samples: Sequence[Sample], loss: LossSpec
+        self, client: TeachingEngine, maker: StepMaker, samples: Sequence[Sample], loss: LossSpec
     ) -> None:
         self.samples = [sample.sample_id for sample in samples[:_MOST]]
         self._client = client
@@ -39,7 +39,7 @@ class Validation:
     async def measure(self) -> dict[str, float]:
         """`valid_loss`, and `valid_accuracy` for pairs.
 
-        Raises `NotFinite`, which names a line, and as `EngineClient.score` does.
+        Raises `NotFinite`, which names a line, and as `TeachingEngine.score` does.
         """
         prepared = await self._prepared()
         batches = prepared.step.micro_batches

@@ -129,7 +129,7 @@ class Workers:
         finally:
             del self._runs[run.job.job_id]
 
-    async def _insist(self, job_id: str, work: Callable[[JobRun], Awaitable[None]]) -> JobRecord:
+    async def _insist(self, job_id: str, work: Callable[[JobRun], Awaitable[None]]) -> JobRecord:  # noqa: C901
         """Do `work`, again and again while the store or the disk fails; the job after it.
 
         Whoever pauses it sees to the rest: it is not tried again then.

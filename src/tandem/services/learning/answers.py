@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from tandem.core.errors import NoMemory, TandemError
 from tandem.core.plan import NO_MEMORY
-from tandem.core.ports import EngineClient
+from tandem.core.ports import ServingEngine
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
@@ -31,7 +31,7 @@ class Speechless(TandemError):
 class Answers:
     """Asks models. What a model that never changes has said is remembered."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: ServingEngine) -> None:
         self._client = client
         self._numbers = itertools.count(1)
         self._known: dict[tuple[str, tuple[int, ...]], Scored] = {}
@@ -63,7 +63,7 @@ class Answers:
         return await spoken(self._client, request)
 
 
-async def spoken(client: EngineClient, request: Request) -> tuple[int, ...]:
+async def spoken(client: ServingEngine, request: Request) -> tuple[int, ...]:
     """The whole answer to a request for one choice. Raises `Speechless`, `NoMemory` where the
     engine is short of it, and as the engine client does."""
     tokens: list[int] = []

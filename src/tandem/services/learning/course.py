@@ -127,7 +127,7 @@ class Course:
         await self._tools.publisher.forget_references(self.name)
         await self._trainer.rest()
 
-    async def _block(self) -> Progress:
+    async def _block(self) -> Progress:  # noqa: C901, PLR0915
         if self.doubtful:
             adopted = await self._tools.publisher.catch_up(self.name)
             if adopted is not None:

@@ -143,7 +143,7 @@ class Learner:
                 logger.warning("cannot look for new samples: %s", error)
             await asyncio.sleep(_POLL_S)
 
-    async def _teach(self, adapter: str) -> None:
+    async def _teach(self, adapter: str) -> None:  # noqa: C901, PLR0915
         """Turns until nothing came for a while; then the trainer's memory is freed."""
         course, wake = self._course(adapter), self._wake[adapter]
         backoff, unwritten, told = Backoff(), Backoff(_DISK_FIRST_S, _DISK_LONGEST_S), ""

@@ -173,7 +173,7 @@ def resolve_settings(base: LearningSettings, own: Mapping[str, Any]) -> Learning
     return replace(settings)
 
 
-def _check(settings: LearningSettings) -> None:
+def _check(settings: LearningSettings) -> None:  # noqa: C901
     at_least_one = ("rank", "batch_samples", "micro_batch_samples", "steps_per_version", "epochs")
     values = msgspec.to_builtins(settings)
     for name in (*at_least_one, "max_sample_tokens"):

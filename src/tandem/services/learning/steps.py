@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample
-from tandem.core.ports import EngineClient
+from tandem.core.ports import TeachingEngine
 from tandem.core.training import LossKind, LossSpec, Role, StepOutcome, TrainingStep
 from tandem.services.learning.encode import Encoded, Encoder, micro_batches, sequences_of
 from tandem.services.learning.references import Model, NotFinite, References, Scored
@@ -174,7 +174,7 @@ def always() -> bool:
 
 
 async def run_steps(
-    client: EngineClient,
+    client: TeachingEngine,
     maker: StepMaker,
     wanted: Sequence[Wanted],
     more: Callable[[], bool] = always,

@@ -124,7 +124,7 @@ class Unified:
         self._asked_s = 0.0
         self._counted_s = 0.0  # what of the last plan's learning is in the balance
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: View) -> Decision:  # noqa: C901, PLR0915
         """See the module."""
         self._load.note(view)
         served, self._served = self._served, True
