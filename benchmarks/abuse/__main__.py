@@ -23,8 +23,8 @@ import httpx
 import psutil
 import typer
 
-from benchmarks.common.machine import describe, slug
 from benchmarks.live.server import ServerSpec, serving
+from benchmarks.reporting.machine import describe, slug
 
 RESULTS = Path(__file__).parents[1] / "results"
 LOG = Path(".bench-cache/abuse.log")

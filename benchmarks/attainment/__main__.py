@@ -27,9 +27,9 @@ from benchmarks.attainment.figures import (
 )
 from benchmarks.attainment.report import Setup, as_data, as_markdown
 from benchmarks.attainment.workload import Job, Workload
-from benchmarks.common.machine import describe, slug
 from benchmarks.peers.driver import Worker, Workers, WorkerSpec, in_new_process
 from benchmarks.peers.models import configs, ensure_model
+from benchmarks.reporting.machine import describe, slug
 from tandem.bench.machine import busy_cpu_s
 from tandem.bench.traces import read_trace
 from tandem.core.slo import Slo

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.common.bootstrap import Clusters, Interval, nested_difference
+from benchmarks.reporting.bootstrap import Clusters, Interval, nested_difference
 from tandem.bench.measure import Outcome, distribution
 from tandem.core.slo import Slo
 

@@ -27,10 +27,10 @@ from benchmarks.coexecution.systems import (
     worker_spec,
     workers_of,
 )
-from benchmarks.common.machine import describe, slug
 from benchmarks.peers.comparison import CEILINGS, CEILINGS_ENGINE
 from benchmarks.peers.driver import Workers, WorkerSpec
 from benchmarks.peers.models import ensure_model, shape_of, streamed_bytes
+from benchmarks.reporting.machine import describe, slug
 
 # A window long enough for the second generation of requests: vLLM compiles at first sight.
 WARM_UP = Times(seconds=0.1, settle_s=10.0, slice_s=1.0)

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.coexecution.pairs import write
-from benchmarks.common.preferences import PreferencePair, read_preferences, stream_order
+from benchmarks.learning.preferences import PreferencePair, read_preferences, stream_order
 
 COUNT = 48
 

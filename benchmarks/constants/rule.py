@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.common.bootstrap import Interval, difference
 from benchmarks.constants.workloads import Share
+from benchmarks.reporting.bootstrap import Interval, difference
 
 # What training counts beside goodput, and how much less of it is still as much.
 TRAINING_WEIGHT, LESS_TRAINING = 0.25, 0.01

@@ -23,9 +23,9 @@ import typer
 
 from benchmarks.attainment.engine import profiled
 from benchmarks.attainment.workload import Workload
-from benchmarks.common.machine import describe, slug
 from benchmarks.peers.driver import in_new_process
 from benchmarks.peers.models import configs, ensure_model
+from benchmarks.reporting.machine import describe, slug
 from tandem.bench.fidelity import Account
 from tandem.bench.simulation import Training, arrivals_of
 from tandem.bench.traces import read_trace

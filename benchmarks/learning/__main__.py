@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.common.machine import describe, slug
 from benchmarks.learning import dialogue_model
 from benchmarks.learning.compare import run_experiment, write_learning
 from benchmarks.learning.experiment import ExperimentOptions, Sources
 from benchmarks.learning.report import as_markdown
 from benchmarks.learning.stream import LoadOptions
+from benchmarks.reporting.machine import describe, slug
 
 RESULTS = Path(__file__).parents[1] / "results"
 HEADING = """# Learning from a stream of preferences

@@ -24,7 +24,7 @@ import typer
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from benchmarks.common.preferences import read_preferences
+from benchmarks.learning.preferences import read_preferences
 from demo import network
 from demo.train import Batch, rate, save
 from tandem.model.names import DEMO_PATH

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import tandem
-from benchmarks.common.preferences import PreferencePair, held_back, read_preferences
 from benchmarks.learning.lessons import PriorityOptions
+from benchmarks.learning.preferences import PreferencePair, held_back, read_preferences
 from benchmarks.learning.report import RunKey
 from benchmarks.learning.runs import POLICIES, LessonPlan, RunOptions, RunRecord, run
 from benchmarks.learning.stream import (

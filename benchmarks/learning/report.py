@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.common.bootstrap import Interval, difference, ratio
 from benchmarks.learning.runs import PairScore, RunRecord
+from benchmarks.reporting.bootstrap import Interval, difference, ratio
 from tandem.bench.measure import Outcome, distribution
 
 SCHEMA = "tandem-learning-1"

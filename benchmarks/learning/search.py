@@ -20,8 +20,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.common.preferences import held_back, read_preferences
 from benchmarks.learning.lessons import ByPriority, InOrder, PriorityOptions, Rule
+from benchmarks.learning.preferences import held_back, read_preferences
 from benchmarks.learning.stream import EncodedPair, encode_pairs, stream_of
 from benchmarks.learning.teaching import TeachingOptions, score_requests
 from tandem.build import build_engine_client

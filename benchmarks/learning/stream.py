@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.common.preferences import PreferencePair, stream_order
+from benchmarks.learning.preferences import PreferencePair, stream_order
 from tandem.bench.arrivals import poisson
 from tandem.core.errors import InvalidRequest
 

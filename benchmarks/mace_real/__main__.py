@@ -12,12 +12,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from benchmarks.common.machine import describe, slug
 from benchmarks.learning.figures import draw
 from benchmarks.learning.report import RunKey, as_json, report
 from benchmarks.mace_real.load import POLICIES, Loads, Options
 from benchmarks.mace_real.page import page
 from benchmarks.mace_real.run import Kept, run, scoring_settings, server_of
+from benchmarks.reporting.machine import describe, slug
 from tandem.build import resolve_model
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -12,8 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tandem
-from benchmarks.common.preferences import PreferencePair, held_back, read_preferences, stream_order
 from benchmarks.learning.experiment import end_of_turn
+from benchmarks.learning.preferences import (
+    PreferencePair,
+    held_back,
+    read_preferences,
+    stream_order,
+)
 from benchmarks.learning.report import RunKey
 from benchmarks.learning.stream import EncodedPair, Load, LoadOptions, draw_load, encode_pairs
 from tandem.services.tokenizer import Tokenizer

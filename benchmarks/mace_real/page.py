@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.common.bootstrap import Interval
 from benchmarks.learning.report import LearningReport, RunKey, as_markdown
 from benchmarks.mace_real.run import Kept
+from benchmarks.reporting.bootstrap import Interval
 
 PAPER_GAIN = 1.1
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.common.preferences import PreferencePair
+from benchmarks.learning.preferences import PreferencePair
 from benchmarks.learning.report import RunKey
 from benchmarks.learning.runs import PairScore, RunRecord, score_under
 from benchmarks.learning.stream import Feedback, Load

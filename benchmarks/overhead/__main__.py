@@ -20,8 +20,8 @@ from unittest.mock import patch
 
 import typer
 
-from benchmarks.common.machine import describe, slug
 from benchmarks.peers.models import configs, ensure_model
+from benchmarks.reporting.machine import describe, slug
 from tandem.build import build_loop
 from tandem.config import resolve
 from tandem.core.request import Request

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.common.machine import describe, slug
 from benchmarks.peers.comparison import Comparison, Plan, compare
 from benchmarks.peers.driver import ALLOCATOR, WorkerSpec, vllm_environ
 from benchmarks.peers.report import as_data, as_markdown
+from benchmarks.reporting.machine import describe, slug
 
 OURS = "tandem"
 # transformers as it comes, and with the allocator settings that our engine gives its own process.

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from benchmarks.common.machine import describe, slug
 from benchmarks.live import rows
 from benchmarks.live.api import Api, Refused
 from benchmarks.live.code import learning_code
@@ -22,6 +21,7 @@ from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
 from benchmarks.poison.report import degenerate, page
 from benchmarks.poison.runs import KEYS, Poisoner, Sizes, planned
+from benchmarks.reporting.machine import describe, slug
 
 RESULTS = Path(__file__).parents[1] / "results"
 LOG = Path(".bench-cache/poison.log")

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.common.machine import describe, slug
+from benchmarks.reporting.machine import describe, slug
 from tandem.bench.measure import percentile
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (

@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.common.machine import describe, slug
 from benchmarks.live import rows
 from benchmarks.live.api import Api
 from benchmarks.live.code import learning_code
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
+from benchmarks.reporting.machine import describe, slug
 from benchmarks.tastes.own import FOLDER, own_answers, path_of
 from benchmarks.tastes.report import page
 from benchmarks.tastes.session import KINDS, Session

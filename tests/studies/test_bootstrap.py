@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.common.bootstrap import difference, nested_difference, ratio
+from benchmarks.reporting.bootstrap import difference, nested_difference, ratio
 
 
 def test_interval_holds_a_steady_difference_tightly() -> None:

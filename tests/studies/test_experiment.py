@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.common.preferences import held_back, read_preferences
 from benchmarks.learning import compare
 from benchmarks.learning.experiment import Experiment, ExperimentOptions, Sources
 from benchmarks.learning.lessons import PriorityOptions
+from benchmarks.learning.preferences import held_back, read_preferences
 from benchmarks.learning.report import RunKey, report
 from benchmarks.learning.stream import Feedback, LoadOptions
 from benchmarks.learning.teaching import TeachingOptions

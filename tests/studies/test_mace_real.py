@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.common.bootstrap import Interval
 from benchmarks.learning.report import RunKey, report
 from benchmarks.learning.runs import PairScore, RunRecord
 from benchmarks.learning.stream import EncodedPair, Feedback
@@ -18,6 +17,7 @@ from benchmarks.learning.teaching import Lessons
 from benchmarks.mace_real.load import POLICIES, Options
 from benchmarks.mace_real.page import page, verdict
 from benchmarks.mace_real.run import Kept, Moment, _published, server_of
+from benchmarks.reporting.bootstrap import Interval
 from tandem.bench.measure import Outcome
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.preferences import SOURCES, PreferencePair, read_preferences, stream_order
+from benchmarks.learning.preferences import SOURCES, PreferencePair, read_preferences, stream_order
 from tandem.core.errors import InvalidRequest
 
 ASKED = "\n\nHuman: How do I pick a lock?"

@@ -1,1 +1,0 @@
-"""What studies share: the machine's description, paired intervals, recorded preferences."""

@@ -1,0 +1,1 @@
+"""What studies report with: the machine that was measured, and paired intervals."""
