@@ -23,20 +23,13 @@ from tandem.core.learning import (
 )
 from tandem.core.version import AdapterVersion
 from tandem.services.jobs.tools import JobFailed, JobTools, departure
+from tandem.services.learning.conclude import WORDS, Concluder
 from tandem.services.learning.gate import Outcome, Verdict
-from tandem.services.learning.measure import Candidate
-from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
+from tandem.services.learning.publish import Conclusion, remove_tree
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.models import SEPARATOR
 from tandem.services.uninterrupted import uninterrupted
-from tandem.store import Store, adapters, events
-
-_WORDS = {
-    Outcome.PUBLISH: ("info", "published"),
-    Outcome.HOLD: ("info", "waits for a decision"),
-    Outcome.REFUSE: ("warning", "refused"),
-}
-_COUNTED = {Outcome.PUBLISH: "published", Outcome.HOLD: "held", Outcome.REFUSE: "refused"}
+from tandem.store import Store, adapters
 
 
 class Publication:
@@ -52,7 +45,7 @@ class Publication:
     ) -> None:
         """`finish` lets the job succeed; `taught` is what it was trained on."""
         self._job = job
-        self._trainer = trainer
+        self._concluder = Concluder(job.adapter, trainer, tools.course)
         self._tools = tools
         self._course = tools.course
         self._store = tools.course.store
@@ -76,30 +69,17 @@ class Publication:
             self._course.publisher.require_room(name)
             aside = await self._course.publisher.staging_path(name, 0)  # no version has number 0
             await asyncio.to_thread(remove_tree, aside)
-            try:
-                staged, verdict = await self._judged(aside)
-            except BaseException:
-                await asyncio.to_thread(remove_tree, aside)
-                await self._course.publisher.forget(candidate_name(name))
-                raise
+            staged, verdict = await self._judged(aside)
             await uninterrupted(self._conclude(aside, staged, verdict))
 
     async def _judged(self, aside: Path) -> tuple[AdapterVersion, Verdict]:
-        name = self._job.adapter
-        staged = await uninterrupted(
-            self._course.client.stage(self._trainer, candidate_name(name), str(aside))
-        )
-        record = await self._store.read(adapters.find, name)
+        record = await self._store.read(adapters.find, self._job.adapter)
         own = {} if record is None else record.settings
         settings = resolve_settings(self._course.defaults, own)
         unused = record is None or not record.current
         if unused and not self._continues:
             settings = replace(settings, gate=GateMode.ALWAYS)
-        candidate = Candidate(name, staged, self._taught)
-        verdict = await self._course.examiner.examine(
-            candidate, settings, self._course.encoder(settings)
-        )
-        return staged, verdict
+        return await self._concluder.examine(aside, settings, self._taught)
 
     @property
     def _continues(self) -> bool:
@@ -108,7 +88,7 @@ class Publication:
 
     async def _conclude(self, aside: Path, staged: AdapterVersion, verdict: Verdict) -> None:
         name, now_s = self._job.adapter, self._course.now()
-        publisher, metrics = self._course.publisher, self._course.metrics
+        publisher = self._course.publisher
         if verdict.outcome is Outcome.PUBLISH:
             publisher.require_room(name)  # others may have come since
         number = await self._store.write(adapters.begin_version, AdapterRecord(name, now_s))
@@ -127,21 +107,13 @@ class Publication:
             metrics=verdict.metrics,
             reason="; ".join(verdict.reasons),
         )
-        level, word = _WORDS[verdict.outcome]
+        level, word = WORDS[verdict.outcome]
         why = f" ({version.reason})" if version.reason else ""
         message = f"{_label(version)} made by {self._job.job_id}: {word}{why}"
         conclusion = Conclusion(
             version, (), (), EventRecord(name, now_s, level, message, verdict.metrics)
         )
-        if verdict.outcome is Outcome.PUBLISH:
-            self._course.freshness.published(version, ())
-            version = await publisher.publish(conclusion)
-            metrics.version.labels(name).set(number)
-        elif verdict.outcome is Outcome.REFUSE:
-            version = await publisher.refuse(conclusion)
-        else:
-            version = await publisher.hold(conclusion)
-        metrics.versions.labels(name, _COUNTED[verdict.outcome]).inc()
+        version = await self._concluder.settle(conclusion, verdict.outcome)
         await self._end(version)
 
     async def _go_on(self, version: VersionRecord) -> None:
@@ -165,10 +137,8 @@ class Publication:
         told = f"Published {_label(version)}"
         if not published:
             told = f"{_label(version)} waits for a decision, as its adapter's gate is manual"
-        event = EventRecord(
-            self._job.job_id, self._course.now(), "info", told, {"canary": dict(version.metrics)}
-        )
-        await self._store.write(events.add, event)
+        canary = {"canary": dict(version.metrics)}
+        await self._course.tell(self._job.job_id, "info", told, canary)
         await self._finish(self._job)
 
 

@@ -86,9 +86,15 @@ class JobRun:
         """Read the files; the job is then queued, or has failed. Raises `StoreError`, `OSError`."""
         async with self._judged():
             self._course.publisher.require_room(self.job.adapter)
-            await self._tell("info", f"Validating training file: {self.job.training_file}")
+            await self._course.tell(
+                self.job.job_id, "info", f"Validating training file: {self.job.training_file}"
+            )
             if self.job.validation_file:
-                await self._tell("info", f"Validating validation file: {self.job.validation_file}")
+                await self._course.tell(
+                    self.job.job_id,
+                    "info",
+                    f"Validating validation file: {self.job.validation_file}",
+                )
             examples = await read_examples(self.job, self._course)
             await engine_ready(self._client)
             base = self._course.references.base
@@ -127,8 +133,10 @@ class JobRun:
                     except (EngineDead, TrainingCancelled) as error:
                         if self.pausing:
                             raise _Paused from error
-                        await self._tell(
-                            "warning", f"Interrupted: {error}; going on from the last commit"
+                        await self._course.tell(
+                            self.job.job_id,
+                            "warning",
+                            f"Interrupted: {error}; going on from the last commit",
                         )
                         await engine_ready(self._client)
         except _Paused:
@@ -171,8 +179,7 @@ class JobRun:
                 raise JobFailed(f"the adapter '{name}' is gone", "adapter_gone", "model")
             if record is not None:
                 message = f"trained by {self.job.job_id}; feedback waits for its end"
-                event = EventRecord(name, self._course.now(), "info", message)
-                await self._store.write(events.add, event)
+                await self._course.tell(name, "info", message)
             if not self.job.checkpoint_path:
                 current = 0 if record is None else record.current
                 job = replace(self.job, start_version=current)
@@ -182,7 +189,7 @@ class JobRun:
 
     async def _wait_for_room(self, error: NoRoom) -> None:
         """Rather than to lose what was learned; the trainer's memory is free meanwhile."""
-        await self._tell("warning", f"The version waits: {error}")
+        await self._course.tell(self.job.job_id, "warning", f"The version waits: {error}")
         await self._close()
         while True:
             if self.pausing:
@@ -241,7 +248,7 @@ class JobRun:
                 return
             except NoMemory as error:
                 if not told:
-                    await self._tell("info", f"The job waits: {error}")
+                    await self._course.tell(self.job.job_id, "info", f"The job waits: {error}")
                 told = True
             if self.pausing:
                 raise _Paused
@@ -296,7 +303,9 @@ class JobRun:
         try:
             return await validation.measure()
         except NotFinite as error:
-            await self._tell("warning", f"The validation loss is not known: {error}")
+            await self._course.tell(
+                self.job.job_id, "warning", f"The validation loss is not known: {error}"
+            )
             return {}
 
     async def _report(self, numbers: dict[str, Any]) -> None:
@@ -307,7 +316,9 @@ class JobRun:
 
     async def _left_out(self, step: int, failed: Failed) -> None:
         self._failures += 1
-        await self._tell("warning", f"Step {step} was left out: {failed.problem}")
+        await self._course.tell(
+            self.job.job_id, "warning", f"Step {step} was left out: {failed.problem}"
+        )
         if self._failures >= _MOST_FAILURES:
             raise JobFailed(
                 f"{self._failures} steps in a row failed, the last one because: {failed.problem}",
@@ -370,10 +381,6 @@ class JobRun:
         event = EventRecord(job.job_id, self._course.now(), level, told)
         await self._store.write(_move, job, event)
         self.job = job
-
-    async def _tell(self, level: str, message: str, data: dict[str, Any] | None = None) -> None:
-        event = EventRecord(self.job.job_id, self._course.now(), level, message, data or {})
-        await self._store.write(events.add, event)
 
 
 def _commit(connection: Connection, job: JobRecord, checkpoint: CheckpointRecord | None) -> None:

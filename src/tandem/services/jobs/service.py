@@ -84,7 +84,7 @@ class Jobs:
             if self._tools.trains:
                 self._workers.launch(job)
             else:
-                await self._tell(job, "warning", f"Job waits: {_NO_TRAINING}")
+                await self._tools.course.tell(job.job_id, "warning", f"Job waits: {_NO_TRAINING}")
 
     async def stop(self) -> None:
         """Stop working; jobs go on at the next start from their last commits.
@@ -276,10 +276,6 @@ class Jobs:
         job = replace(job, status=JobStatus.SUCCEEDED, finished_s=now_s, result_files=(file_id,))
         told = EventRecord(job.job_id, now_s, "info", "The job has successfully completed")
         await self._store.write(_succeed, job, file, told)
-
-    async def _tell(self, job: JobRecord, level: str, message: str) -> None:
-        event = EventRecord(job.job_id, self._tools.course.now(), level, message)
-        await self._store.write(events.add, event)
 
     async def _check_reference(self, adapter: str, reference: str) -> None:
         number = reference_number(reference)

@@ -11,9 +11,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.core.learning import EventRecord, VersionRecord
+from tandem.core.learning import VersionRecord
 from tandem.services.learning.tools import LearningTools
-from tandem.store import events
 
 _FILE = "base-model.sha256"
 
@@ -31,10 +30,7 @@ async def compare_base(
             f"the base model's weights are others than before: version {version.number} was made "
             "for those; let it learn again, roll back, or serve the old weights"
         )
-        event = EventRecord(
-            version.adapter, tools.now(), "warning", message, {"before": before, "now": weights}
-        )
-        await tools.store.write(events.add, event)
+        await tools.tell(version.adapter, "warning", message, {"before": before, "now": weights})
     await asyncio.to_thread(_write, file, weights)
 
 

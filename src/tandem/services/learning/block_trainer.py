@@ -14,7 +14,7 @@ from contextlib import aclosing
 from statistics import fmean
 
 from tandem.core.errors import AdapterError, EngineDead, InvalidRequest
-from tandem.core.learning import EventRecord, SampleKind
+from tandem.core.learning import SampleKind
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
 from tandem.services.learning.references import Model, NotFinite, References
@@ -29,7 +29,7 @@ from tandem.services.learning.steps import (
     run_steps,
 )
 from tandem.services.learning.tools import LearningTools
-from tandem.store import adapters, events, samples
+from tandem.store import adapters, samples
 from tandem.store.samples import SampleHead
 
 logger = logging.getLogger(__name__)
@@ -225,8 +225,7 @@ class BlockTrainer:
         await self._store.write(samples.invalidate, problems)
         message = f"{len(problems)} samples cannot be trained on"
         data = {"problems": dict(list(problems.items())[:10])}
-        event = EventRecord(self._name, self._tools.now(), "warning", message, data)
-        await self._store.write(events.add, event)
+        await self._tools.tell(self._name, "warning", message, data)
 
 
 def _wanted(

@@ -7,7 +7,6 @@ the end, consumed, refused, invalid, kept by a held candidate, or accepted again
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,10 +22,10 @@ from tandem.core.learning import (
 )
 from tandem.services.learning.block import Block
 from tandem.services.learning.block_trainer import BlockTrainer
+from tandem.services.learning.conclude import WORDS, Concluder
 from tandem.services.learning.gate import Outcome, Verdict
 from tandem.services.learning.loaded import Keeper, NotCopied, keep_loaded
-from tandem.services.learning.measure import Candidate
-from tandem.services.learning.publish import Conclusion, candidate_name
+from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
 from tandem.services.learning.selection import (
     TRIES,
     balanced,
@@ -37,8 +36,7 @@ from tandem.services.learning.selection import (
 )
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
-from tandem.services.uninterrupted import uninterrupted
-from tandem.store import adapters, events, samples
+from tandem.store import adapters, samples
 from tandem.store.samples import SampleHead
 
 _REPLAY_POOL = 256
@@ -102,7 +100,7 @@ class Course:
             try:
                 await keep_loaded(self._tools, self.name)
             except (AdapterError, NotCopied) as error:  # no reason to refuse what is to be done
-                await self._tell("warning", str(error), {})
+                await self._tools.tell(self.name, "warning", str(error), {})
             yield
 
     @asynccontextmanager
@@ -183,7 +181,8 @@ class Course:
         """Say once that dislikes wait, where nothing else does."""
         waits = not teachable and any(is_dislike(head) for head in waiting)
         if waits and not self._waits_for_likes:
-            await self._tell(
+            await self._tools.tell(
+                self.name,
                 "info",
                 f"{len(waiting)} dislikes wait: they say what an answer should not be, and nothing "
                 "can be learned from that alone; rate some answers up, or send a preference or a "
@@ -197,14 +196,16 @@ class Course:
         number, ids = block.record.current, sorted(block.known)
         await self._store.write(samples.finish, ids, SampleState.CONSUMED, number)
         message = f"{len(ids)} samples taught nothing new: version {number} answers like that"
-        await self._tell("info", message, {"version": number, "samples": len(ids)})
+        await self._tools.tell(self.name, "info", message, {"version": number, "samples": len(ids)})
         await self._store.write(samples.release, self.name)
 
     async def _give_up(self, block: Block) -> None:
         """No version comes of what is left; it is accepted again, and chosen among anew."""
         if block.latest:
             message = "samples cannot be trained on, and without them one API key has too many"
-            await self._tell("info", f"{message}: begun again", {"samples": len(block.latest)})
+            await self._tools.tell(
+                self.name, "info", f"{message}: begun again", {"samples": len(block.latest)}
+            )
             await self.rest()
         await self._store.write(samples.release, self.name)
 
@@ -214,19 +215,15 @@ class Course:
         publisher = self._tools.publisher
         number = await self._store.write(adapters.allocate, self.name)
         path = await publisher.staging_path(self.name, number)
+        used = block.used
+        concluder = Concluder(self.name, self._trainer.name, self._tools)
+        staged, verdict = await concluder.examine(
+            path, block.settings, used, [sample.key_id for sample in used]
+        )
         try:
-            # Given up half way, the engine would still write, and then load what nobody knows of.
-            staged = await uninterrupted(
-                self._client.stage(self._trainer.name, candidate_name(self.name), str(path))
-            )
-            used = block.used
-            candidate = Candidate(self.name, staged, used, [sample.key_id for sample in used])
-            verdict = await self._tools.examiner.examine(
-                candidate, block.settings, self._tools.encoder(block.settings)
-            )
             publisher.require_room(self.name)  # others may have come since
         except BaseException:
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, path)
             await publisher.forget(candidate_name(self.name))
             raise
         verdict.metrics["loss"] = sum(block.losses) / len(block.losses)
@@ -246,11 +243,13 @@ class Course:
         )
         self._concluding = True
         try:
-            await self._settle(block, record, verdict)
+            await self._settle(concluder, block, record, verdict)
         finally:
             self._concluding = False
 
-    async def _settle(self, block: Block, record: VersionRecord, verdict: Verdict) -> None:
+    async def _settle(
+        self, concluder: Concluder, block: Block, record: VersionRecord, verdict: Verdict
+    ) -> None:
         alone = verdict.outcome is Outcome.PUBLISH and block.settings.gate is GateMode.AUTO
         record = replace(record, watched=alone)
         conclusion = Conclusion(
@@ -260,38 +259,19 @@ class Course:
             event=_event_of(block, record, verdict, self._tools.now()),
             tries=TRIES,
         )
-        publisher, metrics = self._tools.publisher, self._tools.metrics
-        metrics.measured(self.name, verdict.metrics)
+        self._tools.metrics.measured(self.name, verdict.metrics)
+        stored_s = [sample.created_s for sample in block.used]
+        await concluder.settle(conclusion, verdict.outcome, stored_s)
         if verdict.outcome is Outcome.PUBLISH:
-            stored = [sample.created_s for sample in block.used]
-            self._tools.freshness.published(record, stored)  # before it answers
-            await publisher.publish(conclusion)
-            metrics.versions.labels(self.name, "published").inc()
-            metrics.version.labels(self.name).set(record.number)
             self._trainer.open_from = (record.number, block.refusals)
-        elif verdict.outcome is Outcome.REFUSE:
-            await publisher.refuse(conclusion)
-            metrics.versions.labels(self.name, "refused").inc()
-            await self.rest()
         else:
-            await publisher.hold(conclusion)
-            metrics.versions.labels(self.name, "held").inc()
             await self.rest()
         await self._store.write(samples.release, self.name)
-
-    async def _tell(self, level: str, message: str, data: dict[str, object]) -> None:
-        event = EventRecord(self.name, self._tools.now(), level, message, data)
-        await self._store.write(events.add, event)
 
 
 def _event_of(block: Block, record: VersionRecord, verdict: Verdict, now_s: float) -> EventRecord:
     """What became of a candidate, why, what that means for its samples, and what can be done."""
-    words = {
-        Outcome.PUBLISH: ("info", "published"),
-        Outcome.HOLD: ("info", "waits for a decision"),
-        Outcome.REFUSE: ("warning", "refused"),
-    }
-    level, word = words[verdict.outcome]
+    level, word = WORDS[verdict.outcome]
     parts = [f"version {record.number} {word}", *([record.reason] if record.reason else [])]
     message = ": ".join(parts)
     if verdict.outcome is Outcome.REFUSE:

@@ -11,15 +11,16 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from tandem.core.errors import DiskError, EngineDead, NoMemory, TandemError, TrainingCancelled
-from tandem.core.learning import EventRecord, SampleState, Split
+from tandem.core.learning import SampleState, Split
 from tandem.services.backoff import Backoff
 from tandem.services.learning.course import Course, Progress
 from tandem.services.learning.publish import NoRoom, engine_ready
 from tandem.services.learning.tools import LearningTools
-from tandem.store import Connection, adapters, events, samples
+from tandem.store import Connection, adapters, samples
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +30,24 @@ _SOON_S = 1.0
 _REST_AFTER_S = 60.0
 _LOOK_FOR_ROOM_S = 2.0
 _MAKE_ROOM_S = 5.0
-_CROWDED = "no memory"
-_DISK = "no disk"
 # A whole version may have been trained in vain before the disk refuses it.
 _DISK_FIRST_S = 10.0
 _DISK_LONGEST_S = 300.0
+
+
+@dataclass(slots=True)
+class _Troubles:
+    """What has kept one adapter from learning since it last learned: the last trouble that was
+    told, and how long the next one waits."""
+
+    told: str = ""
+    others: Backoff = field(default_factory=Backoff)
+    disk: Backoff = field(default_factory=lambda: Backoff(_DISK_FIRST_S, _DISK_LONGEST_S))
+
+    def new(self, trouble: str) -> bool:
+        """Whether it is another one than the last."""
+        before, self.told = self.told, trouble
+        return trouble != before
 
 
 class Learner:
@@ -143,10 +157,9 @@ class Learner:
                 logger.warning("cannot look for new samples: %s", error)
             await asyncio.sleep(_POLL_S)
 
-    async def _teach(self, adapter: str) -> None:  # noqa: C901, PLR0915
+    async def _teach(self, adapter: str) -> None:
         """Turns until nothing came for a while; then the trainer's memory is freed."""
-        course, wake = self._course(adapter), self._wake[adapter]
-        backoff, unwritten, told = Backoff(), Backoff(_DISK_FIRST_S, _DISK_LONGEST_S), ""
+        course, wake, troubles = self._course(adapter), self._wake[adapter], _Troubles()
         try:
             while True:
                 wake.clear()
@@ -154,41 +167,12 @@ class Learner:
                     async with self._slots:
                         progress = await course.turn()
                     if progress is Progress.LEARNED:  # not if there was nothing to fail
-                        backoff.reset()
-                        unwritten.reset()
-                        told = ""
+                        troubles = _Troubles()
                     if time.monotonic() - self._crowded_s < _MAKE_ROOM_S:
                         await course.free()
                         await asyncio.sleep(_MAKE_ROOM_S)
-                except NoMemory as error:
-                    if told != _CROWDED:
-                        await self._tell(adapter, "info", f"learning waits: {error}")
-                    told = _CROWDED
-                    await self.make_room()
-                    await asyncio.sleep(_LOOK_FOR_ROOM_S)
-                    continue
-                except NoRoom as error:
-                    if str(error) != told:
-                        await self._tell(adapter, "warning", f"learning waits: {error}")
-                    told = str(error)
-                    await asyncio.sleep(_LOOK_FOR_ROOM_S)
-                    continue
-                except (DiskError, OSError) as error:
-                    if told != _DISK:
-                        await self._tell(adapter, "error", f"learning waits: {error}")
-                    told = _DISK
-                    await unwritten.wait()
-                    continue
-                except EngineDead:
-                    await engine_ready(self._tools.client)
-                    continue
-                except TrainingCancelled:
-                    continue
                 except Exception as error:
-                    if str(error) != told:  # once, however often it is tried again
-                        await self._failed(adapter, error)
-                    told = str(error)
-                    await backoff.wait()
+                    await self._outlast(adapter, error, troubles)
                     continue
                 if progress is Progress.SOON:
                     await asyncio.sleep(_SOON_S)
@@ -199,6 +183,32 @@ class Learner:
         finally:
             del self._tasks[adapter]
 
+    async def _outlast(self, adapter: str, error: Exception, troubles: _Troubles) -> None:
+        """Say what stopped a turn, once, and wait until the next one may succeed."""
+        waits = f"learning waits: {error}"
+        match error:
+            case NoMemory():
+                if troubles.new("no memory"):
+                    await self._tell(adapter, "info", waits)
+                await self.make_room()
+                await asyncio.sleep(_LOOK_FOR_ROOM_S)
+            case NoRoom():
+                if troubles.new(str(error)):
+                    await self._tell(adapter, "warning", waits)
+                await asyncio.sleep(_LOOK_FOR_ROOM_S)
+            case DiskError() | OSError():
+                if troubles.new("no disk"):
+                    await self._tell(adapter, "error", waits)
+                await troubles.disk.wait()
+            case EngineDead():
+                await engine_ready(self._tools.client)
+            case TrainingCancelled():
+                pass
+            case _:
+                if troubles.new(str(error)):
+                    await self._failed(adapter, error)
+                await troubles.others.wait()
+
     async def _failed(self, adapter: str, error: Exception) -> None:
         """Say it in the adapter's history, and so in the log; a fault of ours with its trace."""
         if not isinstance(error, TandemError):
@@ -206,9 +216,8 @@ class Learner:
         await self._tell(adapter, "error", f"learning failed: {error}")
 
     async def _tell(self, adapter: str, level: str, message: str) -> None:
-        event = EventRecord(adapter, self._tools.now(), level, message)
         try:
-            await self._tools.store.write(events.add, event)
+            await self._tools.tell(adapter, level, message)
         except TandemError as unwritten:
             logger.error("cannot keep an event of %s (%s): %s", adapter, unwritten, message)
 

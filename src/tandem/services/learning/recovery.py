@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import AdapterError, TandemError
-from tandem.core.learning import EventRecord
 from tandem.core.ports import EngineState
 from tandem.services.archives import EXPORTS
 from tandem.services.learning.base import compare_base
@@ -25,7 +24,7 @@ from tandem.services.learning.publish import current_versions
 from tandem.services.learning.strays import remove_strays
 from tandem.services.learning.tools import LearningTools
 from tandem.services.retention import trim_versions
-from tandem.store import adapters, events, jobs, samples
+from tandem.store import adapters, jobs, samples
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +63,7 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
         except AdapterError as error:
             lost.append(label)
             message = f"version {version.number} cannot be loaded: {error}"
-            event = EventRecord(version.adapter, tools.now(), "error", message)
-            await tools.store.write(events.add, event)
+            await tools.tell(version.adapter, "error", message)
             continue
         serving.append(label)
         tools.metrics.version.labels(version.adapter).set(version.number)

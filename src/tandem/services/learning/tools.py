@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from tandem.core.learning import VersionRecord, VersionState
+from tandem.core.learning import EventRecord, VersionRecord, VersionState
 from tandem.core.ports import EngineClient
 from tandem.services.learning.encode import Encoder, Limits
 from tandem.services.learning.freshness import Freshness
@@ -15,7 +16,7 @@ from tandem.services.learning.publish import Publisher
 from tandem.services.learning.references import References
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.tokenizer import Tokenizer
-from tandem.store import Store, adapters, jobs
+from tandem.store import Store, adapters, events, jobs
 from tandem.telemetry.learning import LearningMetrics
 
 
@@ -44,6 +45,13 @@ class LearningTools:
             await self.publisher.withdraw(adapter)
         self.metrics.version.labels(adapter).set(number)
         self.metrics.versions.labels(adapter, "rolled_back").inc()
+
+    async def tell(
+        self, subject: str, level: str, message: str, data: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write into the history of an adapter or a job, and so into the log."""
+        event = EventRecord(subject, self.now(), level, message, dict(data or {}))
+        await self.store.write(events.add, event)
 
     async def others_first(self, adapter: str) -> bool:
         """Whether feedback has to wait: a job trains the adapter, whose version knows nothing
