@@ -35,7 +35,8 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.core.version import AdapterVersion
-from tandem.services.learning.encode import Encoded, Encoder, Limits, micro_batches, sequences_of
+from tandem.services.learning.encode import Encoded, Encoder, Limits
+from tandem.services.learning.families import micro_batches, sequences_of
 from tandem.services.learning.settings import LearningSettings, defaults, resolve_settings
 from tandem.services.learning.steps import evidence
 from tandem.services.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ coefficients are the exact derivatives of the value, KTO's KL term held constant
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
@@ -46,15 +46,11 @@ def micro_batch_loss(
     `logprobs[s]` is the summed log-probability of the completion of `sequences[s]`.
     """
     assert len(sequences) == len(logprobs)
-    if loss.kind is LossKind.SFT:
-        return _supervised(sequences, logprobs, items)
-    if loss.kind is LossKind.DPO:
-        return _preference(loss, sequences, logprobs, items)
-    return _prospect(loss, sequences, logprobs, items)
+    return _LOSSES[loss.kind].value(loss, sequences, logprobs, items)
 
 
 def _supervised(
-    sequences: Sequence[TrainingSequence], logprobs: Sequence[float], items: int
+    loss: LossSpec, sequences: Sequence[TrainingSequence], logprobs: Sequence[float], items: int
 ) -> MicroBatchLoss:
     """Negative log-likelihood, the mean over the completion tokens of the step."""
     total = -math.fsum(
@@ -134,14 +130,22 @@ def _items(loss: LossSpec, sequences: Sequence[TrainingSequence]) -> int:
     roles = [sequence.role for sequence in sequences]
     if any(sequence.completion_tokens < 1 or sequence.prompt_tokens < 1 for sequence in sequences):
         raise InvalidRequest("a training sequence needs a prompt and a completion")
-    if loss.kind is LossKind.SFT:
-        if set(roles) - {Role.TARGET}:
-            raise InvalidRequest("supervised steps take target sequences alone")
-        return sum(sequence.completion_tokens for sequence in sequences)
-    if loss.kind is LossKind.DPO:
-        if roles != [Role.CHOSEN, Role.REJECTED] * (len(roles) // 2):
-            raise InvalidRequest("DPO steps take pairs: a chosen and then its rejected sequence")
-        return len(roles) // 2
+    return _LOSSES[loss.kind].items(sequences, roles)
+
+
+def _target_tokens(sequences: Sequence[TrainingSequence], roles: Sequence[Role]) -> int:
+    if set(roles) - {Role.TARGET}:
+        raise InvalidRequest("supervised steps take target sequences alone")
+    return sum(sequence.completion_tokens for sequence in sequences)
+
+
+def _pairs(sequences: Sequence[TrainingSequence], roles: Sequence[Role]) -> int:
+    if list(roles) != [Role.CHOSEN, Role.REJECTED] * (len(roles) // 2):
+        raise InvalidRequest("DPO steps take pairs: a chosen and then its rejected sequence")
+    return len(roles) // 2
+
+
+def _labels(sequences: Sequence[TrainingSequence], roles: Sequence[Role]) -> int:
     if set(roles) - {*_LABELLED, Role.MISMATCHED}:
         raise InvalidRequest("KTO steps take desirable, undesirable and mismatched sequences")
     return sum(role in _LABELLED for role in roles)
@@ -153,3 +157,19 @@ def _sigmoid(z: float) -> float:
 
 def _log_sigmoid(z: float) -> float:
     return -math.log1p(math.exp(-z)) if z >= 0.0 else z - math.log1p(math.exp(z))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """One loss: its value, and how many items a micro-batch of it has (raises `InvalidRequest` for
+    sequences of another form)."""
+
+    value: Callable[[LossSpec, Sequence[TrainingSequence], Sequence[float], int], MicroBatchLoss]
+    items: Callable[[Sequence[TrainingSequence], Sequence[Role]], int]
+
+
+_LOSSES = {
+    LossKind.SFT: _Loss(_supervised, _target_tokens),
+    LossKind.DPO: _Loss(_preference, _pairs),
+    LossKind.KTO: _Loss(_prospect, _labels),
+}

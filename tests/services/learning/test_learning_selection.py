@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.learning import SampleKind
+from tandem.services.learning.families import UNSCORED_LOSS
 from tandem.services.learning.selection import (
-    UNSCORED_LOSS,
     choose,
     epochs_of,
     groups,

@@ -11,10 +11,11 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from tandem.core.learning import Sample
+from tandem.core.learning import Sample, SampleKind
 from tandem.core.ports import TeachingEngine
-from tandem.core.training import LossKind, LossSpec, Role, ScoreRequest, TrainingSequence
+from tandem.core.training import LossSpec, Role, ScoreRequest, TrainingSequence
 from tandem.services.jobs.data import line_of
+from tandem.services.learning.families import FAMILIES
 from tandem.services.learning.references import NotFinite
 from tandem.services.learning.steps import PreparedStep, StepMaker
 from tandem.training.losses import micro_batch_loss, step_items
@@ -56,7 +57,7 @@ class Validation:
         if not math.isfinite(total):
             raise NotFinite("the loss on the validation file is not a finite number")
         found = {"valid_loss": total}
-        if self._loss.kind is LossKind.DPO:
+        if FAMILIES[SampleKind(self._loss.kind.value)].paired:
             found["valid_accuracy"] = wins / items
         return found
 

@@ -8,13 +8,11 @@ truncated; a sample that does not fit is refused with the reason.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
-from tandem.core.training import Role, TrainingSequence
 from tandem.services.tokenizer import Tokenizer
 
 _WRITTEN = ServedTokens("", ())
@@ -168,57 +166,3 @@ class Encoder:
         room = self._limits.recording_tokens
         if room and encoded.rows > room:
             raise InvalidRequest(f"{encoded.rows} rows do not fit into {room} recorded rows")
-
-
-def sequences_of(
-    encoded: Sequence[Encoded], partner: Encoded | None = None, most: int = sys.maxsize
-) -> tuple[TrainingSequence, ...]:
-    """One micro-batch; all samples are of one kind. References are still 0.
-
-    KTO: each prompt is also joined with the completion of a sample before it, as TRL does, else
-    with that of `partner`, a sample of another micro-batch. What is so joined is no sample's own
-    prompt and completion and has at most `most` tokens; a prompt for which there is no such
-    completion has no KL term.
-    """
-    kind = encoded[0].kind
-    if kind is SampleKind.SFT:
-        return tuple(_sequence(item, item.chosen, Role.TARGET) for item in encoded)
-    if kind is SampleKind.DPO:
-        return tuple(
-            _sequence(item, completion, role)
-            for item in encoded
-            for completion, role in ((item.chosen, Role.CHOSEN), (item.rejected, Role.REJECTED))
-        )
-    labelled = tuple(
-        _sequence(item, item.chosen, Role.DESIRABLE if item.desirable else Role.UNDESIRABLE)
-        for item in encoded
-    )
-    spare = [partner] if partner is not None else []
-    matched = {(item.prompt, item.chosen) for item in (*encoded, *spare)}
-    mismatched: list[TrainingSequence] = []
-    for place, item in enumerate(encoded):
-        others = (*encoded[:place][::-1], *encoded[place:][::-1], *spare)
-        for other in others:
-            fits = len(item.prompt) + len(other.chosen) <= most
-            if fits and (item.prompt, other.chosen) not in matched:
-                mismatched.append(_sequence(item, other.chosen, Role.MISMATCHED))
-                break
-    return labelled + tuple(mismatched)
-
-
-def micro_batches(encoded: Sequence[Encoded], samples: int, rows: int) -> list[tuple[Encoded, ...]]:
-    """Cut a step into micro-batches of up to `samples` samples and `rows` rows (0: any)."""
-    batches: list[list[Encoded]] = []
-    used = 0
-    for item in encoded:
-        need = item.rows * (2 if item.kind is SampleKind.KTO else 1)
-        if not batches or len(batches[-1]) >= samples or (rows and used + need > rows):
-            batches.append([])
-            used = 0
-        batches[-1].append(item)
-        used += need
-    return [tuple(batch) for batch in batches]
-
-
-def _sequence(item: Encoded, completion: tuple[int, ...], role: Role) -> TrainingSequence:
-    return TrainingSequence(item.prompt + completion, len(item.prompt), role, weight=item.weight)

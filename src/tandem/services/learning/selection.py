@@ -15,11 +15,9 @@ from itertools import zip_longest
 from statistics import median
 
 from tandem.core.learning import SampleKind
+from tandem.services.learning.families import FAMILIES, UNSCORED_LOSS
 from tandem.services.learning.settings import LearningSettings
 from tandem.store.samples import SampleHead
-
-UNSCORED_LOSS = math.log(2.0)
-"""DPO's loss of a pair on which policy and reference agree."""
 
 # pi_ft is the same for all samples and drops out of their order. A sample of ln 2 more loss is
 # worth as much as one that has waited ten minutes longer.
@@ -28,9 +26,6 @@ _GAMMA = 1.0
 
 TRIES = 3
 """How many candidates may be refused that learned from a sample, before the sample is."""
-
-# Where a sample counts as learned: half of what DPO and KTO begin with; for SFT, nats a token.
-_LEARNED_LOSS = {SampleKind.DPO: UNSCORED_LOSS / 2, SampleKind.KTO: 0.25, SampleKind.SFT: 0.1}
 
 # An answer to imitate is known to a version that gives it about the loss of what it learned.
 _KNOWN = 1.25
@@ -183,7 +178,7 @@ def known(
 
 
 def _learned(head: SampleHead) -> bool:
-    return head.loss is not None and head.loss <= _LEARNED_LOSS[head.kind]
+    return head.loss is not None and head.loss <= FAMILIES[head.kind].learned_loss
 
 
 def plan_steps(

@@ -18,6 +18,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.core.learning import GateMode, SampleKind
 from tandem.core.training import LoraSpec, LossKind, LossSpec, OptimizerSpec
+from tandem.services.learning.families import FAMILIES
 
 BASE = "base"
 MOST_LEARNING_RATE = 1.0
@@ -96,7 +97,7 @@ class LearningSettings:
             self.label_smoothing,
             self.desirable_weight,
             self.undesirable_weight,
-            0.0 if kind is SampleKind.SFT else self.rpo_alpha,
+            self.rpo_alpha if FAMILIES[kind].likelihood else 0.0,
         )
 
 

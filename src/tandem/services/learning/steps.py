@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Sample
+from tandem.core.learning import Sample, SampleKind
 from tandem.core.ports import TeachingEngine
-from tandem.core.training import LossKind, LossSpec, Role, StepOutcome, TrainingStep
-from tandem.services.learning.encode import Encoded, Encoder, micro_batches, sequences_of
+from tandem.core.training import LossSpec, Role, StepOutcome, TrainingStep
+from tandem.services.learning.encode import Encoded, Encoder
+from tandem.services.learning.families import FAMILIES, Family, micro_batches, sequences_of
 from tandem.services.learning.references import Model, NotFinite, References, Scored
 from tandem.training.losses import micro_batch_loss, step_items
 
@@ -41,6 +42,10 @@ class PreparedStep:
         """All of them, in order."""
         return [sample_id for batch in self.sample_ids for sample_id in batch]
 
+    @property
+    def _family(self) -> Family:
+        return FAMILIES[SampleKind(self.step.loss.kind.value)]
+
     def losses(self, logprobs: Logprobs) -> dict[str, float]:
         """The loss of each sample, by what its sequences were given."""
         found: dict[str, float] = {}
@@ -59,7 +64,7 @@ class PreparedStep:
         for ids, batch, given in zip(
             self.sample_ids, self.step.micro_batches, logprobs, strict=True
         ):
-            each = 2 if self.step.loss.kind is LossKind.DPO else 1
+            each = 2 if self._family.paired else 1
             for at, sample_id in zip(range(0, each * len(ids), each), ids, strict=True):
                 preferred = batch[at].role in (Role.CHOSEN, Role.DESIRABLE)
                 unlikely = preferred and given[at] < (1.0 - _GAINED) * batch[at].reference
@@ -68,8 +73,8 @@ class PreparedStep:
         return found
 
     def accuracy(self, outcome: StepOutcome) -> float | None:
-        """DPO: the share of pairs with a positive implicit reward margin; None for other losses."""
-        if self.step.loss.kind is not LossKind.DPO:
+        """The share of pairs with a positive implicit reward margin; None where there are none."""
+        if not self._family.paired:
             return None
         wins, pairs = 0, 0
         for batch, logprobs in zip(self.step.micro_batches, outcome.logprobs, strict=True):
