@@ -159,7 +159,7 @@ def served(commands: list[Command]) -> tuple[list[str], list[StepResult]]:
         match message:
             case Tokens(_, events):
                 said.extend(each.request_id for each in events if isinstance(each, TokenEvent))
-            case Answer(_, _, outcome=StepOutcome() as outcome):
+            case Answer(_, _, result=StepOutcome() as outcome):
                 said.append(outcome.step_id)
                 channel.put(Stop())
 
@@ -202,7 +202,9 @@ def test_a_channel_that_fails_ends_the_host_and_no_step():
     channel.put(Train(2, sft_step("s", "t", [30, 20])))
     with pytest.raises(OSError, match="the pipe is gone"):
         Host(loop, channel, 0).run()
-    assert not any(isinstance(each, Answer) and each.outcome is not None for each in said)
+    assert not any(
+        isinstance(each, Answer) and isinstance(each.result, StepOutcome) for each in said
+    )
 
 
 def test_offline_requests_and_other_commands_wait_for_the_iteration():

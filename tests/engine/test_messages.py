@@ -68,9 +68,10 @@ def test_round_trips():
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
     command = OpenTrainer(5, TrainerSpec("t", LoraSpec(targets=("q_proj",))))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
-    message = Answer(3, 4, outcome=StepOutcome(
-        "s", "t", 1, True, 0.5, 1.0, 1e-4, ((-1.0,), (-2.0, -3.0)), 0.0, 1.0, 2.0
-    ))  # fmt: skip
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message
+    outcome = StepOutcome("s", "t", 1, True, 0.5, 1.0, 1e-4, ((-1.0,), (-2.0, -3.0)), 0.0, 1.0, 2.0)
+    sent = msgspec.msgpack.encode(Answer(3, 4, result=outcome))
+    message = msgspec.msgpack.decode(sent, type=Message)
+    assert isinstance(message, Answer)
+    assert msgspec.convert(message.result, StepOutcome) == outcome
     message = Tokens(3, [event])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message

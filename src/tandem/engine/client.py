@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
-from itertools import count
+from types import NoneType
 
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.errors import EngineDead, InvalidRequest, NotFound, TandemError
@@ -27,6 +27,7 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.core.version import AdapterVersion
+from tandem.engine.calls import Calls, Result
 from tandem.engine.messages import (
     Abort,
     AddRequest,
@@ -94,11 +95,10 @@ class AsyncEngineClient:
         self._info: ModelInfo | None = None
         self._adapters: dict[str, AdapterVersion] = {}
         self._streams: dict[str, _Stream] = {}
-        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._calls = Calls()
         self._restores: dict[int, AdapterVersion] = {}
         self._trainers: set[str] = set()
         self._lost_trainers: set[str] = set()
-        self._call_ids = count(1)
         self._started: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -193,17 +193,16 @@ class AsyncEngineClient:
 
     async def load_adapter(self, name: str, path: str) -> AdapterVersion:
         """See `EngineClient`."""
-        answer = await self._call(lambda call: LoadAdapter(call, name, path))
-        assert answer.version is not None
-        self._adapters[name] = answer.version
-        return answer.version
+        version = await self._call(AdapterVersion, lambda call: LoadAdapter(call, name, path))
+        self._adapters[name] = version
+        return version
 
     async def unload_adapter(self, name: str) -> None:
         """See `EngineClient`."""
         if name not in self._adapters:
             raise NotFound(f"there is no adapter {name!r}", param="name")
         try:
-            await self._call(lambda call: UnloadAdapter(call, name))
+            await self._call(NoneType, lambda call: UnloadAdapter(call, name))
         except EngineDead:  # the next engine is not told of it
             self._adapters.pop(name, None)
             raise
@@ -211,10 +210,9 @@ class AsyncEngineClient:
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
         """See `EngineClient`."""
-        answer = await self._call(lambda call: PublishAdapter(call, version))
-        assert answer.version is not None
-        self._adapters[version.name] = answer.version
-        return answer.version
+        published = await self._call(AdapterVersion, lambda call: PublishAdapter(call, version))
+        self._adapters[version.name] = published
+        return published
 
     def expect_adapter(self, version: AdapterVersion) -> None:
         """See `EngineClient`."""
@@ -226,51 +224,47 @@ class AsyncEngineClient:
     async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """See `EngineClient`."""
         incarnation = self._incarnation
-        answer = await self._call(lambda call: OpenTrainer(call, spec))
-        assert answer.trainer is not None
+        opened = await self._call(TrainerState, lambda call: OpenTrainer(call, spec))
         if self._incarnation != incarnation:  # it died after its answer
             raise EngineDead(f"trainer {spec.name} went with its engine")
         self._trainers.add(spec.name)
         self._lost_trainers.discard(spec.name)
-        return answer.trainer
+        return opened
 
     async def close_trainer(self, name: str) -> None:
         """See `EngineClient`."""
         self._trainers.discard(name)
         self._lost_trainers.discard(name)
-        await self._call(lambda call: CloseTrainer(call, name))
+        await self._call(NoneType, lambda call: CloseTrainer(call, name))
 
     async def train(self, step: TrainingStep) -> StepOutcome:
         """See `EngineClient`. Cancelling the call leaves the step to run; see `cancel_steps`."""
         self._require_ready()
         self._require_trainer(step.trainer)
-        answer = await self._call(lambda call: Train(call, step))
-        assert answer.outcome is not None
-        return answer.outcome
+        return await self._call(StepOutcome, lambda call: Train(call, step))
 
     async def cancel_steps(self, trainer: str) -> None:
         """See `EngineClient`."""
-        await self._call(lambda call: CancelSteps(call, trainer))
+        await self._call(NoneType, lambda call: CancelSteps(call, trainer))
 
     async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
         """See `EngineClient`."""
         self._require_trainer(trainer)
-        answer = await self._call(lambda call: StageTrainer(call, trainer, name, path))
-        assert answer.version is not None
-        self._adapters[name] = answer.version
-        return answer.version
+        version = await self._call(
+            AdapterVersion, lambda call: StageTrainer(call, trainer, name, path)
+        )
+        self._adapters[name] = version
+        return version
 
     async def score(self, request: ScoreRequest) -> Score:
         """See `EngineClient`. Cancelling the call gives the score up."""
         self._require_ready()
         self._require_trainer(request.trainer)
         try:
-            answer = await self._call(lambda call: AddScore(call, request))
+            return await self._call(Score, lambda call: AddScore(call, request))
         except asyncio.CancelledError:
             self._transport.send(Abort(request.request_id))
             raise
-        assert answer.score is not None
-        return answer.score
 
     # ------------------------------------------------------------------ the engine itself
 
@@ -278,26 +272,15 @@ class AsyncEngineClient:
         """See `EngineClient`."""
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
-                answer = await self._call(GetStats)
+                return await self._call(EngineStats, GetStats)
         except TimeoutError as error:
             raise EngineDead("the engine does not answer") from error
-        assert answer.stats is not None
-        return answer.stats
 
-    async def _call(self, make: Callable[[int], Command]) -> Answer:
+    async def _call(self, kind: type[Result], make: Callable[[int], Command]) -> Result:
+        """Do what `make` gives for a call's number; its result, which is of `kind`."""
         if self._state is not EngineState.READY:
             self._refuse()
-        call = next(self._call_ids)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._calls[call] = future
-        try:
-            self._transport.send(make(call))
-            answer = await future
-        finally:
-            self._calls.pop(call, None)
-        if answer.failure is not None:
-            raise to_exception(answer.failure)
-        return answer
+        return await self._calls.result(kind, lambda call: self._transport.send(make(call)))
 
     def _require_ready(self) -> None:
         if self._draining or self._state is not EngineState.READY:
@@ -347,14 +330,13 @@ class AsyncEngineClient:
             logger.error("lost adapter %s: %s", restored.label, answer.failure.message)
             if self._adapters.get(restored.name) == restored:
                 del self._adapters[restored.name]
-        future, version = self._calls.get(answer.call), answer.version
-        if future is not None and not future.done():
-            future.set_result(answer)
-        elif version is not None and restored is None:  # nobody waits for it any more
-            if version.internal:
-                self._transport.send(UnloadAdapter(next(self._call_ids), version.name))
-            else:
-                self._adapters[version.name] = version
+        version = self._calls.take(answer)
+        if version is None:
+            return
+        if version.internal:
+            self._transport.send(UnloadAdapter(self._calls.number(), version.name))
+        else:
+            self._adapters[version.name] = version
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -372,7 +354,7 @@ class AsyncEngineClient:
         self._state, self._quiet = EngineState.READY, False
         self._restores.clear()
         for version in self._adapters.values():  # before any new request, in order
-            call = next(self._call_ids)
+            call = self._calls.number()
             self._restores[call] = version
             self._transport.send(LoadAdapter(call, version.name, version.path, version))
         if self._started is not None and not self._started.done():
@@ -392,8 +374,6 @@ class AsyncEngineClient:
         message = f"{reason}; the request was lost, send it again"
         for request_id in list(self._streams):
             self._end(request_id, EngineDead(message))
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(EngineDead(reason))
+        self._calls.lose(reason)
         if self._started is not None and not self._started.done():
             self._started.set_exception(EngineDead(reason))

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 import zmq
 
@@ -143,13 +142,11 @@ class Host:
         for learned in self._loop.take_learned():
             match learned:
                 case StepOutcome():
-                    self._send(self._steps.pop(learned.step_id), outcome=learned)
+                    self._send(self._steps.pop(learned.step_id), learned)
                 case Score():
-                    self._send(self._scores.pop(learned.request_id), score=learned)
+                    self._send(self._scores.pop(learned.request_id), learned)
                 case ScoreFailed(request_id, reason):
-                    self._send(
-                        self._scores.pop(request_id), failure=failure_of(TandemError(reason))
-                    )
+                    self._fail(self._scores.pop(request_id), TandemError(reason))
 
     def _handle(self, command: Command) -> None:
         match command:
@@ -163,14 +160,14 @@ class Host:
                 self._loop.abort(request_id, index)
                 self._scores.pop(request_id, None)
             case GetStats(call):
-                self._send(call, stats=self._loop.stats())
+                self._send(call, self._loop.stats())
             case Stop():
                 self._stopped = True
             case _:
                 try:
                     self._call(command)
                 except Exception as error:
-                    self._send(command.call, failure=failure_of(error))
+                    self._fail(command.call, error)
 
     def _call(self, command: Call) -> None:  # noqa: C901
         """Do what is answered by `Answer`, now or later."""
@@ -178,12 +175,12 @@ class Host:
             case LoadAdapter(call, name, path, None):
                 self._reading.begin(call, partial(self._loop.read_adapter, name, path))
             case LoadAdapter(call, name, path, restore):  # requests for it follow
-                self._send(call, version=self._loop.load_adapter(name, path, restore))
+                self._send(call, self._loop.load_adapter(name, path, restore))
             case UnloadAdapter(call, name):
                 self._loop.unload_adapter(name)
                 self._send(call)
             case PublishAdapter(call, version) if self._loop.is_loaded(version):
-                self._send(call, version=self._loop.publish_adapter(version))
+                self._send(call, self._loop.publish_adapter(version))
             case PublishAdapter(call, version):
                 self._reading.begin(call, partial(self._loop.read_version, version))
             case OpenTrainer(call, spec):
@@ -192,7 +189,7 @@ class Host:
                     self._opening[spec.name] = call
                     self._reading.begin(call, partial(self._read_trainer, call, spec))
                 else:
-                    self._send(call, trainer=self._loop.open_trainer(spec))
+                    self._send(call, self._loop.open_trainer(spec))
             case CloseTrainer(call, name):
                 self._close_trainer(name)
                 self._send(call)
@@ -229,7 +226,7 @@ class Host:
     def _cancelled(self, step_ids: Iterable[str]) -> None:
         for step_id in step_ids:
             error = TrainingCancelled(f"step {step_id} was cancelled")
-            self._send(self._steps.pop(step_id), failure=failure_of(error))
+            self._fail(self._steps.pop(step_id), error)
 
     def _write(self, snapshot: TrainerSnapshot, name: str, path: str) -> Conclude:
         """Beside the loop; the loop then makes the copy in memory an adapter."""
@@ -242,15 +239,15 @@ class Host:
             try:
                 made = conclude()
             except Exception as error:
-                self._send(call, failure=failure_of(error))
+                self._fail(call, error)
                 continue
-            if isinstance(made, TrainerState):
-                self._send(call, trainer=made)
-            else:
-                self._send(call, version=made)
+            self._send(call, made)
 
-    def _send(self, call: int, **content: Any) -> None:
-        self._channel.send(Answer(self._incarnation, call, **content))
+    def _send(self, call: int, result: object = None) -> None:
+        self._channel.send(Answer(self._incarnation, call, result=result))
+
+    def _fail(self, call: int, error: Exception) -> None:
+        self._channel.send(Answer(self._incarnation, call, failure_of(error)))
 
 
 def start_loop(make_loop: MakeLoop, channel: HostChannel, incarnation: int) -> EngineLoop:

@@ -7,6 +7,8 @@ engine that has died for those of its successor.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from tandem.core.errors import (
@@ -22,14 +24,11 @@ from tandem.core.errors import (
     TrainingCancelled,
     UnsupportedModel,
 )
-from tandem.core.events import EngineStats, ModelInfo, TokenEvent
+from tandem.core.events import ModelInfo, TokenEvent
 from tandem.core.request import Request
 from tandem.core.training import (
-    Score,
     ScoreRequest,
-    StepOutcome,
     TrainerSpec,
-    TrainerState,
     TrainingStep,
 )
 from tandem.core.version import AdapterVersion
@@ -69,14 +68,14 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class PublishAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Make a given version the current one of its name; answered by `Answer` with `version`."""
+    """Make a given version the current one of its name; answered by an `AdapterVersion`."""
 
     call: int
     version: AdapterVersion
 
 
 class OpenTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Open a trainer, after closing one of its name; answered by `Answer` with `trainer`."""
+    """Open a trainer, after closing one of its name; answered by a `TrainerState`."""
 
     call: int
     spec: TrainerSpec
@@ -90,7 +89,7 @@ class CloseTrainer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Run a training step; answered by `Answer` with `outcome` when it has ended."""
+    """Run a training step; answered by a `StepOutcome` when it has ended."""
 
     call: int
     step: TrainingStep
@@ -104,7 +103,7 @@ class CancelSteps(msgspec.Struct, frozen=True, tag=True):
 
 
 class StageTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Save a trainer at `path` and load that as `name`; answered by `Answer` with `version`."""
+    """Save a trainer at `path` and load that as `name`; answered by an `AdapterVersion`."""
 
     call: int
     trainer: str
@@ -113,14 +112,14 @@ class StageTrainer(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddScore(msgspec.Struct, frozen=True, tag=True):
-    """Score a completion; answered by `Answer` with `score`. `Abort` gives it up, unanswered."""
+    """Score a completion; answered by a `Score`. `Abort` gives it up, unanswered."""
 
     call: int
     request: ScoreRequest
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Answer` with `stats`."""
+    """Answered by `EngineStats`."""
 
     call: int
 
@@ -191,16 +190,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The outcome of a call: a failure, or what it was for."""
+    """The outcome of a call: a failure, or the `result` that its command names. On the wire that is
+    plain data; who called knows its type."""
 
     incarnation: int
     call: int
     failure: Failure | None = None
-    version: AdapterVersion | None = None
-    stats: EngineStats | None = None
-    trainer: TrainerState | None = None
-    outcome: StepOutcome | None = None
-    score: Score | None = None
+    result: Any = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

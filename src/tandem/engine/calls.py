@@ -1,0 +1,77 @@
+"""Calls to an engine that are under way: their numbers, who waits for each, and who has left.
+
+Knows answers, not what is asked. Invariant: every caller gets its result, the engine's failure or
+`EngineDead`; a version that was loaded for a caller who has left is told to whoever takes the
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
+import msgspec
+
+from tandem.core.errors import EngineDead
+from tandem.core.version import AdapterVersion
+from tandem.engine.messages import Answer, to_exception
+
+Result = TypeVar("Result")
+
+
+class Calls:
+    """Of one client; used in one event loop."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._left: set[int] = set()
+        """Calls that load a version, whose callers do not wait for it any more."""
+
+    def number(self) -> int:
+        """A new call's."""
+        return next(self._numbers)
+
+    async def result(self, kind: type[Result], send: Callable[[int], None]) -> Result:
+        """Send a call by its number and wait for its result, which is of `kind`."""
+        call = self.number()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[call] = future
+        try:
+            send(call)
+            answer = await future
+        except asyncio.CancelledError:
+            if kind is AdapterVersion:
+                self._left.add(call)
+            raise
+        finally:
+            del self._waiting[call]
+        if answer.failure is not None:
+            raise to_exception(answer.failure)
+        return _as(kind, answer.result)
+
+    def take(self, answer: Answer) -> AdapterVersion | None:
+        """Hand an answer to whoever waits for it; the version that was loaded for somebody who has
+        left."""
+        future = self._waiting.get(answer.call)
+        if future is not None and not future.done():
+            future.set_result(answer)
+        elif answer.call in self._left:
+            self._left.discard(answer.call)
+            if answer.failure is None:
+                return _as(AdapterVersion, answer.result)
+        return None
+
+    def lose(self, reason: str) -> None:
+        """The engine is gone, and no answer will come."""
+        self._left.clear()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(EngineDead(reason))
+
+
+def _as(kind: type[Result], result: object) -> Result:
+    """A result as its type; over a process's boundary it came as plain data."""
+    return result if isinstance(result, kind) else msgspec.convert(result, kind)
