@@ -13,7 +13,8 @@ from queue import Queue
 import uvicorn
 
 from serving import new_directory
-from tandem.build import build_app, build_engine_client
+from tandem.build import build_engine_client
+from tandem.build_app import build_app
 from tandem.config import Settings, StoreConfig
 
 

@@ -37,7 +37,7 @@ from tandem.services.learning.recovery import recover
 from tandem.services.learning.references import References
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.tools import LearningTools
-from tandem.services.retention import Retention
+from tandem.services.versions.retention import Retention
 from tandem.store import Connection, Store, adapters, feedback, samples
 from tandem.telemetry.learning import LearningMetrics
 

@@ -20,10 +20,10 @@ from fastapi import FastAPI
 
 import tandem
 from tandem.api.protocol import PatientProtocol
-from tandem.build import build_app
+from tandem.build_app import build_app
 from tandem.config import AdapterConfig, ServerConfig, Settings, StoreConfig
 from tandem.core.ports import EngineClient
-from tandem.services.tokenizer import Tokenizer
+from tandem.services.answering.tokenizer import Tokenizer
 
 DEMO_MODEL = Path(tandem.__file__).parent / "demo_model"
 

@@ -36,7 +36,7 @@ from tandem.core.slo import Slo
 from tandem.sim.curves import write_curve
 
 if TYPE_CHECKING:
-    from tandem.services.tokenizer import Tokenizer
+    from tandem.services.answering.tokenizer import Tokenizer
 
 # Python, the kernels' C++ and the canary set; not what is compiled.
 _CODE = {".py", ".cpp", ".h", ".jsonl"}
@@ -105,7 +105,7 @@ class Experiment:
         self._pairs = [pair for pair in read if not held_back(pair)]
         fingerprint = self._fingerprint(sources)
         # Imported here: it loads torch, which `tandem --help` shall not.
-        from tandem.services.tokenizer import Tokenizer
+        from tandem.services.answering.tokenizer import Tokenizer
 
         self._tokenizer = Tokenizer.load(sources.model)
         self._end = end or end_of_turn(self._tokenizer)

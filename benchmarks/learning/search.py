@@ -37,7 +37,7 @@ from tandem.core.training import (
     TrainingSequence,
     TrainingStep,
 )
-from tandem.services.tokenizer import Tokenizer
+from tandem.services.answering.tokenizer import Tokenizer
 from tandem.training.losses import micro_batch_loss
 
 ARRIVE_TOGETHER = 16

@@ -21,7 +21,7 @@ from benchmarks.learning.preferences import (
 )
 from benchmarks.learning.report import RunKey
 from benchmarks.learning.stream import EncodedPair, Load, LoadOptions, draw_load, encode_pairs
-from tandem.services.tokenizer import Tokenizer
+from tandem.services.answering.tokenizer import Tokenizer
 
 POLICIES = ("no_retrain", "ekya", "adainf", "mace", "unified")
 _CODE = {".py", ".cpp", ".h", ".jsonl"}

@@ -30,7 +30,7 @@ from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.datasheet import load_profile
-from tandem.services.admission import Admission, Ticket
+from tandem.services.answering.admission import Admission, Ticket
 from tandem.sim.run import SimOutcome, Simulation
 
 

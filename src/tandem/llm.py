@@ -35,11 +35,11 @@ from tandem.core.training import (
     TrainingStep,
 )
 from tandem.core.version import AdapterVersion
+from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.encode import Encoded, Encoder, Limits
 from tandem.services.learning.families import micro_batches, sequences_of
 from tandem.services.learning.settings import LearningSettings, defaults, resolve_settings
 from tandem.services.learning.steps import evidence
-from tandem.services.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 _Ended = TypeVar("_Ended", StepOutcome, Score)

@@ -18,7 +18,7 @@ import pytest
 from fake_engine import FakeEngine
 from learning_world import CANARY
 from serving import live
-from tandem.build import build_app
+from tandem.build_app import build_app
 from tandem.config import LearningConfig, Settings, StoreConfig
 
 ADAPTER_FILES = {

@@ -19,7 +19,7 @@ from fake_engine import FakeEngine
 from learning_world import CANARY
 from serving import live
 from tandem.adapters.files import CONFIG_NAME, WEIGHTS_NAME
-from tandem.build import build_app
+from tandem.build_app import build_app
 from tandem.cli import app
 from tandem.cli.adapters_watch import follow
 from tandem.cli.finetune import _watch

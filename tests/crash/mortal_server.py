@@ -13,7 +13,7 @@ from mortality import ENGINE_MODULE, Mortality
 
 from tandem import build
 from tandem.cli import main
-from tandem.services import feedback
+from tandem.services.feedback import service as feedback
 from tandem.services.jobs import tools
 from tandem.services.learning import publish
 

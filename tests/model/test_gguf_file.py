@@ -16,7 +16,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.llm import LLM
 from tandem.model.gguf_file import read_contents, write_checkpoint
 from tandem.model.names import locate
-from tandem.services.tokenizer import Tokenizer
+from tandem.services.answering.tokenizer import Tokenizer
 from tiny_models import reference_logits
 
 WRITTEN = [Type.F32, Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0]

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from tandem.services.merge import merge
+from tandem.services.tasks import merge
 
 
 class Sources:

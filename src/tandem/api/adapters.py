@@ -22,11 +22,11 @@ from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.learning import EventRecord, VersionRecord
 from tandem.core.version import AdapterVersion
-from tandem.services.adapters import Adapters
 from tandem.services.auth import Caller
-from tandem.services.imports import Imports
 from tandem.services.learning.settings import LearningSettings
-from tandem.services.versions import AdapterView, Versions
+from tandem.services.versions.adapters import Adapters
+from tandem.services.versions.imports import Imports
+from tandem.services.versions.service import AdapterView, Versions
 
 _MOST_EVENTS = 100
 

@@ -21,9 +21,9 @@ from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleState
 from tandem.services.auth import Caller
-from tandem.services.feedback import Said
-from tandem.services.signals import Signal, SignalType
-from tandem.services.subject import Ask
+from tandem.services.feedback.service import Said
+from tandem.services.feedback.signals import Signal, SignalType
+from tandem.services.feedback.subject import Ask
 from tandem.store.feedback import Erased, Filter, Stored
 
 _MOST = 100

@@ -19,8 +19,8 @@ from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
 from tandem.services.auth import Caller
-from tandem.services.checkpoints import checkpoint_label
 from tandem.services.jobs.service import JobAsk, Jobs
+from tandem.services.versions.checkpoints import checkpoint_label
 
 _MOST = 100
 _EVENT = "ftevent-"

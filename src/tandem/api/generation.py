@@ -41,9 +41,9 @@ from tandem.api.schemas import (
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.sampling import SamplingParams
-from tandem.services.answer import Answer
+from tandem.services.answering.answer import Answer
+from tandem.services.answering.generation import Options
 from tandem.services.auth import Caller
-from tandem.services.generation import Options
 
 ADAPTER_HEADER = "x-tandem-adapter"
 TTFT_HEADER, TPOT_HEADER = "x-tandem-ttft-slo", "x-tandem-tpot-slo"

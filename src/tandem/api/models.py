@@ -14,8 +14,8 @@ from tandem.api.generation import asks
 from tandem.api.schemas import DetokenizeRequest, TokenizeRequest
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
+from tandem.services.answering.models import ServedModel
 from tandem.services.auth import Caller
-from tandem.services.models import ServedModel
 
 
 def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import msgspec
 
 from tandem.core.sequence import FinishReason
-from tandem.services.answer import Usage
-from tandem.services.choice import Delta, TokenText
+from tandem.services.answering.answer import Usage
+from tandem.services.answering.choice import Delta, TokenText
 
 Json = dict[str, Any]
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from tandem.api.bodies import Bodies
 from tandem.api.entrance import Entrance
 from tandem.core.ports import EngineClient
-from tandem.services.adapters import Adapters
+from tandem.services.answering.generation import Generation
+from tandem.services.answering.models import Models
+from tandem.services.answering.receipts import Receipts
 from tandem.services.auth import ApiKeys
-from tandem.services.feedback import FeedbackService
+from tandem.services.feedback.service import FeedbackService
 from tandem.services.files import Files
-from tandem.services.generation import Generation
 from tandem.services.jobs.service import Jobs
 from tandem.services.learning.outlook import Outlooks
-from tandem.services.models import Models
-from tandem.services.receipts import Receipts
-from tandem.services.versions import Versions
+from tandem.services.versions.adapters import Adapters
+from tandem.services.versions.service import Versions
 from tandem.telemetry.metrics import ServerMetrics
 
 

@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from tandem.allocator import give_back_regularly, share_one_arena
 from tandem.api.protocol import PatientProtocol
-from tandem.build import build_app, build_engine_client, resolve_model
+from tandem.build import build_engine_client, resolve_model
 from tandem.cli.checks import check, open_to_all, warnings
 from tandem.config import ServerConfig, Settings
 from tandem.core.errors import InvalidRequest, StoreError
@@ -134,6 +134,13 @@ async def _watch_processor(threads: int) -> None:
                 logger.info("the processor is free again: %s", share)
 
 
+def _build_app(settings: Settings, client: EngineClient) -> FastAPI:
+    """In a thread while the engine loads: what is imported takes seconds."""
+    from tandem.build_app import build_app
+
+    return build_app(settings, client)
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handlers: ours drain the engine first."""
 
@@ -182,7 +189,7 @@ async def _load(
     """Start the engine and make the application beside it; None if a signal came first."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
-    loading = asyncio.gather(asyncio.to_thread(build_app, settings, client), client.start())
+    loading = asyncio.gather(asyncio.to_thread(_build_app, settings, client), client.start())
     stopping = asyncio.create_task(stop.wait())
     with console.status("") as status:
         while not (loading.done() or stopping.done()):

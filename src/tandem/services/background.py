@@ -17,7 +17,7 @@ from tandem.services.learning.learner import Learner
 from tandem.services.learning.recovery import Reconciler, Recovered, recover
 from tandem.services.learning.tools import LearningTools
 from tandem.services.learning.watch import Watch
-from tandem.services.versions import Versions
+from tandem.services.versions.service import Versions
 
 logger = logging.getLogger(__name__)
 

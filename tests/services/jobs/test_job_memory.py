@@ -14,7 +14,7 @@ from tandem.adapters.files import inspect_adapter
 from tandem.core.learning import JobStatus
 from tandem.core.training import TrainerState
 from tandem.core.version import AdapterVersion
-from tandem.services import backoff
+from tandem.services import tasks
 from tandem.services.jobs import run
 from tandem.services.learning import loaded
 
@@ -50,7 +50,7 @@ async def test_a_job_waits_for_memory(
 async def test_a_disk_that_does_not_take_what_was_loaded_delays_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 0.02)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.02)
     copies: list[Path] = []
     copy = loaded.copy
 

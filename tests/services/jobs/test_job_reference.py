@@ -16,11 +16,11 @@ from learning_world import World, join, until
 from tandem.core.errors import Conflict, InvalidRequest
 from tandem.core.learning import JobRecord, JobStatus
 from tandem.core.training import Role
-from tandem.services.adapters import Adapters
+from tandem.services.answering.models import Models
 from tandem.services.jobs.service import Jobs
 from tandem.services.learning.settings import LearningSettings
-from tandem.services.models import Models
-from tandem.services.versions import Versions
+from tandem.services.versions.adapters import Adapters
+from tandem.services.versions.service import Versions
 from tandem.store import adapters
 
 LABELLED: list[dict[str, object]] = [

@@ -19,7 +19,7 @@ from learning_world import World, lose, until
 from tandem.core.errors import StoreError, WrongStatus
 from tandem.core.learning import JobRecord, JobStatus, VersionState
 from tandem.core.version import AdapterVersion
-from tandem.services import backoff
+from tandem.services import tasks
 from tandem.services.jobs import service, workers
 from tandem.services.jobs.service import Jobs
 from tandem.store import adapters
@@ -47,7 +47,7 @@ async def answers(world: World, job: JobRecord) -> None:
 async def test_a_job_whose_version_is_committed_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, lost: str
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 60.0)
+    monkeypatch.setattr(tasks, "FIRST_S", 60.0)
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         if lost == "the version":  # it was committed, and nobody has heard of it
             failed = lose(world.store, adapters.publish)
@@ -64,7 +64,7 @@ async def test_cancelling_while_the_version_is_adopted_lets_the_job_succeed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the job fails, and nobody would try it again."""
-    monkeypatch.setattr(backoff, "FIRST_S", 60.0)
+    monkeypatch.setattr(tasks, "FIRST_S", 60.0)
     engine = Slow()
     async with jobs_over(tmp_path, engine) as (world, jobs):
         lose(world.store, service._succeed, done=False)
@@ -82,7 +82,7 @@ async def test_cancelling_while_the_version_is_adopted_lets_the_job_succeed(
 async def test_a_store_that_fails_delays_nobody_who_stops_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 0.05)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.05)
     async with jobs_over(tmp_path, FakeEngine(step_s=0.02)) as (world, jobs):
         job = await started(world, jobs, 2)
         whole = world.store.write
@@ -101,7 +101,7 @@ async def test_a_store_that_fails_delays_nobody_who_stops_a_job(
 async def test_a_pause_gives_up_a_commit_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 60.0)
+    monkeypatch.setattr(tasks, "FIRST_S", 60.0)
     engine = FakeEngine(step_s=0.02)
     whole = engine.stage
 
@@ -165,7 +165,7 @@ async def test_a_job_whose_making_nobody_acknowledged_is_worked_on(
     caplog: pytest.LogCaptureFixture,
     done: bool,
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 0.01)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.01)
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         file = await upload(world, supervised(2))
         lose(world.store, service._add, done=done)
@@ -183,7 +183,7 @@ async def test_a_job_whose_making_is_seen_late_is_worked_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection was lost while the database committed."""
-    monkeypatch.setattr(backoff, "FIRST_S", 0.05)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.05)
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         file = await upload(world, supervised(2))
         write, asked = world.store.write, []
@@ -272,7 +272,7 @@ async def torment(directory: Path, seed: int) -> None:
 async def test_each_job_ends_with_its_version_or_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 0.005)
-    monkeypatch.setattr(backoff, "LONGEST_S", 0.05)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.005)
+    monkeypatch.setattr(tasks, "LONGEST_S", 0.05)
     monkeypatch.setattr(service, "_PAUSE_S", 0.05)
     await torment(tmp_path, seed)

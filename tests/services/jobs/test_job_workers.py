@@ -21,7 +21,7 @@ from tandem.core.errors import StoreError
 from tandem.core.learning import JobStatus, VersionState
 from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
-from tandem.services import backoff
+from tandem.services import tasks
 from tandem.services.jobs import service
 from tandem.services.jobs.service import Jobs
 from tandem.store import Store, adapters
@@ -153,14 +153,14 @@ async def run_beside_failures(directory: Path, failures: dict[int, bool]) -> Non
 @given(failures=st.dictionaries(st.integers(1, 45), st.booleans(), min_size=1, max_size=6))
 def test_a_store_that_fails_for_a_while_ends_no_job(failures: dict[int, bool]) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backoff, "FIRST_S", 0.001)
+        patch.setattr(tasks, "FIRST_S", 0.001)
         asyncio.run(run_beside_failures(Path(directory), failures))
 
 
 async def test_a_disk_that_does_not_take_checkpoints_for_a_while_ends_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 0.001)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.001)
     engine = FakeEngine()
     stage, tries = engine.stage, []
 
@@ -181,7 +181,7 @@ async def test_a_disk_that_does_not_take_checkpoints_for_a_while_ends_no_job(
 async def test_a_job_can_be_paused_and_cancelled_while_the_store_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 60.0)
+    monkeypatch.setattr(tasks, "FIRST_S", 60.0)
     async with jobs_over(tmp_path, FakeEngine(step_s=0.02)) as (world, jobs_):
         job = await jobs_.create(ask(await upload(world, supervised(24))), CALLER)
         await until(lambda: len(world.engine.steps) >= 2)

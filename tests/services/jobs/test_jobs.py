@@ -17,12 +17,12 @@ from tandem.core.errors import Conflict, InvalidRequest, NotFound
 from tandem.core.learning import FileRecord, JobRecord, JobStatus, VersionState
 from tandem.core.training import OptimizerSpec, Schedule, TrainingStep
 from tandem.core.version import AdapterVersion
+from tandem.services.answering.models import Models
 from tandem.services.auth import Caller
 from tandem.services.jobs.service import JobAsk, Jobs
 from tandem.services.jobs.tools import JobTools
 from tandem.services.learning.publish import nothing
 from tandem.services.learning.recovery import recover
-from tandem.services.models import Models
 from tandem.sim.curves import read_curve
 from tandem.store import Store, adapters, events, files
 

@@ -17,14 +17,15 @@ from tandem.core.errors import Conflict, StoreError
 from tandem.core.learning import VersionState
 from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
-from tandem.services import backoff, version_changes
-from tandem.services.versions import Versions
+from tandem.services import tasks
+from tandem.services.versions import changes as version_changes
+from tandem.services.versions.service import Versions
 from tandem.store import adapters
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 0.05)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.05)
 
 
 def shown(made: World) -> float | None:

@@ -12,11 +12,11 @@ from learning_world import world
 from serving import DEMO_MODEL, demo_tokenizer, make_app
 from tandem.config import LearningConfig
 from tandem.core.errors import InvalidRequest
+from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.answers import Answers
 from tandem.services.learning.canary import Canary, CanarySet, read_canary
 from tandem.services.learning.encode import Encoder, Limits
 from tandem.services.learning.references import References
-from tandem.services.tokenizer import Tokenizer
 
 GOOD = '{"messages": [{"role": "user", "content": "Hi"}], "answer": "Hello."}'
 

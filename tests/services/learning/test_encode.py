@@ -10,9 +10,9 @@ from serving import demo_tokenizer
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
 from tandem.core.training import LossKind, LossSpec, Role
+from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.encode import Encoded, Encoder, Limits
 from tandem.services.learning.families import micro_batches, sequences_of
-from tandem.services.tokenizer import Tokenizer
 from tandem.training.losses import micro_batch_loss, step_items
 
 END = demo_tokenizer().encode("<|im_end|>", add_special_tokens=False)

@@ -16,7 +16,7 @@ from tandem.core.errors import EngineDead, StoreError
 from tandem.core.learning import SampleState
 from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
-from tandem.services import backoff
+from tandem.services import tasks
 from tandem.services.learning import learner
 from tandem.services.learning.recovery import Reconciler
 from tandem.store import adapters, events
@@ -177,7 +177,7 @@ async def test_what_a_dying_engine_has_half_written_is_gone_with_the_next_versio
 async def test_what_a_failed_commit_has_left_is_gone_with_the_next_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 0.05)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.05)
     async with world(tmp_path) as made:
         write, failed = made.store.write, []
 

@@ -13,7 +13,7 @@ from learning_world import until, world
 from tandem.config import LearningConfig
 from tandem.core.errors import InvalidRequest
 from tandem.core.training import OptimizerSpec
-from tandem.services.adapters import Adapters
+from tandem.services.answering.models import Models
 from tandem.services.jobs.method import read_method
 from tandem.services.learning.settings import (
     LearningSettings,
@@ -21,8 +21,8 @@ from tandem.services.learning.settings import (
     defaults,
     resolve_settings,
 )
-from tandem.services.models import Models
-from tandem.services.versions import Versions
+from tandem.services.versions.adapters import Adapters
+from tandem.services.versions.service import Versions
 from tandem.store import adapters
 
 MODEL = replace(INFO, max_rank=64, linears=("model.layers.0.self_attn.q_proj", "model.x.up_proj"))

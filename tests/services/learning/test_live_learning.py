@@ -19,12 +19,12 @@ from tandem.config import CacheConfig, ModelConfig, Settings
 from tandem.core.learning import Sample, SampleState, Split, VersionState
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
-from tandem.services.adapters import Adapters
+from tandem.services.answering.models import Models
 from tandem.services.learning.canary import DEFAULT_FILE
 from tandem.services.learning.recovery import recover
 from tandem.services.learning.settings import LearningSettings
-from tandem.services.models import Models
-from tandem.services.versions import Versions
+from tandem.services.versions.adapters import Adapters
+from tandem.services.versions.service import Versions
 from tandem.store import Store, adapters, samples
 
 QUESTIONS = ("Hello!", "What is the capital of France?", "What is the opposite of hot?")

@@ -19,12 +19,12 @@ from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import Conflict, StoreError
 from tandem.core.learning import AdapterRecord, VersionRecord
 from tandem.core.version import AdapterVersion
-from tandem.services import backoff
-from tandem.services.adapters import Adapters
+from tandem.services import tasks
+from tandem.services.answering.models import Models
 from tandem.services.learning import loaded
 from tandem.services.learning.publish import POINTS
-from tandem.services.models import Models
-from tandem.services.versions import Versions
+from tandem.services.versions.adapters import Adapters
+from tandem.services.versions.service import Versions
 from tandem.store import adapters, events
 
 
@@ -209,7 +209,7 @@ async def test_files_that_are_others_now_are_no_version(tmp_path: Path, how: str
 async def test_a_disk_that_refuses_is_not_asked_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_S", 0.01)
+    monkeypatch.setattr(tasks, "FIRST_S", 0.01)
     files_at(tmp_path / "hand", "by hand")
     whole, copies = loaded.copy, []
 

@@ -27,12 +27,12 @@ from tandem.core.ports import EngineState
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import WorkClass
-from tandem.services import version_changes as changes
-from tandem.services.adapters import Adapters
+from tandem.services.answering.models import Models
 from tandem.services.learning.live import LiveAnswers, Written
 from tandem.services.learning.watch import LOOKS, Watch, fallen
-from tandem.services.models import Models
-from tandem.services.versions import Versions
+from tandem.services.versions import changes
+from tandem.services.versions.adapters import Adapters
+from tandem.services.versions.service import Versions
 from tandem.store import adapters, events, feedback, samples
 
 SOUND = "The capital of France is Paris, and it lies on the river Seine."

@@ -22,13 +22,13 @@ from tandem.core.learning import (
     VersionState,
 )
 from tandem.core.version import AdapterVersion
+from tandem.services.answering.models import SEPARATOR
 from tandem.services.jobs.tools import JobFailed, JobTools, departure
 from tandem.services.learning.conclude import WORDS, Concluder
 from tandem.services.learning.gate import Outcome, Verdict
 from tandem.services.learning.publish import Conclusion, remove_tree
 from tandem.services.learning.settings import resolve_settings
-from tandem.services.models import SEPARATOR
-from tandem.services.uninterrupted import uninterrupted
+from tandem.services.tasks import uninterrupted
 from tandem.store import Store, adapters
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from tandem.core.errors import EngineDead, InvalidRequest, NoMemory, TrainingCancelled
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
 from tandem.core.version import INTERNAL
+from tandem.services.answering.models import SEPARATOR
 from tandem.services.jobs.examples import Examples, admit, read_examples, trainer_spec
 from tandem.services.jobs.method import Method
 from tandem.services.jobs.publication import Publication, require_start
@@ -31,7 +32,6 @@ from tandem.services.learning.references import Model, NotFinite, References
 from tandem.services.learning.settings import BASE, reference_number
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
 from tandem.services.learning.strays import make_room, remove_staged
-from tandem.services.models import SEPARATOR
 from tandem.store import Connection, adapters, events, jobs
 
 logger = logging.getLogger(__name__)
@@ -86,12 +86,9 @@ class JobRun:
         """Read the files; the job is then queued, or has failed. Raises `StoreError`, `OSError`."""
         async with self._judged():
             self._course.publisher.require_room(self.job.adapter)
-            await self._course.tell(
-                self.job.job_id, "info", f"Validating training file: {self.job.training_file}"
-            )
+            await self._tell("info", f"Validating training file: {self.job.training_file}")
             if self.job.validation_file:
-                await self._course.tell(
-                    self.job.job_id,
+                await self._tell(
                     "info",
                     f"Validating validation file: {self.job.validation_file}",
                 )
@@ -133,8 +130,7 @@ class JobRun:
                     except (EngineDead, TrainingCancelled) as error:
                         if self.pausing:
                             raise _Paused from error
-                        await self._course.tell(
-                            self.job.job_id,
+                        await self._tell(
                             "warning",
                             f"Interrupted: {error}; going on from the last commit",
                         )
@@ -189,7 +185,7 @@ class JobRun:
 
     async def _wait_for_room(self, error: NoRoom) -> None:
         """Rather than to lose what was learned; the trainer's memory is free meanwhile."""
-        await self._course.tell(self.job.job_id, "warning", f"The version waits: {error}")
+        await self._tell("warning", f"The version waits: {error}")
         await self._close()
         while True:
             if self.pausing:
@@ -248,7 +244,7 @@ class JobRun:
                 return
             except NoMemory as error:
                 if not told:
-                    await self._course.tell(self.job.job_id, "info", f"The job waits: {error}")
+                    await self._tell("info", f"The job waits: {error}")
                 told = True
             if self.pausing:
                 raise _Paused
@@ -303,9 +299,7 @@ class JobRun:
         try:
             return await validation.measure()
         except NotFinite as error:
-            await self._course.tell(
-                self.job.job_id, "warning", f"The validation loss is not known: {error}"
-            )
+            await self._tell("warning", f"The validation loss is not known: {error}")
             return {}
 
     async def _report(self, numbers: dict[str, Any]) -> None:
@@ -316,9 +310,7 @@ class JobRun:
 
     async def _left_out(self, step: int, failed: Failed) -> None:
         self._failures += 1
-        await self._course.tell(
-            self.job.job_id, "warning", f"Step {step} was left out: {failed.problem}"
-        )
+        await self._tell("warning", f"Step {step} was left out: {failed.problem}")
         if self._failures >= _MOST_FAILURES:
             raise JobFailed(
                 f"{self._failures} steps in a row failed, the last one because: {failed.problem}",
@@ -381,6 +373,9 @@ class JobRun:
         event = EventRecord(job.job_id, self._course.now(), level, told)
         await self._store.write(_move, job, event)
         self.job = job
+
+    async def _tell(self, level: str, message: str) -> None:
+        await self._course.tell(self.job.job_id, level, message)
 
 
 def _commit(connection: Connection, job: JobRecord, checkpoint: CheckpointRecord | None) -> None:

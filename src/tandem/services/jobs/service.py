@@ -25,18 +25,18 @@ from tandem.core.learning import (
     JobStatus,
     SampleKind,
 )
+from tandem.services.answering.models import Models
 from tandem.services.auth import Caller
 from tandem.services.durable import flush_directory, make_directory
+from tandem.services.feedback.quota import spend_samples
 from tandem.services.jobs.data import parse_examples
 from tandem.services.jobs.method import read_method, written_down
 from tandem.services.jobs.results import as_csv
 from tandem.services.jobs.tools import JobTools, departure
 from tandem.services.jobs.workers import OPEN, Workers
 from tandem.services.learning.settings import BASE, reference_number, resolve_settings
-from tandem.services.models import Models
-from tandem.services.quota import spend_samples
-from tandem.services.retention import trim_jobs
-from tandem.services.uninterrupted import uninterrupted
+from tandem.services.tasks import uninterrupted
+from tandem.services.versions.retention import trim_jobs
 from tandem.store import Connection, adapters, events, files, jobs
 
 PURPOSE = "fine-tune"

@@ -17,10 +17,10 @@ from weakref import WeakValueDictionary
 
 from tandem.core.errors import StoreError
 from tandem.core.learning import JobRecord, JobStatus
-from tandem.services.backoff import Backoff
 from tandem.services.jobs.run import JobRun
 from tandem.services.jobs.tools import JobTools
-from tandem.services.retention import trim_jobs
+from tandem.services.tasks import Backoff
+from tandem.services.versions.retention import trim_jobs
 from tandem.store import jobs
 
 logger = logging.getLogger(__name__)

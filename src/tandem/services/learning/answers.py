@@ -18,7 +18,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import WorkClass
 from tandem.services.learning.references import Model, Scored
-from tandem.services.learning.together import together
+from tandem.services.tasks import together
 
 ANSWER_TOKENS = 48
 _REMEMBERED = 4096

@@ -18,7 +18,7 @@ from tandem.services.learning.measure import Candidate
 from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.tools import LearningTools
-from tandem.services.uninterrupted import uninterrupted
+from tandem.services.tasks import uninterrupted
 
 WORDS = {
     Outcome.PUBLISH: ("info", "published"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import AnswerTokens, Ending, Sample, SampleKind, ServedTokens
-from tandem.services.tokenizer import Tokenizer
+from tandem.services.answering.tokenizer import Tokenizer
 
 _WRITTEN = ServedTokens("", ())
 """Nothing of it was served."""

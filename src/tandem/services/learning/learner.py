@@ -16,10 +16,10 @@ from itertools import takewhile
 
 from tandem.core.errors import DiskError, EngineDead, NoMemory, TandemError, TrainingCancelled
 from tandem.core.learning import SampleState, Split
-from tandem.services.backoff import Backoff
 from tandem.services.learning.course import Course, Progress
 from tandem.services.learning.publish import NoRoom, engine_ready
 from tandem.services.learning.tools import LearningTools
+from tandem.services.tasks import Backoff
 from tandem.store import Connection, adapters, samples
 
 logger = logging.getLogger(__name__)

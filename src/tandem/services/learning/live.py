@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from tandem.core.learning import Feedback, FeedbackKind
 from tandem.core.request import Request
 from tandem.core.version import INTERNAL
+from tandem.services.feedback.signals import EXPLICIT
 from tandem.services.learning.reading import Answer, fault_alone
-from tandem.services.signals import EXPLICIT
 
 LAST_ANSWERS = 30
 LEAST_BROKEN = 5

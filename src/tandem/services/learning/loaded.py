@@ -12,14 +12,14 @@ import logging
 import shutil
 from pathlib import Path
 
+from tandem.adapters.archives import copy
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, StoreError
 from tandem.core.learning import AdapterRecord, EventRecord, VersionRecord, VersionState
 from tandem.core.version import AdapterVersion
-from tandem.services.archives import copy
 from tandem.services.learning.publish import Conclusion, remove_tree
 from tandem.services.learning.tools import LearningTools
-from tandem.services.uninterrupted import uninterrupted
+from tandem.services.tasks import uninterrupted
 from tandem.store import Connection, adapters
 
 logger = logging.getLogger(__name__)

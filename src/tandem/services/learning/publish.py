@@ -23,7 +23,7 @@ from tandem.core.ports import EngineClient, EngineState
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.durable import flush_directory, make_directory
 from tandem.services.learning.strays import remove_strays
-from tandem.services.retention import Retention, forget_versions, trim_versions
+from tandem.services.versions.retention import Retention, forget_versions, trim_versions
 from tandem.store import Connection, Store, adapters, events
 
 logger = logging.getLogger(__name__)

@@ -14,16 +14,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.adapters.archives import EXPORTS
 from tandem.core.errors import AdapterError, TandemError
 from tandem.core.ports import EngineState
-from tandem.services.archives import EXPORTS
 from tandem.services.learning.base import compare_base
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.loaded import settle_loaded
 from tandem.services.learning.publish import current_versions
 from tandem.services.learning.strays import remove_strays
 from tandem.services.learning.tools import LearningTools
-from tandem.services.retention import trim_versions
+from tandem.services.versions.retention import trim_versions
 from tandem.store import adapters, jobs, samples
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.core.ports import EngineClient
 from tandem.core.training import Role, ScoreRequest, TrainingSequence
 from tandem.core.version import AdapterVersion
-from tandem.services.learning.together import together
+from tandem.services.tasks import together
 from tandem.store import Store, references
 
 _AT_ONCE = 16

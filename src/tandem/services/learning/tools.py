@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.core.learning import EventRecord, VersionRecord, VersionState
 from tandem.core.ports import EngineClient
+from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.encode import Encoder, Limits
 from tandem.services.learning.freshness import Freshness
 from tandem.services.learning.live import LiveAnswers
@@ -15,7 +16,6 @@ from tandem.services.learning.measure import Examiner
 from tandem.services.learning.publish import Publisher
 from tandem.services.learning.references import References
 from tandem.services.learning.settings import LearningSettings, resolve_settings
-from tandem.services.tokenizer import Tokenizer
 from tandem.store import Store, adapters, events, jobs
 from tandem.telemetry.learning import LearningMetrics
 

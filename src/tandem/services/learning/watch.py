@@ -19,15 +19,15 @@ from math import comb
 from tandem.adapters.files import holds
 from tandem.core.learning import EventRecord, VersionRecord
 from tandem.core.slo import WorkClass
-from tandem.services import version_changes as changes
+from tandem.services.answering.models import BASE_LABEL
+from tandem.services.feedback.signals import EXPLICIT
 from tandem.services.learning.answers import spoken
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.live import Broken
 from tandem.services.learning.reading import Answer, fault_alone
-from tandem.services.learning.together import together
 from tandem.services.learning.tools import LearningTools
-from tandem.services.models import BASE_LABEL
-from tandem.services.signals import EXPLICIT
+from tandem.services.tasks import together
+from tandem.services.versions import changes
 from tandem.store import Connection, adapters, feedback
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""From text to an answer: names of models, prompts, queue limits, streams, receipts."""

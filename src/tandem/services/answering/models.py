@@ -1,0 +1,130 @@
+"""Which names clients may put into `model`, and what each of them selects.
+
+`NAME` is the base model and `NAME:ADAPTER` the base with an adapter; an adapter that has learned
+nothing yet answers as the base does. `NAME:ADAPTER:JOB:ckpt-step-N` is a checkpoint of a job, which
+is not listed. Invariant: only names that the engine can serve at this moment are listed, and never
+those that begin with `INTERNAL`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+
+from tandem.core.errors import InvalidRequest, NotFound
+from tandem.core.ports import ServingEngine
+from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.services.versions.adapters import check_name
+from tandem.services.versions.checkpoints import Checkpoints
+
+BASE_LABEL = "base"
+SEPARATOR = ":"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One name of the list; `adapter` is the version that answers (None: the base model),
+    `max_model_len` in tokens. `name` is the adapter's, also while it has no version yet.
+    `checkpoint` is the label of a checkpoint of a job that trains `name`; it never learns."""
+
+    id: str
+    base: str
+    adapter: AdapterVersion | None
+    max_model_len: int
+    name: str | None = None
+    checkpoint: str = ""
+
+
+class Models:
+    """The base model under its served name, the adapters that are loaded now, and checkpoints.
+    With `auto_adapters` the first feedback about an adapter makes it."""
+
+    def __init__(
+        self,
+        client: ServingEngine,
+        served_name: str,
+        created_s: int,
+        checkpoints: Checkpoints | None = None,
+        *,
+        auto_adapters: bool = False,
+    ) -> None:
+        self._client = client
+        self.served_name = served_name
+        self.created_s = created_s
+        self._checkpoints = checkpoints
+        self._auto_adapters = auto_adapters
+        self._announced: set[str] = set()
+
+    def announce(self, adapter: str) -> None:
+        """An adapter exists, though perhaps without a version yet."""
+        self._announced.add(adapter)
+
+    def withdraw(self, adapter: str) -> None:
+        """An adapter is gone, unless the engine has a version of it."""
+        self._announced.discard(adapter)
+
+    def listed(self) -> list[ServedModel]:
+        """Base first, then adapters by name. Raises `EngineDead` before the first start."""
+        length = self._client.info.max_model_len
+        base = ServedModel(self.served_name, self.served_name, None, length)
+        loaded = {
+            name: version
+            for name, version in self._client.adapters.items()
+            if not name.startswith(INTERNAL)
+        }
+        return [base] + [
+            ServedModel(self.id_of(name), self.served_name, loaded.get(name), length, name)
+            for name in sorted(self._announced | loaded.keys())
+        ]
+
+    def id_of(self, adapter: str) -> str:
+        """What clients send to use `adapter`."""
+        return f"{self.served_name}{SEPARATOR}{adapter}"
+
+    async def resolve(self, model_id: str, tenant: str) -> ServedModel:
+        """As `find`, and checkpoints of the jobs of `tenant`."""
+        label = model_id.removeprefix(self.id_of(""))
+        if self._checkpoints is not None and label != model_id:
+            version = await self._checkpoints.find(label, tenant)
+            if version is not None:
+                length, adapter = self._client.info.max_model_len, label.partition(SEPARATOR)[0]
+                return ServedModel(model_id, self.served_name, version, length, adapter, label)
+        return self.find(model_id)
+
+    def held(self, model: ServedModel) -> AbstractAsyncContextManager[None]:
+        """Inside, the engine has `model`, if it is a checkpoint: see `Checkpoints.held`."""
+        if self._checkpoints is None or model.adapter is None or not model.checkpoint:
+            return nullcontext()
+        return self._checkpoints.held(model.adapter)
+
+    def find(self, model_id: str) -> ServedModel:
+        """The model of that name. Raises `NotFound` that lists the known ones."""
+        listed = self.listed()
+        for model in listed:
+            if model.id == model_id:
+                return model
+        known = ", ".join(model.id for model in listed)
+        hint = ""
+        if self._may_be_made(model_id):
+            hint = f" (its first feedback makes it; until then ask for '{self.served_name}')"
+        raise NotFound(
+            f"the model '{model_id[:200]}' does not exist; this server knows: {known}{hint}",
+            param="model",
+            code="model_not_found",
+        )
+
+    def _may_be_made(self, model_id: str) -> bool:
+        """Whether feedback about it would be taken, and make it."""
+        adapter = model_id.removeprefix(self.id_of(""))
+        if adapter == model_id or not self._auto_adapters:
+            return False
+        try:
+            check_name(adapter)
+        except InvalidRequest:
+            return False
+        return True
+
+    def fingerprint(self, adapter_label: str) -> str:
+        """OpenAI's `system_fingerprint`: changes whenever answers may change."""
+        info = self._client.info
+        return f"{self.served_name}-{info.dtype}-{info.kernels}-{adapter_label}"

@@ -1,0 +1,1 @@
+"""What users say of answers, and the samples that are made of it."""

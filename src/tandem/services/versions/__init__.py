@@ -1,0 +1,1 @@
+"""Adapters and their versions: loaded, imported, published, rolled back, kept, deleted."""

@@ -1,0 +1,200 @@
+"""Versions over the scripted engine: decisions at the same time, and what stays on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from learning_world import World, until, world
+from tandem.core.errors import Conflict, NotFound
+from tandem.core.learning import SampleState, VersionRecord, VersionState
+from tandem.services.answering.models import Models
+from tandem.services.learning.recovery import recover
+from tandem.services.versions.adapters import Adapters
+from tandem.services.versions.service import Versions
+from tandem.store import adapters, samples
+
+
+@asynccontextmanager
+async def versions_over(
+    directory: Path, **options: object
+) -> AsyncIterator[tuple[World, Versions]]:
+    async with world(directory, **options) as made:
+        models = Models(made.engine, "demo", 0)
+        yield made, Versions(made.tools, made.learner, models, Adapters(made.engine, (), {}))
+
+
+async def learned(made: World, number: int, gate: str = "auto") -> VersionRecord:
+    """Feedback, and the version that is made of it."""
+    await made.give([made.sample() for _ in range(4)], {"gate": gate})
+    made.learner.notify("formal")
+    async with asyncio.timeout(10):
+        while (found := await made.store.read(adapters.version, "formal", number)) is None:
+            await asyncio.sleep(0.02)
+    await until(lambda: not any(name.startswith("~candidate") for name in made.engine.adapters))
+    return found
+
+
+def optimisers(made: World) -> list[str]:
+    """Versions whose optimiser state is on disk."""
+    found = (made.directory / "adapters" / "formal").glob("*/trainer_state.json")
+    return sorted(path.parent.name for path in found)
+
+
+async def test_what_is_published_meanwhile_is_not_refused(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1, "manual")
+        async with made.learner.held("formal"):  # both have looked before either decides
+            publishing = asyncio.create_task(versions.publish("formal", 1))
+            await asyncio.sleep(0.1)
+            refusing = asyncio.create_task(versions.refuse("formal", 1))
+            await asyncio.sleep(0.1)
+        assert (await publishing).state is VersionState.PUBLISHED
+        with pytest.raises(Conflict, match="published already"):
+            await refusing
+        [kept] = await versions.versions("formal")
+        assert kept.state is VersionState.PUBLISHED
+        assert (await versions.find("formal")).record.current == 1
+
+
+async def test_two_steps_back_at_once_are_two_steps(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        for number in (1, 2):
+            await learned(made, number)
+        both = await asyncio.gather(*(versions.roll_back("formal", None) for _ in range(2)))
+        assert sorted(both) == [0, 1] and "formal" not in made.engine.adapters
+
+
+async def test_old_versions_keep_no_optimiser_state(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        for number in (1, 2, 3):
+            await learned(made, number)
+        await until(lambda: optimisers(made) == ["2", "3"])
+        assert (tmp_path / "adapters/formal/1/adapter_model.safetensors").is_file()
+        assert await versions.roll_back("formal", 2) == 2
+        await recover(made.tools, tmp_path)
+        assert optimisers(made) == ["2"]
+
+
+async def test_a_candidate_keeps_its_optimiser_state_until_the_decision(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1, "manual")
+        await recover(made.tools, tmp_path)
+        assert optimisers(made) == ["1"]
+        await versions.refuse("formal", 1)
+        assert optimisers(made) == []
+
+
+async def test_one_version_is_deleted(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        for number in (1, 2):
+            await learned(made, number)
+        with pytest.raises(Conflict, match="answers"):
+            await versions.delete_version("formal", 2)
+        await versions.delete_version("formal", 1)
+        assert not (tmp_path / "adapters/formal/1").exists()
+        assert [version.number for version in await versions.versions("formal")] == [2]
+        with pytest.raises(NotFound):
+            await versions.delete_version("formal", 1)
+        assert await versions.roll_back("formal", None) == 0  # what version 1 was made from
+        await versions.publish("formal", 2)
+        await learned(made, 3)
+
+
+async def test_what_was_refused_and_is_published_by_request_is_replayed(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1, "manual")
+        await versions.refuse("formal", 1)
+        await made.give([made.sample()], {"gate": "manual"})
+        await learned(made, 2, "manual")
+        await versions.refuse("formal", 2)
+
+        async def consumed() -> list[int | None]:
+            found = await made.store.read(samples.heads, "formal", SampleState.CONSUMED)
+            return [head.version for head in found]
+
+        assert await consumed() == []
+        await versions.publish("formal", 1)
+        assert await consumed() == [1] * 4  # and nothing of version 2
+        await versions.publish("formal", 1)  # pins it; nothing else changes
+        assert await consumed() == [1] * 4
+
+
+async def test_an_import_is_rolled_back_to_what_it_took_the_place_of(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        for number in (1, 2):
+            await learned(made, number)
+        imported = await versions.imports.archive(
+            "formal", await versions.archive("formal", 1), 1 << 20
+        )
+        assert (imported.number, imported.parent) == (3, 2)
+        assert optimisers(made) == ["2"]  # training may go on from there
+        assert await versions.roll_back("formal", None) == 2
+        assert made.engine.adapters["formal"].number == 2
+        assert await versions.roll_back("formal", None) == 1
+        other = await versions.imports.archive(
+            "other", await versions.archive("formal", 1), 1 << 20
+        )
+        assert other.parent == 0 and await versions.roll_back("other", None) == 0
+
+
+async def test_a_reference_and_a_candidate_are_not_deleted(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        for number in (1, 2):
+            await learned(made, number)
+        await versions.create("formal", {"reference": "version:1", "gate": "manual"})
+        with pytest.raises(Conflict, match="reference"):
+            await versions.delete_version("formal", 1)
+        await learned(made, 3, "manual")
+        with pytest.raises(Conflict, match="waits for a decision"):
+            await versions.delete_version("formal", 3)
+
+
+async def test_a_name_that_is_made_again_has_new_numbers(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1)
+        await versions.delete("formal")
+        await made.learner.count()
+        shown = generate_latest(made.registry).decode().splitlines()
+        gauges = ("tandem_learning_samples{", "tandem_learning_version{", "tandem_learning_loss{")
+        assert [line for line in shown if line.startswith(gauges)] == []
+        await learned(made, 2)
+        assert made.engine.adapters["formal"].number == 2
+
+
+async def test_only_the_newest_versions_and_those_that_are_needed_stay(tmp_path: Path) -> None:
+    async with versions_over(tmp_path, keep_versions=2) as (made, versions):
+        folder = tmp_path / "adapters" / "formal"
+        for number in (1, 2, 3, 4):
+            await learned(made, number)
+        await until(lambda: sorted(path.name for path in folder.iterdir()) == ["3", "4"])
+        kept = await versions.versions("formal")
+        assert [(each.number, each.parent) for each in kept] == [(4, 3), (3, 0)]
+        said = (await versions.events("formal", None, 50))[0]
+        assert said.message.startswith("the newest 2 versions are kept") and "2" in said.message
+        # What version 2 has learned, version 3 has learned through it: erasure finds it.
+        assert len(await made.store.read(adapters.trained_on, "formal", 3)) == 12
+
+        await versions.roll_back("formal", 3)
+        await versions.create("formal", {"gate": "manual"})
+        for number in (5, 6):
+            await learned(made, number)
+            await versions.refuse("formal", number)
+        # The current version stays, however old it is; version 4 was no ancestor of it.
+        await until(lambda: sorted(path.name for path in folder.iterdir()) == ["3", "5", "6"])
+
+
+async def test_a_reference_stays_however_old(tmp_path: Path) -> None:
+    async with versions_over(tmp_path, keep_versions=1) as (made, versions):
+        await learned(made, 1)
+        await versions.create("formal", {"reference": "version:1"})
+        for number in (2, 3, 4):
+            await learned(made, number)
+        folder = tmp_path / "adapters" / "formal"
+        # The last one's parent stays for the way back.
+        await until(lambda: sorted(path.name for path in folder.iterdir()) == ["1", "3", "4"])
