@@ -181,7 +181,7 @@ class Traits:
     `decodes_alike` promises that with nothing but decodes of one class it runs them all on the
     whole device, whatever the time, evicts in the cache's own order, and later decides the same
     whether it was asked at each of them or only at the first, so that simulations may leap
-    (`leap.Leaper`). With `records_in_parts`, of use where decisions give way, what is recorded and
+    (`Leaper`). With `records_in_parts`, of use where decisions give way, what is recorded and
     differentiated together is so small that requests can wait for a layer of it. `trains`: training
     steps get their turn at some time. `heeds_priority`: requests are ordered by their `priority`.
     """

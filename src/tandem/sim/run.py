@@ -19,8 +19,8 @@ from tandem.core.sequence import FinishReason
 from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import StepOutcome, TrainerSpec, TrainingStep
 from tandem.engine.loop import EngineLoop
-from tandem.scheduling.leap import Leaper
 from tandem.sim.executor import SimExecutor
+from tandem.sim.leap import Leaper
 
 # Of a supply, so many steps are queued: one that runs and one that is next.
 _STEPS_AHEAD = 2
