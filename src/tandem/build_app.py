@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from tandem.api.app import create_app
 from tandem.api.bodies import Bodies
 from tandem.api.entrance import Entrance
+from tandem.api.lines import Lines
 from tandem.api.surface import Surface
 from tandem.build import resolve_model
 from tandem.config import Settings
@@ -33,6 +34,9 @@ from tandem.services.answering.receipts import Receipts
 from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.auth import ApiKeys
 from tandem.services.background import Background
+from tandem.services.batches.pool import Pool
+from tandem.services.batches.run import BatchTools
+from tandem.services.batches.service import Batches
 from tandem.services.feedback.service import FeedbackService, Hooks, Rules, Sources
 from tandem.services.files import Files
 from tandem.services.jobs.service import Jobs
@@ -56,6 +60,9 @@ from tandem.services.versions.service import Versions
 from tandem.store import Store
 from tandem.telemetry.learning import LearningMetrics
 from tandem.telemetry.metrics import ServerMetrics
+
+# Of batches so many times as many lines as sequences run are in the engine, with so many tokens.
+_POOL_TIMES, _POOL_TOKENS = 2, 1 << 18
 
 
 def build_app(
@@ -84,6 +91,7 @@ def build_app(
         client=client,
         tokenizer=tokenizer or Tokenizer.load(settings.model.model),
         admission=Admission(server, clock, metrics.shed),
+        offline=Admission(server, clock, metrics.shed),
         metrics=metrics,
         clock=clock,
         receipts=receipts,
@@ -93,15 +101,17 @@ def build_app(
     )
     adapters = Adapters(client, settings.adapters.roots, settings.adapters.preload)
     background = build_background(settings, client, store, tools, models, adapters, freshness)
+    generation = Generation(
+        tools,
+        models,
+        max_choices=server.max_n,
+        rng=random.Random(os.urandom(16)),
+        priorities=_traits(settings).heeds_priority,
+    )
+    batches = build_batches(settings, client, store, files, keys, generation, models)
     surface = Surface(
         client=client,
-        generation=Generation(
-            tools,
-            models,
-            max_choices=server.max_n,
-            rng=random.Random(os.urandom(16)),
-            priorities=_traits(settings).heeds_priority,
-        ),
+        generation=generation,
         models=models,
         adapters=adapters,
         keys=keys,
@@ -113,24 +123,57 @@ def build_app(
         receipts=receipts,
         feedback=build_feedback(settings, store, receipts, models, background),
         files=files,
+        batches=batches,
         versions=background.versions if settings.learning.enabled else None,
         jobs=background.jobs if settings.learning.enabled else None,
         outlooks=build_outlooks(settings, background) if settings.learning.enabled else None,
     )
-    return create_app(surface, _running(background, receipts, files))
+    return create_app(surface, _running(background, receipts, files, batches))
 
 
 @asynccontextmanager
-async def _running(background: Background, receipts: Receipts, files: Files) -> AsyncIterator[None]:
+async def _running(
+    background: Background, receipts: Receipts, files: Files, batches: Batches
+) -> AsyncIterator[None]:
     await files.start()
     await receipts.start()
     try:
         await background.start()
+        await batches.start()
         yield
     finally:
+        await batches.stop()
         await receipts.stop()
         await files.stop()
         await background.stop()
+
+
+def build_batches(
+    settings: Settings,
+    client: EngineClient,
+    store: Store,
+    files: Files,
+    keys: ApiKeys,
+    generation: Generation,
+    models: Models,
+) -> Batches:
+    """Batches whose lines are answered as the routes answer."""
+    sequences = settings.scheduling.max_sequences
+    return Batches(
+        BatchTools(
+            store=store,
+            files=files,
+            client=client,
+            models=models,
+            keys=keys,
+            respond=Lines(generation, models),
+            pool=Pool(_POOL_TIMES * sequences, _POOL_TOKENS),
+            most_lines=settings.batches.max_requests,
+            most_file_bytes=settings.batches.max_file_bytes,
+            most_bytes=settings.server.max_body_bytes,
+            now=time.time,
+        )
+    )
 
 
 def build_feedback(

@@ -193,6 +193,14 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchConfig:
+    """Batches of requests: the most requests and bytes of one input file."""
+
+    max_requests: Count = 50_000
+    max_file_bytes: Size = 200 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All sections. Only `build.py` and the CLI see this object."""
 
@@ -202,6 +210,7 @@ class Settings:
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
+    batches: BatchConfig = field(default_factory=BatchConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tandem.api.adapters import add_adapter_routes
+from tandem.api.batches import add_batch_routes
 from tandem.api.errors import (
     on_http_error,
     on_invalid_path,
@@ -64,6 +65,7 @@ def create_app(
         add_adapter_routes,
         add_feedback_routes,
         add_file_routes,
+        add_batch_routes,
         add_fine_tuning_routes,
         add_state_routes,
     ):

@@ -52,13 +52,11 @@ CHAT_REFUSED = {
     "reasoning_effort": Refused(("none",), "reasoning control is not supported"),
     "verbosity": Refused(("medium",), "ask for a shorter or longer answer in the prompt"),
     "web_search_options": Refused((), "web search is not supported"),
-    "service_tier": Refused(("auto", "default"), "there is one tier: omit it or send 'auto'"),
     **_SAMPLED,
 }
 
 COMPLETION_REFUSED = {
     "suffix": Refused(("",), "insertion is not supported"),
-    "service_tier": CHAT_REFUSED["service_tier"],
     "response_format": CHAT_REFUSED["response_format"],
     **_SAMPLED,
 }
@@ -75,7 +73,6 @@ MESSAGE_REFUSED = {
 NOT_SERVED = {
     "/v1/responses": "use /v1/chat/completions",
     "/v1/messages": "use /v1/chat/completions",
-    "/v1/batches": "send the requests one by one to /v1/chat/completions",
     "/v1/embeddings": "it serves a model that generates text",
     "/v1/rerank": "it serves a model that generates text",
     "/v1/score": "it serves a model that generates text",

@@ -41,8 +41,10 @@ from tandem.api.schemas import (
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.sampling import SamplingParams
+from tandem.core.slo import WorkClass
 from tandem.services.answering.answer import Answer
 from tandem.services.answering.generation import Options
+from tandem.services.answering.models import Models
 from tandem.services.auth import Caller
 
 ADAPTER_HEADER = "x-tandem-adapter"
@@ -60,7 +62,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
         """Answer a conversation."""
         body = await _body(request, surface, ChatRequest)
         options = chat_options(body, await _caller(request, surface, body))
-        wants = _wants(body, logprobs=bool(body.logprobs))
+        wants = wants_of(body, logprobs=bool(body.logprobs))
 
         async def work() -> Response:
             turns = [message.rendered() for message in body.messages]
@@ -74,7 +76,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
         """Continue one or several prompts."""
         body = await _body(request, surface, CompletionRequest)
         options = completion_options(body, await _caller(request, surface, body))
-        wants = _wants(body, logprobs=body.logprobs is not None)
+        wants = wants_of(body, logprobs=body.logprobs is not None)
 
         async def work() -> Response:
             answer = await surface.generation.complete(body.prompt, options)
@@ -84,7 +86,7 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wants:
+class Wants:
     """How the client wants its answer; `n` choices for each prompt."""
 
     stream: bool
@@ -122,7 +124,8 @@ async def _caller(request: Request, surface: Surface, body: SamplingFields) -> C
     return caller
 
 
-def _wants(body: SamplingFields, *, logprobs: bool) -> _Wants:
+def wants_of(body: SamplingFields, *, logprobs: bool) -> Wants:
+    """Raises `InvalidRequest` for options that say nothing without a stream."""
     options = body.stream_options
     if options is not None and not body.stream:
         raise InvalidRequest(
@@ -134,7 +137,7 @@ def _wants(body: SamplingFields, *, logprobs: bool) -> _Wants:
         usage=bool(options and options.include_usage),
         running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )
-    return _Wants(bool(body.stream), body.n or 1, extras)
+    return Wants(bool(body.stream), body.n or 1, extras)
 
 
 def asks(body: ChatRequest | TokenizeRequest) -> bool:
@@ -228,6 +231,7 @@ def _options(
         tenant=caller.tenant,
         user=body.safety_identifier or body.user or "",
         receipt=body.store is not False,
+        work_class=WorkClass.OFFLINE if body.service_tier == "flex" else WorkClass.ONLINE,
     )
 
 
@@ -235,7 +239,7 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-async def _respond(surface: Surface, answer: Answer, shape: Shape, wants: _Wants) -> Response:
+async def _respond(surface: Surface, answer: Answer, shape: Shape, wants: Wants) -> Response:
     """Wait for the first token (the adapter's version is known then), or for all of them."""
     created_s = int(time.time())
     if wants.stream:
@@ -244,13 +248,13 @@ async def _respond(surface: Surface, answer: Answer, shape: Shape, wants: _Wants
     async with aclosing(answer.deltas()) as deltas:
         async for delta in deltas:
             whole.add(delta)
-    body = whole.encode(_header(surface, answer, wants, created_s), answer.usage)
+    body = whole.encode(header_of(surface.models, answer, wants, created_s), answer.usage)
     headers = {ADAPTER_HEADER: answer.adapter}
     return Response(body, media_type="application/json", headers=headers)
 
 
 async def _stream(
-    surface: Surface, answer: Answer, shape: Shape, wants: _Wants, created_s: int
+    surface: Surface, answer: Answer, shape: Shape, wants: Wants, created_s: int
 ) -> Response:
     """The stream, once its first event is there or has let itself be waited for too long."""
     opening = _Opening()
@@ -274,7 +278,7 @@ async def _chunks(
     surface: Surface,
     answer: Answer,
     shape: Shape,
-    wants: _Wants,
+    wants: Wants,
     opening: _Opening,
     created_s: int,
 ) -> AsyncGenerator[bytes, None]:
@@ -285,7 +289,7 @@ async def _chunks(
         async with aclosing(answer.deltas()) as deltas:
             async for delta in deltas:
                 if header is None:
-                    header = _header(surface, answer, wants, created_s)
+                    header = header_of(surface.models, answer, wants, created_s)
                 if chunk := encoder.delta(header, delta, answer.usage):
                     yield chunk
         assert header is not None
@@ -300,7 +304,8 @@ async def _chunks(
     yield DONE
 
 
-def _header(surface: Surface, answer: Answer, wants: _Wants, created_s: int) -> Header:
-    fingerprint = surface.models.fingerprint(answer.adapter)
+def header_of(models: Models, answer: Answer, wants: Wants, created_s: int) -> Header:
+    """What every part of an answer says of itself."""
+    fingerprint = models.fingerprint(answer.adapter)
     prompts = answer.prompts if wants.extras.token_ids else ()
     return Header(answer.id, created_s, answer.model.id, fingerprint, prompts, wants.n)

@@ -191,6 +191,7 @@ class SamplingFields(Body):
     user: Annotated[str, Field(pattern=PERSON)] | None = None
     safety_identifier: Annotated[str, Field(pattern=PERSON)] | None = None
     store: bool | None = None
+    service_tier: Literal["auto", "default", "flex"] | None = None
     return_token_ids: bool | None = None
 
 

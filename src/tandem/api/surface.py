@@ -15,6 +15,7 @@ from tandem.services.answering.generation import Generation
 from tandem.services.answering.models import Models
 from tandem.services.answering.receipts import Receipts
 from tandem.services.auth import ApiKeys
+from tandem.services.batches.service import Batches
 from tandem.services.feedback.service import FeedbackService
 from tandem.services.files import Files
 from tandem.services.jobs.service import Jobs
@@ -42,6 +43,7 @@ class Surface:
     receipts: Receipts
     feedback: FeedbackService
     files: Files
+    batches: Batches
     versions: Versions | None = None
     jobs: Jobs | None = None
     outlooks: Outlooks | None = None

@@ -124,6 +124,12 @@ class ApiKeys:
             raise Unauthorized("incorrect API key provided; check the key that you send")
         return self._callers[matches[0]]
 
+    def of_tenant(self, tenant: str) -> Caller | None:
+        """What the key of a tenant may do now; None if there is none any more."""
+        if not self._callers:
+            return Caller()
+        return next((each for each in self._callers.values() if each.tenant == tenant), None)
+
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     """One `[[keys]]` of a TOML file."""

@@ -18,11 +18,11 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from tandem.core.errors import InvalidRequest, NotFound, StoreError
+from tandem.core.errors import Conflict, InvalidRequest, NotFound, StoreError
 from tandem.core.learning import FileRecord
 from tandem.services.durable import flush_directory, make_directory
 from tandem.services.passed import Passed
-from tandem.store import Store
+from tandem.store import Store, batches
 from tandem.store import files as rows
 
 UPLOAD_PURPOSES = ("fine-tune", "batch", "user_data")
@@ -75,6 +75,8 @@ class Files:
             if self._due_s.get(file.file_id, math.inf) <= ran_s
             or (file.expires_s is not None and file.expires_s <= passed_s)
         ]
+        read = await self._store.read(batches.being_read)
+        found = [file for file in found if file.file_id not in read]
         for file in found:
             await self._remove(file)
         return len(found)
@@ -86,15 +88,19 @@ class Files:
         tenant: str,
         parts: AsyncIterator[bytes],
         kept_s: float | None = None,
+        *,
+        file_id: str = "",
+        bounded: bool = True,
     ) -> FileRecord:
-        """Keep what `parts` yields, for `kept_s` seconds (None: until it is deleted).
+        """Keep what `parts` yields, for `kept_s` seconds (None: until it is deleted), under a new
+        id or `file_id`.
 
-        Raises `InvalidRequest` if it is empty or too large.
+        Raises `InvalidRequest` if it is empty or, where it is `bounded`, too large.
         """
-        path = self._directory / f"file-{uuid.uuid4().hex}"
+        path = self._directory / (file_id or f"file-{uuid.uuid4().hex}")
         partial = path.with_name(path.name + _PARTIAL)
         try:
-            size_bytes = await self._write(partial, parts)
+            size_bytes = await self._write(partial, parts, bounded=bounded)
             await asyncio.to_thread(_finish, partial, path)
             now_s = self._now()
             file = FileRecord(
@@ -138,6 +144,10 @@ class Files:
             raise NotFound(f"there is no file '{file_id[:100]}'", param=param)
         return file
 
+    async def known(self, file_id: str) -> bool:
+        """Whether there is a file of this id, whosever it is."""
+        return await self._store.read(rows.find, file_id) is not None
+
     async def content(self, file_id: str, tenant: str) -> Path:
         """Where the bytes of a file lie. Raises `NotFound`, also if they are gone."""
         file = await self.find(file_id, tenant)
@@ -147,8 +157,16 @@ class Files:
         return path
 
     async def delete(self, file_id: str, tenant: str) -> None:
-        """Forget a file and remove its bytes. Raises `NotFound`."""
-        await self._remove(await self.find(file_id, tenant))
+        """Forget a file and remove its bytes. Raises `NotFound`, and `Conflict` while a batch
+        reads it."""
+        file = await self.find(file_id, tenant)
+        if reader := await self._store.read(batches.reading, file_id):
+            raise Conflict(
+                f"the file '{file_id}' is the input of {reader}; cancel that batch first, or wait "
+                "for its end",
+                param="file_id",
+            )
+        await self._remove(file)
 
     async def _remove(self, file: FileRecord) -> None:
         await self._store.write(rows.delete, file.file_id)
@@ -163,13 +181,13 @@ class Files:
                 _log.error("expired files cannot be removed", exc_info=error)
             await asyncio.sleep(_SWEEP_EVERY_S)
 
-    async def _write(self, path: Path, parts: AsyncIterator[bytes]) -> int:
+    async def _write(self, path: Path, parts: AsyncIterator[bytes], *, bounded: bool) -> int:
         size_bytes = 0
         await asyncio.to_thread(make_directory, self._directory)
         with await asyncio.to_thread(path.open, "wb") as stream:
             async for part in parts:
                 size_bytes += len(part)
-                if size_bytes > self.max_bytes:
+                if bounded and size_bytes > self.max_bytes:
                     raise InvalidRequest(
                         f"the file has more than {self.max_bytes} bytes; send less, or raise "
                         "store.max_file_bytes",

@@ -247,6 +247,49 @@ FILES = _table(
     sa.Index("files_by_tenant", "tenant", "row"),
 )
 
+BATCHES = _table(
+    "batches",
+    _counter("row"),
+    _text("batch_id", unique=True),
+    _double("created_s"),
+    _text("tenant"),
+    _text("endpoint"),
+    _text("input_file"),
+    _text("completion_window"),
+    _double("expires_s"),
+    _text("status"),
+    _integer("start"),
+    _json("model"),
+    sa.Column("adapter", sa.Text),
+    sa.Column("version", sa.BigInteger),
+    sa.Column("pinned", sa.Boolean, nullable=False),
+    _integer("total"),
+    _text("output_file"),
+    _text("error_file"),
+    sa.Column("output_kept_s", sa.Double),
+    _json("errors"),
+    _json("stamps"),
+    _json("metadata"),
+    sa.Index("batches_by_tenant", "tenant", "row"),
+    sa.Index("batches_by_status", "status", "row"),
+)
+
+BATCH_RESULTS = _table(
+    "batch_results",
+    sa.Column(
+        "batch_id",
+        sa.Text,
+        sa.ForeignKey("batches.batch_id", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("ok", sa.Boolean, nullable=False),
+    _json("content"),
+    _integer("input_tokens"),
+    _integer("cached_tokens"),
+    _integer("output_tokens"),
+)
+
 REFERENCES = _table(
     "reference_logprobs",
     _text("reference", primary_key=True),

@@ -56,6 +56,7 @@ class Stage:
             client=self.engine,
             tokenizer=demo_tokenizer(),
             admission=self.admission,
+            offline=self.admission,
             metrics=ServerMetrics(CollectorRegistry()),
             clock=self.clock,
             receipts=Receipts(Store.open(new_directory()), 0.0, lambda: 0.0),

@@ -42,6 +42,7 @@ class Stage:
             client=self.engine,
             tokenizer=demo_tokenizer(),
             admission=Admission(ServerConfig(), VirtualClock()),
+            offline=Admission(ServerConfig(), VirtualClock()),
             metrics=ServerMetrics(CollectorRegistry()),
             clock=VirtualClock(),
             receipts=self.receipts,

@@ -50,12 +50,14 @@ def _nobody(label: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every answer of a server works with; `answered` hears which version writes one, `live`
-    what it says in the end."""
+    """What every answer of a server works with; `admission` bounds the queue of online requests,
+    `offline` that of the others. `answered` hears which version writes one, `live` what it says in
+    the end."""
 
     client: ServingEngine
     tokenizer: Tokenizer
     admission: Admission
+    offline: Admission
     metrics: ServerMetrics
     clock: Clock
     receipts: Receipts
@@ -131,7 +133,8 @@ class Answer:
                     ticket.started()
                     part = self._parts[place]
                     if event.tokens:
-                        self.adapter = self.model.checkpoint or event.adapter or BASE_LABEL
+                        named = self.model.checkpoint or self.model.label
+                        self.adapter = named or event.adapter or BASE_LABEL
                         self._tools.answered(self.adapter)
                     gained = await part.take(event)
                     finished = all(part.finished for part in self._parts)
@@ -157,8 +160,10 @@ class Answer:
 
     def _admit(self) -> Ticket:
         tokens = sum(len(part.request.prompt) for part in self._parts)
+        offline = self._parts[0].request.work_class is WorkClass.OFFLINE
+        queue = self._tools.offline if offline else self._tools.admission
         try:
-            return self._tools.admission.admit(tokens, self._ttft_s())
+            return queue.admit(tokens, self._ttft_s())
         except Overloaded:
             for part in self._parts:
                 part.shed()

@@ -18,9 +18,10 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Messages, PromptTokens, Receipt
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
-from tandem.core.slo import Slo
+from tandem.core.slo import Slo, WorkClass
+from tandem.core.version import AdapterVersion
 from tandem.services.answering.answer import Answer, Tools
-from tandem.services.answering.models import BASE_LABEL, Models, ServedModel
+from tandem.services.answering.models import BASE_LABEL, Models, ServedModel, pinned_to
 from tandem.services.answering.receipts import Draft
 
 _SEED_BITS = 63
@@ -39,7 +40,8 @@ class Options:
     None for a random one. `sampling.max_tokens` and `sampling.seed` are filled in here. `ttft_slo`
     and `tpot_slo`, in seconds, are the objectives of the client or of its key (None: others').
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
-    `user` is the client's own word for a person. The last two say how a chat ends when it is
+    `user` is the client's own word for a person. `pinned` answers, if given, instead of the current
+    version of its adapter. The last two say how a chat ends when it is
     rendered.
     """
 
@@ -56,6 +58,8 @@ class Options:
     tenant: str = ""
     user: str = ""
     receipt: bool = True
+    work_class: WorkClass = WorkClass.ONLINE
+    pinned: AdapterVersion | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -83,7 +87,7 @@ class Generation:
     async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
         """Prepare the answer to a conversation. Raises as `complete` does."""
         arrival_s = self._tools.clock.now()
-        model = await self._models.resolve(options.model, options.tenant)
+        model = pinned_to(await self._models.resolve(options.model, options.tenant), options.pinned)
         self._check(options, 1)
         self._refuse_many(len(messages), "messages")
         turns = [message["content"] for message in messages]
@@ -103,7 +107,7 @@ class Generation:
         `Overloaded`.
         """
         arrival_s = self._tools.clock.now()
-        model = await self._models.resolve(options.model, options.tenant)
+        model = pinned_to(await self._models.resolve(options.model, options.tenant), options.pinned)
         self._check(options, len(prompts))  # before any of them is encoded
         for prompt in prompts:  # nor is one that cannot fit
             if isinstance(prompt, str):
@@ -274,6 +278,7 @@ class Generation:
             n=options.n,
             adapter=model.adapter.name if model.adapter else None,
             tenant=options.tenant,
+            work_class=options.work_class,
             priority=options.priority,
             slo=self._objective(model, options),
         )

@@ -9,7 +9,7 @@ those that begin with `INTERNAL`.
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.ports import ServingEngine
@@ -25,7 +25,8 @@ SEPARATOR = ":"
 class ServedModel:
     """One name of the list; `adapter` is the version that answers (None: the base model),
     `max_model_len` in tokens. `name` is the adapter's, also while it has no version yet.
-    `checkpoint` is the label of a checkpoint of a job that trains `name`; it never learns."""
+    `checkpoint` is the label of a checkpoint of a job that trains `name`; it never learns. `label`
+    is what its answers are called (empty: what the engine calls them)."""
 
     id: str
     base: str
@@ -33,6 +34,14 @@ class ServedModel:
     max_model_len: int
     name: str | None = None
     checkpoint: str = ""
+    label: str = ""
+
+
+def pinned_to(model: ServedModel, version: AdapterVersion | None) -> ServedModel:
+    """`model`, answered by a version that is loaded under a name of its own (None: as it is)."""
+    if version is None or model.name is None:
+        return model
+    return replace(model, adapter=version, label=f"{model.name}@{version.number}")
 
 
 class Models:

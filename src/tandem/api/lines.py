@@ -1,0 +1,103 @@
+"""Requests without a connection: the lines of batches, answered as their routes answer.
+
+Turns a body into the service's options and the answer into JSON, with the routes' own functions.
+Invariant: what a route refuses with 4xx is refused here with the same status and body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from tandem.api.errors import failure
+from tandem.api.generation import Wants, chat_options, completion_options, header_of, wants_of
+from tandem.api.render import ChatShape, CompletionShape, Shape, WholeAnswer
+from tandem.api.schemas import ChatRequest, CompletionRequest, SamplingFields, parse
+from tandem.core.errors import EngineDead, InvalidRequest, TandemError
+from tandem.core.slo import WorkClass
+from tandem.core.version import AdapterVersion
+from tandem.services.answering.answer import Answer
+from tandem.services.answering.generation import Generation, Options
+from tandem.services.answering.models import Models
+from tandem.services.auth import Caller
+from tandem.services.batches.reply import Reply
+
+_CHECKED_IN_THREAD_BYTES = 64 * 1024
+Asked = TypeVar("Asked", bound=SamplingFields)
+
+
+class Lines:
+    """See `tandem.services.batches.reply.Respond`."""
+
+    def __init__(self, generation: Generation, models: Models) -> None:
+        self._generation = generation
+        self._models = models
+
+    async def __call__(
+        self, endpoint: str, body: bytes, caller: Caller, pinned: AdapterVersion | None
+    ) -> Reply:
+        """The reply to a body."""
+        try:
+            if endpoint.endswith("/chat/completions"):
+                return await self._chat(body, caller, pinned)
+            return await self._complete(body, caller, pinned)
+        except TandemError as error:
+            told = failure(error)
+            if not 400 <= told.status < 500 or told.status == 429 or isinstance(error, EngineDead):
+                raise
+            return Reply(told.status, told.body)
+
+    async def _chat(self, raw: bytes, caller: Caller, pinned: AdapterVersion | None) -> Reply:
+        body = await _parsed(ChatRequest, raw)
+        await self._allow(body.model, caller)
+        options = _offline(chat_options(body, caller), pinned, store=body.store)
+        wants = wants_of(body, logprobs=bool(body.logprobs))
+        turns = [message.rendered() for message in body.messages]
+        answer = await self._generation.chat(turns, options)
+        return await self._whole(answer, ChatShape(), wants)
+
+    async def _complete(self, raw: bytes, caller: Caller, pinned: AdapterVersion | None) -> Reply:
+        body = await _parsed(CompletionRequest, raw)
+        await self._allow(body.model, caller)
+        options = _offline(completion_options(body, caller), pinned, store=body.store)
+        wants = wants_of(body, logprobs=body.logprobs is not None)
+        answer = await self._generation.complete(body.prompt, options)
+        return await self._whole(answer, CompletionShape(), wants)
+
+    async def _allow(self, model: str, caller: Caller) -> None:
+        caller.require_serve((await self._models.resolve(model, caller.tenant)).name)
+
+    async def _whole(self, answer: Answer, shape: Shape, wants: Wants) -> Reply:
+        whole = WholeAnswer(shape, wants.extras)
+        async with aclosing(answer.deltas()) as deltas:
+            async for delta in deltas:
+                whole.add(delta)
+        header = header_of(self._models, answer, wants, int(time.time()))
+        usage = answer.usage
+        return Reply(
+            200,
+            msgspec.Raw(whole.encode(header, usage)),
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+        )
+
+
+async def _parsed(kind: type[Asked], raw: bytes) -> Asked:
+    if len(raw) < _CHECKED_IN_THREAD_BYTES:
+        body = parse(kind, raw)
+    else:
+        body = await asyncio.to_thread(parse, kind, raw)
+    if body.stream:
+        raise InvalidRequest("lines of a batch are not streamed", param="stream")
+    return body
+
+
+def _offline(options: Options, pinned: AdapterVersion | None, *, store: bool | None) -> Options:
+    """Nobody waits for a line, and nobody rates it unless its client says so (`store`)."""
+    return replace(options, work_class=WorkClass.OFFLINE, pinned=pinned, receipt=store is True)

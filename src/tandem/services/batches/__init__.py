@@ -1,0 +1,1 @@
+"""Batches of requests from a file: validated, answered when there is room, written to files."""

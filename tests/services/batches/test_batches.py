@@ -1,0 +1,241 @@
+"""Batches over a scripted route: time that runs out, starts that overlap, memory that is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_engine import FakeEngine
+from tandem.core.batches import BatchRecord, BatchStatus, LineResult
+from tandem.core.errors import EngineDead
+from tandem.core.learning import AdapterRecord, VersionRecord, VersionState
+from tandem.core.version import AdapterVersion
+from tandem.services.answering.models import Models
+from tandem.services.auth import ApiKeys, Caller
+from tandem.services.batches.plan import read_asks, read_plan
+from tandem.services.batches.pool import Pool
+from tandem.services.batches.reply import Reply
+from tandem.services.batches.run import BatchTools
+from tandem.services.batches.service import BatchAsk, Batches
+from tandem.services.files import Files
+from tandem.store import Store, adapters
+from tandem.store import batches as rows
+
+CHAT = "/v1/chat/completions"
+HERE = Caller()
+
+
+class Stage:
+    """Batches of one start of a server over a store that outlives it."""
+
+    def __init__(self, store: Store, lines: int = 8) -> None:
+        self.store = store
+        self.now_s = 1000.0
+        self.engine = FakeEngine()
+        self.answered: list[tuple[str, AdapterVersion | None]] = []
+        self.at_once = self.most_at_once = 0
+        self.answer: Callable[[str], Any] = lambda prompt: Reply(200, {"said": prompt}, 2, 1, 3)
+        self.wait = asyncio.Event()
+        self.wait.set()
+        self.files = Files(store, store.directory / "files", 1 << 20, self.now)
+        self.batches = Batches(
+            BatchTools(
+                store, self.files, self.engine, Models(self.engine, "demo", 0), ApiKeys(),
+                self.respond, Pool(lines, 10_000), 1000, 1 << 20, 10_000, self.now,
+            )
+        )  # fmt: skip
+
+    def now(self) -> float:
+        return self.now_s
+
+    async def respond(
+        self, endpoint: str, body: bytes, caller: Caller, pinned: AdapterVersion | None
+    ) -> Reply:
+        prompt = json.loads(body)["prompt"]
+        self.answered.append((prompt, pinned))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(0.001)
+            await self.wait.wait()
+            found = self.answer(prompt)
+            if isinstance(found, Exception):
+                raise found
+            return found
+        finally:
+            self.at_once -= 1
+
+    async def make(self, count: int, model: str = "demo", **more: Any) -> BatchRecord:
+        async def content() -> AsyncIterator[bytes]:
+            for number in range(count):
+                body = {"model": model, "prompt": f"p{number}"}
+                line = {"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": body}
+                yield json.dumps(line).encode() + b"\n"
+
+        file = await self.files.create("in.jsonl", "batch", "", content())
+        return await self.batches.create(BatchAsk(file.file_id, CHAT, "24h", **more), HERE)
+
+    async def ended(self, batch: BatchRecord) -> BatchRecord:
+        async with asyncio.timeout(10):
+            while not (batch := await self.batches.find(batch.batch_id, "")).status.ended:
+                await asyncio.sleep(0.01)
+        return batch
+
+    async def lines(self, file_id: str) -> list[dict[str, Any]]:
+        if not file_id:
+            return []
+        path = await self.files.content(file_id, "")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = Store.open(tmp_path)
+    yield store
+    store.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_not_answered_in_time_has_expired(store: Store) -> None:
+    stage = Stage(store)
+    made = await stage.ended(await stage.make(5))
+    assert made.status is BatchStatus.COMPLETED
+    stage.wait.clear()
+    slow = await stage.make(20)
+    await until(lambda: stage.at_once == 8)
+    stage.now_s += 86_401
+    batch = await stage.ended(slow)
+    assert batch.status is BatchStatus.EXPIRED and "expired" in batch.stamps
+    assert [error.code for error in batch.errors] == ["batch_expired"]
+    errors = await stage.lines(batch.error_file)
+    assert len(errors) == 20 and batch.output_file == ""
+    assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+    assert stage.at_once == 0  # what was under way was given up
+
+
+async def test_memory_is_bounded_however_many_lines_wait(store: Store) -> None:
+    stage = Stage(store, lines=5)
+    batches = [await stage.make(40) for _ in range(3)]
+    for batch in batches:
+        await stage.ended(batch)
+    assert 1 < stage.most_at_once <= 5
+
+
+async def test_lines_that_begin_alike_are_neighbours(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    said = [f"{'abc'[number % 3] * 50} question {number}" for number in range(9)]
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": CHAT, "body": {"model": "m", "messages": [
+            {"role": "user", "content": text}]}} for n, text in enumerate(said)
+    ]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, lines)))
+    plan = read_plan(path, CHAT, 100, 10_000)
+    ids = [ask.custom_id for ask in read_asks(path, plan.lines)]
+    assert ids == ["0", "3", "6", "1", "4", "7", "2", "5", "8"]
+
+
+async def test_a_long_line_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("x" * 50_000 + "\n" + "{}")
+    found = read_plan(path, CHAT, 100, 1000)
+    assert [(error.line, error.code) for error in found.errors][0] == (1, "invalid_json_line")
+    assert found.errors[1].line == 2
+
+
+async def test_what_is_not_a_lines_fault_is_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.services.tasks.FIRST_S", 0.01)
+    stage, failed = Stage(store), list[str]()
+
+    def answer(prompt: str) -> object:
+        failed.append(prompt)
+        return EngineDead("gone") if failed.count(prompt) < 3 else Reply(200, {})
+
+    stage.answer = answer
+    batch = await stage.ended(await stage.make(4))
+    counts = (await stage.batches.counts([batch]))[batch.batch_id]
+    assert (batch.status, counts.completed, counts.failed) == (BatchStatus.COMPLETED, 4, 0)
+    assert len(failed) == 12
+
+
+async def test_a_start_that_is_over_commits_nothing(store: Store) -> None:
+    """The old one hangs in its answers while a new one has taken the batch over."""
+    old = Stage(store)
+    old.wait.clear()
+    made = await old.make(6)
+    await until(lambda: old.at_once == 6)
+    new = Stage(store)
+    new.answer = lambda prompt: Reply(200, {"said": f"new {prompt}"})
+    await new.batches.start()
+    batch = await new.ended(made)
+    old.wait.set()
+    await until(lambda: old.at_once == 0)
+    await asyncio.sleep(0.05)
+    output = await new.lines(batch.output_file)
+    said = [line["response"]["body"]["said"] for line in output]
+    assert said == [f"new p{number}" for number in range(6)] and batch.start == 2
+    late = LineResult(made.batch_id, 99, True, "late")
+    with pytest.raises(rows.Superseded):
+        await store.write(rows.keep, made, [late])
+    await old.batches.stop()
+
+
+async def test_a_start_in_the_middle_of_the_end_writes_each_file_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(store)
+    whole, written = Files.create, list[str]()
+
+    async def dies(self: Files, filename: str, *rest: Any, **named: Any) -> Any:
+        made = await whole(self, filename, *rest, **named)
+        if named.get("file_id"):
+            written.append(filename)
+            if len(written) == 1:
+                raise asyncio.CancelledError  # as if the process ended here
+        return made
+
+    monkeypatch.setattr(Files, "create", dies)
+    stage.answer = lambda prompt: Reply(400 if prompt == "p1" else 200, {})
+    made = await stage.make(3)
+    await until(lambda: len(written) == 1)
+    again = Stage(store)
+    await again.batches.start()
+    batch = await again.ended(made)
+    assert batch.status is BatchStatus.COMPLETED
+    assert len(await again.lines(batch.output_file)) == 2
+    assert len(await again.lines(batch.error_file)) == 1
+    assert written == [f"{batch.batch_id}_output.jsonl", f"{batch.batch_id}_error.jsonl"]
+
+
+@pytest.mark.parametrize("newest", [False, True])
+async def test_one_version_answers_all_lines_unless_the_newest_is_asked_for(
+    store: Store, newest: bool
+) -> None:
+    stage = Stage(store)
+    path = str(store.directory / "adapters/formal/1")
+    version = VersionRecord("formal", 1, "hash", path, 0.0, VersionState.PUBLISHED)
+    await store.write(adapters.create, AdapterRecord("formal", 0.0, settings={}))
+    await store.write(adapters.allocate, "formal")
+    await store.write(adapters.publish, version)
+    await stage.engine.publish_adapter(AdapterVersion("formal", 1, "hash", path))
+    batch = await stage.ended(await stage.make(3, "demo:formal", newest=newest))
+    assert batch.status is BatchStatus.COMPLETED and batch.adapter == "formal"
+    pins = {pinned for _, pinned in stage.answered}
+    if newest:
+        assert batch.version is None and pins == {None}
+    else:
+        [pinned] = pins
+        assert pinned is not None and (pinned.number, pinned.content_hash) == (1, "hash")
+        assert batch.version == 1 and pinned.internal
+    assert not any(name.startswith("~batch") for name in stage.engine.adapters)
