@@ -1,6 +1,6 @@
 """The async handle on an engine: `EngineClient` over any transport.
 
-The one bridge between the engine and asyncio. Follows the engine's life through its messages,
+The one bridge between the engine and asyncio. It follows the engine's state through its messages,
 hands tokens to the requests that wait for them, and restores adapters after a restart. Invariant:
 every request that was begun ends with its last event or an exception, whatever happens below.
 """
@@ -70,7 +70,7 @@ class _Stream:
 
 
 class AsyncEngineClient:
-    """See `tandem.core.ports.EngineClient`. All methods run in one event loop."""
+    """Implements `tandem.core.ports.EngineClient`. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class AsyncEngineClient:
     ) -> None:
         """`preload` (name -> PEFT directory) is loaded by `start`, which raises if that fails.
 
-        `clock` is the engine's, read where a request does not say when it came.
+        `clock` is the engine's. It gives the arrival of requests that bring none.
         """
         self._transport = transport
         self._clock = clock or MonotonicClock()
@@ -187,7 +187,7 @@ class AsyncEngineClient:
             return
         self._transport.send(Abort(request_id, index))
         stream.open -= {index} if index is not None else set(stream.open)
-        stream.events.put_nowait(None)  # wakes a reader that waits for what will not come
+        stream.events.put_nowait(None)  # wakes a reader whose next event will not come
 
     # ------------------------------------------------------------------ calls
 
@@ -204,7 +204,7 @@ class AsyncEngineClient:
             raise NotFound(f"there is no adapter {name!r}", param="name")
         try:
             await self._call(lambda call: UnloadAdapter(call, name))
-        except EngineDead:  # the next engine is not told of it
+        except EngineDead:  # the next engine must not load it
             self._adapters.pop(name, None)
             raise
         self._adapters.pop(name, None)
@@ -241,7 +241,7 @@ class AsyncEngineClient:
         await self._call(lambda call: CloseTrainer(call, name))
 
     async def train(self, step: TrainingStep) -> StepOutcome:
-        """See `EngineClient`. Cancelling the call leaves the step to run; see `cancel_steps`."""
+        """See `EngineClient`. Cancelling the call does not cancel the step; see `cancel_steps`."""
         self._require_ready()
         self._require_trainer(step.trainer)
         answer = await self._call(lambda call: Train(call, step))
@@ -261,7 +261,7 @@ class AsyncEngineClient:
         return answer.version
 
     async def score(self, request: ScoreRequest) -> Score:
-        """See `EngineClient`. Cancelling the call gives the score up."""
+        """See `EngineClient`. Cancelling the call cancels the score."""
         self._require_ready()
         self._require_trainer(request.trainer)
         try:
@@ -316,7 +316,7 @@ class AsyncEngineClient:
 
     def _receive(self, message: Message) -> None:  # noqa: C901
         if message.incarnation < self._incarnation:
-            return  # the words of an engine that has died
+            return  # of an engine that has died
         match message:
             case Tokens():
                 self._deliver(message.events)
@@ -350,7 +350,7 @@ class AsyncEngineClient:
         future, version = self._calls.get(answer.call), answer.version
         if future is not None and not future.done():
             future.set_result(answer)
-        elif version is not None and restored is None:  # nobody waits for it any more
+        elif version is not None and restored is None:  # its caller no longer waits
             if version.internal:
                 self._transport.send(UnloadAdapter(next(self._call_ids), version.name))
             else:

@@ -1,8 +1,8 @@
-"""What passes between an engine host and its client: commands down, messages up.
+"""Messages between an engine host and its client: commands down, messages up.
 
-msgspec unions with tags, encoded as MessagePack between processes and passed as they are within
-one. Every message of a host carries its incarnation, so that a client never takes the words of an
-engine that has died for those of its successor.
+Tagged msgspec unions, encoded as MessagePack between processes and passed as objects within one.
+Invariant: every message of a host carries its incarnation, so a client never mistakes messages of a
+dead engine for those of its successor.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from tandem.core.version import AdapterVersion
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Take a request; answered by `Tokens`, or by `Refused`."""
+    """Take a request. Answered by `Tokens` or `Refused`."""
 
     request: Request
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """End a choice (or all); not answered."""
+    """End a choice, or all choices. Not answered."""
 
     request_id: str
     index: int | None = None
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Publish the files at `path` as `name`; answered by `Answer`.
+    """Publish the files at `path` as `name`. Answered by `Answer`.
 
-    `restore` is the version that the name had before a restart: the files must still have its
-    content, and it keeps its number.
+    `restore` is the version that the name had before a restart. The files must still have its
+    content, and the version keeps its number.
     """
 
     call: int
@@ -62,49 +62,49 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Remove a name; answered by `Answer`."""
+    """Remove a name. Answered by `Answer`."""
 
     call: int
     name: str
 
 
 class PublishAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Make a given version the current one of its name; answered by `Answer` with `version`."""
+    """Make a version the current one of its name. Answered by `Answer` with `version`."""
 
     call: int
     version: AdapterVersion
 
 
 class OpenTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Open a trainer, after closing one of its name; answered by `Answer` with `trainer`."""
+    """Open a trainer; one of the same name is closed first. Answered by `Answer` with `trainer`."""
 
     call: int
     spec: TrainerSpec
 
 
 class CloseTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Cancel a trainer's steps and free it; answered by `Answer`."""
+    """Cancel a trainer's steps and free it. Answered by `Answer`."""
 
     call: int
     name: str
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Run a training step; answered by `Answer` with `outcome` when it has ended."""
+    """Run a training step. Answered by `Answer` with `outcome` when the step has ended."""
 
     call: int
     step: TrainingStep
 
 
 class CancelSteps(msgspec.Struct, frozen=True, tag=True):
-    """Give up a trainer's steps; answered by `Answer`, each of the steps with a failure before."""
+    """Cancel a trainer's steps. Each step is answered with a failure, then this by `Answer`."""
 
     call: int
     trainer: str
 
 
 class StageTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Save a trainer at `path` and load that as `name`; answered by `Answer` with `version`."""
+    """Save a trainer at `path` and load that as `name`. Answered by `Answer` with `version`."""
 
     call: int
     trainer: str
@@ -113,7 +113,7 @@ class StageTrainer(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddScore(msgspec.Struct, frozen=True, tag=True):
-    """Score a completion; answered by `Answer` with `score`. `Abort` gives it up, unanswered."""
+    """Score a completion. Answered by `Answer` with `score`, or not at all after an `Abort`."""
 
     call: int
     request: ScoreRequest
@@ -129,7 +129,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the host after this iteration."""
 
 
-# Those that do something and are answered by `Answer`, now or later.
+# Commands with effects that are answered by `Answer`, now or later.
 Call = (
     LoadAdapter
     | UnloadAdapter
@@ -145,7 +145,7 @@ Command = AddRequest | Abort | Call | GetStats | Stop
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error of ours as data; `to_exception` turns it back into the exception."""
+    """One of Tandem's errors as data. `to_exception` turns it back into the exception."""
 
     kind: str
     message: str
@@ -154,7 +154,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """Progress of start-up: what is being done, and the share done (0 to 1)."""
+    """Progress of the start: the present stage, and the share done (0 to 1)."""
 
     incarnation: int
     stage: str
@@ -169,7 +169,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
-    """The host could not start and ends now."""
+    """The host could not start, and ends now."""
 
     incarnation: int
     failure: Failure
@@ -191,7 +191,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The outcome of a call: a failure, or what it was for."""
+    """The outcome of a call: a failure, or the field that the call is answered with."""
 
     incarnation: int
     call: int
@@ -204,16 +204,16 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The process lives. `busy_s` is how long the present iteration has been running."""
+    """The process lives. `busy_s` is how long the current iteration has been running."""
 
     incarnation: int
     busy_s: float
 
 
 class Quiet(msgspec.Struct, frozen=True, tag=True):
-    """The host has given no sign of life for a while (or does again); said by whoever watches it.
+    """The host has sent nothing for a while, or sends again. Made by its watcher, not by the host.
 
-    It may be paused, or the machine busy: it keeps its requests.
+    The host may be paused, or the machine busy: it keeps its requests.
     """
 
     incarnation: int
@@ -221,7 +221,7 @@ class Quiet(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
-    """The host of this incarnation is gone; said by whoever watches it, never by the host."""
+    """The host of this incarnation is gone. Made by its watcher, never by the host."""
 
     incarnation: int
     reason: str
@@ -248,7 +248,7 @@ _ERRORS: dict[str, type[TandemError]] = {
 
 
 def failure_of(error: Exception) -> Failure:
-    """An exception as data. Foreign ones become plain `TandemError`s with their text."""
+    """An exception as data. One that is not Tandem's becomes a `TandemError` with its text."""
     if isinstance(error, InvalidRequest):
         return Failure(type(error).__name__, str(error), error.param, error.code)
     if isinstance(error, TandemError):
@@ -257,7 +257,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def to_exception(failure: Failure) -> TandemError:
-    """The exception that `failure_of` was given, or its nearest relative."""
+    """The exception that `failure_of` was given, or one of a base class."""
     cls = _ERRORS.get(failure.kind, TandemError)
     if issubclass(cls, InvalidRequest):
         return cls(failure.message, param=failure.param, code=failure.code)

@@ -1,7 +1,7 @@
 """Runs a host in a thread of this process: for tests and for use without a server.
 
-The same host and messages as between processes, without encoding. There is no supervision: an
-engine that fails stays dead, and a crash in native code takes the whole process with it.
+It uses the same host and messages as between processes, without encoding. There is no supervision:
+an engine that fails stays dead, and a crash in native code ends the whole process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadTransport:
-    """See `tandem.engine.client.Transport`."""
+    """A `tandem.engine.transport.Transport` whose host runs in a thread."""
 
     def __init__(self, make_loop: MakeLoop) -> None:
         self._make_loop = make_loop
