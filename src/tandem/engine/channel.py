@@ -48,7 +48,7 @@ class QueueChannel:
         self._commands.put(command)
 
     def receive(self, timeout_s: float) -> list[Command]:
-        """See `HostChannel`."""
+        """Commands that arrived. Waits up to `timeout_s` for the first."""
         received: list[Command] = []
         try:
             if timeout_s > 0:
@@ -59,7 +59,7 @@ class QueueChannel:
             return received
 
     def send(self, message: Message) -> None:
-        """See `HostChannel`."""
+        """Deliver a message to the client."""
         self._deliver(message)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class ZmqHostChannel:
         self._decoder = msgspec.msgpack.Decoder(Command)
 
     def receive(self, timeout_s: float) -> list[Command]:
-        """See `HostChannel`."""
+        """Commands that arrived. Waits up to `timeout_s` for the first."""
         assert self._commands is not None, "this end only sends"
         received: list[Command] = []
         if timeout_s > 0 and not self._commands.poll(int(timeout_s * 1000)):
@@ -99,7 +99,7 @@ class ZmqHostChannel:
             return received
 
     def send(self, message: Message) -> None:
-        """See `HostChannel`."""
+        """Send a message to the client."""
         self._messages.send(self._encoder.encode(message))
 
     def close(self) -> None:

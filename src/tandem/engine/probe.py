@@ -81,8 +81,7 @@ class LoopProbe:
         return self._before_s
 
     def _streak(self, decodes: int) -> list[_Step]:
-        """Successive passes of exactly this many decodes; empty if they do not fit or are
-        interrupted."""
+        """Successive passes of exactly this many decodes; empty if they do not fit or have gaps."""
         info, cache = self._loop.info, self._loop.scheduler.cache
         room = min(info.max_model_len, cache.num_blocks // decodes * cache.block_size)
         longest = min(_PROMPT_TOKENS, room - _ANSWER_TOKENS)

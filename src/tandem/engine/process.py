@@ -91,17 +91,17 @@ class ProcessTransport:
         return self._child.pid if self._child is not None else None
 
     async def start(self, deliver: Callable[[Message], None]) -> None:
-        """See `Transport`."""
+        """Start supervising: the first child is started in the background."""
         self._deliver = deliver
         self._tasks = [asyncio.create_task(self._supervise(), name="engine-supervisor")]
 
     def send(self, command: Command) -> None:
-        """See `Transport`."""
+        """Send a command to the child; dropped while there is none."""
         if self._channel is not None:
             self._channel.send(command)
 
     async def close(self) -> None:
-        """See `Transport`."""
+        """End the child and stop supervising."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -132,7 +132,7 @@ class ProcessTransport:
                 self._child = self._spawn(endpoint)
                 reason = await self._watch(self._child)
                 # A client that hears of its death repairs what the child was writing, so it must
-                # have ended.
+                # end first.
                 await _end(self._child)
             except OSError as error:
                 reason = f"cannot start an engine process: {error}"

@@ -28,7 +28,7 @@ class ThreadTransport:
         self._thread: threading.Thread | None = None
 
     async def start(self, deliver: Callable[[Message], None]) -> None:
-        """See `Transport`."""
+        """Start the host's thread."""
         events = asyncio.get_running_loop()
 
         def pass_on(message: Message) -> None:
@@ -40,12 +40,12 @@ class ThreadTransport:
         self._thread.start()
 
     def send(self, command: Command) -> None:
-        """See `Transport`."""
+        """Queue a command for the host."""
         assert self._channel is not None
         self._channel.put(command)
 
     async def close(self) -> None:
-        """See `Transport`."""
+        """Stop the host and wait for its thread."""
         if self._thread is not None and self._channel is not None:
             self._channel.put(Stop())
             await asyncio.to_thread(self._thread.join)
