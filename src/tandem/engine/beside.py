@@ -19,7 +19,7 @@ from tandem.core.training import TrainerState
 from tandem.core.version import AdapterVersion
 
 Conclude = Callable[[], AdapterVersion | TrainerState]
-"""What is left to do in the loop's thread; raises what went wrong."""
+"""The rest of a piece, done in the loop's thread. Raises the piece's error if it failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,7 @@ class FusedLayer(nn.Module):
         return torch.zeros_like(hidden).index_copy_(1, wanted, x)
 
     def _current(self) -> _Blocks:
-        """The kernels' view of the layer now; without weights if its parts must be called
-        singly."""
+        """The kernels' view of the layer. Without weights its parts must be called one by one."""
         attention, mlp = self.self_attn, self.mlp
         projections: Projections = (
             attention.q_proj,

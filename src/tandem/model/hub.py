@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 
 ANSWER_LIMIT_S = 10.0
-"""How long the hub may take to say what a repository holds, the look-up of its address included."""
+"""How long the hub may take to list a repository, including the look-up of its address."""
 _REQUEST_LIMIT_S = 5.0
 _CONFIG = "config.json"
 _FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
