@@ -213,7 +213,7 @@ class AdapterRecord:
 
 
 class VersionState(StrEnum):
-    """`CANDIDATE -> PUBLISHED | REFUSED`. In manual mode a person decides over the `CANDIDATE`."""
+    """`CANDIDATE -> PUBLISHED | REFUSED`. In manual mode it stays `CANDIDATE` until decided."""
 
     CANDIDATE = "candidate"
     PUBLISHED = "published"

@@ -225,8 +225,8 @@ class TeachingEngine(Protocol):
         ...
 
     async def score(self, request: ScoreRequest) -> Score:
-        """Log-probability of a given completion, computed when there is room (work class
-        learning). Raises as `generate` does."""
+        """Log-probability of a given completion, computed when the policy finds time for it (work
+        class learning). Raises as `generate` does."""
         ...
 
 

@@ -113,7 +113,7 @@ class ProcessTransport:
             while True:
                 await self._live_once(folder)
                 if self._broken and self._incarnation == 0:
-                    return  # it never ran, and `Broken` has told why
+                    return  # it never ran, and `Broken` reported the reason
                 failures = 0 if self._ready else failures + 1
                 self._incarnation += 1
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
@@ -136,7 +136,7 @@ class ProcessTransport:
                 await _end(self._child)
             except OSError as error:
                 reason = f"cannot start an engine process: {error}"
-            if not self._broken:  # otherwise `Broken` has told why
+            if not self._broken:  # otherwise `Broken` reported the reason
                 logger.error("%s", reason)
                 self._deliver(Lost(self._incarnation, reason))
         finally:

@@ -56,7 +56,7 @@ class ThreadTransport:
         try:
             loop = start_loop(self._make_loop, channel, 0)
         except TandemError:
-            return  # the client has been told why
+            return  # `Broken` reported the reason
         except Exception:
             logger.exception("the engine cannot start")
             return

@@ -263,7 +263,7 @@ class LatencyModel:
             self.after(forward_s)
 
     def after(self, seconds: float) -> None:
-        """The last pass took `seconds`: this tells what is left in the caches. Learns nothing
+        """The last pass took `seconds`, which decides how cold the caches are. Learns nothing
         else."""
         if seconds > 0.0:
             self._cold = coldness(seconds)

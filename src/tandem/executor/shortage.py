@@ -1,4 +1,4 @@
-"""Tells failures for lack of memory from other failures.
+"""Distinguishes failures for lack of memory from other failures.
 
 Libraries report them by message only. Knows no plan. Invariant: a failure that counts as a shortage
 may succeed when there is more memory.

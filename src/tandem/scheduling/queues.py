@@ -22,7 +22,7 @@ _OFFLINE = (1, float("-inf"), 0)
 
 
 def first_waiting(view: View, count: int) -> list[Sequence]:
-    """The `count` waiting sequences of requests that come first by class and arrival."""
+    """The first `count` waiting sequences of requests, by class and arrival."""
     return view.waiting_in_order[:count]
 
 

@@ -1,7 +1,7 @@
-"""The sequences that the scheduler knows, by status, in the order of their arrival.
+"""The sequences that the scheduler knows, by status and in order of arrival.
 
-Invariant: a sequence is in exactly one of `waiting`, `learning`, `running` and `forks`; `all` holds
-them all.
+Invariant: a sequence is in exactly one of `waiting`, `learning`, `running` and `forks`; `all` has
+every sequence.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ class TrainerWork:
 
 @dataclass(slots=True)
 class LearningCounters:
-    """Totals since the start: steps whose update was made, and the rows of those steps."""
+    """Totals since the start: steps whose update was applied, and the tokens of those steps."""
 
     steps: int = 0
     tokens: int = 0

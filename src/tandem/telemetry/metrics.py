@@ -40,7 +40,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 class Unmet(StrEnum):
     """Why a choice neither met nor missed its objectives: it was refused because of the load, the
-    server gave it up, or the client left or asked for something impossible."""
+    server cancelled it, or the client left or sent an impossible request."""
 
     SHED = "shed"
     FAILED = "failed"
@@ -169,7 +169,7 @@ class RequestTiming:
         self._metrics.slo.labels(self._class, Unmet.SHED.value).inc(choices)
 
     def aborted(self, choices: int, why: Unmet) -> None:
-        """This many choices were given up before their end."""
+        """This many choices were cancelled before their end."""
         self._metrics.finished.labels(FinishReason.ABORT.value).inc(choices)
         self._metrics.slo.labels(self._class, why.value).inc(choices)
 

@@ -38,7 +38,7 @@ class Options:
     lambda_memory: float = 1.0  # weight of the memory term of the fit, normalised by the capacity
     lambda_latency: float = 1.0  # weight of its latency term, normalised by `budget_s`
     tau_memory: float = 0.95  # packing ends once this share of the first bin is full
-    tau_tasks: int = 256  # or once this many tasks were looked at
+    tau_tasks: int = 256  # or once this many tasks were considered
     budget_s: float = 0.25  # seconds
     # False: MACE/Bin. First in, first out, in batches of `fixed_inference` and `fixed_training`.
     bins: bool = True

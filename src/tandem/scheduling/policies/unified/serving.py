@@ -69,7 +69,7 @@ def foresee(
     due_s = deadlines.slack_s(view, running[:served] + found.joining)
     if left > 0:
         due_s = min(due_s, _held_s(view, deadlines, queue[len(found.joining) :]))
-    if found.held:  # the time that it waits for is nobody else's
+    if found.held:  # the deferred prompt waits for this time, so nothing else gets it
         due_s = 0.0
     found.due_s = max(due_s, found.predicted_s)
     return found
