@@ -1,12 +1,11 @@
 """How training goes in a simulation: a model of the falling loss, or the losses of a recorded run.
 
 The margin of a trained pair is beta * (log p(chosen) - log p(rejected)), relative to the reference.
-It rises from 0 to `margin` with the number of updates, so DPO's loss falls from log 2:
+It rises from 0 to `top` with the number of updates, so DPO's loss falls from log 2. This is an
+assumption: the gain of a real run depends on data. A recorded run is a CSV file like a fine-tuning
+job's result file: one row per update, with its `step` and its `train_loss`.
 
-    margin(n) = margin * (1 - exp(-n / updates))
-
-This is an assumption: the gain of a real run depends on data. A recorded run is a CSV file like a
-fine-tuning job's result file: one row per update, with its `step` and its `train_loss`.
+    margin(n) = top * (1 - exp(-n / updates))
 """
 
 from __future__ import annotations
