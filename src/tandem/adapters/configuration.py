@@ -1,8 +1,8 @@
-"""Reads an `adapter_config.json` that anybody may have written, and checks what is in it.
+"""Reads an untrusted `adapter_config.json` and checks its content.
 
-Sizes are bounded before anything is parsed, types before they are used, and regular expressions
-before they are matched. Which settings the model can compute is not known here. Invariant: what
-is returned can be read by the engine in bounded time.
+Sizes are bounded before anything is parsed, types are checked before use, and regular expressions
+before they are matched. Does not know which settings the model can compute. Invariant: the engine
+can read a returned configuration in bounded time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tandem.core.errors import AdapterError
 
 MOST_CONFIG_BYTES = 1 << 20
 _MOST_NAMES = 4096
-_MOST_PATTERNS = 500  # of each kind; as many as Python keeps compiled
+_MOST_PATTERNS = 500  # of each kind; Python caches this many compiled patterns
 _MOST_WAYS = 150_000  # of all patterns together, for one layer's name
 _MOST_NUMBER = 1e9
 _PLAIN = re.compile(r"[\w.]{1,256}")
-# What the reader of the weights writes before a pattern: `(.*\.)?`.
+# The reader of the weights puts this before a pattern: `(.*\.)?`.
 _PREFIX = Ways(1, 2)
 
 
 def read_configuration(file: Path) -> dict[str, Any]:
-    """The configuration. Raises `AdapterError` that names the setting."""
+    """The configuration. Raises `AdapterError` that names the faulty setting."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(MOST_CONFIG_BYTES + 1)
@@ -73,7 +73,7 @@ def _check(config: Mapping[str, Any]) -> None:
 
 
 def _check_modules(name: str, value: object) -> float:
-    """A pattern, of which the number of ways is returned, or a list of names."""
+    """Check a pattern, whose number of ways is returned, or a list of names."""
     if isinstance(value, str):
         return count_ways(value).number
     if value is None:
@@ -86,7 +86,7 @@ def _check_modules(name: str, value: object) -> float:
 
 
 def _check_patterns(name: str, value: object, *, whole: bool) -> float:
-    """Patterns of layers' names with a number for each; the number of ways."""
+    """Check a mapping from patterns of layer names to numbers; returns the number of ways."""
     if value is None:
         return 0.0
     if not isinstance(value, dict):

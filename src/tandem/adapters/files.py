@@ -1,7 +1,7 @@
-"""Finds out what a PEFT adapter directory holds, without reading tensors into memory.
+"""Finds out what a PEFT adapter directory contains, without reading tensors into memory.
 
-The content hash over configuration and weights identifies a version: equal files share KV blocks,
-any change of them does not. Invariant: nothing here trusts the directory.
+The content hash over configuration and weights identifies a version. Equal files share KV blocks;
+changed files do not. Invariant: nothing here trusts the directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.core.errors import AdapterError
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _CHUNK_BYTES = 1 << 20
-# Entries of the configuration that say where it comes from, not what it computes.
+# Entries of the configuration that tell its origin but do not affect the computation.
 _NOTES = frozenset(
     ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision")
 )
@@ -25,14 +25,14 @@ _NOTES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """A readable PEFT directory; `content_hash` is 32 hex digits of SHA-256."""
+    """A readable PEFT directory. `content_hash` is 32 hex digits of a SHA-256."""
 
     path: Path
     content_hash: str
 
 
 def holds(path: str | Path, content_hash: str) -> bool:
-    """Whether the adapter at `path` is there and still has this content. Blocks."""
+    """Whether the adapter at `path` exists and still has this content. Blocks."""
     try:
         return inspect_adapter(path).content_hash == content_hash
     except AdapterError:

@@ -1,9 +1,9 @@
-"""How many ways a regular expression may be tried, so that those that never end are refused.
+"""Counts the ways in which a regular expression may match, to refuse those that take too long.
 
 Uploaded configurations name layers by regular expressions, which Python matches by backtracking:
-`(a+)+!` takes longer than anybody waits. Here a subset is read in which the number of ways can be
-counted: characters, classes, groups, alternatives, and repetitions of one character at a time.
-Matches nothing itself. Invariant: what is let through was counted and compiles.
+`(a+)+!` may take longer than any client waits. This reads a subset in which ways can be counted:
+characters, classes, groups, alternatives, and repetitions of a single character. Matches nothing
+itself. Invariant: a pattern that passes was counted and compiles.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from tandem.core.errors import AdapterError
 
 _MOST_CHARS = 2000
 _MOST_DEPTH = 20
-_MOST_CHOICES = 256  # each costs more than an end of a repetition
-_NAME_CHARS = 40  # of a layer's name, about: a repetition ends at any of them
+_MOST_CHOICES = 256  # each costs more than a repetition's end
+_NAME_CHARS = 40  # about the length of a layer's name: a repetition may end at any character
 _COUNTED = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _ESCAPES = frozenset("dDwWsSbB")
-_REFUSED_IN_CLASSES = ("[", "--", "&&", "~~", "||")  # Python means to change what they say
+_REFUSED_IN_CLASSES = ("[", "--", "&&", "~~", "||")  # Python may change their meaning
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Of a part: `loops` repetitions, each of which may end anywhere, times `choices` others."""
+    """Ways of a part: `loops` repetitions, each of which may end anywhere, times `choices`."""
 
     loops: int = 0
     choices: float = 1.0
 
     def __mul__(self, other: Ways) -> Ways:
-        """One part after the other."""
+        """One part followed by the other."""
         return Ways(self.loops + other.loops, self.choices * other.choices)
 
     @staticmethod
     def either(branches: Sequence[Ways]) -> Ways:
-        """One of the branches, tried one after the other."""
+        """One of the branches, tried in order."""
         loops = max(branch.loops for branch in branches)
         number = sum(branch.number for branch in branches)
         return Ways(loops, number / Ways(loops).number)
 
     @property
     def number(self) -> float:
-        """All ways over a layer's name."""
+        """Number of ways to match a layer's name."""
         return self.choices * math.comb(_NAME_CHARS + self.loops, self.loops)
 
 
 def count_ways(pattern: str) -> Ways:
-    """Raises `AdapterError` for what is no regular expression or not of the subset."""
+    """The ways of a pattern. Raises `AdapterError` if it is no regular expression of the subset."""
     if len(pattern) > _MOST_CHARS:
         raise _refused(pattern, f"it has more than {_MOST_CHARS} characters")
     reader = _Reader(pattern)
@@ -78,7 +78,7 @@ class _Reader:
         return self._at >= len(self._pattern)
 
     def alternatives(self, depth: int) -> Ways:
-        """Up to the end of the group, or of the pattern."""
+        """Read to the end of the group or of the pattern."""
         if depth > _MOST_DEPTH:
             raise _refused(self._pattern, "its groups are nested too deeply")
         begin, branches = self._at, [self._sequence(depth)]
@@ -119,7 +119,7 @@ class _Reader:
         return ways
 
     def _character(self) -> None:
-        """One character, class or escape; or something of no width."""
+        """Read one character, class or escape, or an element of no width."""
         character = self._next()
         if character == "[":
             found = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]").match(self._pattern, self._at)
@@ -136,7 +136,7 @@ class _Reader:
             self._at += 1
 
     def _repeated(self) -> Ways:
-        """What follows a character."""
+        """Read what may follow a character."""
         sign = self._next()
         if sign in ("*", "+"):
             self._at += 1
@@ -156,7 +156,7 @@ class _Reader:
         return Ways()
 
     def _skip_mode(self) -> None:
-        """A repetition may be lazy or possessive, but not repeated."""
+        """Skip a lazy or possessive mark. A repetition cannot be repeated."""
         if self._next() in ("?", "+"):
             self._at += 1
 
@@ -165,7 +165,7 @@ class _Reader:
 
 
 def _tells_apart(words: list[str]) -> bool:
-    """Whether no word begins another one: then at most one of them matches."""
+    """Whether no word is a prefix of another one, so that at most one matches."""
     return not any(second.startswith(first) for first, second in pairwise(sorted(words)))
 
 

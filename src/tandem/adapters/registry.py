@@ -1,8 +1,8 @@
 """Which adapter versions exist, which one a name means now, and who still uses the old ones.
 
-A request pins the version that was current when it came, and others that it is switched to;
-publishing or loading in place alone never changes a running answer. Invariant: a version is dropped
-exactly when it is neither current under any name nor pinned.
+A request pins the version that was current when it came, and versions that it is switched to later.
+Publishing or loading alone never changes a running answer. Invariant: a version is dropped exactly
+when it is neither current under any name nor pinned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.core.version import AdapterVersion
 
 @dataclass(slots=True)
 class _Loaded:
-    """One set of weights; several names or version numbers may share it."""
+    """One set of weights. Several names or version numbers may share it."""
 
     pins: int = 0
     names: int = 0
@@ -25,8 +25,9 @@ class _Loaded:
 class AdapterRegistry:
     """Names -> current version, with pins by content. Called from the engine loop only.
 
-    `load` and `drop` are the executor's; `retire` tells the cache that blocks of a content may go
-    first, `revive` that it is current again, `forget` that they must go now.
+    `load` and `drop` are the executor's. The others tell the cache about blocks of a content:
+    `retire` that they may be evicted first, `revive` that the content is current again, `forget`
+    that they must be dropped now.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class AdapterRegistry:
         return dict(self._current)
 
     def is_loaded(self, content_hash: str) -> bool:
-        """Whether these weights are there, under whatever name."""
+        """Whether these weights are loaded, under any name."""
         return content_hash in self._loaded
 
     def publish(
@@ -63,9 +64,9 @@ class AdapterRegistry:
     ) -> AdapterVersion:
         """Load a version as the current one of its name, with the next number if its own is 0.
 
-        If the content is loaded already, under whatever name, nothing is read. `load` replaces the
-        registry's own way (for content that is in memory). Raises `AdapterError`; then nothing
-        has changed.
+        If the content is already loaded under any name, nothing is read. `load` replaces the
+        registry's own loading, for content that is in memory. Raises `AdapterError`; nothing has
+        changed then.
         """
         name, content_hash = version.name, version.content_hash
         last = self._numbers.get(name, 0)
@@ -89,7 +90,7 @@ class AdapterRegistry:
         self._unname(self._take(name))
 
     def pin(self, name: str | None) -> AdapterVersion | None:
-        """The current version of `name`, kept until `unpin`. Raises `NotFound`."""
+        """The current version of `name`, which stays loaded until `unpin`. Raises `NotFound`."""
         if name is None:
             return None
         version = self._current.get(name)
@@ -99,18 +100,18 @@ class AdapterRegistry:
         return version
 
     def pin_again(self, version: AdapterVersion) -> None:
-        """One more `pin` of a version that is loaded."""
+        """Pin a loaded version once more."""
         self._loaded[version.content_hash].pins += 1
 
     def unpin(self, version: AdapterVersion | None) -> None:
-        """End one `pin`."""
+        """Remove one pin."""
         if version is not None:
             self._loaded[version.content_hash].pins -= 1
             self._drop_if_unused(version.content_hash)
 
     def _require_room(self, version: AdapterVersion) -> None:
-        """Count what is served under other names. Old versions that are pinned and internal ones,
-        such as candidates, come and go with the work that needs them and take nobody's place."""
+        """Check the limit for adapters served under other names. Pinned old versions and internal
+        ones, such as candidates, do not count: they are dropped with the work that needs them."""
         if version.internal:
             return
         others = {

@@ -1,7 +1,7 @@
-"""When requests arrive: offsets in seconds from the start of the load, never decreasing.
+"""When requests arrive: seconds from the start of the load, never decreasing.
 
-Knows nothing about what the requests are. Every process is an endless iterator that depends on
-its random generator alone, never on how fast a server answers (open loop).
+Knows nothing about the requests. Invariant: a process is an endless iterator that depends only on
+its random generator, never on how fast a server answers (open loop).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tandem.core.errors import InvalidRequest
 
 
 def poisson(rate: float, rng: Random) -> Iterator[float]:
-    """Independent arrivals at `rate` requests a second: exponential gaps."""
+    """Independent arrivals at `rate` requests per second: exponential gaps."""
     _check(rate)
     at_s = 0.0
     while True:
@@ -23,23 +23,23 @@ def poisson(rate: float, rng: Random) -> Iterator[float]:
 
 
 def constant(rate: float) -> Iterator[float]:
-    """One arrival every `1 / rate` seconds, the first at once."""
+    """One arrival every `1 / rate` seconds, starting at 0."""
     _check(rate)
     return (index / rate for index in count())
 
 
 def burst() -> Iterator[float]:
-    """Everything at once."""
+    """All arrivals at 0."""
     return repeat(0.0)
 
 
 def replay(
     times_s: list[float], *, time_scale: float = 1.0, rate: float | None = None
 ) -> list[float]:
-    """Recorded arrivals, from 0, stretched by `time_scale` or to a mean rate of `rate` a second.
+    """Recorded arrivals, from 0, stretched by `time_scale` or to a mean rate of `rate` per second.
 
-    `time_scale` 2 takes twice as long. Raises `InvalidRequest` if a rate cannot be reached because
-    all arrivals fall on one moment.
+    A `time_scale` of 2 takes twice as long. Raises `InvalidRequest` if a rate cannot be reached
+    because all arrivals are at the same time.
     """
     if not times_s:
         return []

@@ -1,8 +1,8 @@
 """Sends a planned workload to an OpenAI-compatible server and notes when each token came.
 
-Open loop: a request leaves at its time whatever happened to the others. Knows HTTP and OpenAI's
-two generation endpoints, not what the figures will be. Invariant: every planned request has
-exactly one outcome, and no outcome is an exception.
+Open loop: a request is sent at its time, whatever happened to the others. Knows HTTP and OpenAI's
+two generation endpoints, not the figures. Invariant: every planned request has exactly one outcome,
+and no outcome is an exception.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.core.errors import TandemError
 
 
 class Endpoint(StrEnum):
-    """Which of OpenAI's endpoints is loaded."""
+    """OpenAI's endpoint that gets the load."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -34,25 +34,22 @@ PATHS = {Endpoint.COMPLETIONS: "/v1/completions", Endpoint.CHAT: "/v1/chat/compl
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server and how to speak to it.
-
-    `text` sends words where the completions endpoint could take token ids (chat always sends
-    words). `ignore_eos` and `usage` add fields that not every server knows.
-    """
+    """The server and how to talk to it."""
 
     origin: Origin
     model: str
     endpoint: Endpoint = Endpoint.COMPLETIONS
     api_key: str | None = None
+    # send words where the completions endpoint would take token ids (chat always gets words)
     text: bool = False
-    ignore_eos: bool = True
-    usage: bool = True
+    ignore_eos: bool = True  # a field that not every server knows
+    usage: bool = True  # likewise
     temperature: float = 0.0
     timeout_s: float = 600.0
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request."""
+        """Headers of every request."""
         key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         return {"Content-Type": "application/json", "Accept": "text/event-stream", **key}
 
@@ -101,9 +98,9 @@ async def first_model(origin: Origin, api_key: str | None) -> str:
 async def run_load(
     requests: list[PlannedRequest], target: Target, on_done: Callable[[Outcome], None]
 ) -> list[Outcome]:
-    """Send every request at its time; outcomes in the order of `requests`.
+    """Send every request at its time; returns outcomes in the order of `requests`.
 
-    `on_done` is called as each ends. Times in outcomes count from the call.
+    `on_done` is called as each request ends. Times in outcomes count from the call.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -152,7 +149,7 @@ async def _send(request: PlannedRequest, target: Target, began_s: float) -> Outc
 
 
 def _count_tokens(outcome: Outcome, reader: StreamReader) -> None:
-    """Prefer the server's count: an event may carry several tokens, or part of one."""
+    """Use the server's counts if it has them: an event may have several tokens, or part of one."""
     outcome.output_s = reader.output_s
     outcome.output_tokens = len(reader.output_s)
     if reader.usage is not None:
@@ -162,7 +159,7 @@ def _count_tokens(outcome: Outcome, reader: StreamReader) -> None:
 
 
 class _Stream:
-    """One answer on its way: events if the status is 200, else the error's body."""
+    """An answer being received: events if the status is 200, else the error's body."""
 
     def __init__(self, request: bytes, clock: Callable[[], float]) -> None:
         self.reader = StreamReader()
@@ -188,7 +185,7 @@ class _Stream:
 
 
 def _refusal_text(body: bytes) -> str:
-    """What an error answer says: OpenAI's message, or its first characters."""
+    """Text of an error answer: OpenAI's message, or its first characters."""
     try:
         decoded = msgspec.json.decode(body)
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
-"""OpenAI's streamed answers, read for timing: which events carried output, and what usage said.
+"""OpenAI's streamed answers, read for timing: which events had output, and the reported usage.
 
-Takes body bytes in any cut and the time at which they came; knows nothing of HTTP. Invariant: an
-event counts as output if and only if it carries text or stands for a token without any.
+Takes body bytes in any division and the time at which they came. Knows nothing of HTTP. Invariant:
+an event counts as output exactly if it has text or stands for a token without text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Choice(msgspec.Struct):
     def carries_output(self) -> bool:
         """Text, or an empty piece that is neither the opening role nor the closing reason.
 
-        A token that ends inside a character has no text of its own yet.
+        A token that ends within a character has no text of its own yet.
         """
         text, opens = self.text, False
         if self.delta is not None:
@@ -56,21 +56,18 @@ _decoder = msgspec.json.Decoder(_Event)
 
 @dataclass(slots=True)
 class StreamReader:
-    """Collects one stream's facts.
+    """Collects the facts of one stream."""
 
-    `output_s` has the arrival time of every event with output (several a choice if `n > 1`),
-    `finished` counts the choices that gave a reason, `error` is the server's own message.
-    """
-
+    # arrival of every event with output (several per choice if `n > 1`)
     output_s: list[float] = field(default_factory=list)
     usage: Usage | None = None
-    finished: int = 0
-    ended: bool = False
-    error: str | None = None
+    finished: int = 0  # choices with a finish reason
+    ended: bool = False  # `[DONE]` came
+    error: str | None = None  # the server's own message
     _buffer: bytes = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """More of the body, received at `now_s`. Raises `msgspec.MsgspecError` on broken JSON."""
+        """Take more of the body, received at `now_s`. Raises `msgspec.MsgspecError` on bad JSON."""
         text = (self._buffer + data).replace(b"\r\n", b"\n")
         *complete, self._buffer = text.split(b"\n\n")
         for event in complete:
@@ -95,7 +92,7 @@ class StreamReader:
 
 
 def message_of(error: Any) -> str:
-    """The text of OpenAI's error object, or of whatever stands in its place."""
+    """The text of OpenAI's error object, or of what a server sent instead."""
     if isinstance(error, dict):
         return str(error.get("message", error))
     return str(error)

@@ -1,8 +1,8 @@
 """`tandem bench fidelity`: the same load on the real engine and in the simulator, side by side.
 
-Runs loops that the caller makes, compares their figures and tells where the two part: predictions
-by kind of work, and what an iteration takes outside of the executor. Loads no model. Invariant:
-both sides meet the same arrivals and prompts, and are measured by the same code.
+Runs loops that the caller makes, compares their figures, and shows where they differ: predictions
+by kind of work, and the time of an iteration outside of the executor. Loads no model. Invariant:
+both sides get the same arrivals and prompts, and are measured by the same code.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LATENCY_TOLERANCE = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """SFT steps that are there all the time: one micro-batch of so many sequences, each of so many
-    tokens, half of them the answer."""
+    """SFT steps that are always queued: one micro-batch of `sequences` sequences of `tokens`
+    tokens, of which half are the answer."""
 
     sequences: int = 2
     tokens: int = 256
@@ -49,11 +49,11 @@ class Steps:
 
     @property
     def trainer(self) -> TrainerSpec:
-        """What is opened for them."""
+        """The trainer to open for them."""
         return TrainerSpec(TRAINER, LoraSpec(rank=self.rank))
 
     def supply(self, vocabulary: int, seed: int) -> Callable[[], TrainingStep]:
-        """Endless steps of random tokens; equal seeds give equal ones."""
+        """Endless steps of random tokens. Equal seeds give equal steps."""
         rng, made = Random(f"{seed}/steps"), 0
 
         def step() -> TrainingStep:
@@ -74,7 +74,7 @@ class Steps:
 
 @dataclass(slots=True)
 class Part:
-    """Work of one kind: how often it was executed, how long it took, what was predicted for it."""
+    """One kind of work: number of executions, their total time, and the total prediction."""
 
     count: int = 0
     seconds: float = 0.0
@@ -88,9 +88,9 @@ class Part:
 
 
 class Account:
-    """A listener of a loop's plans: their time by kind, beside what a time model predicts for it.
+    """A listener of a loop's plans: their time by kind, and a time model's predictions for them.
 
-    A model that `learns` does so from each plan once it has predicted it.
+    With `learns`, the model learns from each plan after predicting it.
     """
 
     def __init__(self, latency: LatencyModel, *, learns: bool = False) -> None:
@@ -101,7 +101,7 @@ class Account:
         self.executed_s = 0.0
 
     def __call__(self, plan: LanePlan, result: StepResult) -> None:  # noqa: C901
-        """Take one plan."""
+        """Add one plan."""
         latency, work = self._latency, PassWork() if result.stopped else PassWork.of(plan)
         for number in [number for discard in plan.discards for number in discard.micro_batches]:
             self._backward.pop(number, None)
@@ -117,7 +117,7 @@ class Account:
             self.count(kind_of(work), result.forward_s, latency.forward_s(work))
         for piece in result.slices:
             backward = self._backward.pop(piece.micro_batch, None)
-            if backward is None or piece.problem is not None:  # the former: its iteration failed
+            if backward is None or piece.problem is not None:  # None: its iteration failed
                 continue
             predicted_s = latency.slice_s(backward, piece.hi - piece.lo)
             self.count("slice", piece.elapsed_s, predicted_s)
@@ -131,17 +131,13 @@ class Account:
             latency.after(result.forward_s)
 
     def count(self, kind: str, seconds: float, predicted_s: float) -> None:
-        """Work of one kind took `seconds`."""
+        """Add work of one kind that took `seconds`."""
         self.parts.setdefault(kind, Part()).add(seconds, predicted_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run. Rates are per second until the last request ended; times in seconds.
-
-    `outside_s` is what an iteration takes outside of the executor's own account: to decide, to
-    apply, to start and to collect. `parts` by kind of work.
-    """
+    """Figures of one run. Rates are per second until the last request ended."""
 
     output_tokens_s: float
     training_tokens_s: float
@@ -151,8 +147,9 @@ class Figures:
     tpot_p95_s: float
     failed: int
     iterations: int
+    # Mean seconds of an iteration outside of the executor: decide, apply, start and collect.
     outside_s: float
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)  # by kind of work
 
 
 def run_once(
@@ -164,7 +161,7 @@ def run_once(
     seed: int,
     on_progress: Callable[[float], None] = lambda now: None,
 ) -> Figures:
-    """Let the arrivals come to one loop, with training beside them if there are `steps`."""
+    """Run the arrivals on one loop, with training beside them if there are `steps`."""
     account = Account(LatencyModel(rates))
     loop.on_plan = account
     supply = steps.supply(loop.info.vocab_size, seed) if steps is not None else None
@@ -183,7 +180,7 @@ def run_once(
 
 
 def figures_of(report: SimReport, account: Account, outside_s: float) -> Figures:
-    """What a run's report and account say; `outside_s` of all its iterations together."""
+    """Figures from a run's report and account. `outside_s` is the total of all iterations."""
     ended = [each for each in report.outcomes.values() if each.error is None]
     last_s = max((each.last_s for each in ended), default=math.nan)
     waits = sorted(each.ttft_s for each in ended)
@@ -204,7 +201,7 @@ def figures_of(report: SimReport, account: Account, outside_s: float) -> Figures
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure: medians of both sides, how far real runs differ, and what is allowed.
+    """One figure: medians of both sides, the spread of real runs, and the allowed error.
 
     `spread`, `error` and `allowed` are relative to the real median.
     """
@@ -218,7 +215,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the simulator is near enough."""
+        """Whether the simulator is close enough."""
         return abs(self.error) <= self.allowed
 
 
@@ -233,8 +230,8 @@ _COMPARED = {
 
 
 def compare(real: Sequence[Figures], simulated: Sequence[Figures]) -> list[Comparison]:
-    """Every figure that is not 0 in all real runs. Allowed is the figure's tolerance or the spread
-    of the real runs, whichever is larger."""
+    """Compare every figure that is above 0 in the median real run. Allowed is the figure's
+    tolerance or the spread of the real runs, whichever is larger."""
     found = []
     for name, tolerance in _COMPARED.items():
         theirs = [float(getattr(each, name)) for each in real]
@@ -251,7 +248,7 @@ def compare(real: Sequence[Figures], simulated: Sequence[Figures]) -> list[Compa
 def agree(
     found: Sequence[Comparison], real: Sequence[Figures], simulated: Sequence[Figures]
 ) -> bool:
-    """Whether every figure holds, and all runs of both sides failed as many requests."""
+    """Whether every figure holds, and all runs of both sides failed the same number of requests."""
     failed = {each.failed for each in (*real, *simulated)}
     return len(failed) == 1 and all(each.holds for each in found)
 

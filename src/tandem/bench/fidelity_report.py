@@ -1,4 +1,4 @@
-"""What `tandem bench fidelity` shows: rows of its two tables, and both as a page.
+"""Output of `tandem bench fidelity`: the rows of its two tables, and both as a page.
 
 Formats only. Invariant: the screen and the page have the same cells.
 """
@@ -27,8 +27,8 @@ def figure_rows(found: Sequence[Comparison]) -> list[tuple[str, ...]]:
 
 
 def part_rows(real: Sequence[Figures], simulated: Sequence[Figures]) -> list[tuple[str, ...]]:
-    """Cells of `PARTS`: where the two part. Times of the last real run against predictions for the
-    same work, and the last simulated one's."""
+    """Cells of `PARTS`, which show where the sides differ: times of the last real run, predictions
+    for the same work, and times of the last simulated run."""
     ours, theirs = real[-1], simulated[-1]
     rows: list[tuple[str, ...]] = []
     for kind in dict.fromkeys((*ours.parts, *theirs.parts)):
@@ -51,7 +51,7 @@ def as_markdown(
     real: Sequence[Figures],
     simulated: Sequence[Figures],
 ) -> str:
-    """The page; `load` says in a sentence what both sides met."""
+    """The page. `load` describes the load in a sentence."""
     lines = ["# How near the simulator comes", ""]
     lines += [", ".join(f"{name}: {value}" for name, value in machine.items()), "", load, ""]
     lines += _table(FIGURES, figure_rows(found))

@@ -1,6 +1,6 @@
-"""Pictures on paper: an empty figure, and a figure as files.
+"""Pictures as files: an empty figure, and saving one.
 
-matplotlib is an extra and imported when a figure is drawn. Invariant: the same data give the same
+matplotlib is an extra, imported when a figure is drawn. Invariant: the same data give the same
 picture, in PNG and SVG.
 """
 
@@ -20,7 +20,7 @@ def save(picture: Figure, folder: Path, name: str) -> list[Path]:
     written = []
     for kind in ("png", "svg"):
         path = folder / f"{name}.{kind}"
-        # A date in the file would make every drawing differ.
+        # A date in the file would make every drawing different.
         metadata = {"Date": None} if kind == "svg" else {}
         picture.savefig(path, dpi=150, metadata=metadata)
         written.append(path)

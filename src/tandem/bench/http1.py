@@ -1,8 +1,8 @@
-"""A small HTTP/1.1 client for streamed answers: bytes in, body out, as little Python as possible.
+"""A small HTTP/1.1 client for streamed answers: bytes in, body out, with little Python.
 
-The load generator shares its cores with the server it measures, so an event must cost
-microseconds. One connection a request, `Connection: close`. Knows nothing about JSON or events.
-Invariant: the sink sees the decoded body in order, and `closed` exactly once.
+The load generator shares its cores with the server that it measures, so an event must cost only
+microseconds. One connection per request, `Connection: close`. Knows nothing about JSON or events.
+Invariant: `on_body` gets the decoded body in order, and `done` is set exactly once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 class ProtocolError(Exception):
-    """The server's answer is not HTTP/1.1 as this client speaks it, or was cut short."""
+    """The server's answer is not HTTP/1.1 as this client understands it, or was cut short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class Origin:
 class Exchange(asyncio.Protocol):
     """One request and its answer.
 
-    `on_body(data)` gets decoded body bytes as they come. `done` is set when the body is complete,
-    or holds `ProtocolError` or the transport's error. `status` is 0 until the head was read.
+    `on_body(data)` gets decoded body bytes as they come. `done` is set when the body is complete;
+    otherwise it gets a `ProtocolError` or the transport's error. `status` is 0 until the head was
+    read.
     """
 
     def __init__(self, request: bytes, on_body: Callable[[bytes], None]) -> None:
@@ -78,7 +79,7 @@ class Exchange(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Decode what came."""
+        """Decode the received bytes."""
         self._buffer += data
         try:
             self._decode()
@@ -86,15 +87,15 @@ class Exchange(asyncio.Protocol):
             self._finish(error)
 
     def eof_received(self) -> None:
-        """The server closed its side: the end of a body without a length."""
+        """The server closed its side, which ends a body without a length."""
         self._ended(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whatever was still expected is lost."""
+        """Anything still expected is lost."""
         self._ended(exc)
 
     def close(self) -> None:
-        """Drop the connection at once, as a client that goes away does."""
+        """Drop the connection at once, like a client that leaves."""
         self.done.cancel()
         if self._transport is not None:
             self._transport.abort()
@@ -161,7 +162,7 @@ class Exchange(asyncio.Protocol):
             self._on_body(data)
 
     def _chunk_size(self) -> None:
-        """Decode as many chunks as the buffer holds; the body goes on in one piece."""
+        """Decode all complete chunks in the buffer; passes their content on in one piece."""
         body = bytearray()
         buffer, at, ended = self._buffer, 0, False
         while True:
@@ -185,7 +186,7 @@ class Exchange(asyncio.Protocol):
 
 
 async def connect(origin: Origin, exchange: Exchange) -> None:
-    """Open a connection for `exchange`, which then runs by itself. Raises `OSError`."""
+    """Open a connection for `exchange`, which then runs on its own. Raises `OSError`."""
     context = ssl.create_default_context() if origin.tls else None
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: exchange, origin.host, origin.port, ssl=context)

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: distributions named on the command line, in tokens.
+"""Lengths of prompts and outputs in tokens: distributions named on the command line.
 
 Knows nothing about arrivals or text. Invariant: a drawn length is at least 1.
 """
@@ -23,7 +23,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same."""
+    """A constant length."""
 
     tokens: int
 
@@ -40,7 +40,7 @@ class Uniform:
     high: int
 
     def draw(self, rng: Random) -> int:
-        """One of the range."""
+        """A length of the range."""
         return rng.randint(self.low, self.high)
 
 
@@ -52,7 +52,7 @@ class Lognormal:
     sigma: float
 
     def draw(self, rng: Random) -> int:
-        """Rounded, at least 1."""
+        """A rounded length, at least 1."""
         mu = math.log(self.mean) - self.sigma**2 / 2
         return max(1, round(rng.lognormvariate(mu, self.sigma)))
 

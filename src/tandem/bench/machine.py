@@ -1,6 +1,6 @@
-"""What figures are measured on, and how busy it is with others meanwhile.
+"""The machine that figures are measured on, and how busy other processes keep it.
 
-Processor, cores, memory and versions; knows no model. Invariant: nothing is measured, only read.
+Processor, cores, memory and versions. Knows no model. Invariant: nothing is measured, only read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd
 
 
 def describe(device: str, threads: int) -> dict[str, object]:
-    """Processor, cores, matrix instructions, memory, versions; `threads` compute on `device`."""
+    """Processor, cores, matrix instructions, memory, versions. `threads` compute on `device`."""
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     return {
@@ -36,9 +36,9 @@ def describe(device: str, threads: int) -> dict[str, object]:
 
 
 def busy_cpu_s() -> float:
-    """CPU seconds of all cores so far that were not idle; what a hypervisor took counts."""
+    """CPU seconds of all cores so far that were not idle. Time taken by a hypervisor counts."""
     times: dict[str, float] = psutil.cpu_times()._asdict()
-    # Guests' time is part of the user's.
+    # Guests' time is part of the user's time.
     return sum(
         seconds
         for name, seconds in times.items()
@@ -47,13 +47,12 @@ def busy_cpu_s() -> float:
 
 
 def spent_s() -> tuple[float, float, float]:
-    """Seconds so far, from any origin: of the wall clock, of all cores together, and of those what
-    this process took."""
+    """Seconds since arbitrary origins: wall clock, all cores together, and this process's share."""
     return time.perf_counter(), busy_cpu_s(), time.process_time()
 
 
 class Watch:
-    """Looks at the machine from when it is made."""
+    """Observes the machine from its creation on."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Watch:
         self._began = spent()
 
     def others(self) -> float:
-        """The share of all cores that other processes have taken since, 0 to 1."""
+        """Share of all cores that other processes have used since, 0 to 1."""
         wall_s, busy_s, own_s = (
             now - before for now, before in zip(self._spent(), self._began, strict=True)
         )
@@ -72,7 +71,7 @@ class Watch:
 
 
 def _cpu_info() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is none."""
+    """The first processor of /proc/cpuinfo; empty without that file."""
     try:
         text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:

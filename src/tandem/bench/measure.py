@@ -1,8 +1,8 @@
-"""From what happened to each request to the figures of a report.
+"""From the outcomes of requests to the figures of a report.
 
-Pure arithmetic over outcomes; knows nothing of HTTP. Latencies count from the intended arrival, so
-a late client or a stalled server cannot hide (no coordinated omission). Invariant: times of an
-outcome are seconds since the load began.
+Pure arithmetic; knows nothing of HTTP. Latencies count from the intended arrival, so a late client
+or a stalled server cannot hide them (no coordinated omission). Invariant: times of an outcome are
+seconds since the load began.
 """
 
 from __future__ import annotations
@@ -14,50 +14,45 @@ from itertools import pairwise
 
 from tandem.core.slo import Slo
 
-# Above this the load generator itself, not the server, shaped the arrivals.
+# Above this, the load generator and not the server determined the arrivals.
 CLIENT_LAG_LIMIT_S = 0.05
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened to one request.
-
-    `output_s`: arrival of every event with output. Token counts are the server's where it
-    reported them (`usage_reported`), else `output_tokens` counts the events. `error` is a short
-    kind such as `connect`, `timeout`, `http 429`, `stream`, `truncated`; None for a complete
-    answer.
-    """
+    """What happened to one request."""
 
     index: int
-    intended_s: float
+    intended_s: float  # planned arrival
     sent_s: float
-    output_s: list[float] = field(default_factory=list)
+    output_s: list[float] = field(default_factory=list)  # arrival of every event with output
     ended_s: float = 0.0
     prompt_tokens: int = 0
-    output_tokens: int = 0
-    usage_reported: bool = False
+    output_tokens: int = 0  # the server's count, or the number of events
+    usage_reported: bool = False  # token counts are the server's
+    # `connect`, `timeout`, `http 429`, `stream`, `truncated` ...; None: complete
     error: str | None = None
     message: str = ""
 
     @property
     def ttft_s(self) -> float | None:
-        """Intended arrival to first output."""
+        """Seconds from the intended arrival to the first output."""
         return self.output_s[0] - self.intended_s if self.output_s else None
 
     @property
     def tpot_s(self) -> float | None:
-        """First to last output over the tokens after the first; None below two tokens."""
+        """Seconds from first to last output per token after the first; None below two tokens."""
         if self.output_tokens < 2 or not self.output_s:
             return None
         return (self.output_s[-1] - self.output_s[0]) / (self.output_tokens - 1)
 
     @property
     def e2e_s(self) -> float:
-        """Intended arrival to the end of the answer."""
+        """Seconds from the intended arrival to the end of the answer."""
         return self.ended_s - self.intended_s
 
     def meets(self, slo: Slo) -> bool:
-        """True if complete and inside both objectives; an answer of one token has no TPOT."""
+        """True if complete and within both objectives. An answer of one token has no TPOT."""
         if self.error is not None or self.ttft_s is None:
             return False
         return self.ttft_s <= slo.ttft_s and (self.tpot_s or 0.0) <= slo.tpot_s
@@ -65,7 +60,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of one latency, in seconds. Percentiles interpolate linearly between samples."""
+    """One latency, in seconds. Percentiles interpolate linearly between samples."""
 
     count: int
     mean: float
@@ -80,8 +75,7 @@ class Distribution:
 class Summary:
     """The figures of one run. Rates are per second of `duration_s` (load begin to last end).
 
-    A latency is None where no complete request has it. Failed requests count in `errors` and in
-    nothing else.
+    A latency is None if no complete request has it. Failed requests count in `errors` only.
     """
 
     requests: int
@@ -105,12 +99,12 @@ class Summary:
 
     @property
     def client_fell_behind(self) -> bool:
-        """True if requests left late, so the load was not the one that was asked for."""
+        """True if requests were sent late, so the load was not the requested one."""
         return self.client_lag is not None and self.client_lag.p99 > CLIENT_LAG_LIMIT_S
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of `ordered` lies; not empty."""
+    """The value below which `share` (0 to 1) of `ordered` lies. `ordered` is not empty."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -118,7 +112,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Of `values`, or None if there are none."""
+    """The distribution of `values`, or None if there are none."""
     if not values:
         return None
     ordered = sorted(values)
@@ -134,7 +128,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def summarise(outcomes: Sequence[Outcome], slo: Slo | None = None) -> Summary:
-    """The figures of a run; goodput only under an `slo`."""
+    """The figures of a run. Goodput needs an `slo`."""
     complete = [outcome for outcome in outcomes if outcome.error is None]
     duration_s = max((outcome.ended_s for outcome in outcomes), default=0.0)
     output_tokens = sum(outcome.output_tokens for outcome in complete)
@@ -166,6 +160,6 @@ def _over(amount: float, whole: float) -> float:
 
 
 def _rate(times_s: list[float]) -> float | None:
-    """Mean rate of arrivals; None if all are at one moment."""
+    """Mean rate of arrivals; None if all are at the same time."""
     span_s = max(times_s, default=0.0) - min(times_s, default=0.0)
     return (len(times_s) - 1) / span_s if span_s > 0.0 else None

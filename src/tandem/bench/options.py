@@ -1,4 +1,4 @@
-"""From the options of a load to the planned workload: arrivals, lengths and trace put together.
+"""From the options of a load to the planned workload: arrivals, lengths and trace combined.
 
 Knows neither the command line nor HTTP. Invariant: equal options give an equal workload.
 """
@@ -36,25 +36,21 @@ class Arrivals(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What is asked for. Lengths are drawn unless a `trace` has them.
-
-    `rate` is requests a second; a replayed trace is stretched to it. `time_scale` stretches a
-    replayed trace (2: twice as long). Prompt ids are drawn below `vocabulary`.
-    """
+    """The requested load. Lengths are drawn unless a `trace` has them."""
 
     arrivals: Arrivals
     prompts: Lengths
     outputs: Lengths
     limits: Limits
-    rate: float | None = None
-    time_scale: float = 1.0
+    rate: float | None = None  # requests per second; a replayed trace is stretched to it
+    time_scale: float = 1.0  # stretches a replayed trace; 2: twice as long
     trace: Path | None = None
-    vocabulary: int = 1000
+    vocabulary: int = 1000  # prompt ids are drawn below this
     seed: int = 0
 
 
 def build_workload(options: WorkloadOptions) -> list[PlannedRequest]:
-    """The requests in order of arrival, never none. Raises `InvalidRequest`."""
+    """The requests in order of arrival, at least one. Raises `InvalidRequest`."""
     if options.vocabulary < 1:
         raise InvalidRequest("the vocabulary must have a token", param="vocab_size")
     limits = options.limits

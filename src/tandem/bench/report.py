@@ -1,7 +1,7 @@
 """The figures of a run as JSON and as a table for people.
 
-Knows the shape of `Summary`, not how it came about. Invariant: `SCHEMA` changes when a field
-changes its meaning or goes away.
+Knows the fields of `Summary`, not how it was made. Invariant: `SCHEMA` changes when a field changes
+its meaning or is removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LATENCIES = {
 def as_json(
     options: Mapping[str, Any], summary: Summary, outcomes: Sequence[Outcome] | None = None
 ) -> bytes:
-    """One JSON object: `schema`, `options`, `summary`, `client_fell_behind`, maybe `requests`."""
+    """One JSON object: `schema`, `options`, `summary`, `client_fell_behind` and, if given,
+    `requests`."""
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "options": dict(options),
@@ -42,7 +43,7 @@ def as_json(
 
 
 def as_table(summary: Summary) -> RenderableType:
-    """Totals, then a row a latency, then warnings."""
+    """Totals, then one row per latency, then warnings."""
     parts: list[RenderableType] = [_totals(summary), _latencies(summary)]
     if not summary.usage_reported:
         parts.append(Text("output tokens were counted as events: no usage was reported"))

@@ -1,6 +1,6 @@
-"""`tandem simulate`: a planned load and a stream of training through the simulator, as a report.
+"""`tandem simulate`: a planned load and a stream of training in the simulator, as a report.
 
-Joins workloads, the simulator's run and the figures of `measure`; the engine is made by the caller.
+Joins workloads, the simulator's run and the figures of `measure`. The caller makes the engine.
 Invariant: the same options give the same report.
 """
 
@@ -37,17 +37,17 @@ TRAINER = "feedback"
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Preference pairs that arrive beside requests, `rate` of them a request, evenly.
+    """Preference pairs that arrive evenly beside requests, `rate` of them per request.
 
-    A step is queued for every `pairs` of them, each two sequences of `pair_tokens` tokens, half of
-    them the answer. With `always`, that many steps are queued at the beginning instead.
+    Every `pairs` of them queue one step. A pair is two sequences of `pair_tokens` tokens, of which
+    half are the answer.
     """
 
     rate: float = 0.0
     pairs: int = 8
     micro_batch_pairs: int = 4
     pair_tokens: int = 256
-    always: int = 0
+    always: int = 0  # steps queued at the beginning instead
     beta: float = 0.1
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """When a step's update was made, which revision it made, and the loss before it."""
+    """Time of a step's update, the revision that it made, and the loss before it."""
 
     at_s: float
     revision: int
@@ -66,9 +66,7 @@ class StepLoss:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What a simulation found. `speedup` is simulated over real seconds; `steps` counts those
-    whose update was made, `losses` has each; `training_tokens_s` are trained rows a simulated
-    second; `busy_share` is the device's."""
+    """Results of a simulation."""
 
     policy: str
     profile: str
@@ -76,19 +74,19 @@ class SimulatedRun:
     iterations: int
     simulated_s: float
     real_s: float
-    speedup: float
-    steps: int
-    training_tokens_s: float
-    busy_share: float
+    speedup: float  # simulated over real seconds
+    steps: int  # steps whose update was made
+    training_tokens_s: float  # trained rows per simulated second
+    busy_share: float  # of the device
     cached_share: float
-    losses: tuple[StepLoss, ...] = ()
+    losses: tuple[StepLoss, ...] = ()  # of each such step
     options: dict[str, Any] = field(default_factory=dict)
 
 
 def arrivals_of(
     planned: Sequence[PlannedRequest], training: Training, vocabulary: int, seed: int
 ) -> tuple[list[Arrival], list[TrainerSpec]]:
-    """Requests that end after exactly their output tokens, and the steps beside them."""
+    """Requests that end after exactly their output tokens, and training steps beside them."""
     arrivals = [
         Arrival(
             request.at_s,
@@ -102,7 +100,7 @@ def arrivals_of(
     ]
     steps = [0.0] * training.always
     for place, request in enumerate(planned, 1):
-        pairs = int(training.rate * place + 1e-9)  # that have arrived by now
+        pairs = int(training.rate * place + 1e-9)  # arrived by now
         due = pairs // training.pairs + training.always - len(steps)
         steps += [request.at_s] * due
     rng = Random(f"{seed}/pairs")
@@ -113,7 +111,7 @@ def arrivals_of(
 
 
 def _step(number: int, training: Training, vocabulary: int, rng: Random) -> TrainingStep:
-    """Pairs of random tokens; prompts are half of each sequence."""
+    """Pairs of random tokens. Half of each sequence is the prompt."""
     tokens = training.pair_tokens
 
     def sequence(role: Role) -> TrainingSequence:
@@ -130,7 +128,7 @@ def _step(number: int, training: Training, vocabulary: int, rng: Random) -> Trai
 
 
 def outcomes_of(report: SimReport) -> list[Outcome]:
-    """As the load generator would have seen them, without the times between two tokens."""
+    """Outcomes as the load generator would see them, without the times between tokens."""
     return [_outcome(place, each) for place, each in enumerate(report.outcomes.values())]
 
 
@@ -158,7 +156,7 @@ def describe(
     slo: Slo,
     options: dict[str, Any],
 ) -> SimulatedRun:
-    """The figures of a run; `moments` may be empty."""
+    """The figures of a run. `moments` may be empty."""
     outcomes = list(report.outcomes.values())
     rows = sum(moment.training for moment in moments)
     prompt = sum(each.prompt_tokens for each in outcomes)

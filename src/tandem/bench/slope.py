@@ -1,7 +1,7 @@
-"""Does a series grow? A straight line through it, with a confidence interval.
+"""Tells whether a series grows: a straight line through it, with a confidence interval.
 
-Samples of a process's memory are correlated, so they are averaged over windows first and the
-line is fitted through the windows' means. Knows nothing of processes.
+Samples of a process's memory are correlated. So they are averaged over windows, and the line is
+fitted through the windows' means. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Slope:
 
 
 def fit_slope(times_s: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Least squares through window means; None with fewer than six windows' worth of samples."""
+    """Least squares through window means; None with samples for fewer than six windows."""
     size = max(1, len(times_s) // WINDOWS)
     starts = range(0, len(times_s) - size + 1, size)
     if len(starts) < 6:
@@ -55,7 +55,7 @@ def fit_slope(times_s: Sequence[float], values: Sequence[float]) -> Slope | None
 def student_t(share: float, freedom: int) -> float:
     """Quantile of Student's t, by the expansion of Abramowitz and Stegun 26.7.5.
 
-    Within 1% for four degrees of freedom or more at the usual quantiles.
+    The error is below 1% for four or more degrees of freedom at the usual quantiles.
     """
     z = NormalDist().inv_cdf(share)
     terms = (

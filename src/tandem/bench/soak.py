@@ -1,8 +1,8 @@
-"""Many streaming clients for a long time, some of which go away; then: is everything given back?
+"""Many streaming clients for a long time, some of which leave early: is everything released?
 
-Needs a Tandem server (its metrics' names are in docs/metrics.md). Knows nothing of its insides.
-Invariant: a run is reproducible from its seed up to the timing of the machine, and the only
-errors that do not count are the disconnects which the clients made themselves.
+Needs a Tandem server (its metrics' names are in docs/metrics.md). Knows nothing of its internals.
+Invariant: a run is reproducible from its seed, except for the machine's timing. Only the clients'
+own disconnects do not count as errors.
 """
 
 from __future__ import annotations
@@ -32,39 +32,32 @@ GIVEN_BACK = (
 
 @dataclass(frozen=True, slots=True)
 class SoakOptions:
-    """What a run does. `disconnect_share` of the requests are dropped after a few events.
-
-    `pids` are the server's processes whose resident memory is watched (children included) once
-    `warmup_s` have passed. `settle_s` bounds the wait for the last aborted requests at the end.
-    """
+    """What a run does."""
 
     origin: Origin
     model: str
     clients: int = 64
     seconds: float = 60.0
     seed: int = 0
-    disconnect_share: float = 0.2
+    disconnect_share: float = 0.2  # share of the requests that are dropped after a few events
     max_output_tokens: int = 48
     api_key: str | None = None
-    pids: tuple[int, ...] = ()
-    warmup_s: float = 15.0
+    pids: tuple[int, ...] = ()  # server processes whose memory is watched, with children
+    warmup_s: float = 15.0  # before memory is watched
     timeout_s: float = 120.0
-    settle_s: float = 10.0
+    settle_s: float = 10.0  # longest wait for the last aborted requests at the end
 
 
 @dataclass(slots=True)
 class SoakReport:
-    """What came of it. `held` has every gauge that did not return to zero, with its value.
-
-    `memory` is in bytes per second over all watched processes; None if none was watched, or too
-    briefly.
-    """
+    """Results of a run."""
 
     requests: int = 0
     completed: int = 0
     disconnected: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    held: dict[str, float] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)  # gauges that did not return to zero
+    # bytes per second over all watched processes; None: not watched, or too briefly
     memory: Slope | None = None
     memory_bytes: tuple[int, ...] = ()
 
@@ -75,7 +68,7 @@ class SoakReport:
 
 
 async def soak(options: SoakOptions) -> SoakReport:
-    """Run the clients for `options.seconds`, let the server settle, and account for everything."""
+    """Run the clients for `options.seconds`, let the server settle, and check for leaks."""
     report = SoakReport()
     end_s = asyncio.get_running_loop().time() + options.seconds
     async with asyncio.TaskGroup() as group:
@@ -110,7 +103,7 @@ async def _client(options: SoakOptions, rng: Random, end_s: float, report: SoakR
 async def _one(
     options: SoakOptions, path: str, body: bytes, leave_after: int | None, report: SoakReport
 ) -> bool:
-    """One request; True if this client left before the end. Failures go into `report.errors`.
+    """One request. True if this client left before the end. Failures go to `report.errors`.
 
     Leaving after 0 events means right after the request was sent.
     """
@@ -149,7 +142,7 @@ async def _one(
 
 
 def _random_request(options: SoakOptions, rng: Random) -> tuple[str, bytes]:
-    """Chat or completion with random words, length, sampling, stop and number of choices."""
+    """A chat or completion with random words, length, sampling, stop strings and choices."""
     words = " ".join(rng.choices(WORDS, k=rng.randint(1, 60)))
     fields: dict[str, Any] = {
         "model": options.model,
@@ -173,7 +166,7 @@ def _random_request(options: SoakOptions, rng: Random) -> tuple[str, bytes]:
 
 
 async def _watch_memory(options: SoakOptions, end_s: float) -> tuple[list[float], list[int]]:
-    """Resident bytes of the watched processes, once a second after the warm-up."""
+    """Resident bytes of the watched processes, once per second after the warm-up."""
     clock = asyncio.get_running_loop().time
     times_s: list[float] = []
     sizes: list[int] = []
@@ -188,7 +181,7 @@ async def _watch_memory(options: SoakOptions, end_s: float) -> tuple[list[float]
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Of the processes and all their children that are alive."""
+    """Resident bytes of the processes and all their live children."""
     family: dict[int, psutil.Process] = {}
     for pid in pids:
         process = psutil.Process(pid)
@@ -203,7 +196,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 async def _settled(options: SoakOptions) -> dict[str, float]:
-    """What the server still holds once nobody asks any more; waits up to `settle_s` for zero."""
+    """What the server still holds after the last request. Waits up to `settle_s` for zero."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + options.settle_s
     while True:

@@ -1,8 +1,8 @@
 """Figures of simulated runs: latency distributions, the iteration timeline, occupancy over time.
 
-matplotlib is an extra and imported when a figure is drawn. Knows what runs recorded, not how.
-Invariant: the same runs give the same pictures, in PNG and SVG; pictures of runs that are drawn
-together have the same axes.
+matplotlib is an extra, imported when a figure is drawn. Knows what runs recorded, not how.
+Invariant: the same runs give the same pictures, in PNG and SVG. Runs that are drawn together have
+the same axes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Of more iterations than this, neighbours are drawn as one, or no picture could show them.
+# With more iterations than this, neighbours are drawn as one: a picture has too few pixels.
 _MOST_BARS = 2000
 _KINDS = ("decode", "prefill", "training")
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRun:
-    """What is drawn of a run; `stem` begins the names of its files."""
+    """What is drawn of a run. `stem` is the prefix of its files."""
 
     title: str
     stem: str
@@ -39,7 +39,7 @@ class DrawnRun:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Iterations that follow each other: from when to when, their mean length and mean rows."""
+    """Consecutive iterations: begin, end, mean duration and mean rows."""
 
     begin_s: float
     end_s: float
@@ -60,7 +60,7 @@ class Limits:
 
     @staticmethod
     def of(runs: Sequence[DrawnRun], slo: Slo) -> Limits:
-        """Wide enough for each run, and for the objectives."""
+        """Limits wide enough for each run and for the objectives."""
         outcomes = [each for run in runs for each in run.outcomes if each.output_tokens]
         bars = [bar for run in runs for bar in bars_of(run.moments)]
         seen = [each for run in runs for each in run.occupancy]
@@ -95,7 +95,7 @@ def draw_runs(runs: Sequence[DrawnRun], slo: Slo, num_blocks: int, folder: Path)
 
 
 def latency_cdfs(run: DrawnRun, slo: Slo, limits: Limits) -> Figure:
-    """Shares of requests whose time to first token, and per output token, is at most x."""
+    """Shares of requests whose time to first token, and time per output token, is at most x."""
     figure = _titled(run, 3.6)
     ended = [each for each in run.outcomes if each.output_tokens]
     ttfts = sorted(each.ttft_s for each in ended)
@@ -118,7 +118,7 @@ def latency_cdfs(run: DrawnRun, slo: Slo, limits: Limits) -> Figure:
 
 
 def iteration_timeline(run: DrawnRun, limits: Limits) -> Figure:
-    """How long iterations took, and what their rows were: nothing where none ran."""
+    """Duration and rows of iterations. Times without an iteration stay empty."""
     figure = _titled(run, 5.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
     bars = bars_of(run.moments)
@@ -135,7 +135,7 @@ def iteration_timeline(run: DrawnRun, limits: Limits) -> Figure:
 
 
 def occupancy_over_time(run: DrawnRun, num_blocks: int, limits: Limits) -> Figure:
-    """KV blocks in use, and sequences that run and wait."""
+    """KV blocks in use, and running and waiting sequences."""
     figure = _titled(run, 5.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
     times = [each.at_s for each in run.occupancy]
@@ -151,7 +151,7 @@ def occupancy_over_time(run: DrawnRun, num_blocks: int, limits: Limits) -> Figur
 
 
 def bars_of(moments: Sequence[Moment]) -> list[Bar]:
-    """Each iteration, or so many together that a picture can show them."""
+    """One bar per iteration, or per group of as many as a picture requires."""
     size = -(-len(moments) // _MOST_BARS) or 1
     groups = [moments[first : first + size] for first in range(0, len(moments), size)]
     return [_bar(group) for group in groups]
@@ -177,7 +177,7 @@ def _edges(heights: Iterable[float]) -> list[float]:
 
 
 def _wide(values: Iterable[float]) -> float:
-    """The end of an axis that shows all of them."""
+    """The end of an axis that shows all values."""
     return 1.05 * max(values, default=1.0) or 1.0
 
 

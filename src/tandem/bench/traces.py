@@ -1,7 +1,7 @@
 """Recorded workloads: Azure LLM inference, Mooncake (FAST'25) and vidur's length tables.
 
-Parses files (plain or .gz) into records; what becomes of them is `workload`'s business. Invariant:
-records of a timed trace are sorted by arrival, and lengths are at least 1.
+Parses files (plain or .gz) into records; `workload` uses them. Invariant: records of a timed trace
+are sorted by arrival, and lengths are at least 1.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One recorded request; lengths in tokens.
+    """One recorded request. Lengths are in tokens.
 
-    `at_s` is None in tables of lengths. `prefix` names the successive blocks of `block_tokens`
-    tokens of the prompt: two records with equal leading names had equal leading tokens.
+    `at_s` is None in length tables. `prefix` names the successive blocks of `block_tokens` tokens
+    of the prompt: two records with equal leading names had equal leading tokens.
     """
 
     at_s: float | None
@@ -46,7 +46,7 @@ class _MooncakeLine(msgspec.Struct):
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRecord]:
-    """The first `limit` records of `path`, whichever of the known formats it has.
+    """The first `limit` records of `path`, in any known format.
 
     Raises `InvalidRequest` if it cannot be read or no format fits.
     """
@@ -68,7 +68,7 @@ def _open_text(path: Path) -> TextIO:
 
 
 def _records(first: str, rest: Iterable[str]) -> Iterator[TraceRecord]:
-    """Parse by what the first line looks like."""
+    """Choose the parser by the first line."""
     if first.startswith("{"):
         return map(_mooncake, chain([first], rest))
     columns = first.strip().split(",")
@@ -81,7 +81,7 @@ def _records(first: str, rest: Iterable[str]) -> Iterator[TraceRecord]:
 
 
 def _azure(row: dict[str, str]) -> TraceRecord:
-    # Seven decimals of a second, one more than datetime takes.
+    # The seconds have seven decimals, one more than datetime accepts.
     moment = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC)
     prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
     return TraceRecord(moment.timestamp(), max(1, prompt), max(1, output))

@@ -1,7 +1,7 @@
-"""The load before it is sent: which request arrives when, with which prompt and output length.
+"""The load before it is sent: arrival, prompt and output length of each request.
 
-Joins arrivals, lengths and traces; knows nothing of HTTP. Invariant: the same seed and options give
-the same workload, and two prompts share tokens only where a trace says so.
+Joins arrivals, lengths and traces. Knows nothing of HTTP. Invariant: the same seed and options give
+the same workload, and two prompts share tokens only if a trace says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORDS = tuple(_TEXT.split())
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of one request in tokens; `prefix` as in `TraceRecord`."""
+    """Size of one request in tokens. `prefix` is as in `TraceRecord`."""
 
     prompt_tokens: int
     output_tokens: int
@@ -40,9 +40,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request of the workload; `at_s` seconds after the load begins.
+    """One request of the workload, `at_s` seconds after the load begins.
 
-    `prompt` is token ids, or indices into `WORDS` where the prompt is sent as text.
+    `prompt` is token ids, or indices into `WORDS` if the prompt is sent as text.
     """
 
     index: int
@@ -53,7 +53,7 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a workload; None: unbounded. `duration_s` bounds arrivals, not answers."""
+    """Bounds of a workload; None: unbounded. `duration_s` limits arrivals, not answers."""
 
     max_requests: int | None = None
     duration_s: float | None = None
@@ -69,9 +69,9 @@ def drawn_shapes(prompts: Lengths, outputs: Lengths, rng: Random) -> Iterator[Sh
 
 
 def traced_shapes(records: Iterable[TraceRecord], limits: Limits) -> Iterator[Shape]:
-    """Lengths and prefixes of a trace in its order, scaled and clipped to `limits`.
+    """Lengths and prefixes of a trace in its order, scaled and cut to `limits`.
 
-    The blocks that carry a prefix are scaled with the lengths, so the shared fraction stays.
+    Blocks of a prefix are scaled with the lengths, so the shared fraction stays the same.
     """
     scale = limits.length_scale
     if scale <= 0.0:
@@ -105,7 +105,7 @@ def plan(
 
 
 def warmup(count: int, shape: Shape, vocabulary: int, seed: int) -> list[PlannedRequest]:
-    """`count` requests of `shape` at once, whose prompts occur in no measured workload."""
+    """`count` requests of `shape` at once. Their prompts occur in no measured workload."""
     bare = Shape(shape.prompt_tokens, shape.output_tokens)
     return [
         PlannedRequest(index, 0.0, _prompt(bare, index, vocabulary, seed), shape.output_tokens)
@@ -119,7 +119,7 @@ def as_text(prompt: tuple[int, ...]) -> str:
 
 
 def _prompt(shape: Shape, index: int, vocabulary: int, seed: int) -> tuple[int, ...]:
-    """Named blocks first, each the same wherever its name occurs; then tokens of its own."""
+    """Named blocks first, the same for every use of a name; then tokens of its own."""
     tokens: list[int] = []
     for name in shape.prefix:
         if len(tokens) >= shape.prompt_tokens:
@@ -136,5 +136,5 @@ def _tokens(seed: str, count: int, vocabulary: int) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _ids(vocabulary: int) -> tuple[int, ...]:
-    """All token ids, each one object however often it is drawn: a long trace has millions."""
+    """All token ids. Each is one object, however often it is drawn: a long trace has millions."""
     return tuple(range(vocabulary))

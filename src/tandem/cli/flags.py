@@ -32,7 +32,6 @@ _FLAG_NAMES = {
     "adapters.switch": "switch-versions",
     "store.directory": "store-directory",
     "store.url": "store-url",
-    "store.keep_versions": "Newest versions of each adapter that are kept; 0: all",
     "store.max_file_bytes": "max-file",
     "batches.max_requests": "max-batch-requests",
     "batches.max_file_bytes": "max-batch-file",

@@ -1,4 +1,4 @@
-"""Time is passed in, never looked up, so that the simulator can replace it."""
+"""Clocks. Time is passed in and never looked up, so the simulator can replace it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class WaitingClock(Clock, Protocol):
     """A clock on which one can wait."""
 
     def advance(self, seconds: float) -> None:
-        """Return when so much time has passed."""
+        """Return after `seconds` seconds."""
         ...
 
     def advance_to(self, now_s: float) -> None:
-        """Return when it is `now_s`, which is not in the past."""
+        """Return at the time `now_s`, which is not in the past."""
         ...
 
 
 class MonotonicClock:
-    """The machine's monotonic clock; comparable between processes of one machine.
+    """The machine's monotonic clock. Its values can be compared between processes of one machine.
 
-    That is so on Linux (CLOCK_MONOTONIC) and macOS (mach_absolute_time), which count from the boot
-    for all; between machines it means nothing.
+    On Linux (CLOCK_MONOTONIC) and macOS (mach_absolute_time) all processes count from the boot.
+    Between machines the values cannot be compared.
     """
 
     def now(self) -> float:
@@ -39,7 +39,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that stands still until it is told to move; for tests and the simulator."""
+    """A clock that moves only when told to. For tests and the simulator."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -60,7 +60,7 @@ class VirtualClock:
 
 
 class SleepingClock:
-    """The machine's monotonic clock; whoever waits on it sleeps."""
+    """The machine's monotonic clock. Waiting on it sleeps."""
 
     def now(self) -> float:
         """Seconds since boot."""

@@ -1,7 +1,8 @@
 """What a policy decides for one iteration.
 
-A decision is a wish list in order; `scheduling/admission` grants it as far as tokens, blocks,
-sequence slots and, if the policy says so, predicted time go, so no policy can break a budget.
+A decision is an ordered list of wishes. `scheduling/admission` grants them within the budgets:
+tokens, blocks, sequence slots and, if the policy sets it, predicted time. So no policy can exceed a
+budget.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from msgspec import Struct
 from tandem.core.plan import DEVICE_LANE
 
 
-# A struct, since one is made for every sequence in every iteration (docs/adr/0017). Nobody changes
-# one.
+# A struct, since one is made for every sequence in every iteration (docs/adr/0017). Never changed.
 class Candidate(Struct, gc=False):
     """Run up to `max_tokens` tokens of one sequence (`None`: as many as fit).
 
@@ -30,7 +30,7 @@ class Candidate(Struct, gc=False):
 class SliceCandidate:
     """Run backward slices of one training step: up to `max_layers` layers (`None`: all it has).
 
-    The update is made when no layer is left to do; it needs a candidate, too (of 0 layers).
+    The update is made when no layer is left. It needs a candidate too, with 0 layers.
     """
 
     step_id: str
@@ -39,42 +39,37 @@ class SliceCandidate:
 
 @dataclass(frozen=True, slots=True)
 class LaneDecision:
-    """Candidates of one lane in the order in which they get resources; `share` of its device.
+    """What one lane should do.
 
-    Training forwards are candidates like any other; `slices` are the backward work beside them.
-    With `gives_way`, learning without requests ends between two layers when a request comes.
-
-    With `seconds`, the lane's predicted time (`estimators/latency`, of the whole device) stays
-    within it: candidates are granted in order, cut to the rows that fit, up to the first of which
-    none do; then slices and updates in the time that is left, up to the first that is cut. So that
-    nothing stalls, the first piece of work is granted in any case: a decode, a block of rows of a
-    prompt or training forward, a layer, an update.
+    With `seconds`, candidates are granted in order, each cut to the rows that there is time for,
+    until one gets none. Slices and updates follow in the time that is left, until one is cut. The
+    first piece of work is granted in any case, so that nothing stalls: a decode, a block of rows of
+    a prompt or training forward, a layer, or an update.
     """
 
+    # in the order in which they get resources; training forwards too
     candidates: tuple[Candidate, ...]
-    share: float = 1.0
-    slices: tuple[SliceCandidate, ...] = ()
+    share: float = 1.0  # of the device that the lane may use
+    slices: tuple[SliceCandidate, ...] = ()  # backward work beside the candidates
+    # Preemptible: learning without requests ends between two layers when a request comes.
     gives_way: bool = False
+    # Limit of the lane's predicted time (`estimators/latency`, for the whole device).
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A policy's answer to one view.
-
-    `preempt` is done in any case, before anything is admitted. `victims` lists running sequences
-    in the order in which they may be preempted when a candidate needs their resources; a
-    candidate never preempts one that was granted before it. `evict` orders cached blocks that go
-    first when this iteration needs more than are free (before the cache's own order), as many as it
-    needs, a parent after its children wherever it is listed. `wake_at` asks for a new decision at
-    that time even if nothing arrives.
-    """
+    """A policy's answer to one view. Sequences are named by `seq_id`."""
 
     lanes: dict[str, LaneDecision] = field(default_factory=dict)
-    preempt: tuple[int, ...] = ()
+    preempt: tuple[int, ...] = ()  # preempted in any case, before anything is admitted
+    # Running sequences in the order in which they may be preempted when a candidate needs their
+    # resources. A sequence that was granted something in this iteration is never preempted.
     victims: tuple[int, ...] = ()
+    # Cached blocks to evict before the cache's own order, if this iteration needs more than are
+    # free. A parent follows its children wherever it is listed.
     evict: tuple[int, ...] = ()
-    wake_at: float | None = None
+    wake_at: float | None = None  # decide again at this time even if nothing arrives
 
     @staticmethod
     def on_device(

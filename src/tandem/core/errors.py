@@ -1,6 +1,6 @@
-"""Our own error tree. Callers catch these; impossible states are asserts.
+"""Tandem's error tree. Callers catch these errors; impossible states are asserts.
 
-Every message says what to do. `services` and `api` map them onto OpenAI's error shape.
+Every message says what to do. `services` and `api` map the errors to OpenAI's error shape.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ class TandemError(Exception):
 
 
 class InvalidRequest(TandemError):
-    """The caller asked for something that cannot be done; the message says what to change.
+    """The request cannot be served as it is. The message says what to change.
 
-    `param` names the offending field, `code` is OpenAI's error code where one exists.
+    `param` names the offending field. `code` is OpenAI's error code, if there is one.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -31,7 +31,7 @@ class Unauthorized(TandemError):
 
 
 class Overloaded(TandemError):
-    """The server sheds load; try again after `retry_after_s` seconds."""
+    """The server sheds load. Try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -39,11 +39,11 @@ class Overloaded(TandemError):
 
 
 class QuotaExceeded(Overloaded):
-    """An API key has used up what it may contribute."""
+    """An API key has used up its quota of contributions."""
 
 
 class EngineDead(TandemError):
-    """The engine process ended while this request was in flight, or has not come back yet."""
+    """The engine process ended during this request, or has not come back yet."""
 
     def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class EngineDead(TandemError):
 
 
 class UnsupportedModel(TandemError):
-    """This architecture or option cannot be served exactly; the message names it."""
+    """This architecture or option cannot be served exactly. The message names it."""
 
 
 class AdapterError(InvalidRequest):
@@ -59,11 +59,11 @@ class AdapterError(InvalidRequest):
 
 
 class NoMemory(AdapterError):
-    """A trainer would fit if others were closed, or later."""
+    """There is no memory for a trainer now. It would fit if others were closed, or later."""
 
 
 class OutOfMemory(TandemError):
-    """The device has no memory for what it is to compute now; try again after `retry_after_s`."""
+    """The device has no memory for the current work. Try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class OutOfMemory(TandemError):
 
 
 class TrainingCancelled(TandemError):
-    """A training step was given up before its update; nothing of it remains."""
+    """A training step was cancelled before its update. It left no trace."""
 
 
 class Forbidden(TandemError):
@@ -83,15 +83,15 @@ class Conflict(InvalidRequest):
 
 
 class WrongStatus(Conflict):
-    """A job's status does not allow this, and will not: what OpenAI answers with 400."""
+    """A job's final status does not allow this. OpenAI answers with status 400."""
 
 
 class StoreError(TandemError):
-    """The durable state cannot be opened, read or written; nothing was changed."""
+    """The durable state cannot be opened, read or written. Nothing was changed."""
 
 
 class DiskError(StoreError):
-    """Files cannot be written: the disk is full, read-only or broken. It may heal."""
+    """Files cannot be written: the disk is full, read-only or broken. May be temporary."""
 
 
 class AccountingError(TandemError):
@@ -99,4 +99,4 @@ class AccountingError(TandemError):
 
 
 class PolicyFault(TandemError):
-    """A scheduling policy runs nothing although requests are there, and would not for ever."""
+    """A scheduling policy runs nothing although requests exist, and names no time when it will."""

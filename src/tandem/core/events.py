@@ -12,7 +12,7 @@ from tandem.core.sequence import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Seconds on the engine's clock, known when a choice ends (metrics are made from them)."""
+    """Times of a choice in seconds on the engine's clock, known when it ends. Metrics use them."""
 
     arrival_s: float
     first_scheduled_s: float | None
@@ -20,83 +20,66 @@ class RequestTimes:
     finished_s: float
 
 
-# A struct, since one is made for every sequence in every iteration (docs/adr/0017). Nobody but the
+# A struct, since one is made for every sequence in every iteration (docs/adr/0017). Only the
 # scheduler that makes one changes it.
 class TokenEvent(Struct, gc=False):
-    """New tokens of one choice; the last event of a choice has a `finish_reason`.
-
-    `prompt_logprobs`, when asked for, come in order of position before the first token, in as many
-    parts as the prompt had chunks; all of them belong to choice 0.
-    `cached_tokens` counts prompt tokens whose KV was found in the cache. `stop_token` is the id
-    that ended the choice when `finish_reason` is `stop` (it is also the last of `tokens`).
-    `error` explains `FinishReason.ERROR`.
-    """
+    """New tokens of one choice. The last event of a choice has a `finish_reason`."""
 
     request_id: str
     index: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    # In order of position, before the first token, one part per chunk of the prompt; of choice 0.
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    # the id that ended the choice, also the last of `tokens`, if the reason is `stop`
     stop_token: int | None = None
-    adapter: str | None = None
-    cached_tokens: int = 0
+    adapter: str | None = None  # label of the version that wrote the tokens
+    cached_tokens: int = 0  # prompt tokens whose KV was in the cache
     times: RequestTimes | None = None
-    error: str | None = None
+    error: str | None = None  # explains `FinishReason.ERROR`
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the engine serves; constant during one incarnation.
-
-    `eos_token_ids` end a choice unless `ignore_eos`. `num_blocks` of `block_size` tokens each
-    bound the KV cache; `max_model_len` bounds prompt + output of one choice, in tokens. Backward
-    slices count `num_layers`; `recording_tokens` rows may be recorded at once (0: no training).
-    Adapters have a rank of at most `max_rank` (0: any); `linears` names the linear layers that can
-    be trained. `weights_hash` identifies the base model's parameters. `threads` compute, where the
-    device is a CPU. Of the parameters, `layer_parameters` are multiplied with every row, which
-    embedding and head are not (0: not counted).
-    """
+    """What the engine serves. Constant until the engine ends."""
 
     model: str
     architecture: str
     device: str
     dtype: str
     vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-    block_size: int
-    num_blocks: int
+    max_model_len: int  # prompt + output of one choice, in tokens
+    eos_token_ids: tuple[int, ...]  # end a choice unless `ignore_eos`
+    block_size: int  # tokens per KV block
+    num_blocks: int  # of the whole KV cache
     num_parameters: int
     weight_bytes: int
     kernels: str
-    num_layers: int = 0
-    recording_tokens: int = 0
-    max_rank: int = 0
-    linears: tuple[str, ...] = ()
-    weights_hash: str = ""
-    threads: int = 0
+    num_layers: int = 0  # layers that backward slices count
+    recording_tokens: int = 0  # rows that may be recorded at once; 0: no training
+    max_rank: int = 0  # of adapters; 0: any
+    linears: tuple[str, ...] = ()  # names of the linear layers that can be trained
+    weights_hash: str = ""  # identifies the base model's parameters
+    threads: int = 0  # that compute, if the device is a CPU
+    # multiplied with every row, unlike embedding and head; 0: not counted
     layer_parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """How far off predictions were lately: mean of (predicted - observed) / observed, mean of
-    its absolute value, and what 95% of those were at most; nan before the first of `samples`."""
+    """Recent relative errors, (predicted - observed) / observed, of predictions; nan without
+    samples."""
 
-    bias: float
-    mape: float
-    p95: float
+    bias: float  # mean
+    mape: float  # mean of the absolute value
+    p95: float  # 95th percentile of the absolute value
     samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the engine started and gauges of now (names follow vLLM's meanings).
-
-    `prediction_errors` are by kind: the time model's (forward, slice, update), and those of the KV
-    blocks that online requests hold (online_blocks).
-    """
+    """Counters since the engine started, and current gauges. Names follow vLLM's meanings."""
 
     running: int = 0
     waiting: int = 0
@@ -119,4 +102,6 @@ class EngineStats:
     training_steps: int = 0
     training_waiting: int = 0
     memory_bytes: dict[str, int] = field(default_factory=dict)
+    # By kind: times (forward, slice, update) and KV blocks that online requests hold
+    # (online_blocks).
     prediction_errors: dict[str, PredictionError] = field(default_factory=dict)

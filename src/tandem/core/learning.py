@@ -1,7 +1,7 @@
-"""What is kept of learning from users: receipts, feedback, samples, versions, jobs, files.
+"""Records of learning from users: receipts, feedback, samples, versions, jobs, files.
 
-Plain records, as the store keeps them and services pass them around. Times are seconds since the
-epoch (these outlive processes). Nested values are JSON-like. Knows no database and no tensor.
+Plain data that the store keeps and services pass around. Times are seconds since the epoch, since
+records outlive processes. Nested values are JSON-like. Knows no database and no tensor.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from enum import StrEnum
 from typing import Any
 
 Messages = tuple[dict[str, str], ...]
-"""A conversation: `role` and `content` of each turn, as the chat API has them."""
+"""A conversation: `role` and `content` of each turn, as in the chat API."""
 
 
 class Ending(StrEnum):
-    """What ended an answer: the model's own end token, a stop text or another stop token of the
-    client's, or the limit of tokens."""
+    """What ended an answer: the model's own end token, the client's stop text or another of its
+    stop tokens, or the token limit."""
 
     MODEL = "model"
     STOP_TEXT = "stop_text"
@@ -28,7 +28,8 @@ class Ending(StrEnum):
 class AnswerTokens:
     """An answer in the token ids that were generated.
 
-    The model's end token is among them; a client's stop token and what a stop text hid are not.
+    It includes the model's end token. It excludes a client's stop token and tokens hidden by a stop
+    text.
     """
 
     ids: tuple[int, ...]
@@ -39,7 +40,7 @@ class AnswerTokens:
 class PromptTokens:
     """The prompts of a completion in the token ids that were served, in order.
 
-    `tokenizer` identifies the tokenizer whose ids they are.
+    `tokenizer` identifies the tokenizer of these ids.
     """
 
     tokenizer: str
@@ -48,7 +49,7 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class ServedTokens:
-    """What of a sample was served, in token ids; an answer that a person wrote is None."""
+    """The part of a sample that was served, in token ids. An answer that a person wrote is None."""
 
     tokenizer: str
     prompt: tuple[int, ...]
@@ -58,9 +59,9 @@ class ServedTokens:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptChoice:
-    """One answer of a completion; `prompt` is its own where the request had several.
+    """One answer of a completion. `prompt` is its own if the request had several prompts.
 
-    Receipts that an older Tandem kept have no `tokens`.
+    Receipts kept by an older Tandem have no `tokens`.
     """
 
     index: int
@@ -72,36 +73,31 @@ class ReceiptChoice:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A completion that feedback may refer to by its id.
-
-    A chat has `messages`, a plain completion a `prompt`. `adapter` is the name that was asked for
-    (None: the base or a checkpoint, which do not learn), also while the base answers for it;
-    `version` is the label of what wrote the answer (`base`, `formal@3`). `tenant` is who asked,
-    `user` the client's own word for a person. The choices of each of `prompt_tokens` have indexes
-    that follow one another; receipts that an older Tandem kept have none.
-    """
+    """A completion that feedback may refer to by its id."""
 
     completion_id: str
     created_s: float
-    tenant: str
+    tenant: str  # who sent the request
+    # Name in the request, even if the base answered. None: base or checkpoint, which do not learn.
     adapter: str | None
-    version: str
-    messages: Messages
-    prompt: str
+    version: str  # label of what wrote the answer (`base`, `formal@3`)
+    messages: Messages  # of a chat
+    prompt: str  # of a plain completion
     choices: tuple[ReceiptChoice, ...]
     sampling: dict[str, Any] = field(default_factory=dict)
-    user: str = ""
+    user: str = ""  # the client's identifier of a person
+    # None in receipts of an older Tandem. The choices of each prompt have consecutive indexes.
     prompt_tokens: PromptTokens | None = None
 
     def prompt_of(self, choice: ReceiptChoice) -> tuple[int, ...]:
-        """Token ids in front of a choice; there are `prompt_tokens`."""
+        """Token ids before a choice. Requires `prompt_tokens`."""
         assert self.prompt_tokens is not None
         prompts = self.prompt_tokens.ids
         return prompts[choice.index * len(prompts) // len(self.choices)]
 
 
 class FeedbackKind(StrEnum):
-    """What a user said."""
+    """Form of a user's feedback."""
 
     RATING = "rating"
     PREFERENCE = "preference"
@@ -111,35 +107,31 @@ class FeedbackKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """One signal, as it was acknowledged.
+    """One feedback, as it was acknowledged.
 
-    `adapter` learns from it. `rating` is in [0, 1]. `chosen` and `rejected` are answers to
-    `messages` (or `prompt`); a demonstration has `chosen`, and `rejected` where the original answer
-    is known. `signal` is `explicit` or the implicit one that it was mapped from. `conversation`
-    groups what must not be split between training and held-out samples. `user` is the client's own
-    word for a person, `key_id` the API key's tenant. `superseded_by` is the id of later feedback
-    that took its place.
+    `chosen` and `rejected` are answers to `messages` (or `prompt`). A demonstration has `chosen`,
+    and `rejected` if the original answer is known.
     """
 
     feedback_id: str
     created_s: float
-    adapter: str
+    adapter: str  # learns from it
     kind: FeedbackKind
     messages: Messages = ()
     prompt: str = ""
     chosen: str = ""
     rejected: str = ""
-    rating: float | None = None
+    rating: float | None = None  # in [0, 1]
     comment: str = ""
     weight: float = 1.0
-    signal: str = "explicit"
-    conversation: str = ""
-    user: str = ""
-    key_id: str = ""
+    signal: str = "explicit"  # `explicit`, or the implicit signal that it was mapped from
+    conversation: str = ""  # a group that training and held-out samples must not share
+    user: str = ""  # the client's identifier of a person
+    key_id: str = ""  # tenant of the API key
     completion_id: str = ""
     version: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
-    superseded_by: str | None = None
+    superseded_by: str | None = None  # id of later feedback that replaced it
 
 
 class SampleKind(StrEnum):
@@ -151,12 +143,11 @@ class SampleKind(StrEnum):
 
 
 class SampleState(StrEnum):
-    """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`; unusable ones go to `INVALID` at once.
+    """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`. Unusable samples are `INVALID` at once.
 
-    `CONSUMED` names the version that used it first; `REFUSED` the candidate that the gate refused
-    or the version that was rolled back by itself (`CONSUMED` after all if that is published by
-    request).
-    An assignment that was interrupted goes back to `ACCEPTED`.
+    A `CONSUMED` sample names the version that used it first. A `REFUSED` one names the candidate
+    that the gate refused, or the version that was rolled back automatically; it becomes `CONSUMED`
+    if that is published by request. After an interruption, `ASSIGNED` becomes `ACCEPTED` again.
     """
 
     ACCEPTED = "accepted"
@@ -167,7 +158,7 @@ class SampleState(StrEnum):
 
 
 class Split(StrEnum):
-    """Held-out samples are never trained on; the split follows the conversation."""
+    """Held-out samples are never trained on. All samples of a conversation have the same split."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -175,13 +166,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a step can train on, derived from one feedback.
-
-    DPO: `chosen` and `rejected`. KTO: `chosen` is the completion and `desirable` its label. SFT:
-    `chosen`. `loss` is the last one seen, `uses` how often it was trained on (replay included),
-    `version` the number of the version that consumed or the candidate that refused it. What was
-    `served` is trained on in those token ids, everything else is tokenised from its text.
-    """
+    """What a step can train on, derived from one feedback."""
 
     sample_id: str
     feedback_id: str
@@ -190,20 +175,21 @@ class Sample:
     created_s: float
     messages: Messages
     prompt: str
-    chosen: str
-    rejected: str = ""
-    desirable: bool = True
+    chosen: str  # DPO, SFT: the preferred answer; KTO: the completion
+    rejected: str = ""  # DPO
+    desirable: bool = True  # KTO: label of the completion
     weight: float = 1.0
     split: Split = Split.TRAIN
     conversation: str = ""
     user: str = ""
     key_id: str = ""
     state: SampleState = SampleState.ACCEPTED
+    # number of the version that consumed it or of the candidate that was refused
     version: int | None = None
-    uses: int = 0
-    loss: float | None = None
+    uses: int = 0  # how often it was trained on, replay included
+    loss: float | None = None  # last known
     problem: str = ""
-    served: ServedTokens | None = None
+    served: ServedTokens | None = None  # trained on in these token ids; other text is tokenised
 
 
 class GateMode(StrEnum):
@@ -216,21 +202,18 @@ class GateMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdapterRecord:
-    """An adapter that learns or was imported; `current` is its serving version (0: none yet).
-
-    `settings` are its own learning settings (LoRA shape, learning rate, reference, gate ...).
-    `next_number` is never given twice, not even after a refusal or a roll back.
-    """
+    """An adapter that learns or was imported."""
 
     name: str
     created_s: float
-    current: int = 0
-    next_number: int = 1
+    current: int = 0  # number of the serving version; 0: none yet
+    next_number: int = 1  # never given twice, not even after a refusal or a roll back
+    # of its own: LoRA shape, learning rate, reference, gate ...
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 class VersionState(StrEnum):
-    """`CANDIDATE -> PUBLISHED | REFUSED`; manual mode leaves it `CANDIDATE` until somebody says."""
+    """`CANDIDATE -> PUBLISHED | REFUSED`. In manual mode it stays `CANDIDATE` until decided."""
 
     CANDIDATE = "candidate"
     PUBLISHED = "published"
@@ -238,36 +221,31 @@ class VersionState(StrEnum):
 
 
 IMPORTED = "import"
-"""The origin of a version that was trained elsewhere: it has learned nothing from its parent."""
+"""Origin of a version that was trained elsewhere: it learned nothing from its parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """One version of an adapter. `parent` is the version that it was trained from or, of an import,
-    that it took the place of (0: base).
-
-    `origin` says what made it: `feedback`, a job id, or `IMPORTED`. `path` is the PEFT directory,
-    which exists for as long as the row does. `tainted` marks training on feedback that was erased.
-    `watched` says that the gate alone has published it, so that it may be rolled back by itself.
-    """
+    """One version of an adapter."""
 
     adapter: str
     number: int
     content_hash: str
-    path: str
+    path: str  # PEFT directory; exists as long as this row
     created_s: float
     state: VersionState
+    # Version that it was trained from or, for an import, that it replaced; 0: base.
     parent: int = 0
-    origin: str = "feedback"
+    origin: str = "feedback"  # `feedback`, a job id, or `IMPORTED`
     metrics: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
-    tainted: bool = False
-    watched: bool = False
+    tainted: bool = False  # trained on feedback that was erased
+    watched: bool = False  # published by the gate alone, so it may be rolled back automatically
 
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """A line in the history of a `subject` (an adapter name or a job id), in order of `number`."""
+    """A line in the history of a `subject` (an adapter name or a job id), ordered by `number`."""
 
     subject: str
     created_s: float
@@ -279,7 +257,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """An uploaded or produced file; its bytes lie at `path`, until `expires_s` if that is set."""
+    """An uploaded or produced file. Its bytes are at `path` until `expires_s`, if that is set."""
 
     file_id: str
     created_s: float
@@ -306,12 +284,7 @@ class JobStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A fine-tuning job. `step` of `total_steps` updates are committed, at `checkpoint_path` (empty
-    once it has ended and its adapter was deleted).
-
-    `start_version` is the version of its adapter that it began from (0: none yet, None: it has not
-    begun). `method` is OpenAI's object (`{"type": "dpo", "dpo": {"hyperparameters": ...}}`).
-    """
+    """A fine-tuning job."""
 
     job_id: str
     created_s: float
@@ -319,16 +292,18 @@ class JobRecord:
     model: str
     adapter: str
     status: JobStatus
-    method: dict[str, Any]
+    method: dict[str, Any]  # OpenAI's object (`{"type": "dpo", "dpo": {"hyperparameters": ...}}`)
     training_file: str
     validation_file: str = ""
     result_files: tuple[str, ...] = ()
     suffix: str = ""
     seed: int = 0
-    step: int = 0
+    step: int = 0  # number of committed updates
     total_steps: int = 0
     trained_tokens: int = 0
+    # of these updates; empty once it has ended and its adapter was deleted
     checkpoint_path: str = ""
+    # Version of its adapter that it began from; 0: none yet, None: it has not begun.
     start_version: int | None = None
     finished_s: float | None = None
     error: dict[str, Any] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Plans go down to compute, results come back; both are plain, serialisable data.
+"""Plans go down to compute, results come back. Both are plain, serialisable data.
 
-A plan is complete: replaying the same plans on the same weights gives the same KV and tokens.
-No phases: a span is a range of tokens of one sequence, whether prompt, decode or score.
+A plan is complete: replaying the same plans on the same weights gives the same KV and tokens. There
+are no phases: a span is a range of tokens of one sequence, whether prompt, decode or score.
 Positions and block numbers are absolute.
 """
 
@@ -16,11 +16,11 @@ from tandem.core.sampling import SamplingParams
 
 DEVICE_LANE = "device"
 NO_MEMORY = "the engine is short of memory now; send the request again"
-"""Why something of a plan failed that may succeed another time, or in another process."""
+"""Reason of a failure that may not recur later, or in another process."""
 
 
 def working_key(trainer: str) -> str:
-    """What `Span.adapter` says for the working parameters of a trainer; never a content hash."""
+    """The value of `Span.adapter` for the working parameters of a trainer. Never a content hash."""
     return f"working/{trainer}"
 
 
@@ -33,44 +33,34 @@ class RecordTarget:
 
 
 # Draw, Span and DrawResult are structs: each is made for every sequence in every iteration, and a
-# dataclass takes two to three times as long to construct (docs/adr/0017). Nobody changes one.
+# dataclass takes two to three times as long to construct (docs/adr/0017). They are never changed.
 class Draw(Struct, gc=False):
-    """One token to sample from the last row of a span, for sequence `seq_id`.
-
-    `position` counts the output tokens before it (0 for the first); with `seed` it fixes the
-    random number. `history` is the sequence's tokens so far, needed only with penalties.
-    """
+    """One token to sample from the last row of a span, for sequence `seq_id`."""
 
     seq_id: int
-    index: int
-    position: int
+    index: int  # of the choice in its request
+    position: int  # number of output tokens before it; with the seed it fixes the random number
     sampling: SamplingParams
     prompt_tokens: int = 0
-    history: tuple[int, ...] = ()
-    banned: tuple[int, ...] = ()
+    history: tuple[int, ...] = ()  # the sequence's tokens so far, if there are penalties
+    banned: tuple[int, ...] = ()  # tokens that must not be drawn
 
 
 class Span(Struct, gc=False):
-    """Tokens `[start, start + len(tokens))` of one sequence, forwarded in this iteration.
-
-    `block_tables[g]` lists the blocks of KV group `g` that cover positions `0 .. start+n-1`.
-    `adapter` is the content hash of the LoRA weights to apply (`None`: base). `draws` are sampled
-    from the last row; more than one when `n > 1` choices start from one prompt. `score_targets`,
-    when not empty, has one entry a row, except that the last row of the last chunk may lack it:
-    the log-probability of `score_targets[i]` under row `i` is returned, with `score_top`
-    alternatives (None: their sum alone). Targets of -1 are not scored. With `record`, what a later
-    backward needs of these rows is kept; `adapter` is then a trainer's working parameters
-    (`working_key`).
-    """
+    """Tokens `[start, start + len(tokens))` of one sequence, forwarded in this iteration."""
 
     seq_id: int
     start: int
     tokens: tuple[int, ...]
-    block_tables: tuple[tuple[int, ...], ...]
-    adapter: str | None = None
+    block_tables: tuple[tuple[int, ...], ...]  # per KV group, the blocks of positions `[0, end)`
+    adapter: str | None = None  # content hash of the LoRA weights, or `working_key`; None: base
+    # Sampled from the last row; several when `n > 1` choices start from one prompt.
     draws: tuple[Draw, ...] = ()
+    # Tokens whose log-probability under the row of the same index is returned (-1: none), or empty.
+    # The last row of the last chunk may lack its entry.
     score_targets: tuple[int, ...] = ()
-    score_top: int | None = 0
+    score_top: int | None = 0  # number of alternatives to return; None: the sum alone
+    # Keep what the backward pass of these rows needs. `adapter` is then a `working_key`.
     record: RecordTarget | None = None
 
     @property
@@ -90,9 +80,9 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Give up recordings of `trainer` and the gradients it has accumulated since its update.
+    """Drop recordings of `trainer` and the gradients it has accumulated since its update.
 
-    Numbers that are not open (any more) are ignored.
+    Numbers that are not open are ignored.
     """
 
     trainer: str
@@ -101,10 +91,10 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class OpenMicroBatch:
-    """Room for a recording: `lengths[s]` rows of sequence s, at this revision of `trainer`.
+    """Reserve a recording: `lengths[s]` rows of sequence s, at this revision of `trainer`.
 
-    `micro_batch` is a number that the engine never uses twice. To an executor a part of a
-    micro-batch that is recorded and differentiated by itself is a micro-batch.
+    `micro_batch` is a number that the engine never uses twice. A micro-batch that is recorded and
+    differentiated in parts is several micro-batches for the executor.
     """
 
     micro_batch: int
@@ -119,7 +109,7 @@ class BackwardSlice:
 
     The first slice of a micro-batch has `hi` = number of layers and begins with the final norm.
     `coefficients[s]` is d(loss)/d(summed log-probability of sequence s), the same in all slices of
-    one micro-batch. After `lo` = 0 the recording is let go and its gradients are accumulated.
+    one micro-batch. After `lo` = 0 the recording is dropped and its gradients are accumulated.
     """
 
     micro_batch: int
@@ -130,10 +120,10 @@ class BackwardSlice:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Optimiser step of `trainer`, whose revision it raises by one, with what was accumulated.
+    """Optimiser step of `trainer` with the accumulated gradients. Raises its revision by one.
 
-    It comes in a later plan than the last slice, whose success must be known. `scale` multiplies
-    the learning rate.
+    It comes in a later plan than the last slice, since that slice must have succeeded. `scale`
+    multiplies the learning rate.
     """
 
     trainer: str
@@ -145,12 +135,10 @@ class Update:
 class LanePlan:
     """Work of one lane (a place where work runs) in one iteration.
 
-    Done in this order: `discards` (recordings and accumulated gradients that are given up),
-    `opens`, `copies`, `spans` in one forward pass, `slices`, `updates`. `share` is the part of the
-    device (cores, multiprocessors) that they may use, above 0 and at most 1.
+    The order is: `discards`, `opens`, `copies`, `spans` in one forward pass, `slices`, `updates`.
 
-    With `gives_way` (then nothing is drawn) it ends between two layers once something urgent has
-    come. Layers of slices that are done stay done; a pass that was not ended counts for nothing.
+    A preemptible plan (`gives_way`) draws nothing. It ends between two layers once something urgent
+    has come. Layers of slices that are done stay done; a pass that did not end counts for nothing.
     """
 
     step: int
@@ -161,8 +149,8 @@ class LanePlan:
     opens: tuple[OpenMicroBatch, ...] = ()
     slices: tuple[BackwardSlice, ...] = ()
     updates: tuple[Update, ...] = ()
-    share: float = 1.0
-    gives_way: bool = False
+    share: float = 1.0  # part of the device (cores, multiprocessors), above 0 and at most 1
+    gives_way: bool = False  # preemptible
 
     @property
     def num_tokens(self) -> int:
@@ -198,7 +186,7 @@ class TokenLogprob:
 
 
 class DrawResult(Struct, gc=False):
-    """The token drawn for one `Draw`; `logprob` only when it was asked for."""
+    """The token drawn for one `Draw`. `logprob` is set only if it was requested."""
 
     seq_id: int
     token: int
@@ -207,9 +195,9 @@ class DrawResult(Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """Scores of a span's `score_targets`, in order; the first belongs to position `start + 1`.
+    """Scores of a span's `score_targets`, in order. The first belongs to position `start + 1`.
 
-    `total` is their sum. With `score_top` of None only the sum is given.
+    `total` is their sum. With `score_top` of None only the sum is set.
     """
 
     seq_id: int
@@ -220,7 +208,7 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """A backward slice was computed, in `elapsed_s`; `problem` says why not, if so."""
+    """A backward slice was computed in `elapsed_s` seconds, or failed with `problem`."""
 
     micro_batch: int
     hi: int
@@ -231,58 +219,49 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """An update was made, or left out (`applied` False, `problem` says why): nothing changed then.
-
-    `revision` is the trainer's afterwards, `grad_norm` the global norm before clipping.
-    """
+    """An update was made, or was skipped (`applied` is False, and nothing changed)."""
 
     trainer: str
-    revision: int
+    revision: int  # the trainer's afterwards
     applied: bool
-    grad_norm: float
+    grad_norm: float  # global norm before clipping
     learning_rate: float
     elapsed_s: float
-    problem: str | None = None
+    problem: str | None = None  # why it was skipped
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLayers:
-    """What is kept of a micro-batch's forward for its backward, as shares of its layers.
+    """Which recorded activations of a micro-batch's forward are kept for its backward.
 
-    Of `whole` ones nothing has to be computed again, of `inner` ones the lesser part, of the others
-    all. An estimate, not a promise: it may be dropped for memory.
+    An estimate, not a promise: they may be dropped for memory.
     """
 
     micro_batch: int
-    whole: float
-    inner: float
+    whole: float  # share of the layers that need no recomputation
+    inner: float  # share that needs the smaller part of it; other layers need all
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one `LanePlan` produced.
 
-    `elapsed_s` is the whole iteration's, `forward_s` the forward pass's share of it. `kept` is of
-    the micro-batches that the pass recorded.
-
-    A plan that gave way has a result for what it did: fewer layers, no update; `stopped` says that
-    its pass did not end, so that its spans are as if they had not been planned.
-
-    `draws` follow the order of the plan's spans and their draws. `failed` maps a sequence to the
-    reason why it alone could not be computed (e.g. non-finite logits); the others are valid.
+    A preempted plan has a result for what it did: fewer layers, no update.
     """
 
     step: int
     lane: str
-    elapsed_s: float
-    draws: tuple[DrawResult, ...] = ()
+    elapsed_s: float  # of the whole iteration
+    draws: tuple[DrawResult, ...] = ()  # in the order of the plan's spans and their draws
     scores: tuple[ScoreResult, ...] = ()
+    # Sequences that could not be computed, each with the reason, for example logits that are not
+    # finite. The other sequences are valid.
     failed: tuple[tuple[int, str], ...] = ()
-    forward_s: float = 0.0
+    forward_s: float = 0.0  # the part of `elapsed_s` that the forward pass took
     slices: tuple[SliceResult, ...] = ()
     updates: tuple[UpdateResult, ...] = ()
-    kept: tuple[KeptLayers, ...] = ()
-    stopped: bool = False
+    kept: tuple[KeptLayers, ...] = ()  # of the micro-batches that the pass recorded
+    stopped: bool = False  # the pass was preempted: its spans are as if they had not been planned
 
     @property
     def lacks_memory(self) -> bool:
@@ -296,7 +275,7 @@ class StepResult:
 
 
 def lost(lane: LanePlan, reason: str) -> StepResult:
-    """What is reported of a lane that could not be computed: all of it has failed."""
+    """The result of a lane that could not be computed: everything in it has failed."""
     everyone = {
         seq_id: reason
         for span in lane.spans

@@ -1,6 +1,6 @@
-"""The seams: what each side of a boundary may expect of the other.
+"""The seams: the contracts between packages that do not import each other.
 
-`build.py` joins implementations to these protocols; no package imports the other side.
+`build.py` joins implementations to these protocols. Invariant: no package imports the other side.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tandem.core.training import (
 )
 from tandem.core.version import AdapterVersion
 
-# Whether something has come that work which gives way is not to hold up.
+# Whether something has come for which a preemptible plan has to end.
 Urgent = Callable[[], bool]
 
 
@@ -36,13 +36,13 @@ class TrainerSnapshot(Protocol):
 
     @property
     def state(self) -> TrainerState:
-        """Of which trainer, at which revision."""
+        """The trainer and the revision of the copy."""
         ...
 
     def write(self, path: str) -> None:
-        """Write PEFT's files and the optimiser state into the new directory `path`, with fsync.
+        """Write PEFT's files and the optimiser state to the new directory `path`, with fsync.
 
-        May be called from any thread. Raises `AdapterError`; then `path` does not exist.
+        May be called from any thread. Raises `AdapterError`; `path` does not exist then.
         """
         ...
 
@@ -50,9 +50,9 @@ class TrainerSnapshot(Protocol):
 class Executor(Protocol):
     """Runs plans. Called by the engine loop, from one thread.
 
-    The executor owns weights and KV tensors; the scheduler owns the block numbers. Work of one
-    lane runs in the order of submission. Adapters are known by content hash and must be loaded
-    before a plan names them; loading and dropping happen between two iterations only.
+    The executor owns weights and KV tensors; the scheduler owns the block numbers. Work of one lane
+    runs in the order of submission. Adapters are identified by content hash and must be loaded
+    before a plan names them. They are loaded and dropped between two iterations only.
     """
 
     @property
@@ -63,43 +63,43 @@ class Executor(Protocol):
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
         """Start `plan` and return a ticket. May compute before it returns.
 
-        If the plan gives way, `urgent` is asked before every layer.
+        If the plan is preemptible (`gives_way`), `urgent` is called before every layer.
         """
         ...
 
     def poll(self) -> list[StepResult]:
-        """Results of finished plans, in order; waits for at least one if any is in flight."""
+        """Results of finished plans, in order. Waits for at least one if a plan is in flight."""
         ...
 
     def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
-        """Read and check the files of `version`; calling what it returns makes
-        `version.content_hash` usable.
+        """Read and check the files of `version`. Calling the result makes `version.content_hash`
+        usable.
 
         May be called from any thread, beside an iteration. Raises `AdapterError`.
         """
         ...
 
     def drop_adapter(self, content_hash: str) -> None:
-        """Forget an adapter that no sequence uses any more."""
+        """Forget an adapter that no sequence uses."""
         ...
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """Make working parameters under `spec.name`. Raises `AdapterError`; nothing changed then.
 
-        A span whose adapter is `working_key(spec.name)` runs with them as they are at that time.
+        A span with adapter `working_key(spec.name)` uses the working parameters as they are when it
+        runs.
         """
         ...
 
     def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
-        """Read what `spec.source` holds; calling what it returns is the rest of `open_trainer`.
+        """Read the files of `spec.source`. Calling the result does the rest of `open_trainer`.
 
-        May be called from any thread, beside an iteration. Raises `AdapterError`, and so may the
-        rest.
+        May be called from any thread, beside an iteration. Both calls may raise `AdapterError`.
         """
         ...
 
     def close_trainer(self, name: str) -> None:
-        """Free everything of a trainer, recordings included. Harmless if it is not open."""
+        """Free everything of a trainer, including recordings. Does nothing if it is not open."""
         ...
 
     def snapshot_trainer(self, name: str) -> TrainerSnapshot:
@@ -107,19 +107,19 @@ class Executor(Protocol):
         ...
 
     def adopt(self, snapshot: TrainerSnapshot, content_hash: str) -> None:
-        """Make a snapshot usable as adapter `content_hash`; nothing is read."""
+        """Make a snapshot usable as adapter `content_hash`. Reads no file."""
         ...
 
     def memory_bytes(self) -> Mapping[str, int]:
-        """The memory account: bytes by purpose (weights, kv, recordings, graphs, trainers ...)."""
+        """Bytes by purpose (weights, kv, recordings, graphs, trainers ...)."""
         ...
 
 
 class EngineState(StrEnum):
-    """Life of an engine as its client sees it.
+    """State of an engine as its client sees it.
 
-    A `QUIET` engine was ready and has not been heard of for a while. It takes what it is sent once
-    it goes on, and is dead if it does not.
+    A `QUIET` engine was ready but has sent nothing for a while. Either it continues and then takes
+    what it was sent, or it is dead.
     """
 
     STARTING = "starting"
@@ -130,17 +130,16 @@ class EngineState(StrEnum):
 
 
 class ServingEngine(Protocol):
-    """What answers requests: tokens, adapters by name, and how it is."""
+    """The side that answers requests: tokens, adapters by name, state."""
 
     @property
     def state(self) -> EngineState:
-        """Whether requests can be taken now; true to the process's real state within two
-        seconds."""
+        """Whether requests can be taken now. Follows the process within two seconds."""
         ...
 
     @property
     def info(self) -> ModelInfo:
-        """The served model. Raises `EngineDead` before the engine was ready for the first time."""
+        """The served model. Raises `EngineDead` until the engine was ready for the first time."""
         ...
 
     @property
@@ -149,40 +148,40 @@ class ServingEngine(Protocol):
         ...
 
     def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """Events of all choices until each has a `finish_reason`.
+        """Events of all choices, until each has a `finish_reason`.
 
         Closing the generator aborts what still runs. Raises `EngineDead` if the engine ends
-        meanwhile, `NotFound` for an unknown adapter, `InvalidRequest` if it can never fit.
+        meanwhile, `NotFound` for an unknown adapter, `InvalidRequest` if the request can never fit.
         """
         ...
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
-        """Stop one choice (or all); its blocks are free within one iteration. Idempotent."""
+        """Stop one choice, or all. Its blocks are free within one iteration. Idempotent."""
         ...
 
     async def load_adapter(self, name: str, path: str) -> AdapterVersion:
-        """Load a PEFT directory as the current version of `name`; running requests keep theirs."""
+        """Load a PEFT directory as the current version of `name`. Running requests keep theirs."""
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Remove a name; its version goes when its last request ends. Raises `NotFound`.
+        """Remove a name. Its version is dropped when its last request ends. Raises `NotFound`.
 
-        Where this raises `EngineDead`, the next engine does not load it either.
+        If this raises `EngineDead`, the next engine does not load it either.
         """
         ...
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
         """Make `version` the current one of its name, with its number.
 
-        If its content is loaded already (as a candidate is after `stage`), nothing is read from
-        disk; else its files are, and they must have its hash. Raises `AdapterError`.
+        If its content is already loaded (as a candidate's is after `stage`), no file is read.
+        Otherwise its files are loaded, and must have its hash. Raises `AdapterError`.
         """
         ...
 
     def expect_adapter(self, version: AdapterVersion) -> None:
-        """After `publish_adapter` raised `EngineDead`: the next engine loads `version`, before its
-        first request, and not what its name meant before. Does nothing while the engine is ready.
-        """
+        """Called after `publish_adapter` raised `EngineDead`. The next engine loads `version`
+        before its first request, instead of what the name meant before. Does nothing while the
+        engine is ready."""
         ...
 
     async def stats(self) -> EngineStats:
@@ -191,13 +190,13 @@ class ServingEngine(Protocol):
 
 
 class TeachingEngine(Protocol):
-    """What learns: trainers, their steps and copies, and log-probabilities of given answers."""
+    """The side that learns: trainers, their steps and copies, and scores of given answers."""
 
     async def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """Open a trainer; one of the same name is closed first. Raises `AdapterError`.
 
-        Trainers do not survive the engine. Whatever needs one that went with an engine raises
-        `EngineDead` until it is opened again, however long ago that was.
+        Trainers do not survive the engine. After an engine died, every call that needs its trainer
+        raises `EngineDead` until the trainer is opened again.
         """
         ...
 
@@ -206,39 +205,40 @@ class TeachingEngine(Protocol):
         ...
 
     async def train(self, step: TrainingStep) -> StepOutcome:
-        """Run one step when the policy finds room for it; steps of a trainer run in order.
+        """Run one step when the policy finds time for it. Steps of a trainer run in order.
 
         Raises `TrainingCancelled`, `EngineDead`, or `InvalidRequest` if it can never fit.
         """
         ...
 
     async def cancel_steps(self, trainer: str) -> None:
-        """Give up all steps of a trainer that have not been updated yet. Idempotent."""
+        """Cancel all steps of a trainer whose update was not made yet. Idempotent."""
         ...
 
     async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
         """Save the working parameters to the new directory `path` and load them as `name`.
 
-        The copy is taken between two iterations, the files are written beside them; training may
-        go on meanwhile. `path` also holds the optimiser state, to be a trainer's `source`.
+        The copy is taken between two iterations. The files are written beside the iterations, and
+        training may go on meanwhile. `path` also gets the optimiser state, so it can be a trainer's
+        `source`.
         """
         ...
 
     async def score(self, request: ScoreRequest) -> Score:
-        """Log-probability of a given completion, computed when there is room (work class
-        learning). Raises as `generate` does."""
+        """Log-probability of a given completion, computed when the policy finds time for it (work
+        class learning). Raises as `generate` does."""
         ...
 
 
 class EngineClient(ServingEngine, TeachingEngine, Protocol):
-    """The async handle that services use; one engine, another process or a cluster look alike."""
+    """The async handle that services use. It may stand for a thread, a process or a cluster."""
 
     async def start(self) -> None:
-        """Start the engine and return when it is ready. Raises what made loading fail."""
+        """Start the engine and return when it is ready. Raises the error that made loading fail."""
         ...
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no new request, wait for the running ones; False if time ran out."""
+        """Take no new requests and wait for the running ones. False if time ran out."""
         ...
 
     async def close(self) -> None:

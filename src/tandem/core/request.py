@@ -10,21 +10,17 @@ from tandem.core.slo import Slo, WorkClass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks of the engine.
-
-    `adapter` is a name; the engine pins the version that is current when it takes the request.
-    `tenant` salts the KV keys: blocks are shared within one tenant only. A lower `priority` is
-    more urgent (vLLM's convention). `arrival_s` is when whoever asks accepted it, on the machine's
-    monotonic clock (0: not said); the engine replaces it by what it can believe.
-    """
+    """What a client asks of the engine."""
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    n: int = 1
-    adapter: str | None = None
-    tenant: str = ""
+    n: int = 1  # number of choices
+    adapter: str | None = None  # a name; the engine pins the current version
+    tenant: str = ""  # salts the KV keys: blocks are shared within one tenant only
     work_class: WorkClass = WorkClass.ONLINE
-    priority: int = 0
-    slo: Slo | None = None
+    priority: int = 0  # lower is more urgent (vLLM's convention)
+    slo: Slo | None = None  # None: the default objective
+    # When the caller accepted it, on the machine's monotonic clock (0: unknown). The engine
+    # replaces a value that is not plausible.
     arrival_s: float = 0.0

@@ -1,8 +1,8 @@
 """How the next token of a sequence is chosen.
 
-Knows token ids only: stop strings and other text conditions live in `services`. Values are
-validated where they enter (the HTTP schemas, or `check` from Python), so that an instance inside
-the engine is always usable as it is.
+Knows token ids only; stop strings and other text conditions are in `services`. Values are validated
+where they enter (by the HTTP schemas, or by `check` from Python). Invariant: an instance inside the
+engine is valid.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from tandem.core.errors import InvalidRequest
 class SamplingParams:
     """Sampling parameters of one request, with vLLM's meanings and defaults.
 
-    `temperature == 0` is greedy. `top_k <= 0` and `top_p == 1` switch the filter off. `logprobs`
-    asks for the chosen token's log-probability plus that many alternatives (`None`: none at all);
-    `prompt_logprobs` asks the same for every prompt token but the first. Random numbers depend
-    on `(seed, choice index, output position)` alone, never on what else was in the batch.
+    Random numbers depend on `(seed, choice index, output position)` only, never on the other
+    requests in the batch.
     """
 
     max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0  # 1: no filter
+    top_k: int = 0  # 0 or less: no filter
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -36,20 +34,21 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    # Log-probability of the chosen token plus this many alternatives (None: nothing).
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first
 
     @property
     def greedy(self) -> bool:
         """True if the most likely token is taken, without randomness.
 
-        Below 1e-5 the division would overflow float32, and the result is the same.
+        Below 1e-5 the division would overflow float32, and the result is the same anyway.
         """
         return self.temperature < 1e-5
 
     @property
     def has_penalties(self) -> bool:
-        """True if the choice depends on which tokens already occurred."""
+        """True if the choice depends on the tokens so far."""
         return (
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
@@ -57,7 +56,7 @@ class SamplingParams:
         )
 
     def check(self, vocab_size: int) -> None:
-        """Raise `InvalidRequest` that names the first value which is out of its range."""
+        """Raise `InvalidRequest` that names the first value that is out of its range."""
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not (low <= value <= high) or not math.isfinite(value):

@@ -1,7 +1,7 @@
 """A sequence: one choice of one request while it is being generated.
 
-The scheduler owns and changes it; policies and everyone else only read. Invariant:
-`0 <= computed <= len(tokens)`, and only the last token may still lack KV once decoding began.
+The scheduler owns and changes it; policies and all other code only read it. Invariant: `0 <=
+computed <= len(tokens)`, and once decoding began only the last token may lack KV.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class SequenceStatus(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. `ERROR` reaches the client as an error, the others as OpenAI's."""
+    """Why a sequence ended. `ERROR` reaches the client as an error, the others as OpenAI has
+    them."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -34,60 +35,52 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Scoring:
-    """What a sequence brings along that is scored and not continued (work class learning).
+    """What a sequence needs that is scored instead of continued (work class learning)."""
 
-    `targets[row]` is the token whose log-probability is wanted under that row (-1: none); `total`
-    is their sum so far. With `trainer`, its working parameters are used and the KV is private:
-    never shared, gone at the end. `record` says where the rows are recorded, the first `recorded`
-    of them already are. `step_id` names the step that it belongs to (None: a score alone).
-    """
-
-    targets: tuple[int, ...]
+    targets: tuple[int, ...]  # per row, the token whose log-probability is wanted (-1: none)
+    # Use this trainer's working parameters. Its KV is then private: neither shared nor kept.
     trainer: str | None = None
-    step_id: str | None = None
-    record: RecordTarget | None = None
-    total: float = 0.0
-    recorded: int = 0
+    step_id: str | None = None  # step that it belongs to; None: a score on its own
+    record: RecordTarget | None = None  # where its rows are recorded
+    total: float = 0.0  # sum of the log-probabilities so far
+    recorded: int = 0  # number of rows that are recorded already
 
     @property
     def private(self) -> bool:
-        """Whether nobody else may read its KV, nor it anybody's."""
+        """Whether its KV is not shared with other sequences."""
         return self.trainer is not None
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable state of one choice.
+    """Mutable state of one choice. Times are seconds on the engine's clock.
 
-    `tokens` is prompt + output; the first `computed` of them have KV in the cache. `scored`
-    prompt tokens have their log-probability (the first has none by definition). `cached_tokens`
-    were found in the cache when it first ran. Times are seconds on the engine's clock.
-
-    With `scoring`, `tokens` are those to forward: all but the last of what is scored; of the
-    whole, the first `scored` need no log-probability any more. `order` sorts online before offline
-    before learning and each by arrival; it never changes, nor do `prompt_tokens`, the length of the
-    prompt, and `needs_history`: whether draws depend on the tokens so far. `mixed` says that its KV
-    is of several adapter versions, so that nobody else may read what it adds.
+    With `scoring`, `tokens` are the tokens to forward: all but the last of what is scored.
     """
 
     seq_id: int
     request: Request
-    index: int
+    index: int  # of the choice in its request
     adapter: AdapterVersion | None
-    tokens: list[int]
-    computed: int = 0
+    tokens: list[int]  # prompt + output
+    computed: int = 0  # number of first tokens that have KV in the cache
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
+    # Number of prompt tokens with a log-probability (the first has none by definition). With
+    # `scoring`: number of first tokens that need no log-probability, or not again.
     scored: int = 1
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # found in the cache when it first ran
     preemptions: int = 0
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     scoring: Scoring | None = None
+    # Whether its KV is of several adapter versions. What it adds is then not shared.
     mixed: bool = False
+    # online before offline before learning, each by arrival; never changes
     order: tuple[int, float, int] = field(init=False)
-    prompt_tokens: int = field(init=False)
+    prompt_tokens: int = field(init=False)  # length of the prompt; never changes
+    # whether draws depend on the tokens so far; never changes
     needs_history: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +98,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens still without KV: 1 while decoding, more while (re)computing a prefix."""
+        """Tokens without KV: 1 while decoding, more while (re)computing a prefix."""
         return len(self.tokens) - self.computed
 
     @property

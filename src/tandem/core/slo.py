@@ -26,8 +26,8 @@ class Slo:
     tpot_s: float
 
     def start_by(self, arrival_s: float) -> float:
-        """When a request that came at `arrival_s` must start to meet `ttft_s`: the last quarter of
-        it is left for its prompt."""
+        """Latest start of a request that came at `arrival_s`, so that it meets `ttft_s`. The last
+        quarter of `ttft_s` is for computing its prompt."""
         return arrival_s + 0.75 * self.ttft_s
 
     def met(self, ttft_s: float, tpot_s: float) -> str:
@@ -39,7 +39,7 @@ class Slo:
 
     @staticmethod
     def parse(text: str) -> Slo:
-        """Of `TTFT:TPOT` in seconds, such as `0.5:0.05`. Raises `InvalidRequest`."""
+        """The objective in `TTFT:TPOT`, in seconds, such as `0.5:0.05`. Raises `InvalidRequest`."""
         try:
             ttft_s, tpot_s = map(float, text.split(":"))
         except ValueError:
@@ -54,18 +54,18 @@ DEFAULT_SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Which objectives requests have that bring none, or one of the two: those of their adapter
-    (`base`: of the model itself), else the `default`."""
+    """Objectives of requests that bring none, or only one of the two: those of their adapter
+    (`base` is the model itself), else the `default`."""
 
     default: Slo = DEFAULT_SLO
     adapters: Mapping[str, Slo] = field(default_factory=dict)
 
     @staticmethod
     def parse(default: Slo, adapters: Mapping[str, str]) -> Objectives:
-        """With those of adapters as `Slo.parse` reads them. Raises `InvalidRequest`."""
+        """From texts that `Slo.parse` reads, by adapter. Raises `InvalidRequest`."""
         return Objectives(default, {name: Slo.parse(text) for name, text in adapters.items()})
 
     def of(self, adapter: str, ttft_s: float | None = None, tpot_s: float | None = None) -> Slo:
-        """Of a request for `adapter` that brings `ttft_s` and `tpot_s`, in seconds."""
+        """The objective of a request for `adapter` that brings `ttft_s` and `tpot_s` (seconds)."""
         usual = self.adapters.get(adapter, self.default)
         return Slo(ttft_s or usual.ttft_s, tpot_s or usual.tpot_s)

@@ -1,8 +1,9 @@
-"""Learning as the engine knows it: trainers, steps of token sequences, and what became of them.
+"""Learning as the engine knows it: trainers, steps of token sequences, and their outcomes.
 
-A trainer holds the working LoRA parameters of one adapter; a step is forward, backward and update
-over some micro-batches. Token ids and numbers only: samples, feedback and text live in `services`.
-Invariant: a step is bound to the trainer's revision (its number of updates) at which it began.
+A trainer has the working LoRA parameters of one adapter. A step is forward, backward and update
+over some micro-batches. Knows token ids and numbers only; samples, feedback and text are in
+`services`. Invariant: a step is bound to the revision (number of updates) of its trainer at which
+it began.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class LossKind(StrEnum):
 class Role(StrEnum):
     """What a sequence is in its loss.
 
-    DPO takes pairs: a `CHOSEN` directly followed by its `REJECTED`. A `MISMATCHED` sequence joins a
-    prompt with another's completion; it is scored for KTO's KL term and gets no gradient.
+    DPO takes pairs: a `CHOSEN` directly followed by its `REJECTED`. A `MISMATCHED` sequence has the
+    prompt of one sample and the completion of another. It is scored for KTO's KL term and gets no
+    gradient.
     """
 
     TARGET = "target"
@@ -44,8 +46,8 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """Shape of an adapter; dropout is 0. `targets` are names or suffixes of linear layers as in
-    PEFT's `target_modules`; empty means all of them but the output head. `seed` starts A."""
+    """Shape of an adapter. Dropout is 0. `targets` are names or suffixes of linear layers, as in
+    PEFT's `target_modules`; empty means all but the output head. `seed` initialises A."""
 
     rank: int = 16
     alpha: float = 32.0
@@ -55,61 +57,51 @@ class LoraSpec:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """AdamW with clipping by global norm (0: none) and a schedule.
-
-    `total_steps` is needed by the decaying schedules only. Meanings and defaults as in torch and
-    transformers, where not otherwise said.
-    """
+    """AdamW with clipping and a schedule. Meanings and defaults as in torch and transformers."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # global norm; 0: no clipping
     schedule: Schedule = Schedule.CONSTANT
     warmup_steps: int = 0
-    total_steps: int = 0
+    total_steps: int = 0  # needed by the decaying schedules only
 
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """Loss and its parameters, with TRL's meanings: `beta` and `label_smoothing` (DPO), `beta`,
-    `desirable_weight` and `undesirable_weight` (KTO).
-
-    `rpo_alpha` weighs a likelihood term beside DPO and KTO: the negative log-likelihood of the
-    chosen (or desirable) answer, in nats a token (RPO: Pang et al., 2024, eq. 2; 0: none).
-    """
+    """A loss and its parameters, with TRL's meanings."""
 
     kind: LossKind
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
+    beta: float = 0.1  # DPO and KTO
+    label_smoothing: float = 0.0  # DPO
+    desirable_weight: float = 1.0  # KTO
+    undesirable_weight: float = 1.0  # KTO
+    # Weight of a likelihood term beside DPO and KTO: the negative log-likelihood of the chosen (or
+    # desirable) answer, in nats per token (RPO: Pang et al., 2024, eq. 2; 0: none).
     rpo_alpha: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """A trainer to open under `name`.
-
-    `source` is a PEFT directory to start from ("" for fresh parameters: A random, B zero); if it
-    holds optimiser state as well, training goes on where that was saved. `resume` demands it.
-    Warm-up and schedule count the updates of the adapter, or with `own_schedule` those since this
-    trainer was first opened (a resumed one goes on counting).
-    """
+    """A trainer to open."""
 
     name: str
     lora: LoraSpec = field(default_factory=LoraSpec)
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    # PEFT directory to start from, with its optimiser state if it has one. Empty: A random, B zero.
     source: str = ""
-    resume: bool = False
+    resume: bool = False  # `source` must have optimiser state
+    # Warm-up and schedule count the updates since this trainer was first opened (resuming continues
+    # the count), instead of all updates of the adapter.
     own_schedule: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """A trainer that is open; `revision` counts its updates, from 0 for fresh ones."""
+    """An open trainer. `revision` counts its updates, from 0 for fresh parameters."""
 
     name: str
     revision: int
@@ -120,8 +112,9 @@ class TrainerState:
 class TrainingSequence:
     """One sequence of a micro-batch: `tokens[prompt_tokens:]` is the completion.
 
-    The loss reads the summed log-probability of the completion. `reference` is the same under the
-    reference model (DPO, KTO); `weight` scales this sequence's (or pair's) share of the loss.
+    The loss reads the summed log-probability of the completion. `reference` is the same sum under
+    the reference model (DPO, KTO). `weight` scales the share of this sequence (or pair) in the
+    loss.
     """
 
     tokens: tuple[int, ...]
@@ -146,18 +139,18 @@ class TrainingStep:
     """Forward, backward and one update of `trainer`.
 
     The loss is the mean over all items of the step: completion tokens (SFT), pairs (DPO), labelled
-    completions (KTO). KTO's KL term is estimated within each micro-batch, as TRL does.
-    `urgency` is what MACE's priority adds for it (the last known loss of its samples; log 2 for DPO
-    samples that were never scored). Steps of one trainer run in the order of their arrival.
-    `scale` multiplies the learning rate of its update: an optimiser that normalises gradients
-    ignores a factor that all samples of a step share, so a weight must act here.
+    completions (KTO). KTO's KL term is estimated within each micro-batch, as in TRL. Steps of one
+    trainer run in the order of their arrival.
     """
 
     step_id: str
     trainer: str
     loss: LossSpec
     micro_batches: tuple[tuple[TrainingSequence, ...], ...]
+    # Term of MACE's priority: last known loss of its samples; log 2 for DPO samples without one.
     urgency: float = 0.6931471805599453
+    # Multiplies the learning rate. An optimiser that normalises gradients ignores a factor that all
+    # samples of a step share, so a weight has to act here.
     scale: float = 1.0
 
     @property
@@ -168,34 +161,29 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """How a step ended.
-
-    `logprobs[m][s]` is the summed log-probability of sequence s of micro-batch m before the
-    update. `revision` is the trainer's after it. `applied` is False when the update was left out
-    because the loss or the gradients were not finite (`problem` says so); then nothing changed.
-    Times are seconds on the engine's clock.
-    """
+    """How a step ended. Times are seconds on the engine's clock."""
 
     step_id: str
     trainer: str
-    revision: int
-    applied: bool
+    revision: int  # the trainer's after the step
+    applied: bool  # False: loss or gradients were not finite, and nothing changed
     loss: float
     grad_norm: float
     learning_rate: float
+    # `[m][s]`: summed log-probability of sequence s of micro-batch m before the update
     logprobs: tuple[tuple[float, ...], ...]
     arrival_s: float
     started_s: float
     finished_s: float
-    problem: str | None = None
+    problem: str | None = None  # why the update was skipped
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """Ask for the summed log-probability of `tokens[prompt_tokens:]` given what comes before.
+    """Ask for the summed log-probability of `tokens[prompt_tokens:]`, given the tokens before.
 
-    Under the current version of `adapter`, under the working parameters of `trainer`, or (neither)
-    under the base model.
+    It is computed under the current version of `adapter`, under the working parameters of
+    `trainer`, or, with neither, under the base model.
     """
 
     request_id: str
@@ -208,13 +196,9 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Answer to a `ScoreRequest`: the sum, over `tokens` tokens, in natural logarithms.
-
-    `logprob` is not a number if the model's output is not finite.
-    `adapter` is the label of the version that was used.
-    """
+    """Answer to a `ScoreRequest`."""
 
     request_id: str
-    logprob: float
-    tokens: int
-    adapter: str | None = None
+    logprob: float  # sum in natural logarithms; nan if the model's output is not finite
+    tokens: int  # number of tokens in the sum
+    adapter: str | None = None  # label of the version that was used

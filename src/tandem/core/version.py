@@ -1,7 +1,7 @@
 """Adapter versions: which LoRA weights wrote an answer.
 
-A version is identified by the hash of its content, so that two loads of the same files share KV
-blocks and a reload in place under the same name never does.
+A version is identified by the hash of its content. Two loads of the same files share KV blocks. New
+files under an old name never do.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 INTERNAL = "~"
-"""Begins names in the engine that clients never see, such as those of candidates."""
+"""Prefix of names inside the engine that clients never see, such as those of candidates."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
     """One immutable set of LoRA weights under a name.
 
-    `content_hash` is a hex digest over configuration and weights; it keys KV
-    blocks. `number` counts the loads of that name from 1 (0: it has none yet). `path` is the PEFT
-    directory.
+    `content_hash` is a hex digest of configuration and weights; it is part of the KV keys. `number`
+    counts the loads of this name from 1 (0: none yet). `path` is the PEFT directory.
     """
 
     name: str
@@ -28,7 +27,7 @@ class AdapterVersion:
 
     @property
     def internal(self) -> bool:
-        """Whether clients never see it."""
+        """Whether it is hidden from clients."""
         return self.name.startswith(INTERNAL)
 
     @property

@@ -1,9 +1,8 @@
-"""Work with files beside the loop: what is read of adapters and for trainers, and snapshots of
-trainers that are written.
+"""Work with files beside the loop: reading adapters and trainers, writing snapshots of trainers.
 
-A thread does what may block, one piece after the other; the loop asks for what is done and makes it
-count. Knows no registry and no executor. Invariant: every piece that was begun comes back once,
-with what is left to do in the loop's thread or with an error.
+A thread does what may block, one piece at a time. The loop collects finished pieces and concludes
+them. Knows no registry and no executor. Invariant: every piece that was begun comes back once, with
+what is left to do in the loop's thread or with an error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tandem.core.training import TrainerState
 from tandem.core.version import AdapterVersion
 
 Conclude = Callable[[], AdapterVersion | TrainerState]
-"""What is left to do in the loop's thread; raises what went wrong."""
+"""The rest of a piece, done in the loop's thread. Raises the piece's error if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class _Piece:
 
 
 class Beside:
-    """One thread, started when it is first needed. Used by the loop's thread."""
+    """One thread, started when first needed. Used by the loop's thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -41,11 +40,11 @@ class Beside:
 
     @property
     def busy(self) -> bool:
-        """Whether something will come back."""
+        """Whether a piece has not come back yet."""
         return self._pending > 0
 
     def begin(self, call: int, work: Callable[[], Conclude]) -> None:
-        """Do `work` for `call`; what it returns comes back from `finished`."""
+        """Do `work` for `call` in the thread. `finished` returns its result."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -53,7 +52,7 @@ class Beside:
         self._pieces.put(_Piece(call, work))
 
     def finished(self) -> list[tuple[int, Conclude]]:
-        """Calls whose work is done, or has failed, since the last time. Never waits."""
+        """Calls whose work is done or has failed since the last time. Never waits."""
         done: list[tuple[int, Conclude]] = []
         while self._pending and not self._done.empty():
             done.append(self._done.get())
@@ -61,7 +60,7 @@ class Beside:
         return done
 
     def close(self) -> None:
-        """End the thread after what it is doing."""
+        """End the thread after its current piece."""
         if self._thread is not None:
             self._pieces.put(None)
             self._thread.join()
@@ -77,8 +76,8 @@ class Beside:
 
 
 def write_snapshot(snapshot: TrainerSnapshot, path: str) -> tuple[str, str]:
-    """Write it to `path`; where that is and its content hash. Raises `DiskError` and
-    `AdapterError`. Blocks."""
+    """Write a snapshot to `path`; returns the resolved path and the content hash. Blocks. Raises
+    `DiskError` and `AdapterError`."""
     try:
         snapshot.write(path)
         files = inspect_adapter(path)

@@ -1,7 +1,7 @@
 """How a host and its client reach each other: queues within a process, ZeroMQ between two.
 
-A channel moves whole commands and messages in order and loses none while both ends live. It knows
-nothing of what they mean.
+A channel moves whole commands and messages. It does not know what they mean. Invariant: they arrive
+in order, and none is lost while both ends live.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class HostChannel(Protocol):
     """The host's end; used by one thread."""
 
     def receive(self, timeout_s: float) -> list[Command]:
-        """Commands that arrived, waiting up to `timeout_s` for the first."""
+        """Commands that arrived. Waits up to `timeout_s` for the first."""
         ...
 
     def send(self, message: Message) -> None:
-        """Pass a message to the client; never blocks for long."""
+        """Pass a message to the client. Never blocks for long."""
         ...
 
     def close(self) -> None:
-        """Let go of the transport."""
+        """Close the transport."""
         ...
 
 
 class QueueChannel:
-    """Both ends in one process; `deliver` is called in the host's thread for each message."""
+    """Both ends in one process. `deliver` is called in the host's thread for each message."""
 
     def __init__(self, deliver: Callable[[Message], None]) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -48,7 +48,7 @@ class QueueChannel:
         self._commands.put(command)
 
     def receive(self, timeout_s: float) -> list[Command]:
-        """See `HostChannel`."""
+        """Commands that arrived. Waits up to `timeout_s` for the first."""
         received: list[Command] = []
         try:
             if timeout_s > 0:
@@ -59,18 +59,18 @@ class QueueChannel:
             return received
 
     def send(self, message: Message) -> None:
-        """See `HostChannel`."""
+        """Deliver a message to the client."""
         self._deliver(message)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to close."""
 
 
 class ZmqHostChannel:
     """The host's end between processes: PULL for commands, PUSH for messages.
 
-    The client binds both endpoints. `listen=False` makes an end that only sends, as the heartbeat
-    needs: ZeroMQ sockets belong to one thread each.
+    The client binds both endpoints. `listen=False` makes an end that only sends. The heartbeat
+    needs one, since a ZeroMQ socket belongs to one thread.
     """
 
     def __init__(self, context: Context, endpoint: str, *, listen: bool = True) -> None:
@@ -87,7 +87,7 @@ class ZmqHostChannel:
         self._decoder = msgspec.msgpack.Decoder(Command)
 
     def receive(self, timeout_s: float) -> list[Command]:
-        """See `HostChannel`."""
+        """Commands that arrived. Waits up to `timeout_s` for the first."""
         assert self._commands is not None, "this end only sends"
         received: list[Command] = []
         if timeout_s > 0 and not self._commands.poll(int(timeout_s * 1000)):
@@ -99,18 +99,18 @@ class ZmqHostChannel:
             return received
 
     def send(self, message: Message) -> None:
-        """See `HostChannel`."""
+        """Send a message to the client."""
         self._messages.send(self._encoder.encode(message))
 
     def close(self) -> None:
-        """Send what is queued (for half a second at most), then close."""
+        """Send queued messages (for at most half a second), then close."""
         self._messages.close()
         if self._commands is not None:
             self._commands.close()
 
 
 class ZmqClientChannel:
-    """The client's end between processes; lives in one asyncio event loop."""
+    """The client's end between processes. It belongs to one asyncio event loop."""
 
     def __init__(self, context: zmq.asyncio.Context, endpoint: str) -> None:
         self._sync: Context = zmq.Context.shadow(context.underlying)
@@ -126,7 +126,7 @@ class ZmqClientChannel:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
     def send(self, command: Command) -> None:
-        """Queue a command; never blocks. What a dead host has not read is lost with it."""
+        """Queue a command; never blocks. A host that dies takes unread commands with it."""
         self._unsent.append(self._encoder.encode(command))
         self._flush()
 
@@ -137,12 +137,13 @@ class ZmqClientChannel:
         return message
 
     def close(self) -> None:
-        """Drop what is queued and close."""
+        """Drop queued commands and close."""
         self._commands.close()
         self._messages.close()
 
     def _flush(self) -> None:
-        """A host can be heard before its commands socket is connected; heartbeats try again."""
+        """Send what can be sent. A host may send messages before its commands socket is connected,
+        so each message from it, such as a heartbeat, tries again."""
         try:
             while self._unsent:
                 self._commands.send(self._unsent[0], zmq.NOBLOCK)

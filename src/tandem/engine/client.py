@@ -1,6 +1,6 @@
 """The async handle on an engine: `EngineClient` over any transport.
 
-The one bridge between the engine and asyncio. Follows the engine's life through its messages,
+The one bridge between the engine and asyncio. It follows the engine's state through its messages,
 hands tokens to the requests that wait for them, and restores adapters after a restart. Invariant:
 every request that was begun ends with its last event or an exception, whatever happens below.
 """
@@ -71,7 +71,7 @@ class _Stream:
 
 
 class AsyncEngineClient:
-    """See `tandem.core.ports.EngineClient`. All methods run in one event loop."""
+    """Implements `tandem.core.ports.EngineClient`. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class AsyncEngineClient:
     ) -> None:
         """`preload` (name -> PEFT directory) is loaded by `start`, which raises if that fails.
 
-        `clock` is the engine's, read where a request does not say when it came.
+        `clock` is the engine's. It gives the arrival of requests that bring none.
         """
         self._transport = transport
         self._clock = clock or MonotonicClock()
@@ -187,7 +187,7 @@ class AsyncEngineClient:
             return
         self._transport.send(Abort(request_id, index))
         stream.open -= {index} if index is not None else set(stream.open)
-        stream.events.put_nowait(None)  # wakes a reader that waits for what will not come
+        stream.events.put_nowait(None)  # wakes a reader whose next event will not come
 
     # ------------------------------------------------------------------ calls
 
@@ -238,7 +238,7 @@ class AsyncEngineClient:
         await self._call(NoneType, lambda call: CloseTrainer(call, name))
 
     async def train(self, step: TrainingStep) -> StepOutcome:
-        """See `EngineClient`. Cancelling the call leaves the step to run; see `cancel_steps`."""
+        """See `EngineClient`. Cancelling the call does not cancel the step; see `cancel_steps`."""
         self._require_ready()
         self._require_trainer(step.trainer)
         return await self._call(StepOutcome, lambda call: Train(call, step))
@@ -257,7 +257,7 @@ class AsyncEngineClient:
         return version
 
     async def score(self, request: ScoreRequest) -> Score:
-        """See `EngineClient`. Cancelling the call gives the score up."""
+        """See `EngineClient`. Cancelling the call cancels the score."""
         self._require_ready()
         self._require_trainer(request.trainer)
         try:
@@ -299,7 +299,7 @@ class AsyncEngineClient:
 
     def _receive(self, message: Message) -> None:  # noqa: C901
         if message.incarnation < self._incarnation:
-            return  # the words of an engine that has died
+            return  # of an engine that has died
         match message:
             case Tokens():
                 self._deliver(message.events)

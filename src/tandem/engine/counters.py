@@ -1,4 +1,4 @@
-"""What an engine loop has done since it started, for its statistics.
+"""Counts what an engine loop has done since it started, for its statistics.
 
 Knows no plan. Invariant: totals only grow.
 """
@@ -13,7 +13,7 @@ _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192,
 
 @dataclass(slots=True)
 class Counters:
-    """Running totals; seconds are the loop's timer's."""
+    """Totals since the start. Seconds are those of the loop's timer."""
 
     iterations: int = 0
     iteration_tokens_sum: int = 0
@@ -23,7 +23,7 @@ class Counters:
     check_failures: int = 0
 
     def count(self, tokens: int, schedule_s: float, execute_s: float) -> None:
-        """One more iteration."""
+        """Count one more iteration."""
         bucket = _TOKEN_BUCKETS[bisect_left(_TOKEN_BUCKETS, tokens)]
         self.iterations += 1
         self.iteration_tokens_sum += tokens

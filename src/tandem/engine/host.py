@@ -1,9 +1,9 @@
-"""Serves an engine loop over a channel: commands in, events out, a heartbeat beside it.
+"""Serves an engine loop over a channel: commands in, events out, and a heartbeat.
 
-Runs in the engine's own process (see `process`) or in a thread (see `thread`). Knows the
-loop's methods and the messages, nothing else. Invariant: every command is answered or takes effect,
-in order, between two iterations; what works with files beside them, training steps and scores are
-answered when they end.
+Runs in the engine's own process (see `process`) or in a thread (see `thread`). Knows the loop's
+methods and the messages only. Invariant: every command is answered or takes effect, in order,
+between two iterations. Exceptions are work with files, which runs beside the iterations, and
+training steps and scores: these are answered when they end.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ MakeLoop = Callable[[Callable[[str, float], None]], EngineLoop]
 class Host:
     """One engine loop behind one channel.
 
-    `_steps` and `_scores` remember the calls of those that have not ended, by their ids; `_opening`
-    those of trainers whose source is being read, by name.
+    `_steps` and `_scores` map the ids of those that have not ended to their calls. `_opening` maps
+    the names of trainers whose source is being read to their calls.
     """
 
     def __init__(self, loop: EngineLoop, channel: HostChannel, incarnation: int) -> None:
@@ -77,9 +77,9 @@ class Host:
         self._channel = channel
         self._incarnation = incarnation
         self._stopped = False
-        self._ahead: list[Command] = []  # read while an iteration ran
+        self._ahead: list[Command] = []  # read during an iteration
         self._broken: Exception | None = None
-        # Of their own, so that a candidate does not wait for a large adapter.
+        # Two threads, so that a candidate does not wait for a large adapter.
         self._writing, self._reading = Beside("write snapshots"), Beside("read adapters")
         self._steps: dict[str, int] = {}
         self._scores: dict[str, int] = {}
@@ -105,15 +105,15 @@ class Host:
             self._reading.close()
 
     def _commands(self) -> list[Command]:
-        """All that have come, in order; waits for the first while there is nothing to do."""
+        """All commands that have come, in order. Waits for the first if there is nothing to do."""
         if self._broken is not None:
             raise self._broken
         ahead, self._ahead = self._ahead, []
         return ahead + self._channel.receive(0.0 if ahead else self._wait_s())
 
     def _urgent(self) -> bool:
-        """Whether an online request has come since the iteration began. A channel that fails is the
-        host's problem, not the iteration's."""
+        """Whether an online request has come since the iteration began. An error of the channel
+        counts as one; `_commands` raises it after the iteration."""
         try:
             self._ahead += self._channel.receive(0.0)
         except Exception as error:
@@ -124,7 +124,7 @@ class Host:
         )
 
     def _wait_s(self) -> float:
-        """How long nothing but a command can be of interest."""
+        """Seconds in which only a command could give the loop something to do."""
         files = self._writing.busy or self._reading.busy
         return min(self._loop.pause_s, _FILES_WAIT_S if files else _IDLE_WAIT_S)
 
@@ -170,7 +170,7 @@ class Host:
                     self._fail(command.call, error)
 
     def _call(self, command: Call) -> None:  # noqa: C901
-        """Do what is answered by `Answer`, now or later."""
+        """Do a command that is answered by `Answer`, now or later."""
         match command:
             case LoadAdapter(call, name, path, None):
                 self._reading.begin(call, partial(self._loop.read_adapter, name, path))
@@ -207,7 +207,7 @@ class Host:
                 self._scores[request.request_id] = call
 
     def _read_trainer(self, call: int, spec: TrainerSpec) -> Conclude:
-        """Beside the loop, which then opens it, unless it was closed meanwhile."""
+        """Runs beside the loop. The loop then opens the trainer, unless it was closed meanwhile."""
         opened = self._loop.read_trainer(spec)
 
         def conclude() -> TrainerState:
@@ -229,12 +229,12 @@ class Host:
             self._fail(self._steps.pop(step_id), error)
 
     def _write(self, snapshot: TrainerSnapshot, name: str, path: str) -> Conclude:
-        """Beside the loop; the loop then makes the copy in memory an adapter."""
+        """Runs beside the loop. The loop then makes the copy in memory an adapter."""
         where, content_hash = write_snapshot(snapshot, path)
         return partial(self._loop.adopt, snapshot, name, where, content_hash)
 
     def _conclude(self) -> None:
-        """Take what was read or written beside the iterations."""
+        """Conclude what was read or written beside the iterations."""
         for call, conclude in (*self._writing.finished(), *self._reading.finished()):
             try:
                 made = conclude()
@@ -251,7 +251,7 @@ class Host:
 
 
 def start_loop(make_loop: MakeLoop, channel: HostChannel, incarnation: int) -> EngineLoop:
-    """Make the loop, telling the client of the progress, or why it cannot be made."""
+    """Make the loop. Tells the client about the progress, or why the loop cannot be made."""
     try:
         return make_loop(lambda stage, done: channel.send(Loading(incarnation, stage, done)))
     except Exception as error:
@@ -260,10 +260,10 @@ def start_loop(make_loop: MakeLoop, channel: HostChannel, incarnation: int) -> E
 
 
 def serve(endpoint: str, incarnation: int, make_loop: MakeLoop, parent: int | None = None) -> None:
-    """The main function of an engine process: load, then serve until told to stop.
+    """The main function of an engine process: load, then serve until a `Stop`.
 
-    Ends with the process `parent` (None: the present parent): an orphaned engine would hold the
-    device for ever, and write beside its successor.
+    Ends with the process `parent` (None: the current parent). An orphaned engine would keep the
+    device, and write files beside its successor.
     """
     parent = os.getppid() if parent is None else parent
     end_with(parent)
@@ -275,10 +275,10 @@ def serve(endpoint: str, incarnation: int, make_loop: MakeLoop, parent: int | No
         try:
             loop = start_loop(make_loop, channel, incarnation)
         except TandemError:
-            raise SystemExit(1) from None  # the client has been told why
+            raise SystemExit(1) from None  # the client knows why
         pulse.host = Host(loop, channel, incarnation)
         try:
-            pulse.host.run()  # an error in here ends the process, which its watcher notices
+            pulse.host.run()  # an error ends the process, and its watcher notices
         except OutOfMemory as error:
             logger.error("%s", error)
             raise SystemExit(1) from None
@@ -289,10 +289,10 @@ def serve(endpoint: str, incarnation: int, make_loop: MakeLoop, parent: int | No
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent ends, at once if that is gone already.
+    """End this process when its parent ends, or at once if the parent is already gone.
 
-    Linux sees to it, also while this process is paused or busy in native code. Elsewhere the heart
-    looks.
+    Linux does this even while this process is paused or busy in native code. Elsewhere the
+    heartbeat thread checks.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -301,7 +301,7 @@ def end_with(parent: int) -> None:
 
 
 class _Heart(threading.Thread):
-    """Sends heartbeats from a thread (and socket) of its own, and watches the parent."""
+    """Sends heartbeats from its own thread and socket, and watches the parent."""
 
     def __init__(self, context: Context, endpoint: str, incarnation: int, parent: int) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -313,7 +313,7 @@ class _Heart(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Beat until `stop`; ends the process if the parent is gone."""
+        """Send heartbeats until `stop`. Ends the process if the parent is gone."""
         channel = ZmqHostChannel(self._context, self._endpoint, listen=False)
         while not self._ended.wait(HEARTBEAT_S):
             if os.getppid() != self._parent:

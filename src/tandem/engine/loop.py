@@ -1,8 +1,8 @@
 """The engine loop: take commands, decide, plan, execute, apply, deliver.
 
-Joins a scheduler, an executor and the adapter registry; knows no process, socket, tensor or text.
-Invariant: an error of one request or one step ends the sequences concerned, never the loop; and it
-never waits for a disk but where an adapter is loaded by path.
+Joins a scheduler, an executor and the adapter registry. Knows no process, socket, tensor or text.
+Invariant: an error of a request or step ends the sequences concerned, never the loop. The loop
+waits for a disk only where an adapter is loaded by path.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from tandem.scheduling.scores import ScoreFailed
 
 logger = logging.getLogger(__name__)
 
-# What is said to have come earlier did not: no iteration of a healthy engine takes as long (see
-# `process.STUCK_S`), so that the time was read from another machine's clock and tells nothing.
+# An older arrival is not believed: no iteration of a healthy engine takes this long
+# (`process.STUCK_S`), so the time comes from the clock of another machine.
 _OLDEST_S = 300.0
-# A policy that runs nothing for so long although requests are there is reported.
+# A policy that runs nothing for this long although requests exist is reported.
 _STALL_S = 1.0
-# One may be a prompt that is too large for the moment; more in a row do not end by themselves.
+# A single shortage may be a prompt that is too large now. More in a row do not end by themselves.
 _MOST_SHORTAGES = 3
 
 
 class EngineLoop:
     """One engine. All methods are called from one thread.
 
-    `on_plan`, for measurements, sees every lane's plan with its result. `timer` tells the seconds
-    that `stats` accounts for: the clock's, unless that one stands still while the scheduler thinks.
-    With `switch`, requests in flight go on with each new version of their adapter (MACE); scores
-    never do.
+    `on_plan` is called with every lane's plan and its result, for measurements. `timer` gives the
+    seconds that `stats` counts. It is the clock, except where that stands still while the scheduler
+    works. With `switch`, requests in flight continue with each new version of their adapter (MACE);
+    scores never do.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class EngineLoop:
 
     @property
     def scheduler(self) -> Scheduler:
-        """What decides; for a simulator, which may advance it in leaps."""
+        """The scheduler, for a simulator that advances it in leaps."""
         return self._scheduler
 
     @property
@@ -107,7 +107,7 @@ class EngineLoop:
         return self._registry.current
 
     def is_loaded(self, version: AdapterVersion) -> bool:
-        """Whether publishing it reads nothing."""
+        """Whether publishing this version reads no file."""
         return self._registry.is_loaded(version.content_hash)
 
     @property
@@ -118,20 +118,20 @@ class EngineLoop:
 
     @property
     def exhausted(self) -> bool:
-        """True if there was no memory in some iterations in a row: another process may have it."""
+        """True if several iterations in a row had no memory: another process may use it."""
         return self._shortages >= _MOST_SHORTAGES
 
     @property
     def pause_s(self) -> float:
-        """Seconds until there may be something to run if no command comes; may be infinite."""
+        """Seconds until something may run if no command comes. May be infinite."""
         now = self._clock.now()
         return max(0.0, self._scheduler.ready_at(now) - now)
 
     def add(self, request: Request) -> None:
         """Take a request; its adapter version is pinned now. Raises `InvalidRequest`.
 
-        It arrived when it says so, so that what waited for an iteration to end is late by that wait
-        too; now if it says nothing, or what cannot be: the future, or more than `_OLDEST_S` ago.
+        Its own arrival time counts, so a wait for the end of an iteration is included. The time is
+        now if it has none, or an impossible one: in the future, or more than `_OLDEST_S` ago.
         """
         version = self._registry.pin(request.adapter)
         now, said_s = self._clock.now(), request.arrival_s
@@ -144,7 +144,7 @@ class EngineLoop:
         self._pins[request.request_id] = [version] if version is not None else []
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End one choice or all, or a score; idempotent."""
+        """End one choice, all choices, or a score. Idempotent."""
         self._scheduler.abort(request_id, index)
         self._unpin_ended([request_id])
 
@@ -153,14 +153,14 @@ class EngineLoop:
     ) -> AdapterVersion:
         """Make the files at `path` the current version of `name`. Raises `AdapterError`.
 
-        With `restore`, it is that version again, or an error if the files have changed since.
+        With `restore`, that version becomes current again, or an error if its files have changed.
         """
         return self.read_adapter(name, path, restore)()
 
     def read_adapter(
         self, name: str, path: str, restore: AdapterVersion | None = None
     ) -> Callable[[], AdapterVersion]:
-        """The part of `load_adapter` that blocks, for any thread; what it returns is the rest."""
+        """The blocking part of `load_adapter`, for any thread; calling the result does the rest."""
         files = inspect_adapter(path)
         if restore is not None and files.content_hash != restore.content_hash:
             raise AdapterError(f"the files of {restore.label} at {path} have changed; load it anew")
@@ -168,12 +168,12 @@ class EngineLoop:
         return self.read_version(AdapterVersion(name, number, files.content_hash, str(files.path)))
 
     def read_version(self, version: AdapterVersion) -> Callable[[], AdapterVersion]:
-        """The part of `publish_adapter` that blocks, as `read_adapter` is of `load_adapter`."""
+        """The blocking part of `publish_adapter`, for any thread; its result does the rest."""
         put = None if self.is_loaded(version) else self._read(version)
         return lambda: self._publish(version, load=put)
 
     def _read(self, version: AdapterVersion) -> Callable[[AdapterVersion], None]:
-        """Read the files of `version`, which was hashed before; both must be the same content."""
+        """Read the files of `version`, and check that they still have its hash."""
         put = self._executor.read_adapter(version)
         if inspect_adapter(version.path).content_hash != version.content_hash:
             raise AdapterError(f"{version.path} changed while it was being read; load it again")
@@ -186,7 +186,7 @@ class EngineLoop:
         self._registry.unload(name)
 
     def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
-        """Make `version` current; its files are read only if its content is not loaded.
+        """Make `version` current. Its files are read only if its content is not loaded.
 
         Raises `AdapterError`.
         """
@@ -195,11 +195,11 @@ class EngineLoop:
     def _publish(
         self, version: AdapterVersion, load: Callable[[AdapterVersion], None] | None = None
     ) -> AdapterVersion:
-        """`AdapterRegistry.publish`; with `switch`, requests of this name go on with it, also those
-        whose version was unloaded meanwhile.
+        """`AdapterRegistry.publish`. With `switch`, requests of this name continue with the
+        version, even those whose version was unloaded meanwhile.
 
-        All versions that a request had stay pinned until its end: the prefix tree holds blocks
-        of theirs.
+        All versions that a request had stay pinned until it ends, because the prefix tree has
+        blocks of them.
         """
         version = self._registry.publish(version, load=load)
         if self._switch:
@@ -213,13 +213,13 @@ class EngineLoop:
     # ------------------------------------------------------------------ learning
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
-        """Open a trainer; one of that name must be closed before. Raises `AdapterError`."""
+        """Open a trainer. One of the same name must be closed first. Raises `AdapterError`."""
         state = self._executor.open_trainer(spec)
         self._scheduler.learning.open_trainer(state)
         return state
 
     def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
-        """The part of `open_trainer` that blocks, for any thread; what it returns is the rest."""
+        """The blocking part of `open_trainer`, for any thread. Calling the result does the rest."""
         put = self._executor.read_trainer(spec)
 
         def rest() -> TrainerState:
@@ -230,7 +230,7 @@ class EngineLoop:
         return rest
 
     def close_trainer(self, name: str) -> list[str]:
-        """Free everything of a trainer; the ids of its steps. Idempotent."""
+        """Free everything of a trainer; returns the ids of its steps. Idempotent."""
         cancelled = self._scheduler.learning.close_trainer(name)
         self._scheduler.wake()
         self._executor.close_trainer(name)
@@ -242,13 +242,13 @@ class EngineLoop:
         self._scheduler.wake()
 
     def cancel_steps(self, trainer: str) -> list[str]:
-        """Give up a trainer's steps; their ids. Idempotent."""
+        """Cancel a trainer's steps; returns their ids. Idempotent."""
         cancelled = self._scheduler.learning.cancel_steps(trainer)
         self._scheduler.wake()
         return cancelled
 
     def add_score(self, request: ScoreRequest) -> None:
-        """Queue a score; its adapter version is pinned now. Raises `InvalidRequest`."""
+        """Queue a score. Its adapter version is pinned now. Raises `InvalidRequest`."""
         if self._scheduler.is_active(request.request_id):
             raise InvalidRequest(f"request id {request.request_id!r} is in use")
         if request.adapter is not None and request.trainer is not None:
@@ -278,7 +278,7 @@ class EngineLoop:
     ) -> AdapterVersion:
         """Make a snapshot that was written to `path` the current version of `name`.
 
-        Nothing is read. Raises `AdapterError`.
+        Reads no file. Raises `AdapterError`.
         """
         return self._publish(
             AdapterVersion(name, 0, content_hash, path),
@@ -286,7 +286,7 @@ class EngineLoop:
         )
 
     def stats(self) -> EngineStats:
-        """Counters since the start and gauges of now."""
+        """Counters since the start, and current gauges."""
         scheduler, cache, counters = self._scheduler, self._scheduler.cache, self._counters
         return EngineStats(
             running=scheduler.state.num_running,
@@ -319,9 +319,9 @@ class EngineLoop:
     # ------------------------------------------------------------------ iteration
 
     def step(self, urgent: Urgent = never) -> list[TokenEvent]:
-        """One iteration; returns what to deliver (empty if nothing could run).
+        """One iteration; returns the events to deliver (empty if nothing could run).
 
-        Learning that gives way ends early once `urgent` says that a request has come.
+        Preemptible learning ends early once `urgent` says that a request has come.
         """
         began = self.timer()
         now = self._clock.now()
@@ -362,9 +362,9 @@ class EngineLoop:
         return events
 
     def check(self) -> bool:
-        """Account for every block; False (and a log line) if something is wrong.
+        """Account for every block. False, and a log line, if something is wrong.
 
-        Called when idle in production, where a leak is to be reported, not to stop the server.
+        Called in production when idle: a leak must be reported, but must not stop the server.
         """
         try:
             self._scheduler.cache.check()
@@ -375,7 +375,7 @@ class EngineLoop:
         return True
 
     def _report_stall(self, now: float) -> None:
-        """Say once that requests wait and the policy runs nothing."""
+        """Report once that requests wait and the policy runs nothing."""
         stalled = self._scheduler.asking.stalled_s(now) > _STALL_S
         if stalled and not self._stalled:
             logger.error(

@@ -1,8 +1,8 @@
 """The directory in which a server and its engine find each other's sockets.
 
-A process that is killed leaves its directory behind; the next one that makes its own removes it.
-A directory belongs to whoever holds the lock on the file in it. Knows no socket. Invariant: the
-directory of a process that lives is never removed, whichever container it runs in.
+A killed process leaves its directory behind; the next process that makes its own removes it. A
+directory belongs to the process that locks the file in it. Knows no socket. Invariant: the
+directory of a live process is never removed, whichever container that process runs in.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def meeting_place() -> Iterator[Path]:
-    """A new directory of this process, removed at the end. Blocks."""
+    """A new directory for this process, removed at the end. Blocks."""
     remove_dead(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as made:
         folder = Path(made)
-        # Nobody takes the lock of what lives: the file has its name only once it is locked.
+        # The file gets its name only once it is locked, so no process sees a live one unlocked.
         aside = folder / f"{_LOCK}.new"
         with aside.open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,7 +34,7 @@ def meeting_place() -> Iterator[Path]:
 
 
 def remove_dead(parent: Path) -> list[Path]:
-    """Remove such directories of this user whose process has ended; which ones. Blocks."""
+    """Remove such directories of this user whose process has ended; returns them. Blocks."""
     removed: list[Path] = []
     for folder in sorted(parent.glob(f"{_PREFIX}*")):
         try:
@@ -42,12 +42,12 @@ def remove_dead(parent: Path) -> list[Path]:
                 shutil.rmtree(folder)
                 removed.append(folder)
         except OSError:
-            continue  # its owner, or another start, was faster
+            continue  # its owner, or another process, was faster
     return removed
 
 
 def _is_dead(lock: Path) -> bool:
-    """Whether nobody holds the lock. Raises `OSError` where there is none (yet)."""
+    """Whether no process holds the lock. Raises `OSError` if there is no lock file (yet)."""
     with lock.open("r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""What passes between an engine host and its client: commands down, messages up.
+"""Messages between an engine host and its client: commands down, messages up.
 
-msgspec unions with tags, encoded as MessagePack between processes and passed as they are within
-one. Every message of a host carries its incarnation, so that a client never takes the words of an
-engine that has died for those of its successor.
+Tagged msgspec unions, encoded as MessagePack between processes and passed as objects within one.
+Invariant: every message of a host carries its incarnation, so a client never mistakes messages of a
+dead engine for those of its successor.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from tandem.core.version import AdapterVersion
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Take a request; answered by `Tokens`, or by `Refused`."""
+    """Take a request. Answered by `Tokens` or `Refused`."""
 
     request: Request
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """End a choice (or all); not answered."""
+    """End a choice, or all choices. Not answered."""
 
     request_id: str
     index: int | None = None
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Publish the files at `path` as `name`; answered by `Answer`.
+    """Publish the files at `path` as `name`. Answered by `Answer`.
 
-    `restore` is the version that the name had before a restart: the files must still have its
-    content, and it keeps its number.
+    `restore` is the version that the name had before a restart. The files must still have its
+    content, and the version keeps its number.
     """
 
     call: int
@@ -61,7 +61,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Remove a name; answered by `Answer`."""
+    """Remove a name. Answered by `Answer`."""
 
     call: int
     name: str
@@ -82,7 +82,7 @@ class OpenTrainer(msgspec.Struct, frozen=True, tag=True):
 
 
 class CloseTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Cancel a trainer's steps and free it; answered by `Answer`."""
+    """Cancel a trainer's steps and free it. Answered by `Answer`."""
 
     call: int
     name: str
@@ -96,7 +96,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelSteps(msgspec.Struct, frozen=True, tag=True):
-    """Give up a trainer's steps; answered by `Answer`, each of the steps with a failure before."""
+    """Cancel a trainer's steps. Each step is answered with a failure, then this by `Answer`."""
 
     call: int
     trainer: str
@@ -128,7 +128,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the host after this iteration."""
 
 
-# Those that do something and are answered by `Answer`, now or later.
+# Commands with effects that are answered by `Answer`, now or later.
 Call = (
     LoadAdapter
     | UnloadAdapter
@@ -144,7 +144,7 @@ Command = AddRequest | Abort | Call | GetStats | Stop
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error of ours as data; `to_exception` turns it back into the exception."""
+    """One of Tandem's errors as data. `to_exception` turns it back into the exception."""
 
     kind: str
     message: str
@@ -153,7 +153,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """Progress of start-up: what is being done, and the share done (0 to 1)."""
+    """Progress of the start: the present stage, and the share done (0 to 1)."""
 
     incarnation: int
     stage: str
@@ -168,7 +168,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
-    """The host could not start and ends now."""
+    """The host could not start, and ends now."""
 
     incarnation: int
     failure: Failure
@@ -200,16 +200,16 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The process lives. `busy_s` is how long the present iteration has been running."""
+    """The process lives. `busy_s` is how long the current iteration has been running."""
 
     incarnation: int
     busy_s: float
 
 
 class Quiet(msgspec.Struct, frozen=True, tag=True):
-    """The host has given no sign of life for a while (or does again); said by whoever watches it.
+    """The host has sent nothing for a while, or sends again. Made by its watcher, not by the host.
 
-    It may be paused, or the machine busy: it keeps its requests.
+    The host may be paused, or the machine busy: it keeps its requests.
     """
 
     incarnation: int
@@ -217,7 +217,7 @@ class Quiet(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
-    """The host of this incarnation is gone; said by whoever watches it, never by the host."""
+    """The host of this incarnation is gone. Made by its watcher, never by the host."""
 
     incarnation: int
     reason: str
@@ -244,7 +244,7 @@ _ERRORS: dict[str, type[TandemError]] = {
 
 
 def failure_of(error: Exception) -> Failure:
-    """An exception as data. Foreign ones become plain `TandemError`s with their text."""
+    """An exception as data. One that is not Tandem's becomes a `TandemError` with its text."""
     if isinstance(error, InvalidRequest):
         return Failure(type(error).__name__, str(error), error.param, error.code)
     if isinstance(error, TandemError):
@@ -253,7 +253,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def to_exception(failure: Failure) -> TandemError:
-    """The exception that `failure_of` was given, or its nearest relative."""
+    """The exception that `failure_of` was given, or one of a base class."""
     cls = _ERRORS.get(failure.kind, TandemError)
     if issubclass(cls, InvalidRequest):
         return cls(failure.message, param=failure.param, code=failure.code)

@@ -1,7 +1,8 @@
-"""What passes take in a whole engine loop, where deciding, collecting and applying come between.
+"""Times passes in a whole engine loop, with deciding, collecting and applying between them.
 
-A part of a profile (`executor/profile` has the others): decodes in a row, prompts after these, and
-what an iteration takes beside its work. Invariant: the loop is idle before and after each turn.
+A part of a profile; `executor/profile` has the others. It measures successive decodes, prompts
+after these, and the time of an iteration beside its work. Invariant: the loop is idle before and
+after each turn.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from tandem.engine.loop import EngineLoop
 from tandem.estimators.calibrate import Samples, TimedPass
 from tandem.estimators.work import PassWork
 
-# Answers that are decoded together, and how many times in a row.
+# Answers that are decoded together, and the number of successive passes.
 _DECODES = (1, 2, 4, 8)
 _STREAK = 10
 # Tokens of an answer: some of them may come before all answers have begun.
 _ANSWER_TOKENS = 2 * _STREAK
-# Tokens of their prompts, and of those that come afterwards, at most.
+# Most tokens of their prompts, and of the prompts that come afterwards.
 _PROMPT_TOKENS = 64
 _LONGEST_TOKENS = 512
-# What a sleep costs does not depend on its length from here on.
+# From this length on, a longer sleep costs no more.
 _SLEEP_S = 0.03
 
 
 class _Step(NamedTuple):
-    """A pass, and what its iteration took beside it."""
+    """A pass, and the seconds that its iteration took beside it."""
 
     passed: TimedPass
     host_s: float
 
 
 class LoopProbe:
-    """Adds to samples, a streak a turn. The loop has to be idle; its `on_plan` is replaced."""
+    """Adds samples, one streak per turn. The loop has to be idle. Its `on_plan` is replaced."""
 
     def __init__(
         self, loop: EngineLoop, sleep: Callable[[float], None] = time.sleep, seed: int = 0
@@ -54,18 +55,17 @@ class LoopProbe:
 
     @property
     def host_s(self) -> float:
-        """Median seconds of an iteration of decodes outside of the executor's own account; 0 where
-        there was no room for any."""
+        """Median seconds of an iteration of decodes outside of the executor; 0 without any."""
         return median(self._host_s) if self._host_s else 0.0
 
     def turn(self, samples: Samples) -> float:
-        """A prompt that does not count, a few decodes many times in a row, until the caches hold
-        what they need, a prompt, and one more after a sleep, in which other processes had the
-        caches. Returns the seconds of the last pass (infinite: there was none)."""
+        """One turn: a prompt that does not count; successive passes of a few decodes, until the
+        caches hold what they need; a prompt; and a prompt after a sleep in which other processes
+        used the caches. Returns the seconds of the last pass (infinite if there was none)."""
         self._before_s = math.inf
         info, cache = self._loop.info, self._loop.scheduler.cache
         most = min(info.max_model_len, cache.num_blocks * cache.block_size) - 1
-        # A prompt of one token is computed as a decode is.
+        # A prompt of one token would be computed like a decode.
         rows = round(math.exp(self._rng.uniform(math.log(2.0), math.log(_LONGEST_TOKENS))))
         rows = min(rows, most)
         self._prompt(rows)
@@ -81,8 +81,7 @@ class LoopProbe:
         return self._before_s
 
     def _streak(self, decodes: int) -> list[_Step]:
-        """Passes of just so many decodes, one right after the other; none if these do not fit,
-        or begin too far apart."""
+        """Successive passes of exactly this many decodes; empty if they do not fit or have gaps."""
         info, cache = self._loop.info, self._loop.scheduler.cache
         room = min(info.max_model_len, cache.num_blocks // decodes * cache.block_size)
         longest = min(_PROMPT_TOKENS, room - _ANSWER_TOKENS)
@@ -102,7 +101,7 @@ class LoopProbe:
         return found if len(found) == _STREAK else []
 
     def _prompt(self, tokens: int) -> list[TimedPass]:
-        """The first pass of a prompt; none if it failed."""
+        """The first pass of a prompt. Empty if it failed."""
         name, found = self._add(tokens, 1), None
         while self._loop.has_work and found is None:
             found = self._step()

@@ -1,9 +1,9 @@
-"""Runs a host in a process of its own, watches it, and starts another when it dies.
+"""Runs a host in its own process, watches it, and starts another when it dies.
 
-The child is a fresh interpreter (never a fork), gets its settings on standard input and ends with
-this process. It is taken for dead when it exits, when its heartbeat stops, or when an iteration
-never ends; what pauses for a moment is said to be silent first. Invariant: at most one child lives,
-and a `Lost` is delivered for each, after its last instruction.
+The child is a fresh interpreter (never a fork), reads its settings from standard input and ends
+with this process. It counts as dead when it exits, when its heartbeat stops, or when an iteration
+does not end. A short silence is first reported as `Quiet`. Invariant: at most one child lives.
+`Lost` is delivered once per child, after its end, unless the child reported `Broken`.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from tandem.engine.messages import (
 
 logger = logging.getLogger(__name__)
 
-# A heart beats four times a second, in a thread of its own. A machine may be too busy for that, so
-# that a beat which is late is told, and only a long silence is death.
+# Heartbeats come four times a second from their own thread. A busy machine may delay them, so a
+# late one is only reported; a long silence counts as death.
 QUIET_S = 1.5
 SILENCE_S = 10.0
-# No iteration of a healthy engine takes this long: then it is stuck, although its heart beats.
+# No iteration of a healthy engine takes this long: it is stuck, although heartbeats still come.
 STUCK_S = 300.0
 _POLL_S = 0.1
 _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What the child reads from standard input: where to connect, its settings, encoded, and whom
-    it is not to outlive."""
+    """What the child reads from standard input."""
 
-    endpoint: str
+    endpoint: str  # where to connect
     incarnation: int
-    settings: bytes
-    parent: int
+    settings: bytes  # encoded
+    parent: int  # process that it must not outlive
 
 
 class ProcessTransport:
-    """See `tandem.engine.client.Transport`. `command` starts a child that calls `host.serve`."""
+    """A `tandem.engine.transport.Transport` whose host runs in a child process. `command` starts a
+    child that calls `host.serve`."""
 
     def __init__(
         self,
@@ -87,21 +87,21 @@ class ProcessTransport:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child, for those who watch it from outside."""
+        """Process id of the child, for watching it from outside."""
         return self._child.pid if self._child is not None else None
 
     async def start(self, deliver: Callable[[Message], None]) -> None:
-        """See `Transport`."""
+        """Start supervising: the first child is started in the background."""
         self._deliver = deliver
         self._tasks = [asyncio.create_task(self._supervise(), name="engine-supervisor")]
 
     def send(self, command: Command) -> None:
-        """See `Transport`."""
+        """Send a command to the child; dropped while there is none."""
         if self._channel is not None:
             self._channel.send(command)
 
     async def close(self) -> None:
-        """See `Transport`."""
+        """End the child and stop supervising."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -113,13 +113,13 @@ class ProcessTransport:
             while True:
                 await self._live_once(folder)
                 if self._broken and self._incarnation == 0:
-                    return  # it never ran: whoever started us has the reason
+                    return  # it never ran, and `Broken` reported the reason
                 failures = 0 if self._ready else failures + 1
                 self._incarnation += 1
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
 
     async def _live_once(self, folder: Path) -> None:
-        """Start a child and stay until it is dead."""
+        """Start a child and return when it is dead."""
         assert self._deliver is not None
         endpoint = f"ipc://{folder}/engine-{self._incarnation}"
         context = zmq.asyncio.Context()
@@ -131,11 +131,12 @@ class ProcessTransport:
             try:
                 self._child = self._spawn(endpoint)
                 reason = await self._watch(self._child)
-                # Whoever is told that it is dead puts in order what it was writing.
+                # A client that hears of its death repairs what the child was writing, so it must
+                # end first.
                 await _end(self._child)
             except OSError as error:
                 reason = f"cannot start an engine process: {error}"
-            if not self._broken:  # else the client has been told, and why
+            if not self._broken:  # otherwise `Broken` reported the reason
                 logger.error("%s", reason)
                 self._deliver(Lost(self._incarnation, reason))
         finally:
@@ -158,16 +159,16 @@ class ProcessTransport:
         return child
 
     async def _watch(self, child: subprocess.Popen[bytes]) -> str:
-        """Why the child is to be taken for dead."""
+        """Return when the child counts as dead, with the reason."""
         looked_s = self._clock.now()
         while True:
             now = self._clock.now()
-            if now - looked_s > 1.0:  # this process was paused itself and has heard nothing
+            if now - looked_s > 1.0:  # this process was paused, so it received nothing
                 self._heard_s = now
             looked_s = now
             code = child.poll()
             if code is not None:
-                await asyncio.sleep(0)  # its last words may still be in the socket
+                await asyncio.sleep(0)  # its last messages may still be in the socket
                 return f"the engine process ended unexpectedly (exit status {code})"
             self._tell_quiet(self._ready and now - self._heard_s > self._quiet_s)
             if self._ready and now - self._heard_s > self._silence_s:
@@ -177,7 +178,7 @@ class ProcessTransport:
             await asyncio.sleep(_POLL_S)
 
     def _tell_quiet(self, quiet: bool) -> None:
-        """Tell the client, once, that the heart has not beaten for a while, or beats again."""
+        """Tell the client once that heartbeats have stopped for a while, or have come back."""
         assert self._deliver is not None
         if quiet != self._quiet:
             self._quiet = quiet
@@ -200,6 +201,6 @@ class ProcessTransport:
 
 
 async def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill it and wait until it is gone, which takes SIGKILL milliseconds."""
+    """Kill the child and wait until it is gone. SIGKILL takes milliseconds."""
     child.kill()
     await asyncio.to_thread(child.wait)

@@ -1,7 +1,7 @@
 """Runs a host in a thread of this process: for tests and for use without a server.
 
-The same host and messages as between processes, without encoding. There is no supervision: an
-engine that fails stays dead, and a crash in native code takes the whole process with it.
+It uses the same host and messages as between processes, without encoding. There is no supervision:
+an engine that fails stays dead, and a crash in native code ends the whole process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadTransport:
-    """See `tandem.engine.client.Transport`."""
+    """A `tandem.engine.transport.Transport` whose host runs in a thread."""
 
     def __init__(self, make_loop: MakeLoop) -> None:
         self._make_loop = make_loop
@@ -28,7 +28,7 @@ class ThreadTransport:
         self._thread: threading.Thread | None = None
 
     async def start(self, deliver: Callable[[Message], None]) -> None:
-        """See `Transport`."""
+        """Start the host's thread."""
         events = asyncio.get_running_loop()
 
         def pass_on(message: Message) -> None:
@@ -40,12 +40,12 @@ class ThreadTransport:
         self._thread.start()
 
     def send(self, command: Command) -> None:
-        """See `Transport`."""
+        """Queue a command for the host."""
         assert self._channel is not None
         self._channel.put(command)
 
     async def close(self) -> None:
-        """See `Transport`."""
+        """Stop the host and wait for its thread."""
         if self._thread is not None and self._channel is not None:
             self._channel.put(Stop())
             await asyncio.to_thread(self._thread.join)
@@ -56,7 +56,7 @@ class ThreadTransport:
         try:
             loop = start_loop(self._make_loop, channel, 0)
         except TandemError:
-            return  # the client has been told why
+            return  # `Broken` reported the reason
         except Exception:
             logger.exception("the engine cannot start")
             return

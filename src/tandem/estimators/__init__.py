@@ -1,1 +1,1 @@
-"""Predicts what work costs, from what it cost before. No torch, no policy, no clock."""
+"""Predicts the cost of work from past costs. No torch, no policy, no clock."""

@@ -1,8 +1,8 @@
 """Rates from micro-benchmarks: least squares over relative errors, no coefficient below 0.
 
-Pure arithmetic over samples; who runs them is `executor/profile`. Samples are split by kind and
-number, so that errors are reported on passes that the fit has not seen. Invariant: equal samples
-give equal rates.
+Pure arithmetic over samples; `executor/profile` measures them. Samples are split by kind and
+number, so errors are reported on passes that the fit has not seen. Invariant: equal samples give
+equal rates.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tandem.estimators.work import BackwardWork, PassWork
 
 T = TypeVar("T")
 
-# Every so-manyth sample of a kind is held out.
+# Every fifth sample of a kind is held out.
 _HOLD_OUT = 5
 _RHOS = tuple(step / 10 for step in range(11))
-_ROUNDS = 4  # which of prefill and decode takes longer depends on the coefficients
+_ROUNDS = 4  # which part takes longer depends on the coefficients
 _SWEEPS = 400
 # A coefficient that the samples do not need keeps this much of its guess.
 _LEAST = 1e-6
 _RIDGE = 1e-6
 _ROUGH_RIDGE = 1e-3
-# Of the way to warm caches, what a pass may leave.
+# Candidates for `Caches.cold_share`.
 _SHARES = tuple(step / 50 for step in range(46))
 _TINY = 1e-12
 
 
 class TimedPass(NamedTuple):
-    """A pass, what it took, and what the one before it took (infinite: the caches were cold)."""
+    """A pass, its seconds, and the seconds of the pass before it (infinite: caches were cold)."""
 
     work: PassWork
     seconds: float
@@ -46,39 +46,39 @@ class TimedPass(NamedTuple):
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured, in seconds: passes, slices (of what, layers) and updates. `repeats` are
-    times of one pass and of the same again, `streaks` of decodes that ran so many times in a row
-    in an engine's loop, `warm_prompts` of prompts right after these, `resumes` of prompts after a
-    sleep; `kept` is what passes kept that recorded alone or beside others."""
+    """Measurements. Times are seconds."""
 
     passes: list[TimedPass] = field(default_factory=list)
+    # work, number of layers, time
     slices: list[tuple[BackwardWork, int, float]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
-    resumes: list[TimedPass] = field(default_factory=list)
-    warm_prompts: list[TimedPass] = field(default_factory=list)
+    resumes: list[TimedPass] = field(default_factory=list)  # prompts after a sleep
+    warm_prompts: list[TimedPass] = field(default_factory=list)  # prompts right after a streak
+    # times of a pass and of the same pass again
     repeats: list[tuple[float, float]] = field(default_factory=list)
+    # successive decodes in an engine's loop
     streaks: list[tuple[TimedPass, ...]] = field(default_factory=list)
+    # Whether a pass recorded alone, and what it kept.
     kept: list[tuple[bool, KeptLayers]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`errors` and relative residuals (`noise`) by kind of work, on held-out samples; `caches` is
-    what sleeps cost and passes in a row save. `repeat` is the error of a pass's time as the
-    prediction of the same pass right after it: about 1.4 times the device's own unrest from one
-    pass to the next, which no prediction can know."""
+    """Rates and how good they are."""
 
     rates: Rates
-    errors: dict[str, FitError]
-    noise: dict[str, tuple[float, ...]]
-    caches: Caches = NO_CACHES
+    errors: dict[str, FitError]  # by kind of work, on held-out samples
+    noise: dict[str, tuple[float, ...]]  # relative residuals by kind, held out too
+    caches: Caches = NO_CACHES  # cost of sleeps and savings of successive passes
+    # Error of a pass's time as a prediction of the same pass right after it. It is about 1.4 times
+    # the device's own variation between passes, which no prediction can know.
     repeat: FitError | None = None
-    kept_alone: KeptShare = NOTHING_KEPT
-    kept_beside: KeptShare = NOTHING_KEPT
+    kept_alone: KeptShare = NOTHING_KEPT  # passes that only record
+    kept_beside: KeptShare = NOTHING_KEPT  # passes that record beside requests
 
 
 def fit(samples: Samples, guess: Rates) -> Fit:
-    """Rates for `samples`; where there are none of a kind, those of `guess`."""
+    """Rates for `samples`. A kind without samples keeps the rates of `guess`."""
     known, unseen = _split(samples.passes, lambda each: kind_of(each.work))
     forward, rho = _fit_passes(known, guess) if known else (guess.forward, guess.rho)
     pieces, unseen_pieces = _split(samples.slices, lambda each: "slice")
@@ -115,8 +115,8 @@ def fit(samples: Samples, guess: Rates) -> Fit:
 
 
 def rough(samples: Samples, guess: Rates) -> Rates:
-    """Rates for few passes: `guess`, pulled to them; all that they do not show in the proportion in
-    which rows take longer or shorter than guessed."""
+    """Rates for few passes: `guess`, corrected by them. Coefficients that the passes do not show
+    are scaled by how much longer or shorter rows take than guessed."""
     known = [each for each in samples.passes if each.work.tokens and each.seconds > 0.0]
     if not known:
         return guess
@@ -143,12 +143,12 @@ KINDS: dict[str, Callable[[PassWork], bool]] = {
 
 
 def kind_of(work: PassWork) -> str:
-    """The one of `KINDS`, but `pass`, that a pass with rows belongs to."""
+    """The kind of a pass with rows: a key of `KINDS` other than `pass`."""
     return next(kind for kind, is_of in KINDS.items() if kind != "pass" and is_of(work))
 
 
 def _fit_passes(known: Sequence[TimedPass], guess: Rates) -> tuple[tuple[float, ...], float]:
-    """The coefficients and the rho of the least mean relative error."""
+    """The coefficients and the rho with the least mean relative error."""
     best, best_error = (guess.forward, guess.rho), float("inf")
     times = [each.seconds for each in known]
 
@@ -175,8 +175,9 @@ def _least_squares(
 ) -> tuple[float, ...]:
     """Minimise the squared relative errors by coordinate descent, in units of the guess.
 
-    A little pull towards the guess decides what samples do not. It is relative to what they say of
-    a coefficient, so that a guess may be far off; where they are few they say too little for that.
+    A weak pull to the guess decides what the samples do not. The pull is relative to what samples
+    say about a coefficient, so a guess may be far off. With `few` samples, which say too little for
+    that, it is stronger.
     """
     size = len(guess)
     scaled = [
@@ -200,8 +201,8 @@ def _least_squares(
 
 
 def _split(samples: Sequence[T], kind: Callable[[T], str]) -> tuple[list[T], list[T]]:
-    """Those to fit and those held out, the same share of each kind; all of them twice if there are
-    too few to divide."""
+    """Samples to fit and held-out samples, in the same ratio for each kind. With too few samples
+    both are all of them."""
     if len(samples) < 4 * _HOLD_OUT:
         return list(samples), list(samples)
     known: list[T] = []
@@ -209,19 +210,19 @@ def _split(samples: Sequence[T], kind: Callable[[T], str]) -> tuple[list[T], lis
     met = Counter[str]()
     for each in samples:
         name = kind(each)
-        met[name] += 1  # the first of a kind are to be fitted
+        met[name] += 1  # the first of a kind are for the fit
         (known if met[name] % _HOLD_OUT else unseen).append(each)
     return known, unseen
 
 
 def _caches(samples: Samples, predict: Callable[[TimedPass], float]) -> Caches:
-    """Medians of what was measured less what the rates say, or the other way round; never below
-    0. A streak ends before caches are as warm as they get: what is missing is added."""
+    """Medians of the difference between measurements and rates, never below 0. A streak ends before
+    caches are as warm as possible, so the missing part is added."""
 
     def over(found: Sequence[TimedPass]) -> list[float]:
         return [each.seconds - predict(each) for each in found]
 
-    # The first of a streak comes after other work; what the others find falls as their times do.
+    # The first of a streak comes after other work. The rest shows how times fall.
     streaks = [[each.seconds for each in streak[1:]] for streak in samples.streaks]
     share, reached = _share_left(streaks) if streaks else (0.0, 1.0)
     return Caches(
@@ -233,8 +234,8 @@ def _caches(samples: Samples, predict: Callable[[TimedPass], float]) -> Caches:
 
 
 def _share_left(streaks: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """What share of the way to warm caches each pass leaves, by the curve with one such share that
-    is nearest to the median streak; and what share of the way the streak has gone."""
+    """Share of the remaining way to warm caches that each pass leaves (a geometric curve, fitted to
+    the median streak), and the share of the way that the streak has covered."""
     columns = zip(*[[each - times[-1] for each in times] for times in streaks], strict=True)
     above = [_median(column) for column in columns]
 
@@ -250,8 +251,8 @@ def _share_left(streaks: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def _kept(found: Sequence[tuple[bool, KeptLayers]]) -> tuple[KeptShare, KeptShare]:
-    """Mean shares of layers that passes kept wholly and in part: those alone, those beside; of the
-    others where there are none of a kind."""
+    """Mean shares of layers that passes kept whole and in part: passes that record alone, then
+    those beside requests. A kind without samples takes those of the other."""
     means = []
     for wanted in (True, False):
         some = [kept for alone, kept in found if alone is wanted] or [kept for _, kept in found]

@@ -1,9 +1,9 @@
-"""Profiles of devices that are not at hand, computed from their data sheets and a model's shape.
+"""Profiles of devices that are not at hand, computed from data sheets and a model's shape.
 
-A roofline with efficiency factors: weights and KV are streamed at a share of the bandwidth, rows
-multiplied at a share of the matrix rate. Orders of magnitude for planning and for comparing
-policies; nothing here was measured. Peak numbers are the vendors'; the factors are assumptions of
-ours, without a source, the same for all devices but where one says otherwise.
+A roofline with efficiency factors: weights and KV are streamed at a share of the bandwidth, and
+rows are multiplied at a share of the matrix rate. The results are orders of magnitude, for planning
+and for comparing policies; nothing was measured. Peak numbers are the vendors'. The factors are our
+assumptions, the same for all devices unless one says otherwise.
 """
 
 from __future__ import annotations
@@ -19,23 +19,18 @@ from tandem.estimators.profile import Ceilings, Profile, read_profile
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A data sheet: dense 16-bit matrix FLOP/s, bytes/s and bytes of memory, with its `source`.
-
-    The rest is assumed: `compute` and `bandwidth` are the shares that a well-made engine reaches,
-    `attention` that of the matrix rate in attention; `launch_s` is a pass without work and `rho`
-    the part of the smaller side of a mixed pass that does not overlap.
-    """
+    """A data sheet, and assumed efficiencies of a well-made engine."""
 
     name: str
-    flops: float
-    bytes_per_s: float
+    flops: float  # dense 16-bit matrix FLOP/s
+    bytes_per_s: float  # memory bandwidth
     memory_bytes: float
     source: str
-    compute: float = 0.55
-    bandwidth: float = 0.8
-    attention: float = 0.3
-    launch_s: float = 1.5e-3
-    rho: float = 0.2
+    compute: float = 0.55  # assumed share of `flops`
+    bandwidth: float = 0.8  # assumed share of `bytes_per_s`
+    attention: float = 0.3  # assumed share of `flops` in attention
+    launch_s: float = 1.5e-3  # assumed time of a pass without work
+    rho: float = 0.2  # assumed part of a mixed pass's smaller side that does not overlap
 
 
 DEVICES = {
@@ -71,7 +66,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder's sizes; `parameters` in all, weights and KV of `itemsize` bytes a number."""
+    """Sizes of a decoder. Weights and KV take `itemsize` bytes per number."""
 
     name: str
     parameters: float
@@ -86,7 +81,7 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV a token."""
+        """Bytes of KV per token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
 
 
@@ -100,15 +95,15 @@ SHAPES = {
     )
 }
 
-# Memory that neither weights nor KV may take: activations, adapters, recordings, the allocator.
+# Share of memory that neither weights nor KV may take: for activations, adapters, allocator ...
 _RESERVED_SHARE = 0.15
 _RECORDING_SHARE = 0.05
 _BLOCK_TOKENS = 16
-# Recomputing a layer and going back through frozen weights: two products where forward has one.
+# A layer is recomputed, then differentiated with frozen weights: two products per forward one.
 _BACKWARD_PRODUCTS = 2.0
-# Attention computed again and back through it: seven products where forward has two.
+# Attention is recomputed and differentiated: seven products per two in the forward.
 _BACKWARD_PAIRS = 3.5
-# What the terms of the forms are worth that a roofline does not know; above 0 by contract.
+# Value of terms that a roofline does not know; rates must be above 0.
 _NOTHING_S = 1e-9
 
 
@@ -139,9 +134,9 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
     scored_s = 2.0 * head / flops
     recorded_bytes = shape.layers * shape.hidden * shape.itemsize
     layer_bytes = (shape.parameters - head) * shape.itemsize / shape.layers
-    # Each product streams the layer's weights, but the form adds streaming and products up where a
-    # roofline has the larger one: streaming once is half of what the shortest slices take, up to
-    # half too much where both are equal, and right for long ones.
+    # Each product streams the layer's weights, but the form adds streaming and products where a
+    # roofline takes the larger. Streaming once is half of what the shortest slices take. It is up
+    # to half too much where both are equal, and right for long slices.
     layer_s = layer_bytes / bandwidth + device.launch_s / shape.layers
     layer_row_s = _BACKWARD_PRODUCTS * row_s / shape.layers
     kv_s = 1e3 * shape.kv_bytes / bandwidth
@@ -158,14 +153,14 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
             2.0 * scored_s,
             device.launch_s / 2,
             recorded_bytes / bandwidth + _NOTHING_S,
-            *(_NOTHING_S,) * 3,  # nothing is kept, and caches hold next to nothing of the weights
+            *(_NOTHING_S,) * 3,  # nothing is kept, and caches hold almost none of the weights
         ),
         slices=(
             device.launch_s / 4,
             layer_s,
             layer_row_s,
             _BACKWARD_PAIRS * pair_s * 1e6 / shape.layers,
-            *(_NOTHING_S,) * 7,  # what is computed again is in the row and the pairs already
+            *(_NOTHING_S,) * 7,  # recomputation is part of the row and the pairs already
         ),
         update_s=2.0 * device.launch_s,
         rho=device.rho,
@@ -191,7 +186,7 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
 
 
 def load_profile(name: str) -> Profile:
-    """A profile file, or a data sheet's. Raises `InvalidRequest`."""
+    """A profile file, or `DEVICE:SHAPE` from data sheets. Raises `InvalidRequest`."""
     device, colon, shape = name.partition(":")
     if colon and not Path(name).exists():
         return datasheet_profile(device, shape)

@@ -1,6 +1,6 @@
-"""How far off predictions were lately, in the numbers that every estimator reports.
+"""Recent prediction errors, as every estimator reports them.
 
-Knows neither what is predicted nor its unit. Invariant: errors are relative to what was observed.
+Knows neither what is predicted nor its unit. Invariant: errors are relative to the observation.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import deque
 from tandem.core.events import PredictionError
 
 _DECAY = 0.05
-# Samples whose errors are kept for `p95`.
+# Number of samples that `p95` covers.
 _WINDOW = 256
 
 
 class RelativeErrors:
-    """Of (predicted - observed) / observed: `bias` is the mean and `mean` that of the absolute
-    value, over about the last twenty `samples`; nan before the first."""
+    """Statistics of (predicted - observed) / observed over about the last twenty `samples`: `bias`
+    is the mean, `mean` is the mean absolute value; nan before the first sample."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_WINDOW)
@@ -26,7 +26,7 @@ class RelativeErrors:
         self.mean = math.nan
 
     def count(self, predicted: float, observed: float) -> None:
-        """Something came out as `observed`, which is not 0."""
+        """Add a prediction and its observation, which is not 0."""
         relative = (predicted - observed) / observed
         self._latest.append(abs(relative))
         self.samples += 1
@@ -38,12 +38,12 @@ class RelativeErrors:
 
     @property
     def p95(self) -> float:
-        """What 95% of the absolute values lately were at most; nan before the first."""
+        """95th percentile of recent absolute errors; nan before the first sample."""
         if not self._latest:
             return math.nan
         ordered = sorted(self._latest)
         return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
     def report(self) -> PredictionError:
-        """All of it, as it is now."""
+        """All current values."""
         return PredictionError(self.bias, self.mean, self.p95, self.samples)

@@ -3,19 +3,18 @@
     prefill = alpha * pairs + beta * rows
     decode  = constant + gamma * longest + delta * mean + terms in the number and in all KV read
     pass    = max(prefill, decode) + rho * min(prefill, decode) + draws, scores, recordings
-              + cold * b / (b + 20 ms), b what the pass before took
+              + cold * b / (b + 20 ms), where b is the time of the pass before
     slice   = constant + layers * (1 + rows + pairs + sequences), more for layers whose forward is
-              computed again, + first slice
+              recomputed, + first slice
     update  = constant
 
-`constant` is the time to stream the weights once, so that with rho = 0 a pass of one prompt takes
-`max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds the two up. `cold` is what reading the
-weights takes longer when they have left the caches: the longer the pass before, the more of them
-have.
+`constant` is the time to stream the weights once. With rho = 0 a pass of one prompt takes
+`max(alpha l^2 + beta l, c)` as in the paper; rho = 1 adds both sides. `cold` is the extra time to
+read weights that have left the caches: the longer the pass before, the more of them have.
 
-Learns from executed plans (of decodes alike, from one in eight): slowly what each part takes, and
-quickly by how much a busy machine is slower just now at all of it, the `pace`. Knows no device and
-no policy.
+Learns from executed plans (from one in eight if they only repeat the same decodes): slowly how
+long each part takes, and quickly the `pace`, by which a busy machine is slower at everything. Knows
+no device and no policy.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
 from tandem.estimators.terms import coldness, joined, slice_features
 from tandem.estimators.work import BackwardWork, PassWork, pairs_of
 
-_DECODE_TERMS = 5  # the first of a pass's
+_DECODE_TERMS = 5  # the first of `FORWARD_TERMS`
 
 # First guesses: a small machine that streams weights and multiplies at these rates.
 _BYTES_PER_S = 20e9
@@ -38,22 +37,22 @@ _FLOPS_PER_S = 5e11
 _OVERHEAD_S = 2e-3
 _MOST_ROWS = 1e9
 _UPDATE_S = 2e-2
-_TOKEN_S = 5e-5  # at least
-# What a layer's backward takes, in forwards: products with the weights and of the adapters; and
-# what the part takes that kernels do not keep.
+_TOKEN_S = 5e-5  # lower bound
+# Time of a layer's backward relative to its forward: products with the weights and of the adapters.
+# `_REST_FACTOR` is for the part that kernels do not keep.
 _BACKWARD_FACTOR = 2.0
-_BACKWARD_PAIRS_FACTOR = 2.5  # its attention has five products where the forward's has two
+_BACKWARD_PAIRS_FACTOR = 2.5  # backward attention has five products, forward attention two
 _REST_FACTOR = 0.4
-# Terms that hardly count on most devices, as a share of others like them.
+# Terms that are small on most devices, as a share of similar ones.
 _SMALL = 0.05
 
-# Of iterations that decode as many sequences as the one before, so many in a row teach nothing.
+# Of iterations that decode as many sequences as the one before, so many in a row are skipped.
 _MOST_SKIPPED = 7
-# Backward slices after which nothing is a guess any more.
+# Number of backward slices after which the rates are no longer guesses.
 _ENOUGH_SLICES = 30
-# The pace is that of about the last ten pieces of work; none counts as more than this many times as
-# long as predicted, or its inverse. What a kind's first ones took beyond the pace that the others
-# tell is put down to the coefficients.
+# The pace follows about the last ten pieces of work. A piece counts as at most `_MOST_PACE` times
+# its prediction, and at least the inverse. The first samples of a kind correct its coefficients
+# instead, relative to the pace of the other kinds.
 _PACE_GAIN = 0.1
 _MOST_PACE = 1.5
 _SETTLED_SAMPLES = 10
@@ -61,22 +60,18 @@ _SETTLED_SAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Coefficients in seconds: of `FORWARD_TERMS`, of `SLICE_TERMS`, of an update; and rho.
+    """Coefficients in seconds."""
 
-    `measured` says that those of passes were measured on the device that they are used for,
-    `slices_measured` that those of slices were.
-    """
-
-    forward: tuple[float, ...]
-    slices: tuple[float, ...]
+    forward: tuple[float, ...]  # of `FORWARD_TERMS`
+    slices: tuple[float, ...]  # of `SLICE_TERMS`
     update_s: float
-    rho: float = 1.0
-    measured: bool = False
-    slices_measured: bool = False
+    rho: float = 1.0  # part of a mixed pass's smaller side that does not overlap
+    measured: bool = False  # `forward` was measured on the device that it is used for
+    slices_measured: bool = False  # `slices` was measured there
 
     @staticmethod
     def guess_for(info: ModelInfo) -> Rates:
-        """`guess` of a loaded model."""
+        """`guess` for a loaded model."""
         return Rates.guess(
             weight_bytes=info.weight_bytes,
             num_parameters=info.num_parameters,
@@ -85,7 +80,7 @@ class Rates:
 
     @staticmethod
     def guess(*, weight_bytes: int, num_parameters: int, num_layers: int) -> Rates:
-        """First values for a model of this size on a device that nothing is known of."""
+        """First values for a model of this size on an unknown device."""
         token_s = max(2.0 * num_parameters / _FLOPS_PER_S, _TOKEN_S)
         again_s = token_s / max(1, num_layers)
         layer_s = _BACKWARD_FACTOR * again_s
@@ -133,18 +128,18 @@ class Rates:
 class LatencyModel:
     """Predicted seconds of forwards, backward slices and updates on one lane.
 
-    `forward`, `backward` and `update` are the fitted models, for those who report their errors.
-    A pass is predicted as the next one, and the first as one in cold caches.
+    `forward`, `backward` and `update` are the fitted models; callers read their errors. Each
+    prediction is for the next pass. The first pass counts as one with cold caches.
     """
 
     def __init__(self, rates: Rates) -> None:
         variance = MEASURED if rates.measured else UNKNOWN
         slice_variance = MEASURED if rates.slices_measured else UNKNOWN
         self._slices_measured = rates.slices_measured
-        # Total, longest and mean context rise together: they are corrected as one, in the
-        # proportions that they begin with.
+        # Total, longest and mean context rise together. They are corrected as one term, in their
+        # initial proportions.
         self._kv = tuple([each / rates.forward[2] for each in rates.forward[2:_DECODE_TERMS]])
-        self._kv_each = sum(self._kv) / 1e3  # of a pass with one decode: all three are its context
+        self._kv_each = sum(self._kv) / 1e3  # for one decode, all three are its context
         forward = (*rates.forward[:3], *rates.forward[_DECODE_TERMS:])
         self.forward = LinearModel(forward, variance)
         self.backward = LinearModel(rates.slices, slice_variance)
@@ -157,7 +152,7 @@ class LatencyModel:
 
     @property
     def rates(self) -> Rates:
-        """The coefficients as they are now."""
+        """The current coefficients."""
         found = self.forward.coefficients
         forward = (*found[:2], *[found[2] * part for part in self._kv], *found[3:])
         backward = self.backward.coefficients
@@ -165,17 +160,17 @@ class LatencyModel:
 
     @property
     def uncertainty(self) -> float:
-        """By what share a pass lately took longer or shorter than predicted; 0 at first."""
+        """Mean relative error of recent passes, as an absolute value; 0 at first."""
         error = self.forward.errors.mean
         return 0.0 if math.isnan(error) else error
 
     @property
     def guessed(self) -> bool:
-        """Whether what learning costs was neither measured nor observed often enough."""
+        """Whether the cost of learning was neither measured nor observed often enough."""
         return not self._slices_measured and self.backward.errors.samples < _ENOUGH_SLICES
 
     def errors(self) -> dict[str, PredictionError]:
-        """By kind of work."""
+        """Prediction errors by kind of work."""
         models = {"forward": self.forward, "slice": self.backward, "update": self.update}
         return {kind: model.errors.report() for kind, model in models.items()}
 
@@ -184,11 +179,11 @@ class LatencyModel:
         return self._joined_s(work, 0, 0) if work.tokens else 0.0
 
     def added_s(self, work: PassWork) -> float:
-        """Seconds that `work` adds to a pass that runs anyway."""
+        """Seconds that `work` adds to a pass that runs in any case."""
         return self.forward_s(work) - self._empty_s()
 
     def added_decode_s(self, context: int) -> float:
-        """Seconds that one decode after `context` tokens adds to a pass that runs anyway."""
+        """Seconds that one decode after `context` tokens adds to a pass that runs in any case."""
         coefficients = self.forward.coefficients
         each = coefficients[1] + coefficients[2] * self._kv_each * context + coefficients[5]
         return self._pace * each
@@ -196,10 +191,10 @@ class LatencyModel:
     def rows_within(
         self, work: PassWork, start: int, most: int, seconds: float, least: int = 0
     ) -> int:
-        """How many training rows from position `start` on can join `work` in so many seconds.
+        """How many training rows from position `start` on can join `work` if the pass may take
+        `seconds`.
 
-        From `least` to `most`, or 0; each is counted as recorded and scored. `seconds` are the
-        whole pass's.
+        The result is from `least` to `most`, or 0. Each row counts as recorded and scored.
         """
         if most <= 0:
             return 0
@@ -220,11 +215,11 @@ class LatencyModel:
         return fits
 
     def slice_s(self, work: BackwardWork, layers: int) -> float:
-        """A backward slice of `layers` layers over a micro-batch."""
+        """Seconds of a backward slice of `layers` layers of a recording."""
         return self._pace * self.backward.predict(slice_features(work, layers)) if layers else 0.0
 
     def layers_within(self, work: BackwardWork, seconds: float) -> int:
-        """How many layers of a micro-batch a slice of `seconds` can have."""
+        """How many layers of a recording fit into a slice of `seconds`."""
         one, two = self.slice_s(work, 1), self.slice_s(work, 2)
         each = two - one
         fixed = one - each
@@ -233,8 +228,11 @@ class LatencyModel:
         return int(min((seconds - fixed) / max(each, 1e-9), 1e6) + 1e-9)
 
     def recording_rows_within(self, seconds: float) -> int:
-        """Most rows of a recording of which a layer, not its first, takes at most `seconds`, if
-        they are one sequence; may be 0. As several they attend to less, and each adds a little."""
+        """Most rows of a recording of which one layer (not its first) takes at most `seconds`; may
+        be 0.
+
+        The rows count as one sequence. Several sequences attend to less, and each adds a little.
+        """
 
         def layer_s(rows: int) -> float:
             return self.slice_s(BackwardWork.of((rows,), begun=True), 1)
@@ -242,20 +240,20 @@ class LatencyModel:
         one, two, three = layer_s(1), layer_s(2), layer_s(3)
         if seconds < one:
             return 0
-        # A parabola through the three; its root in the form that has no 0 / 0 for a line.
+        # A parabola through the three points. This form of its root has no 0 / 0 if it is a line.
         half = max(0.0, three - 2.0 * two + one) / 2.0
         slope, left_s = max(two - one - half, 1e-12), seconds - one
         more = 2.0 * left_s / (slope + math.sqrt(slope * slope + 4.0 * half * left_s))
         return int(min(1.0 + more, _MOST_ROWS))
 
     def update_s(self) -> float:
-        """An optimiser step."""
+        """Seconds of an optimiser step."""
         return self._pace * self.update.predict((1.0,))
 
     def observe(
         self, lane: LanePlan, result: StepResult, backward: Callable[[int], BackwardWork | None]
     ) -> None:
-        """A lane was executed; `backward` tells of a micro-batch's (None: unknown)."""
+        """Learn from an executed lane. `backward` gives the work of a recording (None: unknown)."""
         beside = sum([piece.elapsed_s for piece in result.slices])
         beside += sum([update.elapsed_s for update in result.updates])
         forward_s = result.forward_s or result.elapsed_s - beside
@@ -265,33 +263,34 @@ class LatencyModel:
             self.after(forward_s)
 
     def after(self, seconds: float) -> None:
-        """The last pass took `seconds`, learned from or not: the next one finds the caches so."""
+        """The last pass took `seconds`, which decides how cold the caches are. Learns nothing
+        else."""
         if seconds > 0.0:
             self._cold = coldness(seconds)
 
     def observe_decodes(self, work: PassWork, seconds: float) -> None:
-        """As `observe` of a plan that only decodes."""
+        """Like `observe`, for a plan that only decodes."""
         if self._usual(work.tokens, decodes=True):
             self.after(seconds)
         else:
             self.observe_forward(work, seconds)
 
     def observe_forward(self, work: PassWork, seconds: float) -> None:
-        """A pass took `seconds`."""
+        """Learn from a pass that took `seconds`."""
         if work.tokens:
             self._follow(self.forward, self._features(work), seconds)
             self.after(seconds)
 
     def observe_slice(self, work: BackwardWork, layers: int, seconds: float) -> None:
-        """A backward slice took `seconds`."""
+        """Learn from a backward slice that took `seconds`."""
         self._follow(self.backward, slice_features(work, layers), seconds)
 
     def observe_update(self, seconds: float) -> None:
-        """An optimiser step took `seconds`."""
+        """Learn from an optimiser step that took `seconds`."""
         self.update.observe((1.0,), seconds / self._pace)
 
     def _follow(self, model: LinearModel, features: tuple[float, ...], seconds: float) -> None:
-        """Learn from a pass or a slice what its parts take, and the pace of all work."""
+        """Learn from a pass or a slice: coefficients, and the pace of all work."""
         if model.errors.samples < _SETTLED_SAMPLES:
             model.observe(features, seconds / self._pace)
             return
@@ -317,12 +316,12 @@ class LatencyModel:
             self.observe_update(update.elapsed_s)
 
     def _empty_s(self) -> float:
-        """What a pass takes before there is work in it."""
+        """Seconds of a pass without work."""
         fixed, *_, cold = self.forward.coefficients
         return self._pace * (fixed + cold * self._cold)
 
     def _routine(self, lane: LanePlan) -> bool:
-        """Whether a plan is too much like the last ones to be worth the time to learn from it."""
+        """Whether a plan is too similar to the last ones to be worth learning from."""
         tokens = lane.num_tokens
         decodes = tokens == len(lane.spans) and not (lane.slices or lane.updates)
         return self._usual(tokens, decodes=decodes)
@@ -334,10 +333,10 @@ class LatencyModel:
         return self._skipped > 0
 
     def _joined_s(self, work: PassWork, start: int, more: int) -> float:
-        """Seconds of `work` and of `more` training rows from position `start` on.
+        """Seconds of `work` with `more` training rows from position `start` on.
 
-        What `forward.predict` makes of their features at the present pace, without making them:
-        policies ask often.
+        The result of `forward.predict` at the present pace, without making the features: policies
+        call this often.
         """
         (
             fixed, decode, context, row, pairs, draw, scored, recording, recorded, whole, whole_row,

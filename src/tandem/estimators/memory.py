@@ -1,7 +1,7 @@
 """How many KV blocks requests will want soon: mu + 2 sigma of what they held lately (Echo 5.3).
 
-The present is exact in the cache's own account; this is about the future. Knows numbers and times
-only. Invariant: samples are older than the window only if there is a single one.
+The cache counts the present exactly; this estimates the future. Knows numbers and times only.
+Invariant: samples are older than the window only if there is a single one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import deque
 
 from tandem.estimators.errors import RelativeErrors
 
-# How far above the mean; 95% of a normal distribution lies below.
+# How far above the mean; 98% of a normal distribution lies below.
 SIGMAS = 2.0
 
 
 class DemandWindow:
-    """Demand over the last `window_s` seconds, one sample every `interval_s` at most.
+    """Demand over the last `window_s` seconds, with at most one sample every `interval_s` seconds.
 
-    `errors` are those of the mean, against the next sample; one of no blocks is not judged.
+    `errors` compares the mean with the next sample; samples of 0 blocks are left out.
     """
 
     def __init__(self, window_s: float = 3600.0, interval_s: float = 1.0) -> None:
@@ -32,11 +32,11 @@ class DemandWindow:
         self.errors = RelativeErrors()
 
     def due(self, now: float) -> bool:
-        """Whether the last sample is so old that another one is taken."""
+        """Whether another sample is due."""
         return now >= self._due_s
 
     def observe(self, now: float, blocks: int) -> None:
-        """`blocks` are held at `now`; ignored if no sample is due."""
+        """Add a sample: `blocks` are held at `now`. Ignored if no sample is due."""
         if not self.due(now):
             return
         if self._samples and blocks:
@@ -52,7 +52,7 @@ class DemandWindow:
 
     @property
     def demand(self) -> float:
-        """Blocks that requests will hold at most, nearly always; 0 before the first sample."""
+        """Blocks that requests will almost never exceed; 0 before the first sample."""
         count = len(self._samples)
         if not count:
             return 0.0

@@ -1,8 +1,8 @@
-"""What is known of a model on a device: rates, errors, ceilings; a JSON file.
+"""What is known of a model on a device: rates, errors, ceilings; stored as a JSON file.
 
-`tandem profile` measures one, `datasheet` computes one; the server starts its time model from it
-and the simulator replaces the device by it. Invariant: a profile that was read is complete and all
-its numbers are finite.
+`tandem profile` measures a profile, `datasheet` computes one. The server starts its time model from
+it, and the simulator uses it instead of the device. Invariant: a profile that was read is complete,
+and all its numbers are finite.
 """
 
 from __future__ import annotations
@@ -24,26 +24,23 @@ from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 SCHEMA = "tandem-profile-6"
 
 
-# Shares of a model's layers of which a pass keeps everything, and the inner part.
+# Shares of a model's layers of which a pass keeps everything, and only the inner part.
 KeptShare = tuple[float, float]
 NOTHING_KEPT: KeptShare = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Of relative errors (predicted less observed, over observed) on samples held out of the fit.
-
-    `mape` is the mean of their absolute values, `p95` what 95% of those are at most.
-    """
+    """Relative errors, (predicted - observed) / observed, on samples held out of the fit."""
 
     samples: int
-    bias: float
-    mape: float
-    p95: float
+    bias: float  # mean
+    mape: float  # mean of the absolute value
+    p95: float  # 95th percentile of the absolute value
 
     @staticmethod
     def of(relative: Sequence[float]) -> FitError | None:
-        """Of these errors; None if there are none."""
+        """Statistics of these errors; None if there are none."""
         if not relative:
             return None
         ordered = sorted(map(abs, relative))
@@ -54,7 +51,7 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the device reaches at most: a large matrix product, FLOP/s; reading memory, bytes/s."""
+    """Limits of the device: FLOP/s of a large matrix product, and bytes/s of reading memory."""
 
     flops: float
     bytes_per_s: float
@@ -62,11 +59,12 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Seconds by which a pass differs from what rates say, which know only the pass before.
+    """Effects of caches that rates do not know, since they see only the pass before.
 
-    It takes `resume_s` longer when the engine slept before it, and up to `decode_s` less (with rows
-    of a prompt `prompt_s`) when passes came before it that did not train: the caches hold more of
-    the weights then. Of that, `cold_share` to the power of their number is still missing.
+    A pass takes `resume_s` longer after the engine slept. It takes up to `decode_s` less (with rows
+    of a prompt `prompt_s`) after passes that did not train, since caches then hold more of the
+    weights. After n such passes the share `cold_share` ** n of that saving is still missing. Times
+    are seconds.
     """
 
     resume_s: float = 0.0
@@ -76,7 +74,7 @@ class Caches:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All of them; none is below 0."""
+        """All values; none is below 0."""
         return (self.resume_s, self.decode_s, self.prompt_s, self.cold_share)
 
 
@@ -85,31 +83,27 @@ NO_CACHES = Caches()
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """See the module. `errors` and `noise` by kind of work; noise are relative residuals, from
-    which the simulator draws (those of `pass` for a kind without any); `source` says where the
-    rates come from, `caches` what comes on top of them. A pass predicts the same pass right after
-    it with the error `repeat`. `host_s` are seconds of an iteration outside of its work: to decide,
-    to start, to collect and to apply. Passes of nothing but whole micro-batches keep `kept_alone`
-    of them for the backward, others `kept_beside`. `threads` computed, where the device is a CPU
-    (0: it is none, or they were not counted).
-    """
+    """A model on a device."""
 
     info: ModelInfo
     rates: Rates
     ceilings: Ceilings
-    source: str
-    errors: dict[str, FitError] = field(default_factory=dict)
+    source: str  # where the rates come from
+    errors: dict[str, FitError] = field(default_factory=dict)  # by kind of work
+    # Relative residuals by kind of work; the simulator draws from them (`pass` for a kind without).
     noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    caches: Caches = NO_CACHES
+    caches: Caches = NO_CACHES  # effects on top of the rates
+    # error of a pass as the prediction of the same pass right after it
     repeat: FitError | None = None
+    # Seconds of an iteration beside its work: to decide, to start, to collect and to apply.
     host_s: float = 0.0
-    kept_alone: KeptShare = NOTHING_KEPT
-    kept_beside: KeptShare = NOTHING_KEPT
+    kept_alone: KeptShare = NOTHING_KEPT  # kept by passes of nothing but whole micro-batches
+    kept_beside: KeptShare = NOTHING_KEPT  # kept by other passes
     versions: dict[str, str] = field(default_factory=dict)
-    threads: int = 0
+    threads: int = 0  # of a CPU that computed; 0: no CPU, or not counted
 
     def mismatch(self, info: ModelInfo) -> str | None:
-        """Why this profile does not speak of the model and device of `info`, if so."""
+        """Why this profile is not for the model and device of `info`; None if it is."""
         for name in ("weights_hash", "device", "dtype", "kernels"):
             mine, theirs = getattr(self.info, name), getattr(info, name)
             if mine != theirs:
@@ -120,7 +114,7 @@ class Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """As JSON; coefficients under their names."""
+    """Write JSON, with coefficients under their names."""
     content = asdict(profile) | {"schema": SCHEMA}
     rates = content["rates"]
     rates["forward"] = dict(zip(FORWARD_TERMS, rates["forward"], strict=True))
@@ -129,7 +123,7 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """Raises `InvalidRequest` if it cannot be read, or is no profile."""
+    """Read a profile. Raises `InvalidRequest` if it cannot be read or is no profile."""
     try:
         content: dict[str, Any] = msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8))
         if content.pop("schema", None) != SCHEMA:
@@ -156,8 +150,8 @@ def read_profile(path: Path) -> Profile:
 
 
 def profiled_rates(path: str, info: ModelInfo) -> Rates | None:
-    """Of the profile at `path`, if there is one; raises `InvalidRequest` if it speaks of another
-    model or device."""
+    """Rates of the profile at `path`; None without a path. Raises `InvalidRequest` if it is for
+    another model or device."""
     if not path:
         return None
     profile = read_profile(Path(path))
@@ -167,5 +161,5 @@ def profiled_rates(path: str, info: ModelInfo) -> Rates | None:
 
 
 def with_cache(profile: Profile, num_blocks: int) -> Profile:
-    """The same with another number of KV blocks, for what-if questions."""
+    """The same profile with another number of KV blocks, for what-if questions."""
     return replace(profile, info=replace(profile.info, num_blocks=num_blocks))

@@ -1,4 +1,4 @@
-"""What a forward pass or a backward slice has to do, in the numbers that its time depends on.
+"""The amount of work of a forward pass or a backward slice: the numbers its time depends on.
 
 Counts only; knows no seconds. Invariant: a row of a pass is either a decode or one of `rows`.
 """
@@ -14,25 +14,19 @@ from tandem.core.plan import KeptLayers, LanePlan, Span
 
 @dataclass(slots=True)
 class PassWork:
-    """Work of one pass; mutable, so that a policy can add to it.
+    """Work of one pass. Mutable, so that a policy can add to it."""
 
-    `decodes` sequences have one row each and read `context` tokens of KV in all, `longest` the one
-    that reads most. `rows` are those of prompts and training; `pairs` counts the positions that
-    they attend to, summed over rows, `prefix` the tokens of KV before them, summed over spans.
-    `draws` rows are sampled from, `scored` scored, `recorded` kept for a backward. It is `whole` if
-    it is nothing but micro-batches that it opens and records to their ends: of these more is kept.
-    Only a plan tells; a policy's candidates do not count as whole.
-    """
-
-    decodes: int = 0
-    context: int = 0
-    longest: int = 0
-    rows: int = 0
-    pairs: int = 0
-    prefix: int = 0
-    draws: int = 0
+    decodes: int = 0  # sequences with one row each
+    context: int = 0  # tokens of KV that all decodes read
+    longest: int = 0  # tokens of KV that the longest of them reads
+    rows: int = 0  # of prompts and training
+    pairs: int = 0  # positions that these rows attend to, summed over rows
+    prefix: int = 0  # tokens of KV before them, summed over spans
+    draws: int = 0  # rows that are sampled from
     scored: int = 0
-    recorded: int = 0
+    recorded: int = 0  # rows recorded for a backward
+    # Whether it only has micro-batches that it opens and records to their ends; more is kept of
+    # these. Known from plans only, not from a policy's candidates.
     whole: bool = False
 
     @property
@@ -41,14 +35,14 @@ class PassWork:
         return self.decodes + self.rows
 
     def decode(self, context: int) -> None:
-        """Add a sequence that draws one token after `context` ones."""
+        """Add a sequence that draws one token after `context` tokens."""
         self.decodes += 1
         self.draws += 1
         self.context += context
         self.longest = max(self.longest, context)
 
     def decode_all(self, contexts: list[int]) -> None:
-        """Add a sequence as with `decode` for each of `contexts`."""
+        """Add one sequence as with `decode` for each of `contexts`."""
         if contexts:
             self.decodes += len(contexts)
             self.draws += len(contexts)
@@ -85,7 +79,7 @@ class PassWork:
         self.decode_all(contexts)
 
     def copy(self) -> PassWork:
-        """The same numbers, to be added to apart."""
+        """A copy that can be extended separately."""
         return PassWork(
             self.decodes,
             self.context,
@@ -116,37 +110,34 @@ class PassWork:
 
 @dataclass(frozen=True, slots=True)
 class BackwardWork:
-    """The backward of a micro-batch of so many rows; its first slice, before it has `begun`, has
-    more to do.
+    """The backward of a recording.
 
-    The rows are those of `sequences` sequences, which attend to `pairs` positions in all. Of a
-    share of the layers the forward has to be computed `again`, of another only the `rest`, the part
-    that is not kept. Which layers these are is not told: a slice has the mean. What is let go later
-    for memory, or because a sequence has no coefficient, is not told either.
+    It does not say which layers are recomputed: a slice is predicted with the mean. Nor does it say
+    what is dropped later, for memory or because a sequence has no coefficient.
     """
 
     rows: int
     sequences: int
-    pairs: int
-    again: float = 1.0
-    rest: float = 0.0
-    begun: bool = False
+    pairs: int  # positions that its rows attend to, in all
+    again: float = 1.0  # share of layers whose whole forward is recomputed
+    rest: float = 0.0  # share of layers of which only the part that is not kept is recomputed
+    begun: bool = False  # the first slice, which has more work, is done
 
     @staticmethod
     def of(
         lengths: Sequence[int], again: float = 1.0, rest: float = 0.0, *, begun: bool = False
     ) -> BackwardWork:
-        """Of sequences of so many rows; by default before anything is known to be kept."""
+        """For sequences with these numbers of rows. By default nothing is known to be kept."""
         pairs = sum([pairs_of(0, rows) for rows in lengths])
         return BackwardWork(sum(lengths), len(lengths), pairs, again, rest, begun)
 
     def with_kept(self, kept: KeptLayers) -> BackwardWork:
-        """The same when this is known to be kept of it."""
+        """The same with this kept."""
         again = max(0.0, 1.0 - kept.whole - kept.inner)
         return replace(self, again=again, rest=kept.inner)
 
     def after_slice(self) -> BackwardWork:
-        """The same when a slice of it was computed."""
+        """The same after a slice was computed."""
         return self if self.begun else replace(self, begun=True)
 
 

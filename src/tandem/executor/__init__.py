@@ -1,1 +1,1 @@
-"""COMPUTE: plans become tensors, tensors become results."""
+"""Computes: turns plans into tensors, and tensors into results."""

@@ -1,7 +1,7 @@
-"""A lane plan as flattened tensors, built once per iteration with numpy.
+"""A lane plan as flat tensors, built once per iteration with numpy.
 
-Spans are reordered so that rows of one adapter are consecutive (base first) and, within it,
-decode rows come first; results go back to plan order through indices kept here.
+Spans are reordered: rows of one adapter are consecutive (base first), and within an adapter decode
+rows come first. Invariant: `order` maps results back to the order of the plan.
 """
 
 from __future__ import annotations
@@ -21,24 +21,20 @@ from tandem.model.lora import Segment
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Input of one forward pass.
+    """Input of one forward pass."""
 
-    `spans` are in row order and span s starts at row `first_rows[s]`; `order[s]` is its place in
-    the plan. `tokens` and `positions` are int64 [rows] on the device.
-    """
-
-    spans: list[Span]
-    order: list[int]
-    first_rows: list[int]
-    tokens: Tensor
-    positions: Tensor
+    spans: list[Span]  # in row order
+    order: list[int]  # `order[s]` is the place of span s in the plan
+    first_rows: list[int]  # first row of each span
+    tokens: Tensor  # int64 [rows], on the device
+    positions: Tensor  # int64 [rows], on the device
     layout: BatchLayout
     segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SpanLimits:
-    """What a span must respect to be computable."""
+    """Limits that a span must respect."""
 
     vocab_size: int
     max_model_len: int
@@ -46,7 +42,7 @@ class SpanLimits:
     block_size: int
 
     def problem(self, span: Span, adapters: Container[str]) -> str | None:
-        """Why this span cannot be computed, if so; `adapters` are those that are loaded."""
+        """Why this span cannot be computed, or None. `adapters` are the loaded ones."""
         if not span.tokens or span.start < 0:
             return "the span has no tokens"
         if span.adapter is not None and span.adapter not in adapters:
@@ -62,7 +58,7 @@ class SpanLimits:
             return "the block table names a block that does not exist"
         named = chain(span.tokens, *map(_named_tokens, span.draws))
         outside = any(not 0 <= token < self.vocab_size for token in named)
-        # A target of -1 asks for nothing.
+        # A target of -1 is not scored.
         if outside or any(not -1 <= token < self.vocab_size for token in span.score_targets):
             return f"a token is outside of the vocabulary of {self.vocab_size}"
         if span.score_targets and len(span.tokens) - len(span.score_targets) not in (0, 1):
@@ -100,7 +96,7 @@ def build_batch(
 def _decodes(
     spans: list[Span], order: list[int], block_size: int, device: torch.device, dtype: torch.dtype
 ) -> Batch:
-    """`build_batch` of spans of one token each: the usual iteration, with little to compute."""
+    """`build_batch` for spans of one token each: the usual iteration, with little to compute."""
     starts = [span.start for span in spans]
     tables = [span.block_tables[0] for span in spans]
     slots = [
@@ -135,7 +131,7 @@ def _decodes(
 
 
 def _tables(spans: list[Span], ends: np.ndarray, block_size: int) -> np.ndarray:
-    """int32 [spans, width]; blocks past a span's end are its first one, which is masked."""
+    """int32 [spans, width]. Entries past a span's end repeat its first block; they are masked."""
     used = (-(-ends // block_size)).tolist()
     width = max(used)
     flat: list[int] = []
@@ -148,7 +144,7 @@ def _tables(spans: list[Span], ends: np.ndarray, block_size: int) -> np.ndarray:
 
 def _segments(spans: list[Span], first_rows: list[int]) -> tuple[Segment, ...]:
     segments: list[Segment] = []
-    if spans[-1].adapter is None:  # the base's spans come first
+    if spans[-1].adapter is None:  # the base's spans come first, so there are no others
         return ()
     for span, first in zip(spans, first_rows, strict=True):
         if span.adapter is None:

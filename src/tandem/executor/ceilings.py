@@ -1,7 +1,8 @@
-"""What a device reaches at most: one large matrix product, and reading memory.
+"""Measures the limits of a device: one large matrix product, and reading memory.
 
-The product is torch's or that of the weights as they are served, whichever is faster.
-Speeds are quoted as shares of these two. Medians of a few repetitions; nothing else should run.
+The product is torch's or that of the weights as they are served, whichever is faster. Speeds are
+given as shares of these limits. Results are medians of a few repetitions; nothing else should run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _REPEATS = 7
 
 
 def measure_ceilings(device: str, dtype: str) -> Ceilings:
-    """Of `device` in `dtype`, as `ModelInfo` names them."""
+    """Limits of `device` in `dtype`, both named as in `ModelInfo`."""
     where, kind = torch.device(device), getattr(torch, dtype)
     side, product_s = _LEAST_SIDE, _product_s(_LEAST_SIDE, where, kind)
-    while side < _SIDE and product_s < _ENOUGH_S:  # a device may lack this arithmetic
+    while side < _SIDE and product_s < _ENOUGH_S:  # slow if the device lacks this arithmetic
         side *= 2
         product_s = _product_s(side, where, kind)
     block = torch.ones(_READ_BYTES // 4, device=where)

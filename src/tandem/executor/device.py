@@ -1,6 +1,6 @@
-"""When a device's work is done: one that computes behind the CPU has to be waited for.
+"""Waits for a device that computes asynchronously.
 
-Invariant: no clock is read for a result before what the result took has been computed.
+Invariant: no clock is read for a result before the work of the result is done.
 """
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ import torch
 
 
 def wait_for(device: torch.device) -> None:
-    """Return once `device` has computed everything that it was given."""
+    """Return once `device` has computed everything it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
 """`Executor` on one device: computes each plan when it is submitted.
 
-Owns the weights and the KV tensors; takes every decision from the plan. Invariant: whatever fails
-is charged to the sequences concerned, and the others of the same plan get their results.
+Owns the weights and the KV tensors; decides nothing that the plan does not say. Invariant: a
+failure ends the sequences concerned, and the other sequences of the plan get their results.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from tandem.training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-# Share of free memory that recordings may take, graphs again, and trainers again; tokens that are
-# more than anybody needs.
+# Share of free memory for recordings, the same again for graphs, and again for trainers. The number
+# of recording tokens has a limit too: more are never needed.
 _RECORDING_SHARE = 0.1
 _MOST_RECORDING_TOKENS = 1 << 17
 _DEFAULT_LEARNING = LearningConfig()
@@ -64,7 +64,7 @@ _NOT_FINITE = "the model's output was not finite"
 
 
 class DeviceExecutor:
-    """See `tandem.core.ports.Executor`."""
+    """Implements `tandem.core.ports.Executor` on one device."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class DeviceExecutor:
         *,
         share_cores: bool = False,
     ) -> None:
-        """Allocates the KV cache and room for recordings. With `share_cores` it leaves a CPU's
-        cores that other processes use to them. Raises `InvalidRequest` if it does not fit."""
+        """Allocates the KV cache and memory for recordings. With `share_cores` it leaves CPU cores
+        that other processes use to them. Raises `InvalidRequest` if the cache does not fit."""
         self._model = model
         self._max_rank = adapters.max_rank
         num_blocks = choose_num_blocks(model, cache, scheduling)
@@ -121,12 +121,12 @@ class DeviceExecutor:
         return self._info
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
-        """Compute `plan`; its result waits for `poll`.
+        """Compute `plan`; `poll` returns its result.
 
-        Where a device computes behind the CPU, what was handed to it is done before giving way.
-        Raises `OutOfMemory` where that concerns the plan as a whole.
+        A device that computes asynchronously finishes what it was given before the plan is
+        preempted. Raises `OutOfMemory` if a shortage affects the plan as a whole.
         """
-        # Autograd's own thread for a device would have to be woken for each layer, and begins
+        # Autograd's own thread for a device would have to be woken for each layer, and it starts
         # without the device's context.
         with torch.autograd.set_multithreading_enabled(False):
             try:
@@ -182,7 +182,7 @@ class DeviceExecutor:
         )
 
     def _use(self, share: float) -> None:
-        """Compute on a share of the CPU's threads, at least one, from now on."""
+        """Compute on a share of the CPU's threads from now on, at least one."""
         if self._model.device.type != "cpu":
             return
         most = self._info.threads if self._free_cores is None else self._free_cores.count()
@@ -213,7 +213,7 @@ class DeviceExecutor:
         return lambda: self._model.lora.add(version.content_hash, adapter)
 
     def drop_adapter(self, content_hash: str) -> None:
-        """Forget an adapter; harmless if it is not loaded."""
+        """Forget an adapter. Does nothing if it is not loaded."""
         self._model.lora.drop(content_hash)
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
@@ -284,7 +284,7 @@ class DeviceExecutor:
     def _compute(
         self, spans: Sequence[Span], runnable: list[int], failed: dict[int, str], urgent: Urgent
     ) -> dict[int, SpanOutcome]:
-        """Outcomes by place in the plan. If the pass fails as a whole, spans run one by one.
+        """Outcomes by place in the plan. If the pass fails as a whole, the spans run one by one.
 
         Raises `GaveWay`.
         """
@@ -329,7 +329,7 @@ class DeviceExecutor:
     def _collect(
         self, spans: Sequence[Span], outcomes: dict[int, SpanOutcome], failed: dict[int, str]
     ) -> tuple[tuple[DrawResult, ...], tuple[ScoreResult, ...]]:
-        """Results in plan order; non-finite ones are charged and their KV made harmless."""
+        """Results in plan order. Spans that are not finite fail, and their KV is made harmless."""
         draws: list[DrawResult] = []
         scores: list[ScoreResult] = []
         for place, span in enumerate(spans):
@@ -340,7 +340,7 @@ class DeviceExecutor:
                 self._storage.scrub(span.block_tables[0])
                 if span.draws or span.score_top is not None:
                     _charge(failed, span, _NOT_FINITE)
-                else:  # of a sequence that is scored alone: this is what was asked
+                else:  # nan is the answer to a score on its own
                     scores.append(ScoreResult(span.seq_id, span.start, (), math.nan))
                 continue
             draws.extend(draw for draw in outcome.draws if draw is not None)
@@ -352,8 +352,8 @@ class DeviceExecutor:
 def _make_training(
     model: LoadedModel, learning: LearningConfig, max_rank: int
 ) -> TrainingState | None:
-    """Room for recordings and trainers as configured, else shares of free memory; None without
-    training."""
+    """Memory for recordings and trainers, as configured or as shares of free memory. None if the
+    engine does not train."""
     if not learning.enabled or model.stack is None:
         return None
     each = len(model.layers) * model.width * model.dtype.itemsize
@@ -374,7 +374,7 @@ def _make_training(
 
 
 def _context(model_tokens: int, cache_tokens: int) -> int:
-    """The longest sequence that can be served: the model's context, or what the cache holds."""
+    """The longest sequence that can be served: the model's context, or the size of the cache."""
     if cache_tokens < model_tokens:
         logger.warning(
             "the KV cache holds %d tokens, less than the model's context of %d; sequences are "
@@ -386,6 +386,6 @@ def _context(model_tokens: int, cache_tokens: int) -> int:
 
 
 def _charge(failed: dict[int, str], span: Span, reason: str) -> None:
-    """A span serves its own sequence and those that draw from its last row."""
+    """Mark a span's own sequence, and those that draw from its last row, as failed."""
     for seq_id in (span.seq_id, *(draw.seq_id for draw in span.draws)):
         failed[seq_id] = reason

@@ -1,7 +1,7 @@
-"""Runs one batch: forward pass, then the head on the rows that are drawn from or scored.
+"""Runs one batch: the forward pass, then the head on rows that are drawn from or scored.
 
-Rows that nobody asked about never meet the head. Scores are computed a few rows at a time, so no
-[tokens, vocabulary] float32 tensor of a long prompt exists.
+Other rows do not reach the head. Scores are computed a few rows at a time. Invariant: no [tokens,
+vocabulary] float32 tensor of a long prompt exists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tandem.model.sampling import sample
 
 @dataclass(frozen=True, slots=True)
 class SpanOutcome:
-    """Results of one span; `draws[i]` is None where sequence i's logits were not finite."""
+    """Results of one span. `draws[i]` is None if the logits of sequence i were not finite."""
 
     draws: list[DrawResult | None]
     score: ScoreResult | None
@@ -36,7 +36,7 @@ class SpanOutcome:
 
 
 class GaveWay(Exception):
-    """A pass ended before its last layer, for the sake of something urgent."""
+    """A preemptible pass ended before its last layer, because something urgent came."""
 
 
 def run_batch(
@@ -46,11 +46,12 @@ def run_batch(
     recorder: Recorder | None,
     urgent: Urgent = never,
 ) -> list[SpanOutcome]:
-    """Outcomes of the batch's spans, in row order. KV of all rows is written, but that of a pass
-    whose graphs are kept.
+    """Outcomes of the batch's spans, in row order. Writes the KV of all rows, unless the pass keeps
+    graphs.
 
-    `recorder` takes what is recorded; without one, no span is. Raises `GaveWay` as soon as `urgent`
-    says so before a layer, or a piece of the head: what was recorded until then does not count.
+    `recorder` takes the recorded rows; it is None if no span is recorded. Raises `GaveWay` as soon
+    as `urgent` returns true before a layer or a piece of the head. What was recorded in the pass
+    does not count then.
     """
 
     def check() -> None:
@@ -68,7 +69,7 @@ def run_batch(
         model.lora.activate(batch.segments)
         try:
             with _recording(model, recorder), _watching(model, None if urgent is never else check):
-                # Layers that are computed for a backward take the rows as they are.
+                # Layers computed for a backward need the rows without padding.
                 pad = recorder is None or recorder.graphs is None
                 hidden = model.hidden(batch.tokens, batch.positions, context, pad=pad)
         finally:
@@ -87,7 +88,7 @@ def run_batch(
 def wanted_rows(batch: Batch, device: torch.device) -> Tensor | None:
     """Rows whose hidden states are read after the last layer, int64 in order.
 
-    None stands for all; also where too few are left over to gain anything.
+    None means all rows, also if leaving out the others would gain little.
     """
     total = batch.tokens.numel()
     wanted: list[int] = []
@@ -124,7 +125,7 @@ def _watching(
 
 
 def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[DrawResult | None]]:
-    """Results of all draws by span: one head product and one sampling call for the batch."""
+    """Results of all draws by span, with one head product and one sampling call for the batch."""
     last_rows: list[int] = []
     draws: list[Draw] = []
     sources: list[int] = []
@@ -150,7 +151,7 @@ def _outcome(
     draws: list[DrawResult | None],
     total: float | None,
 ) -> SpanOutcome:
-    """`total` is the sum of the span's scores where it was computed already."""
+    """The results of a span. `total` is the sum of its scores, if that was computed already."""
     span, first = batch.spans[place], batch.first_rows[place]
     if total is not None and not math.isfinite(total):
         return SpanOutcome(draws, None, True)

@@ -1,9 +1,9 @@
-"""Computes recorded rows layer by layer and keeps what their gradient needs, while there is room.
+"""Computes recorded rows layer by layer and keeps what their gradient needs, while memory lasts.
 
-Only in a pass that is nothing but whole micro-batches, each sequence in one span: earlier chunks'
-keys would carry no gradient, and rows of others go through the model's own layers (what those leave
-behind is `inner`'s business). Nothing is written to the KV cache, since a sequence that was
-recorded to its end is never continued.
+Works only in a pass of nothing but whole micro-batches, with each sequence in one span. Keys of
+earlier chunks would carry no gradient, and other rows go through the model's own layers (`inner`
+keeps what those leave). Writes nothing to the KV cache, since a sequence that was recorded to its
+end is never continued.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Part:
 
 
 class GraphKeeper:
-    """For one forward pass."""
+    """Keeps graphs during one forward pass."""
 
     def __init__(self, recordings: Recordings, parts: list[_Part]) -> None:
         self._recordings = recordings
         self._parts = parts
 
     def layer(self, index: int, hidden: Tensor) -> list[Tensor] | None:
-        """What leaves layer `index` for `hidden` [rows, width], in parts; None if the model's own
+        """Output of layer `index` for `hidden` [rows, width], in parts. None if the model's own
         layer has to compute it."""
         found = []
         for part in self._parts:
@@ -51,8 +51,8 @@ class GraphKeeper:
 def graph_keeper(
     recordings: Recordings, batch: Batch, prepare: Callable[[Recording], LayerReplay]
 ) -> GraphKeeper | None:
-    """None unless the pass is made of whole micro-batches. `prepare` makes the replay of all rows
-    of a recording whose tokens are known."""
+    """The keeper of a pass, or None if the pass is not made of whole micro-batches. `prepare` makes
+    the replay of all rows of a recording whose tokens are known."""
     if not recordings.keeps_graphs or any(span.record is None for span in batch.spans):
         return None
     parts: list[_Part] = []

@@ -1,8 +1,8 @@
-"""Keeps what the model's own kernels compute within the inner layers of recorded rows.
+"""Keeps what the model's own kernels compute inside the inner layers of recorded rows.
 
-That is the larger part of what a backward slice would compute again, and costs little to write
-while it is there. It is kept of a micro-batch from its first pass on or not at all: every pass that
-records some of its rows writes them, whatever else is in the pass.
+This is the larger part of what a backward slice would compute again, and it costs little to write
+during the forward. For a micro-batch it is kept from the first pass on or not at all. Invariant:
+every pass that records some of its rows writes them, whatever else is in the pass.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tandem.model.kernels.layer import Exports
 from tandem.model.layer_gradient import Inner
 from tandem.training.recordings import Recording, Recordings
 
-# Room for a layer's rows, if its kernels leave anything.
+# Allocates memory for a layer's rows; None if its kernels export nothing.
 MakeRoom = Callable[[int, int], Inner | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows first:end of the pass are those of `recording` from `place` on."""
+    """Rows first:end of the pass are rows of `recording` from `place` on."""
 
     first: int
     end: int
@@ -32,14 +32,15 @@ class _Part:
 
 
 class InnerKeeper:
-    """For one forward pass; see `InnerSink`. A layer that says nothing in it is kept no longer."""
+    """An `InnerSink` for one forward pass. A layer that exports nothing in the pass is dropped."""
 
     def __init__(self, parts: list[_Part]) -> None:
         self._parts = parts
         self._heard: set[int] = set()
 
     def exports(self, layer: int, middle: Tensor) -> Exports:
-        """See `InnerSink`."""
+        """Where layer `layer` writes its recorded rows. Copies `middle` at once; see
+        `InnerSink`."""
         self._heard.add(layer)
         found = Exports()
         for part in self._parts:
@@ -52,7 +53,7 @@ class InnerKeeper:
         return found
 
     def finish(self) -> None:
-        """The pass has run."""
+        """The pass has run: drop layers that exported nothing."""
         for part in self._parts:
             graphs = part.recording.graphs
             for layer in [each for each in graphs if each not in self._heard]:
@@ -60,7 +61,7 @@ class InnerKeeper:
 
 
 def inner_keeper(recordings: Recordings, batch: Batch, room: MakeRoom) -> InnerKeeper | None:
-    """Of a pass through the model's own layers; None if nothing of it can be kept."""
+    """The keeper of a pass through the model's own layers; None if nothing can be kept."""
     parts: list[_Part] = []
     for span, first in zip(batch.spans, batch.first_rows, strict=True):
         if span.record is None:
@@ -76,7 +77,7 @@ def inner_keeper(recordings: Recordings, batch: Batch, room: MakeRoom) -> InnerK
 
 
 def _make_room(recordings: Recordings, recording: Recording, room: MakeRoom) -> None:
-    """Upper layers first: they are needed sooner."""
+    """Allocate upper layers first, since their backward comes first."""
     if not recordings.keeps_graphs or recording.graphs:
         return
     for layer in reversed(range(recordings.num_layers)):

@@ -1,4 +1,4 @@
-"""The KV tensors of all layers; which block belongs to whom is not known here.
+"""The KV tensors of all layers. Does not know which block belongs to whom.
 
 Invariant: the tensors never move or change size, so views of them stay valid.
 """
@@ -21,10 +21,10 @@ from tandem.core.plan import BlockCopy
 from tandem.model.attention.base import LayerKV, LayerShape
 from tandem.model.load import LoadedModel
 
-# Share of free memory that the cache may take; the rest is for activations and other processes.
+# Share of free memory that the cache may take. The rest is for activations and other processes.
 _CPU_SHARE = 0.25
 _CUDA_SHARE = 0.85
-# A small model on a large machine: its cache would fill with what is hardly ever asked for again.
+# Limits for a small model on a large machine: most of a large cache would never be read again.
 _LEAST_BOUND = 512 << 20
 _MOST_WEIGHTS = 16
 
@@ -52,7 +52,7 @@ class KVStorage:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all layers, whether written yet or not."""
+        """Bytes of all layers, written or not."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -67,7 +67,7 @@ class KVStorage:
                 store.index_copy_(0, targets, store.index_select(0, sources))
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        """Replace what is not finite by zero, so that a later owner of the block is safe."""
+        """Set values that are not finite to zero, so that the next owner of the block is safe."""
         where = torch.tensor(sorted(set(blocks)), device=self.layers[0].keys.device)
         for layer in self.layers:
             for store in (layer.keys, layer.values):
@@ -76,10 +76,10 @@ class KVStorage:
 
 
 def lazy_zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Zeros, since a masked position still multiplies what is stored there by zero.
+    """Zeros, because a masked position still multiplies the stored value by zero.
 
-    On a CPU the pages come from the system when they are first written, in large pages where it
-    has them: a cache that is never filled costs no memory, and gathers miss the TLB less.
+    On a CPU the system provides the pages when they are first written. A cache that is never filled
+    costs no memory. Large pages, where available, cause fewer TLB misses.
     """
     if device.type != "cpu":
         return torch.zeros(size, device=device, dtype=dtype)
@@ -96,10 +96,10 @@ def block_bytes(model: LoadedModel, block_size: int) -> int:
 
 
 def choose_num_blocks(model: LoadedModel, cache: CacheConfig, scheduling: SchedulingConfig) -> int:
-    """How many blocks the cache gets: what is configured, or a share of what is free.
+    """Number of blocks of the cache: from the configured memory, or from a share of free memory.
 
-    Never more than all sequences could use at full length. Raises `InvalidRequest` when not even
-    one block fits.
+    It is never more than all sequences could use at full length. Raises `InvalidRequest` if not
+    even one block fits.
     """
     each = block_bytes(model, cache.block_size)
     useful = scheduling.max_sequences * -(-model.max_model_len // cache.block_size)
@@ -115,7 +115,7 @@ def choose_num_blocks(model: LoadedModel, cache: CacheConfig, scheduling: Schedu
 
 
 def _default_bytes(device: torch.device, weight_bytes: int) -> int:
-    """A share of what is free; of a CPU's memory, no more than 512 MiB or 16 times the weights."""
+    """A share of free memory. On a CPU at most 512 MiB, or 16 times the weights if that is more."""
     if device.type == "cuda":
         return int(free_memory_bytes(device) * _CUDA_SHARE)
     share = int(free_memory_bytes(device) * _CPU_SHARE)
@@ -123,7 +123,7 @@ def _default_bytes(device: torch.device, weight_bytes: int) -> int:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """What this process may still take on `device`."""
+    """Bytes that this process may still take on `device`."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
@@ -131,7 +131,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def _container_free() -> int:
-    """What the control group of this process still allows, in bytes."""
+    """Bytes that the control group of this process still allows."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit = (folder / "memory.max").read_text().strip()

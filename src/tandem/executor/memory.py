@@ -1,7 +1,7 @@
-"""Completes the account of an engine's memory with what the system counts for the process.
+"""Completes the account of an engine's memory with the system's numbers for the process.
 
-Knows no plan and no model. Invariant: on Linux the purposes of a process that computes on the CPU
-add up to what is resident, but for what was swapped out.
+Knows no plan and no model. Invariant: on Linux, the purposes of a process that computes on the CPU
+add up to its resident memory, except for what was swapped out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _STATUS = Path("/proc/self/status")
 
 
 def whole_account(account: Mapping[str, int], device: torch.device) -> dict[str, int]:
-    """`account` by purpose, and what is left of the process beside it.
+    """`account` by purpose, plus the remaining memory of the process.
 
-    The KV cache is mapped in shared pages, as recordings are and nothing else is: it counts as far
-    as it was written. Where the system does not tell, or the device has memory of its own, only
-    `account` is known.
+    KV cache and recordings are the only shared mappings, so resident shared pages tell how much of
+    the KV cache was written. If the system gives no numbers, or the device has its own memory, the
+    result is `account`.
     """
     resident = _resident() if device.type == "cpu" else {}
     if not resident:
@@ -33,7 +33,7 @@ def whole_account(account: Mapping[str, int], device: torch.device) -> dict[str,
 
 
 def _resident() -> dict[str, int]:
-    """Resident bytes of this process by the kind of their pages; empty where nobody tells."""
+    """Resident bytes of this process by kind of page; empty if the system does not tell."""
     try:
         lines = _STATUS.read_text(encoding="ascii").splitlines()
     except OSError:

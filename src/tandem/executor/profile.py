@@ -1,11 +1,10 @@
-"""Micro-benchmarks through the executor's own door: plans of many shapes, timed.
+"""Micro-benchmarks through the executor's interface: plans of many shapes, timed.
 
-Decodes, prompts, both together, training forwards beside them, backward slices and updates, at
-random sizes (`Prober`) or at a few usual ones (`rough_rates`). A number of rows that is new runs
-once before it counts (of a backward, one layer), since matrix libraries compile a kernel for it
-then; so sizes are drawn to one that was met where it is near. What the times mean is
-`estimators/calibrate`'s business. Invariant: the executor is left without trainers and recordings;
-its KV holds rubbish, so profile before serving.
+Decodes, prompts, both together, training forwards beside them, slices and updates: at random sizes
+(`Prober`) or at a few usual ones (`rough_rates`). A matrix library compiles kernels for each new
+number of rows, so such a number runs once uncounted (of a backward, one layer), and sizes near a
+known one are set to it. `estimators/calibrate` interprets the times. Invariant: the executor is
+left without trainers and recordings. Its KV is garbage, so profile before serving.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ from tandem.estimators.work import BackwardWork, PassWork
 
 _TRAINER = "tandem-profile"
 _GREEDY = SamplingParams(temperature=0.0)
-# The longest context that is tried: longer ones take long to read and hardly occur beside others.
+# Longest context to try. Longer ones take long to read and seldom occur beside others.
 _LONGEST = 4096
-# Contexts in `rough_rates` are shorter: nobody pays memory for long ones at the start.
+# Contexts in `rough_rates` are shorter, since long ones would cost memory at the start.
 _USUAL_CONTEXT = 256
-# Passes that warm caches, kernels and the allocator up and are not counted.
+# Passes that warm up caches, kernels and the allocator, and are not counted.
 _WARM_UP = 7
-# Of these there are so many; each is counted at least once, however little time there is.
+# Number of kinds of passes. Each is counted at least once, however little time there is.
 _KINDS = 6
-# Sizes that differ by this share at most are as good as each other.
+# Sizes that differ by at most this share count as equal.
 _NEAR = 0.06
-# What `rough_rates` runs: decodes and rows of a prompt, at first for caches and kernels only.
+# What `rough_rates` runs, as (decodes, rows of a prompt). The first shapes only warm up.
 _FIRST_SHAPES = ((1, 0), (8, 64))
 _USUAL_SHAPES = ((1, 0), (8, 0), (0, 64), (32, 0), (0, 128), (8, 256), (0, 512))
 # Sequences of a micro-batch, and the fewest rows of all of them.
@@ -59,14 +58,14 @@ _SEQUENCES = (1, 2, 2, 4, 8)
 _LEAST_ROWS = 8
 # Blocks that one plan writes.
 _BLOCKS_AT_ONCE = 256
-# Runs what it likes on the executor, adds to the samples, and says what its last pass took.
+# Runs other work on the executor, adds its samples, and returns the seconds of its last pass.
 Between = Callable[[Samples], float]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """Rows and sequences of a pass at most, as the server that is profiled will have them; rank
-    of the adapter that is trained."""
+    """Most rows and sequences of a pass, as in the server that is profiled, and the rank of the
+    adapter that is trained."""
 
     max_batch_tokens: int
     max_sequences: int
@@ -75,7 +74,7 @@ class ProbeLimits:
 
 @dataclass(slots=True)
 class _Pass:
-    """A plan under construction; blocks are handed out from 0 on, none twice."""
+    """A plan under construction. Blocks are handed out from 0 on, each at most once."""
 
     spans: list[Span] = field(default_factory=list)
     opens: list[OpenMicroBatch] = field(default_factory=list)
@@ -83,13 +82,13 @@ class _Pass:
     blocks: int = 0
 
     def copy(self) -> _Pass:
-        """The same, to be added to apart."""
+        """A copy that can be extended separately."""
         return replace(self, spans=[*self.spans], opens=[*self.opens])
 
 
 def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
-    """Guesses, put right by a few passes of usual shapes: of those that begin within `accustom_s`
-    seconds. Nothing is trained, so that who never trains pays no memory for it."""
+    """Guessed rates, corrected by a few passes of usual shapes that begin within `accustom_s`
+    seconds. Trains nothing, so a server that never trains pays no memory for it."""
     limits = ProbeLimits(scheduling.max_batch_tokens, scheduling.max_sequences)
     prober = Prober(executor, limits)
     ends_s = time.monotonic() + scheduling.accustom_s
@@ -100,19 +99,19 @@ def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
 
 
 class Prober:
-    """Adds to its `samples`, at one time or at several."""
+    """Adds to its `samples`, in one run or several."""
 
     def __init__(
         self, executor: Executor, limits: ProbeLimits, between: Between | None = None, seed: int = 0
     ) -> None:
-        """`between` has its turn after every kind had one."""
+        """`between` has its turn after every kind of pass had one."""
         self.samples = Samples()
         self._executor, self._limits, self._rng = executor, limits, Random(seed)
         self._between, self._warm = between, False
         self._steps, self._numbers = count(), count()
         self._revision, self._written = -1, 0
-        self._before_s = math.inf  # what the last pass took
-        # Numbers of rows that a pass had, and that a micro-batch had.
+        self._before_s = math.inf  # seconds of the last pass
+        # Numbers of rows that have occurred in a pass, and in a micro-batch.
         self._met: set[int] = set()
         self._learned: set[int] = set()
         info = executor.info
@@ -120,7 +119,7 @@ class Prober:
         self._most_rows = min(limits.max_batch_tokens, info.max_model_len - 1)
 
     def run(self, seconds: float, on_progress: Callable[[float], None] = lambda done: None) -> None:
-        """Run passes for about `seconds`; `on_progress` hears the share that is done."""
+        """Run passes for about `seconds`. `on_progress` gets the share that is done."""
         least = _KINDS if self._warm else _WARM_UP + _KINDS
         began = time.monotonic()
         self._before_s = math.inf
@@ -137,7 +136,7 @@ class Prober:
                 self._executor.close_trainer(_TRAINER)
 
     def _run_all(self) -> Iterator[None]:
-        """Every kind in turn, for ever."""
+        """Every kind in turn, without end."""
         if self._trains:
             spec = TrainerSpec(_TRAINER, LoraSpec(rank=self._limits.rank), OptimizerSpec())
             self._revision = self._executor.open_trainer(spec).revision
@@ -177,17 +176,17 @@ class Prober:
         return max(2, self._about(self._most_rows))
 
     def _about(self, most: int, least: int = 1) -> int:
-        """From `least` to `most`, every order of magnitude as often."""
+        """A number from `least` to `most`; every order of magnitude is equally likely."""
         drawn = self._rng.uniform(math.log(least), math.log(most + 0.49))
         return max(least, min(most, round(math.exp(drawn))))
 
     def _near(self, rows: int, met: set[int]) -> int:
-        """One of those that were met, if it is near to `rows`; else these."""
+        """The nearest number in `met` if it is near `rows`; else `rows`."""
         nearest = min(met, key=lambda each: abs(each - rows), default=rows)
         return nearest if abs(nearest - rows) <= _NEAR * rows else rows
 
     def _lengths(self, total: int) -> list[int]:
-        """Rows of each sequence of a micro-batch of `total`: of one, of a pair, of several."""
+        """Rows of each sequence of a micro-batch of `total` rows: one, a pair, or several."""
         sequences = min(self._rng.choice(_SEQUENCES), self._limits.max_sequences)
         ends = list(accumulate(self._rng.uniform(0.6, 1.4) for _ in range(sequences)))
         cuts = [0, *(round(total * end / ends[-1]) for end in ends)]
@@ -206,8 +205,8 @@ class Prober:
             self._execute(made)
 
     def _mixed(self, *, again: bool) -> None:
-        """Decodes and a prompt; if `again`, three times: the first is counted, the others tell how
-        well one pass predicts the same again."""
+        """Decodes and a prompt. With `again` three times: the first is counted, the others show how
+        well one pass predicts the same pass again."""
         made = _Pass()
         self._add_decodes(made, self._sequences())
         self._add_prompt(made, self._rows())
@@ -228,7 +227,7 @@ class Prober:
         lengths = self._lengths(total)
         block_size, num_blocks = self._executor.info.block_size, self._executor.info.num_blocks
         if made.blocks + sum([-(-rows // block_size) for rows in lengths]) > num_blocks:
-            made = _Pass()  # alone, since both do not fit
+            made = _Pass()  # alone, since decodes do not fit as well
         if total not in self._learned or made.rows + total not in self._met:
             self._learn(made.copy(), lengths, counted=False)
         self._learn(made, lengths, counted=True)
@@ -262,7 +261,7 @@ class Prober:
             samples.slices.append((backward, hi - lo, found.elapsed_s))
             backward = backward.after_slice()
             hi = lo
-            if not counted:  # the other layers are like that one
+            if not counted:  # the other layers take the same kernels
                 self._discard(number)
                 return
         update = Update(_TRAINER, self._revision)
@@ -281,7 +280,7 @@ class Prober:
     def _add_decodes(
         self, made: _Pass, sequences: int, longest: int = _LONGEST, *, even: bool = False
     ) -> None:
-        """Contexts around one of any order of magnitude, or of any length (`even`)."""
+        """Contexts around a random one: of any order of magnitude, or of any length (`even`)."""
         usual = self._rng.randint(1, longest) if even else self._about(longest)
         for _ in range(sequences):
             context = max(1, round(usual * self._rng.uniform(0.3, 1.7)))
@@ -297,7 +296,7 @@ class Prober:
         draws: bool = False,
         record: RecordTarget | None = None,
     ) -> bool:
-        """Add a span if rows and blocks are left; its KV is what `_write` left in the blocks."""
+        """Add a span if rows and blocks are left. Its KV is what `_write` left in the blocks."""
         info = self._executor.info
         rows = min(rows, self._limits.max_batch_tokens - made.rows)
         start = min(start, info.max_model_len - rows - 1)
@@ -325,8 +324,8 @@ class Prober:
         return True
 
     def _write(self, blocks: int) -> None:
-        """Let the first `blocks` blocks have memory of their own: what was never written may be
-        one page of zeros, which is read faster than any cache is."""
+        """Make sure that the first `blocks` blocks have their own memory. Blocks that were never
+        written may share one page of zeros, which is read faster than any real cache."""
         while self._written < blocks:
             targets = range(self._written, min(blocks, self._written + _BLOCKS_AT_ONCE))
             copies = tuple(BlockCopy(0, 0, target) for target in targets)
@@ -336,7 +335,7 @@ class Prober:
     def _execute(self, made: _Pass, *, counted: bool = True) -> StepResult:
         self._write(made.blocks)
         lane = LanePlan(next(self._steps), DEVICE_LANE, tuple(made.spans), opens=tuple(made.opens))
-        if made.rows not in self._met and not made.opens:  # those that learn are done twice anyway
+        if made.rows not in self._met and not made.opens:  # training passes run twice anyway
             self._met.add(made.rows)
             self._submit(lane)
         before_s, result = self._before_s, self._submit(lane)

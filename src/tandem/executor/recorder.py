@@ -1,4 +1,4 @@
-"""Takes the recorded rows of one batch into the arena, while its forward pass runs."""
+"""Copies the recorded rows of one batch to the arena during its forward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tandem.training.recordings import Recording, Recordings
 
 
 class Recorder:
-    """For one forward pass; all recorded spans of `batch` passed `TrainingState.span_problem`."""
+    """Records one forward pass. All recorded spans of `batch` passed
+    `TrainingState.span_problem`."""
 
     def __init__(
         self,
@@ -46,12 +47,12 @@ class Recorder:
         return not self._spans
 
     def take(self, layer: int, hidden: Tensor) -> None:
-        """`RowSink`: keep the rows of `hidden` [rows, width] that are recorded."""
+        """`RowSink`: keep the recorded rows of `hidden` [rows, width]."""
         for start, stop, rows in self._targets:
             rows[layer - 1].copy_(hidden[start:stop])
 
     def slopes(self, place: int, offsets: Sequence[int], slopes: Tensor) -> None:
-        """Keep d(log p)/d(hidden) [len(offsets), width] of rows of the span at `place`."""
+        """Keep d(log p)/d(hidden) [len(offsets), width] for rows of the span at `place`."""
         span, _, recording = self._spans[place]
         assert span.record is not None
         if recording.slopes is None:
@@ -63,13 +64,13 @@ class Recorder:
         recording.slopes[where] = slopes
 
     def abandon(self) -> None:
-        """The pass was given up: nothing of it counts."""
+        """The pass was preempted: none of it counts."""
         for _, _, recording in self._spans.values():
             if not any(recording.done):
                 self._recordings.drop_graphs(recording)
 
     def finish(self) -> None:
-        """The pass has run: these rows are there now."""
+        """The pass has run: its rows are recorded now."""
         if self.inner is not None:
             self.inner.finish()
         for span, _, recording in self._spans.values():

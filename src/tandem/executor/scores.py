@@ -1,6 +1,6 @@
-"""Summed log-probabilities of given tokens, and for recorded spans what a backward needs of them.
+"""Summed log-probabilities of given tokens and, for recorded spans, their gradient's start.
 
-Rows of all spans that want a sum share the head's products, a piece at a time, so that no
+Rows of all spans that want a sum share the head's products, a piece at a time. Invariant: no
 [tokens, vocabulary] float32 tensor of a long sample exists.
 """
 
@@ -29,7 +29,7 @@ def sum_scores(
     recorder: Recorder | None,
     before_piece: Callable[[], None] = lambda: None,
 ) -> dict[int, float]:
-    """Sums by place in the batch. `before_piece` may raise; then nothing was recorded."""
+    """Sums by place in the batch. `before_piece` may raise; nothing was recorded then."""
     totals: dict[int, float] = {}
     for recorded in (False, True):
         places = [

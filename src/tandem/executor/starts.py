@@ -1,7 +1,7 @@
-"""Where a trainer's parameters come from: fresh ones by a `LoraSpec`, or a PEFT directory.
+"""Initial parameters of a trainer: fresh ones by a `LoraSpec`, or those of a PEFT directory.
 
-Knows the model's linear layers and no training. Only those inside of decoder layers are trained,
-since backward slices are made of layers.
+Knows the model's linear layers and no training. Only linear layers inside decoder layers can be
+trained, since backward slices consist of decoder layers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def make_start(
     max_rank: int,
     admit: Callable[[ParameterLayout], None] = lambda layout: None,
 ) -> Start:
-    """Raises `AdapterError` for a source or a shape that does not fit the model, and whatever
-    `admit` does once the shape is known, before anything but the adapter itself takes memory."""
+    """The initial parameters of a trainer. Raises `AdapterError` for a source or a shape that does
+    not fit the model. `admit` is called once the shape is known, before anything but the adapter
+    takes memory; its errors pass through."""
     if spec.source:
         return _from_files(model, spec, max_rank, admit)
     if spec.resume:
@@ -37,13 +38,13 @@ def make_start(
 
 
 def trainable_prefixes(model: LoadedModel) -> tuple[str, ...]:
-    """Beginnings of the names of each decoder layer's modules."""
+    """Prefixes of the names of each decoder layer's modules."""
     assert model.stack is not None
     return tuple(f"{model.prefix}{prefix}" for prefix in model.stack.prefixes)
 
 
 def trainable_linears(model: LoadedModel) -> tuple[str, ...]:
-    """Names of the linear layers that a trainer may adapt; none if the model cannot be trained."""
+    """Names of the linear layers that can be trained; none if the model cannot be trained."""
     if model.stack is None:
         return ()
     inside = trainable_prefixes(model)
@@ -112,7 +113,7 @@ def _fresh_modules(model: LoadedModel, lora: LoraSpec, max_rank: int) -> dict[st
 
 
 def _targets(model: LoadedModel, layout: ParameterLayout) -> tuple[str, ...]:
-    """Last parts of the modules' names where they choose no other module; else whole names."""
+    """The last parts of the modules' names if they select no other module; else whole names."""
     short = sorted({name.rpartition(".")[2] for name in layout.modules})
     chosen = {name for name in model.lora.linears if is_named(name, short)}
     return tuple(short if chosen == set(layout.modules) else sorted(layout.modules))

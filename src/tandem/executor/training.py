@@ -1,7 +1,7 @@
 """The training half of the device: trainers, their recordings, backward slices and updates.
 
-Joins `tandem.training`, which knows no model, to the model's layers. Invariant: a recording
-belongs to an open trainer at its present revision; whatever ends that revision lets it go.
+Joins `tandem.training`, which knows no model, to the model's layers. Invariant: a recording belongs
+to an open trainer at its current revision. It is closed when that revision ends.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class TrainingState:
         graph_budget: int,
         trainer_budget: int,
     ) -> None:
-        """`arena` is [layers, recording tokens, width], its rows are written when recorded; graphs
-        may take `graph_budget` bytes, and all that trainers keep `trainer_budget`."""
+        """`arena` is [layers, recording tokens, width]; its rows are written when recorded. Graphs
+        may take `graph_budget` bytes, and everything that trainers keep `trainer_budget` bytes."""
         self._model = model
         self._max_rank = max_rank
         self._trainer_budget = trainer_budget
@@ -74,9 +74,9 @@ class TrainingState:
         self.recordings = Recordings(arena, graph_budget)
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
-        """See `Executor`; an open one of that name is closed when the new one is ready.
+        """See `Executor`. An open trainer of that name is closed when the new one is ready.
 
-        Raises `NoMemory` if it fits only when others are closed.
+        Raises `NoMemory` if it would fit with others closed.
         """
         return self.read_trainer(spec)()
 
@@ -90,7 +90,7 @@ class TrainingState:
         return partial(self._open_trainer, spec, start)
 
     def _open_trainer(self, spec: TrainerSpec, start: Start) -> TrainerState:
-        """Others may have been opened since `start` was read."""
+        """Checks the memory again, since other trainers may have been opened meanwhile."""
         with _shortage_told(spec.name):
             self._require_memory(spec.name, start.layout)
             trainer = Trainer(spec, start, self._model.source)
@@ -115,11 +115,11 @@ class TrainingState:
         return trainer.snapshot()
 
     def gradients(self, name: str) -> Mapping[str, Pair]:
-        """What an open trainer has accumulated since its last update, by module."""
+        """Gradients that an open trainer has accumulated since its last update, by module."""
         return self._trainers[name].gradients()
 
     def discard(self, plan: Discard) -> None:
-        """Give up recordings and what their trainer has accumulated."""
+        """Drop recordings, and the gradients that their trainer has accumulated."""
         for micro_batch in plan.micro_batches:
             self.recordings.close(micro_batch)
         trainer = self._trainers.get(plan.trainer)
@@ -127,7 +127,7 @@ class TrainingState:
             trainer.drop_gradients()
 
     def open_micro_batch(self, plan: OpenMicroBatch) -> None:
-        """Make room; if that cannot be, the spans and slices that need it say so."""
+        """Allocate a recording. If that fails, the spans and slices that need it report it."""
         trainer = self._trainers.get(plan.trainer)
         if trainer is None or trainer.revision != plan.revision:
             logger.warning("micro-batch %d is of another revision", plan.micro_batch)
@@ -138,7 +138,7 @@ class TrainingState:
             logger.exception("micro-batch %d cannot be opened", plan.micro_batch)
 
     def span_problem(self, span: Span) -> str | None:
-        """Why a span that is to be recorded cannot be, if so."""
+        """Why a span cannot be recorded, or None."""
         target = span.record
         if target is None:
             return None
@@ -158,11 +158,11 @@ class TrainingState:
         return None
 
     def graph_keeper(self, batch: Batch) -> GraphKeeper | None:
-        """Who computes the layers of a pass that only records, if graphs can be kept."""
+        """Computes the layers of a pass that only records; None if graphs cannot be kept."""
         return graph_keeper(self.recordings, batch, self._prepare)
 
     def inner_keeper(self, batch: Batch) -> InnerKeeper | None:
-        """Who keeps the inner layers of a pass that goes through the model's own layers."""
+        """Keeps the inner layers of a pass through the model's own layers; None if it cannot."""
         stack = self._model.stack
         assert stack is not None
         return inner_keeper(
@@ -176,14 +176,14 @@ class TrainingState:
         return tuple([self._kept(recording) for recording in found])
 
     def run_slice(self, plan: BackwardSlice, urgent: Urgent = never) -> SliceResult | None:
-        """Compute a slice; if it is the last one of its micro-batch, let the recording go.
+        """Compute a slice. The last one of its micro-batch closes the recording.
 
-        It ends between two layers if something is `urgent`; None if before the first one.
+        It ends between two layers if something is `urgent`. None if that is so before the first.
         """
         if urgent is never:
             return self._run_slice(plan)
         recording, result = self.recordings.get(plan.micro_batch), None
-        # Without its inputs, every slice computes all layers below it again.
+        # Without recorded inputs, every slice computes all layers below it again.
         dropped = recording is not None and recording.first_row is None
         at_once = plan.hi - plan.lo if dropped else 1
         for hi in range(plan.hi, plan.lo, -at_once):
@@ -216,7 +216,7 @@ class TrainingState:
         return SliceResult(plan.micro_batch, plan.hi, plan.lo, elapsed, problem)
 
     def run_update(self, plan: Update) -> UpdateResult:
-        """Optimiser step; recordings of the old revision that are left are let go."""
+        """Optimiser step. Closes remaining recordings of the old revision."""
         started = time.perf_counter()
         trainer = self._trainers.get(plan.trainer)
         if trainer is None or trainer.revision != plan.revision:
@@ -249,7 +249,7 @@ class TrainingState:
 
     @property
     def working_bytes(self) -> int:
-        """Memory of what forward passes read of the trainers; `LoraLayers` counts it too."""
+        """Bytes of the working copies that forward passes read. `LoraLayers` counts them too."""
         return sum(
             weights.a.nbytes + weights.b.nbytes
             for adapter in self._working.values()
@@ -264,9 +264,9 @@ class TrainingState:
             raise AccountingError(f"trainers take {taken} of {self._trainer_budget} bytes")
 
     def _require_memory(self, name: str, layout: ParameterLayout) -> None:
-        """Count what a trainer takes at most, beside all others at most."""
+        """Raise an error if memory may not suffice. Every trainer counts with its maximum."""
         needed, budget = self._most_bytes(layout), self._trainer_budget
-        open_now = list(self._trainers.items())  # at once: the loop's thread may change it
+        open_now = list(self._trainers.items())  # a copy, since the loop's thread may change it
         others = [each.layout for key, each in open_now if key != name]
         advice = "choose a lower rank or fewer targets, or raise learning.trainer_bytes"
         if needed > budget:
@@ -287,7 +287,7 @@ class TrainingState:
         return layout.size * (4 * torch.float32.itemsize + self._model.dtype.itemsize)
 
     def _refresh(self, trainer: Trainer) -> None:
-        """Let forward passes read the parameters as they are now, from new tensors."""
+        """Give forward passes the current parameters, in new tensors."""
         pairs = trainer.working_copy(self._model.dtype)
         adapter = as_lora(pairs, trainer.layout)
         self._working[trainer.spec.name] = adapter
@@ -339,7 +339,7 @@ class LoraReplay:
         self._replay = replay
         self._segments = (segment,)
         self._prefixes = trainable_prefixes(model)
-        # By layer, and by the module's name within it.
+        # By layer, then by the module's name within it.
         self._weights: list[Lora] = [
             {
                 name.removeprefix(prefix): weights

@@ -1,4 +1,4 @@
-"""The logical KV cache: which block holds what, who owns it, what goes first. No tensors.
+"""The logical KV cache: what each block contains, who holds it, what is evicted first. No tensors.
 
-`cache.KVCache` is the face that scheduling sees; the physical blocks live in `executor`.
+Scheduling uses `cache.KVCache` only. The physical blocks are in `executor`.
 """

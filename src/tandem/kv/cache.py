@@ -1,9 +1,9 @@
 """The KV cache as scheduling sees it: attach, extend, commit, fork, release, check.
 
-Bookkeeping only; the executor moves the data. A released sequence's full blocks stay in the
-prefix tree until somebody needs the room, so preempted or finished work is found again. A private
-sequence (one under working parameters) neither finds nor leaves anything there. Invariant: a held
-node's ancestors are held, so idle nodes can always be evicted leaf first.
+Bookkeeping only; the executor moves the data. Full blocks of a released sequence stay in the prefix
+tree until they are evicted, so preempted or finished work is found again. A private sequence (one
+under working parameters) neither finds nor leaves blocks there. Invariant: the ancestors of a held
+node are held, so idle nodes can always be evicted leaf first.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tandem.kv.tables import BlockTable
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Running totals, in tokens: prefixes looked up and found at `attach`; evicted blocks."""
+    """Totals since the start."""
 
-    queries_tokens: int = 0
-    hits_tokens: int = 0
+    queries_tokens: int = 0  # of prefixes looked up by `attach`
+    hits_tokens: int = 0  # of these, found in the cache
     evictions_blocks: int = 0
 
 
 class KVCache:
     """Blocks, tables and the prefix tree of one engine.
 
-    Sequences are identified by `seq_id`; the cache reads `tokens`, `computed` and `adapter` but
+    Sequences are identified by `seq_id`. The cache reads `tokens`, `computed` and `adapter` but
     changes no sequence. Called by the scheduler only, from one thread.
     """
 
@@ -66,13 +66,13 @@ class KVCache:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that can be had without preempting anybody: free and evictable."""
+        """Blocks available without a preemption: free and evictable ones."""
         pool = self._pools[0]
         return pool.free + pool.idle
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that hold nothing."""
+        """Blocks without content."""
         return self._pools[0].free
 
     @property
@@ -82,17 +82,17 @@ class KVCache:
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks whose content is kept although nobody holds them."""
+        """Blocks without a holder whose content is cached."""
         return self._pools[0].idle
 
     def idle_blocks(self) -> list[IdleBlock]:
-        """Every cached block that nobody holds, children after parents; costs O(blocks)."""
+        """Every cached block without a holder, children after parents. Costs O(blocks)."""
         return idle_blocks(self._tree, self._is_held)
 
     def held_by(self, sequences: Iterable[Sequence], ahead: int = 0) -> int:
-        """Blocks that these sequences hold; a block that several share counts for each.
+        """Blocks that these sequences hold. A shared block counts once for each of them.
 
-        Those that they will hold once each was forwarded by `ahead` more tokens.
+        With `ahead`, the blocks that they will hold after that many more tokens each.
         """
         held = 0
         for seq in sequences:
@@ -106,7 +106,7 @@ class KVCache:
         return seq.seq_id in self._tables
 
     def match(self, seq: Sequence) -> int:
-        """Tokens of the sequence that are in the cache now. Pins nothing."""
+        """Tokens of the sequence that are cached now. Pins nothing."""
         return len(self._match(seq)) * self.block_size
 
     def missing_blocks(self, seq: Sequence, num_tokens: int) -> int:
@@ -116,7 +116,7 @@ class KVCache:
         return max(0, self._blocks_for(seq.computed + num_tokens) - len(table)) + copy
 
     def fitting_tokens(self, seq: Sequence) -> int:
-        """How many more tokens of an attached sequence fit without preempting anybody."""
+        """How many more tokens of an attached sequence fit without a preemption."""
         table = self._tables[seq.seq_id]
         blocks = self.available_blocks - (1 if self._shares_tail(seq, table) else 0)
         if blocks < 0:
@@ -124,9 +124,9 @@ class KVCache:
         return (len(table) + blocks) * self.block_size - seq.computed
 
     def grows_apart(self, sequences: Iterable[Sequence]) -> bool:
-        """Whether none of these will fill a block that is cached, or that another one fills too.
+        """Whether none of these will fill a block that is cached or that another of them fills too.
 
-        Then it does not matter which of them takes its blocks first.
+        If so, the order in which they take blocks does not matter.
         """
         ends = [self._tables[seq.seq_id].last_node for seq in sequences]
         return len(set(ends)) == len(ends) and not any(node.children for node in ends)
@@ -140,12 +140,12 @@ class KVCache:
     def attach(self, seq: Sequence) -> int:
         """Give a sequence its table, pinning the cached prefix; returns that prefix in tokens.
 
-        The last token is never taken from the cache: its logits are needed.
+        The last token is never taken from the cache, since its logits are needed.
         """
         assert seq.seq_id not in self._tables and seq.computed == 0 and not seq.mixed
         self.remove_reader(seq)
         found = self._match(seq)
-        # A private table never leaves the root, so any will do that stays.
+        # A private table stays at the root, so any permanent root will do.
         key = (None, "") if _private(seq) else (_adapter_hash(seq), seq.request.tenant)
         root = self._tree.root(*key)
         table = BlockTable(len(self._pools), root)
@@ -157,16 +157,16 @@ class KVCache:
         return len(found) * self.block_size
 
     def count_lookup(self, seq: Sequence, hits_tokens: int) -> None:
-        """Count an `attach` that led to an admission; what an answer finds of its own after it was
-        preempted saved nobody anything."""
+        """Count an `attach` that led to an admission. A preempted sequence that finds its own
+        blocks again has saved nothing, so it is not counted."""
         if _private(seq) or seq.preemptions:
             return
         self.counters.queries_tokens += len(seq.tokens)
         self.counters.hits_tokens += hits_tokens
 
     def try_slot(self, seq: Sequence) -> tuple[tuple[int, ...], ...] | None:
-        """The table that one more token needs, if it fits into blocks that the sequence has for
-        itself or into one that can be had without preempting anybody; else None (and no change)."""
+        """The table for one more token, if the token fits into the sequence's own blocks or into
+        one that is available without a preemption. Otherwise None, and nothing changes."""
         table, computed = self._tables[seq.seq_id], seq.computed
         if computed < table.own_end:
             return table.whole
@@ -183,10 +183,11 @@ class KVCache:
         return table.whole
 
     def try_extend(self, seq: Sequence, num_tokens: int) -> tuple[BlockCopy, ...] | None:
-        """Make room for `num_tokens` after `seq.computed`; None (and no change) if there is none.
+        """Get blocks for `num_tokens` after `seq.computed`. Without enough blocks None, and nothing
+        changes.
 
-        Evicts cached blocks as needed. Returns the copies (copy-on-write of a tail that is shared
-        with a forked sequence) which must run before the forward.
+        Evicts cached blocks as needed. Returns copies that must run before the forward:
+        copy-on-write of a tail block that is shared with a forked sequence.
         """
         table, end = self._tables[seq.seq_id], seq.computed + num_tokens
         shared = self._shares_tail(seq, table)
@@ -201,7 +202,7 @@ class KVCache:
         return copies
 
     def commit(self, seq: Sequence) -> None:
-        """Register blocks that `seq.computed` has filled, so that others can find them."""
+        """Register the blocks that `seq.computed` has filled, so that other sequences find them."""
         table, size = self._tables[seq.seq_id], self.block_size
         if (len(table.nodes) + 1) * size > seq.computed:  # the usual decode
             return
@@ -213,14 +214,14 @@ class KVCache:
             mine, node = table.logical(index), parent.children.get(tokens)
             if node is None:
                 node = self._tree.insert(parent, tokens, mine)
-            elif node.blocks != mine:  # computed twice at the same time: keep one copy
+            elif node.blocks != mine:  # computed twice at the same time: one copy stays
                 self._hold(node)
                 table.replace(index, node.blocks)
                 self._drop(mine)
             table.nodes.append(node)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Give `child` the parent's blocks, all shared; the first to write copies the tail."""
+        """Give `child` the parent's blocks, all shared. The first that writes copies the tail."""
         assert child.seq_id not in self._tables
         source = self._tables[parent.seq_id]
         source.own_end = 0
@@ -234,10 +235,10 @@ class KVCache:
         self._tables[child.seq_id] = table
 
     def release(self, seq: Sequence, *, discard: bool = False) -> None:
-        """Take a sequence's table away; what is in the tree stays there, idle.
+        """Remove a sequence's table. Its blocks in the tree stay there, idle.
 
-        With `discard`, blocks that nobody else holds or continues leave the tree too: their
-        content is not to be trusted.
+        With `discard`, its blocks that no other sequence holds or continues leave the tree too,
+        since their content cannot be trusted.
         """
         table = self._tables.pop(seq.seq_id)
         for index in range(len(table) - 1, -1, -1):
@@ -256,7 +257,7 @@ class KVCache:
                 self._leaving.offer(node)
 
     def add_reader(self, seq: Sequence) -> None:
-        """A waiting sequence announces what it will read (eviction spares that longer)."""
+        """A waiting sequence announces which blocks it will read. They are evicted later."""
         if not self._prefix_caching or seq.seq_id in self._readers or _private(seq):
             return
         limit = min(_reusable(seq), len(seq.tokens) - 1)
@@ -265,35 +266,35 @@ class KVCache:
         self._offer_again(reader.node)
 
     def remove_reader(self, seq: Sequence) -> None:
-        """The sequence does not wait any more. Idempotent."""
+        """The sequence no longer waits. Idempotent."""
         reader = self._readers.pop(seq.seq_id, None)
         if reader is not None:
             self._tree.remove_reader(reader)
             self._offer_again(reader.node)
 
     def retire(self, adapter: str, *, retired: bool = True) -> None:
-        """Blocks of this adapter version go first from now on (or no longer)."""
+        """Evict blocks of this adapter version first from now on; undo with `retired=False`."""
         for namespace in self._tree.namespaces_of(adapter):
             namespace.retired = retired
             for node in self._tree.nodes(namespace):
                 self._offer_again(node)
 
     def drop_adapter(self, adapter: str) -> None:
-        """Free every block of a version that no sequence uses any more."""
+        """Free every block of a version that no sequence uses."""
         for namespace in self._tree.namespaces_of(adapter):
             for node in reversed(list(self._tree.nodes(namespace))):
                 self._evict(node)
             self._tree.remove_namespace(namespace)
 
     def evict_first(self, blocks: tuple[int, ...]) -> None:
-        """Until the next call these (of group 0) go first, in this order, when blocks are needed.
+        """Until the next call, evict these blocks (of group 0) first, in this order.
 
-        Blocks that are not idle are ignored; a parent goes after its children.
+        Blocks that are not idle are ignored. A parent follows its children.
         """
         self._leaving.prefer(blocks)
 
     def check(self) -> None:  # noqa: C901
-        """Account for every block and reader. Raises `AccountingError`; costs O(blocks)."""
+        """Account for every block and reader. Raises `AccountingError`. Costs O(blocks)."""
         self._tree.check()
         in_tree = list(self._tree.nodes())
         for group, pool in enumerate(self._pools):
@@ -341,7 +342,7 @@ class KVCache:
         old, new = table.logical(index), self._allocate()
         table.replace(index, new)
         self._drop(old)
-        if seq.computed % self.block_size == 0:  # nothing of it is ours yet
+        if seq.computed % self.block_size == 0:  # the sequence has no token in it yet
             return ()
         return tuple(BlockCopy(g, old[g], new[g]) for g in range(len(self._pools)))
 
@@ -385,7 +386,7 @@ def _private(seq: Sequence) -> bool:
 
 
 def _reusable(seq: Sequence) -> int:
-    """Tokens that may come from the cache: positions still to be scored may not."""
+    """Tokens that may come from the cache. Positions that are still to be scored may not."""
     if seq.scoring is not None:
         return seq.scored - 1
     if seq.request.sampling.prompt_logprobs is None or seq.scored >= seq.prompt_tokens:

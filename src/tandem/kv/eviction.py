@@ -1,7 +1,7 @@
-"""Which cached block goes first when blocks are needed: one small class per strategy.
+"""Which cached block is evicted first when blocks are needed: one small class per strategy.
 
-A strategy only orders nodes that may go (idle leaves of the prefix tree); the queue finds them and
-puts a policy's own order before it. Lower keys go first.
+A strategy only orders nodes that may be evicted (idle leaves of the prefix tree). The queue finds
+these nodes and puts a policy's own order first. Lower keys are evicted first.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Eviction(Protocol):
 
 
 class LeastRecentlyUsed:
-    """Blocks of retired adapter versions first, then those nobody waits for, then the oldest."""
+    """Blocks of retired adapter versions first, then blocks without readers, then the oldest."""
 
     def key(self, node: Node) -> tuple[float, ...]:
-        """See the class."""
+        """Retired, without readers, least recently used."""
         return (not node.namespace.retired, node.readers > 0, node.last_access)
 
 
 class EvictionQueue:
-    """The nodes that may go, in their order. Invariant: a node that may go was offered since."""
+    """Evictable nodes in order. Invariant: a node was offered after it became evictable."""
 
     def __init__(
         self, strategy: Eviction, tree: PrefixTree, is_held: Callable[[Node], bool]
@@ -40,7 +40,7 @@ class EvictionQueue:
         self._heap: list[tuple[tuple[float, ...], int, Node]] = []
         self._pushes = 0
         self._wish: tuple[int, ...] = ()
-        self._places: dict[int, int] = {}  # of the wished blocks, once one is needed
+        self._places: dict[int, int] = {}  # preferred block: its rank; filled on first use
         self._wished: list[tuple[int, int, Node]] = []
 
     def may_go(self, node: Node) -> bool:
@@ -49,25 +49,25 @@ class EvictionQueue:
         return linked and not node.children and not self._is_held(node)
 
     def offer(self, node: Node) -> None:
-        """A node became an idle leaf, or its key has changed. One that did not is passed over."""
+        """A node became an idle leaf, or its key changed. Other nodes are skipped by `next`."""
         if node.children:
             return
         self._push(node)
         if node.blocks[0] in self._places:
             self._push_wished(node)
-        if len(self._heap) > 64 + 2 * len(self._tree):  # most of it is stale
+        if len(self._heap) > 64 + 2 * len(self._tree):  # most entries are stale
             self._rebuild()
 
     def prefer(self, blocks: tuple[int, ...]) -> None:
-        """Let these (of group 0) go first, in this order, until the next call.
+        """Evict these blocks (of group 0) first, in this order, until the next call.
 
-        At any time the first one that may go is next: a parent follows its children wherever it is
-        listed. The blocks are looked up when one is needed, in O(all nodes).
+        The first of them that is evictable is always next, so a parent follows its children
+        wherever it is listed. The blocks are looked up when one is needed, in O(all nodes).
         """
         self._wish, self._places, self._wished = blocks, {}, []
 
     def next(self) -> Node:
-        """The node that goes now. There must be one; the caller evicts it."""
+        """The node to evict now. There must be one, and the caller evicts it."""
         if self._wish:
             if not self._places:
                 self._look_up()
@@ -107,22 +107,18 @@ class EvictionQueue:
 
 @dataclass(frozen=True, slots=True)
 class IdleBlock:
-    """A cached block (its number in group 0) that nobody holds.
+    """A cached block without a holder."""
 
-    `depth` counts the blocks before it in its prefix, `readers` the waiting sequences that would
-    use it, `last_access` orders by use. A `leaf` can be evicted now, others after their children.
-    """
-
-    block: int
-    depth: int
-    readers: int
-    last_access: int
-    leaf: bool
+    block: int  # its number in group 0
+    depth: int  # number of blocks before it in its prefix
+    readers: int  # waiting sequences that would use it
+    last_access: int  # orders by use
+    leaf: bool  # can be evicted now; others after their children
     adapter: str | None
 
 
 def idle_blocks(tree: PrefixTree, is_held: Callable[[Node], bool]) -> list[IdleBlock]:
-    """Every cached block that nobody holds, children after parents; costs O(blocks)."""
+    """Every cached block without a holder, children after parents. Costs O(blocks)."""
     depths: dict[int, int] = {}
     found = []
     for node in tree.nodes():

@@ -1,7 +1,7 @@
 """Reference-counted blocks of one KV group.
 
-Knows numbers only: not what a block holds nor who holds it. Invariant: a block is free, held
-(count > 0) or idle (count 0 but kept because its content is cached), never two of these.
+Knows numbers only: neither what a block contains nor who holds it. Invariant: a block is in exactly
+one state: free, held (count > 0), or idle (count 0, but its content is still cached).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class BlockPool:
     | state | count | who may take it |
     |---|---|---|
     | free | 0 | `allocate` |
-    | held | > 0 | nobody |
+    | held | > 0 | no one |
     | idle | 0 | `retain` (its content is reused) or `reclaim` (it is evicted) |
     """
 
@@ -27,12 +27,12 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that hold nothing."""
+        """Blocks without content."""
         return len(self._free)
 
     @property
     def idle(self) -> int:
-        """Blocks that nobody holds but whose content is kept."""
+        """Blocks without a holder whose content is cached."""
         return len(self._idle)
 
     @property
@@ -45,7 +45,7 @@ class BlockPool:
         return self._counts[block]
 
     def allocate(self) -> int:
-        """Take a free block with one holder. The caller has made sure that one is free."""
+        """Take a free block with one holder. The caller made sure that one is free."""
         block = self._free.pop()
         assert self._counts[block] == 0
         self._counts[block] = 1
@@ -57,7 +57,7 @@ class BlockPool:
         self._counts[block] += 1
 
     def release(self, block: int, *, keep: bool) -> bool:
-        """Remove a holder; True if it was the last. Then it is idle with `keep`, else free."""
+        """Remove a holder. If it was the last (True), the block is idle with `keep`, else free."""
         assert self._counts[block] > 0
         self._counts[block] -= 1
         if self._counts[block]:
@@ -69,7 +69,7 @@ class BlockPool:
         return True
 
     def reclaim(self, block: int) -> None:
-        """Turn an idle block into a free one; its content is gone."""
+        """Turn an idle block into a free one. Its content is lost."""
         self._idle.remove(block)
         self._free.append(block)
 

@@ -1,9 +1,9 @@
 """Radix tree over full blocks: which token prefixes have their KV in the cache.
 
-A node is one full block; its identity is (parent, its tokens), under a root for one namespace
-(adapter content hash, tenant salt), so KV written by one adapter version or tenant is never found
-by another. Waiting sequences register as readers of the nodes that they would
-use; the registration follows the tree as it grows and shrinks.
+A node is one full block, identified by (parent, its tokens). A root stands for one namespace
+(adapter content hash, tenant salt), so no adapter version or tenant finds KV of another. Waiting
+sequences register as readers of the nodes that they would use. The registration follows the tree as
+it grows and shrinks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TokenBlock = tuple[int, ...]
 
 
 class Namespace:
-    """The root of one (adapter content hash, tenant) pair; `retired` blocks are evicted first."""
+    """The root of one (adapter content hash, tenant) pair. `retired` blocks are evicted first."""
 
     __slots__ = ("adapter", "retired", "root", "tenant")
 
@@ -28,7 +28,7 @@ class Namespace:
 
 
 class Reader:
-    """A waiting sequence's claim: `depth` nodes of its prefix are in the tree right now."""
+    """The registration of a waiting sequence. `depth` nodes of its prefix are in the tree now."""
 
     __slots__ = ("blocks", "depth", "node")
 
@@ -46,8 +46,8 @@ class Reader:
 class Node:
     """One cached block per KV group. `readers` counts the waiting sequences that would use it.
 
-    `waiting` holds the readers whose prefix ends here, by the block that would take them on (None:
-    nothing is left), so that a new child finds its readers however many wait for others.
+    `waiting` contains the readers whose cached prefix ends here, by the block that each needs next
+    (None: no block is left). So a new child finds its readers, however many wait for other blocks.
     """
 
     __slots__ = (
@@ -74,11 +74,11 @@ class Node:
         self.waiting: dict[TokenBlock | None, set[Reader]] = {}
 
     def await_next(self, reader: Reader) -> None:
-        """Let a reader, whose `node` this is, wait here."""
+        """Register a reader, whose `node` this is, as waiting here."""
         self.waiting.setdefault(reader.next_block, set()).add(reader)
 
     def stop_awaiting(self, reader: Reader) -> None:
-        """End its wait, before its `depth` changes."""
+        """Remove a reader from `waiting`. Called before its `depth` changes."""
         block = reader.next_block
         readers = self.waiting[block]
         readers.remove(reader)
@@ -86,7 +86,7 @@ class Node:
             del self.waiting[block]
 
     def awaiting(self) -> Iterator[tuple[TokenBlock | None, Reader]]:
-        """The readers that wait here, each with the block under which it is found."""
+        """The readers that wait here, each with its key in `waiting`."""
         for block, readers in self.waiting.items():
             for reader in readers:
                 yield block, reader
@@ -127,7 +127,7 @@ class PrefixTree:
         return found
 
     def root(self, adapter: str | None, tenant: str) -> Node:
-        """The root of a namespace, made if it is new."""
+        """The root of a namespace. Makes it if it is new."""
         key = (adapter, tenant)
         namespace = self._namespaces.get(key)
         if namespace is None:
@@ -135,7 +135,7 @@ class PrefixTree:
         return namespace.root
 
     def insert(self, parent: Node, tokens: TokenBlock, blocks: tuple[int, ...]) -> Node:
-        """Add a child that is not there yet; readers that waited for it move onto it."""
+        """Add a child that is not there yet. Readers that waited for it move to it."""
         assert tokens not in parent.children and len(tokens) == self._block_size
         node = Node(parent, tokens, blocks, parent.namespace)
         parent.children[tokens] = node
@@ -146,12 +146,12 @@ class PrefixTree:
         return node
 
     def touch(self, node: Node) -> None:
-        """Mark a use; `last_access` is a counter, so that replays give the same order."""
+        """Note a use. `last_access` is a counter, so replays give the same order."""
         self._tick += 1
         node.last_access = self._tick
 
     def remove(self, node: Node) -> None:
-        """Take a leaf out; its readers fall back onto the parent."""
+        """Remove a leaf. Its readers move back to the parent."""
         assert node.parent is not None and not node.children
         fallen = [reader for _, reader in node.awaiting()]
         node.waiting.clear()
@@ -173,7 +173,7 @@ class PrefixTree:
         return reader
 
     def remove_reader(self, reader: Reader) -> None:
-        """End a registration."""
+        """Remove a registration."""
         reader.node.stop_awaiting(reader)
         node: Node | None = reader.node
         while node is not None and node.parent is not None:
@@ -181,7 +181,7 @@ class PrefixTree:
             node = node.parent
 
     def _descend(self, reader: Reader) -> None:
-        """Move a reader that waits nowhere as far down as the tree goes; there it waits."""
+        """Move a reader, which waits nowhere, as far down as the tree goes; it waits there."""
         node = reader.node
         while (block := reader.next_block) is not None:
             child = node.children.get(block)
@@ -198,12 +198,12 @@ class PrefixTree:
         return [ns for (name, _), ns in self._namespaces.items() if name == adapter]
 
     def remove_namespace(self, namespace: Namespace) -> None:
-        """Forget an empty namespace that no table or reader refers to any more."""
+        """Forget an empty namespace that no table or reader refers to."""
         assert not namespace.root.children and not namespace.root.waiting
         del self._namespaces[namespace.adapter, namespace.tenant]
 
     def nodes(self, namespace: Namespace | None = None) -> Iterator[Node]:
-        """Every node (of one namespace), children after parents."""
+        """Every node, or those of one namespace; children after parents."""
         roots = [namespace] if namespace is not None else list(self._namespaces.values())
         stack = [child for ns in roots for child in ns.root.children.values()]
         while stack:
@@ -230,7 +230,7 @@ class PrefixTree:
 
 
 def _count_readers(root: Node) -> dict[int, int]:
-    """Readers at or below each node, without recursion (trees are as deep as prompts are long)."""
+    """Readers at or below each node. No recursion, since trees are as deep as prompts are long."""
     order: list[Node] = [root]
     for node in order:
         order.extend(node.children.values())

@@ -1,7 +1,7 @@
-"""Block tables: which blocks hold a sequence's KV, per KV group.
+"""Block tables: which blocks contain a sequence's KV, per KV group.
 
-A KV group is a set of layers x KV heads that shares block numbers; today there
-is one, but every table has the axis. Invariant: all groups of a table are equally long.
+A KV group is a set of layers x KV heads that shares block numbers. There is one group today, but
+every table has the axis. Invariant: all groups of a table have the same length.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from tandem.kv.prefix_tree import Node
 class BlockTable:
     """Blocks of one sequence in order of position.
 
-    `own_end` is the end of the last block if that was found to be this table's alone and nothing
-    has changed since, else 0. Once it is full, which it is to whoever has computed so far, the tree
-    may let others have it.
+    `own_end` is the end position of the last block, if that block was found to belong to this table
+    only and nothing has changed since; else 0. Once the block is full the tree may share it, but no
+    sequence writes to it again.
 
     | logical blocks | owner |
     |---|---|
@@ -40,7 +40,7 @@ class BlockTable:
         return self.nodes[-1] if self.nodes else self.root
 
     def logical(self, index: int) -> tuple[int, ...]:
-        """Physical blocks of one logical block, one a group."""
+        """Physical blocks of one logical block, one per group."""
         return tuple(group[index] for group in self.groups)
 
     def append(self, blocks: tuple[int, ...]) -> None:
@@ -50,7 +50,7 @@ class BlockTable:
             group.append(block)
 
     def replace(self, index: int, blocks: tuple[int, ...]) -> None:
-        """Exchange one logical block."""
+        """Replace one logical block."""
         self._whole, self.own_end = None, 0
         for group, block in zip(self.groups, blocks, strict=True):
             group[index] = block
@@ -59,7 +59,7 @@ class BlockTable:
     def whole(self) -> tuple[tuple[int, ...], ...]:
         """All blocks of every group, as a plan carries them."""
         whole = self._whole
-        if whole is None:  # kept: a decode asks for the same blocks again and again
+        if whole is None:  # cached: successive decodes need the same blocks
             whole = self._whole = tuple([tuple(group) for group in self.groups])
         return whole
 

@@ -1,1 +1,1 @@
-"""COMPUTE: models, their attention, frozen linears, adapters and sampling, as tensors."""
+"""Computes: models, their attention, frozen linear layers, adapters and sampling, as tensors."""

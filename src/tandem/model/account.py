@@ -1,4 +1,4 @@
-"""What a loaded model takes: its weights in every packing, and what is compiled for them."""
+"""Memory of a loaded model: its weights in every packing, and kernels compiled for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.model.load import LoadedModel
 
 def model_bytes(model: LoadedModel) -> dict[str, int]:
     """Bytes of the weights that forward passes read, of the packings for the backward, and of
-    the kernels that were compiled for products with them."""
+    kernels that a library compiled for products with them."""
     modules: set[nn.Module] = {*model.backbone.modules(), *model.head.linear.modules()}
     packed = {each for each in modules if isinstance(each, PackedLinear)}
     packed |= {each.group.joined for each in modules if isinstance(each, GroupMember)}

@@ -1,7 +1,7 @@
-"""What a model's configuration tells about whether it can be served exactly.
+"""Whether a model can be served exactly, as far as its configuration tells.
 
-Refusals by name, before any weight is read. What the configuration does not tell is found by
-`probe` and `self_test`.
+Refuses by name before any weight is read. `probe` and `self_test` find what the configuration does
+not tell.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def refuse(name: str, config: PreTrainedConfig) -> None:
-    """Raise `UnsupportedModel` if this is no plain text decoder, or for what its settings say."""
-    # Composite configurations describe several models in one; only plain decoders are served.
+    """Raise `UnsupportedModel` if this is no plain text decoder, or for settings of its own."""
+    # A composite configuration describes several models. Only plain decoders are served.
     if config.sub_configs:
         parts = ", ".join(sorted(config.sub_configs))
         raise UnsupportedModel(f"{name} is made of several models ({parts}); serve a text decoder")
@@ -32,7 +32,7 @@ def refuse(name: str, config: PreTrainedConfig) -> None:
 
 
 def refuse_by_configuration(name: str, config: dict[str, Any]) -> None:
-    """Raise `UnsupportedModel` for what cannot be served exactly; `config` is the model's dict."""
+    """Raise `UnsupportedModel` for settings, in the model's dict, that cannot be served exactly."""
     reasons = {
         "is an encoder-decoder": config.get("is_encoder_decoder"),
         "shares KV between layers": config.get("num_kv_shared_layers"),
@@ -54,11 +54,11 @@ def refuse_by_configuration(name: str, config: dict[str, Any]) -> None:
 
 
 def exact_model_length(name: str, config: dict[str, Any], asked: int) -> int:
-    """Longest context in tokens that is exact; `asked` is the user's limit (0: the model's own).
+    """Longest context in tokens that is exact. `asked` is the user's limit (0: the model's own).
 
     `dynamic` and `longrope` rotary embeddings change with the longest sequence of the batch, so
-    neighbours would change each other: they are exact only while no sequence is longer than the
-    length where the change begins. Raises `InvalidRequest`, `UnsupportedModel`.
+    sequences would affect each other. They are exact only up to the length at which the change
+    begins. Raises `InvalidRequest`, `UnsupportedModel`.
     """
     own = config.get("max_position_embeddings") or config.get("n_positions") or asked
     if not own or own < 0:

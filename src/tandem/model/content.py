@@ -1,6 +1,6 @@
-"""Names a model by the content of its parameters, cheaply enough for every load.
+"""Identifies a model by the content of its parameters, cheaply enough for every load.
 
-Invariant: the same parameters have the same hash on every device and with any number of threads.
+Invariant: equal parameters have the same hash on every device and with any number of threads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def weights_hash(model: nn.Module) -> str:
-    """32 hex digits of SHA-256 over each parameter's name, type, shape, the exact sum of its bit
-    patterns (all of it is read) and some thousand of its values, evenly spaced."""
+    """32 hex digits of a SHA-256 over each parameter's name, type, shape, the exact sum of its bit
+    patterns (which reads all of it), and a few thousand evenly spaced values."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         bits = weight.detach().reshape(-1).view(_BITS[weight.element_size()])
@@ -27,5 +27,5 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def _sum(bits: Tensor) -> int:
-    """In 64-bit integers, where the order does not matter."""
+    """Sums 64-bit integers, so the order does not matter."""
     return int(bits.sum(dtype=torch.int64))

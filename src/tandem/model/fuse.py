@@ -1,7 +1,7 @@
 """Replaces modules of a loaded transformers model by equal, faster ones.
 
-A module is replaced only when its class is known here and a random input gives the same output
-before and after, in the model's own dtype; every other module stays.
+A module is replaced only if its class is known here and both give the same output for a random
+input, in the model's own dtype. Every other module stays.
 """
 
 from __future__ import annotations
@@ -71,30 +71,30 @@ _ATTENTIONS: dict[type, Family] = {
     gemma3.Gemma3Attention: Family(gemma3.eager_attention_forward, _window),
 }
 _GELU_TANH = type(ACT2FN["gelu_pytorch_tanh"])
-# Relative to the largest output: float32 sums in another order; one rounding of a 16-bit dtype.
+# Relative to the largest output. float32 may sum in another order; 16-bit dtypes round once.
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 _PROBE_TOKENS = 5
 
 
 @dataclass(slots=True)
 class FuseReport:
-    """Modules replaced, by class name; `kept` names known modules whose check failed."""
+    """Number of replaced modules by class name. `kept` names known modules whose check failed."""
 
     replaced: dict[str, int] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
 
 
 def fuse_modules(model: nn.Module) -> FuseReport:
-    """Replaces what it knows, in place; nothing off the CPU or without the kernels.
+    """Replace known modules in place. Does nothing off the CPU or without the kernels.
 
     Call it before `pack_linears` and before adapters are attached. The joined projections are
-    packed and frozen at once; modules with trainable parameters are not expected here.
+    packed and frozen at once, so modules must not have trainable parameters.
     """
     report = FuseReport()
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     if not on_cpu or not kernels.status().available:
         return report
-    # Norms first: an attention takes over the fused ones; a layer wants all of its parts fused.
+    # Norms first: attention reuses the fused norms, and a layer needs all its parts fused.
     for build in (_fused_norm, _fused_mlp, _fused_attention, _fused_layer):
         for path, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
@@ -149,7 +149,7 @@ def _plain(module: nn.Module, *names: str) -> bool:
 
 
 def _agrees(original: Any, fused: nn.Module) -> bool:
-    """Whether both give the same output for one random input, to the dtype's tolerance."""
+    """Whether both give the same output for one random input, within the dtype's tolerance."""
     with torch.no_grad():
         if isinstance(fused, FusedLayer):
             expected, actual = _eager_outputs(original, fused, fused.self_attn)
@@ -165,7 +165,7 @@ def _agrees(original: Any, fused: nn.Module) -> bool:
 
 
 def _eager_outputs(original: Any, fused: nn.Module, attention: FusedAttention) -> tuple[Any, Any]:
-    """Both modules through transformers' eager attention, whatever the model is set to use."""
+    """Outputs of both modules through transformers' eager attention, whatever the model uses."""
     config, dtype = attention.config, attention.o_proj.weight.dtype
     hidden = _random((1, _PROBE_TOKENS, attention.q_proj.in_features), dtype)
     angles = _random((1, _PROBE_TOKENS, attention.head_dim // 2), torch.float32)

@@ -1,8 +1,8 @@
 """Modules of the Llama family that compute with our kernels.
 
-They keep the names and the calls of transformers' modules (`q_proj`, the attention interface ...),
-so that adapters and attention work as before, and fall back to the plain formula where a gradient
-is wanted. `tandem.model.fuse` decides where they may stand.
+They keep the names and calls of transformers' modules (`q_proj`, the attention interface ...), so
+adapters and attention work as before. They use the plain formula if a gradient is wanted.
+`tandem.model.fuse` decides which modules they replace.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SILU = type(ACT2FN["silu"])
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Of one attention class: its module's eager attention, and what it adds to the call of the
-    attention interface, read from the module that is replaced."""
+    """An attention class: its module's eager attention, and extra arguments for the attention
+    interface, read from the module that is replaced."""
 
     eager: Callable[..., Any]
     extra: Callable[[Any], dict[str, Any]]
@@ -78,9 +78,9 @@ class FusedMlp(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """Attention of the Llama family: joined projections, one pass for the rotation.
+    """Attention of the Llama family, with joined projections and one pass for the rotation.
 
-    It calls transformers' attention interface with the arguments of the module it replaces.
+    It calls transformers' attention interface with the arguments of the module that it replaces.
     """
 
     def __init__(self, original: Any, family: Family) -> None:
@@ -114,7 +114,7 @@ class FusedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """hidden_states [batch, T, hidden] -> the same shape, and the interface's weights.
 
-        `past_key_values` is what transformers called its `cache` before 5.24.
+        Before 5.24 transformers called its `cache` `past_key_values`.
         """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(shape)

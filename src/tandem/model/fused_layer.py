@@ -1,9 +1,9 @@
 """A decoder layer of the Llama kind that runs as two kernel calls whenever that is exact.
 
-It is exact when no gradient is wanted, the context is the CPU kernel's, and every projection is
-the frozen one that was packed, whether adapters act on it or not. Otherwise the parts are called
-one by one, as transformers does. Both ways give the same values; with adapters, up to where they
-round: the kernels add an update before the product is rounded.
+That requires: no gradient is wanted, the context is the CPU kernel's, and every projection is the
+packed, frozen one, with or without adapters. Otherwise its parts are called one by one, as in
+transformers. Both ways give the same values. With adapters they round at different places: the
+kernels add an update before the product is rounded.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ Projections = tuple[nn.Module | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The kernels' view of a layer, valid while its projections are these very modules.
-
-    `adaptable` are the projections as adapters know them, if the kernels can apply adapters.
-    """
+    """The kernels' view of a layer, valid while its projections are these very modules."""
 
     projections: Projections
     weights: tuple[AttentionWeights, MlpWeights] | None
+    # the projections, if the kernels can apply adapters to them
     adaptable: tuple[LoraLinear, ...] | None = None
 
 
 class FusedLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), with the parts of the layer it replaces."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), with the parts of the replaced layer."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()
@@ -103,11 +101,11 @@ class FusedLayer(nn.Module):
         weights: tuple[AttentionWeights, MlpWeights],
         updates: tuple[Updates, Updates],
     ) -> Tensor:
-        """The layer by the kernels."""
+        """The whole layer with kernels."""
         assert isinstance(context.batch, CpuBatch)
         cache = context.layers[self.self_attn.layer_idx]
         tables = context.batch.tables
-        # Of rows that nobody reads, the last layer only has to store keys and values.
+        # For rows that are not read, the last layer only has to store keys and values.
         last = self.self_attn.layer_idx == len(context.layers) - 1
         wanted = context.wanted if last and not updates[0].segments else None
         x = attention_block(
@@ -121,7 +119,7 @@ class FusedLayer(nn.Module):
         return torch.zeros_like(hidden).index_copy_(1, wanted, x)
 
     def _current(self) -> _Blocks:
-        """What the kernels multiply by; no weights where the parts must be called one by one."""
+        """The kernels' view of the layer. Without weights its parts must be called one by one."""
         attention, mlp = self.self_attn, self.mlp
         projections: Projections = (
             attention.q_proj,
@@ -163,12 +161,12 @@ class FusedLayer(nn.Module):
 
 
 def _frozen(projection: nn.Module | None) -> nn.Module | None:
-    """The layer behind a projection that adapters may act on."""
+    """The frozen layer under a projection that adapters may be attached to."""
     return projection.base if isinstance(projection, LoraLinear) else projection
 
 
 def _adaptable(projections: Projections) -> tuple[LoraLinear, ...] | None:
-    """The projections, if an adapter may act on each and panels of a group are of one member."""
+    """The projections, if all can have adapters and no panel of a group spans two members."""
     layers = tuple(each for each in projections if isinstance(each, LoraLinear))
     parts = [each.base for each in layers if isinstance(each.base, GroupMember)]
     whole = all(part.out_features % _PANEL == 0 for part in parts)
@@ -176,7 +174,7 @@ def _adaptable(projections: Projections) -> tuple[LoraLinear, ...] | None:
 
 
 def _updates(blocks: _Blocks) -> tuple[Updates, Updates] | None:
-    """What adapters add in the attention and in the inner layer; None if the kernels cannot."""
+    """Updates of adapters in attention and in the MLP; None if the kernels cannot apply them."""
     attention, mlp = Updates(), Updates()
     wrapped = next((each for each in blocks.projections if isinstance(each, LoraLinear)), None)
     segments = wrapped.segments if wrapped is not None else ()
@@ -211,7 +209,7 @@ def _norm(module: FusedRmsNorm) -> NormWeights:
 
 
 def _alike(module: nn.Module | None, norm: NormWeights) -> bool:
-    """Whether the norm of single heads, if there is one, differs from `norm` in its weight only."""
+    """Whether the norm of single heads, if there is one, differs from `norm` only in its weight."""
     if not isinstance(module, FusedRmsNorm):
         return module is None
     return (module.eps, module.shifted) == (norm.eps, norm.shifted)

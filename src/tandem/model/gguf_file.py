@@ -1,9 +1,9 @@
-"""A model in one GGUF file: whether it can be served, and what it holds as a checkpoint.
+"""A model in one GGUF file: whether it can be served, and its content as a checkpoint.
 
-transformers' loader reads the weights, the configuration and the tokenizer. What it would leave out
-in silence (rotary scaling, soft caps, tensors of other architectures) is taken over or refused
-here, before a weight is read. Knows no cache. Invariant: a checkpoint that `write_checkpoint` wrote
-holds every value of the file.
+transformers' loader reads the weights, the configuration and the tokenizer. What it would silently
+leave out (rotary scaling, soft caps, tensors of other architectures) is added or refused here,
+before a weight is read. Knows no cache. Invariant: a checkpoint by `write_checkpoint` has every
+value of the file.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tandem.model.capability import refuse
 
 Progress = Callable[[str, float], None]
 
-# Keys of an architecture that the loader leaves out, and where transformers keeps the same value.
+# Keys of an architecture that the loader leaves out, and transformers' names for them.
 _TAKEN_OVER = {
     "attention.key_length": "head_dim",
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-# How chat templates end a turn. A file may name another token as its end of text.
+# How chat templates end a turn. A file's end-of-text token may be another one.
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>", "<turn|>")
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ROTARY_FACTORS = "rope_freqs.weight"
-# Llama 3's rotary scaling. The file has its factors a frequency only; one number of it varies.
+# Llama 3's rotary scaling. The file has only its factors per frequency; only `factor` varies.
 _LLAMA3_ROTARY = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -56,21 +56,21 @@ _LLAMA3_ROTARY = {
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file holds, without its weights: `values` of all tensors, and which tokens end an
-    answer. `dtype` is float32 for a file of float32 alone, else bfloat16."""
+    """Content of a file, without its weights."""
 
     config: PreTrainedConfig
-    dtype: torch.dtype
-    values: int
-    end_tokens: tuple[int, ...]
+    dtype: torch.dtype  # float32 if the file has nothing else, otherwise bfloat16
+    values: int  # number of values in all tensors
+    end_tokens: tuple[int, ...]  # tokens that end an answer
 
 
 def read_contents(file: Path) -> Contents:
-    """Read all but the weights. Raises `UnsupportedModel` if the file cannot be served."""
+    """Read everything but the weights. Raises `UnsupportedModel` if the file cannot be served."""
     try:
         reader = GGUFReader(file)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # the reader checks nothing: any error of numpy or Python
+    # the reader checks nothing: any error of numpy or Python is possible
+    except Exception as error:
         raise UnsupportedModel(f"{file} is damaged or not complete: {_line(error)}") from error
     architecture = str(fields.get("general.architecture", ""))
     _refuse_kind(file, architecture, fields)
@@ -88,9 +88,9 @@ def read_contents(file: Path) -> Contents:
 
 
 def write_checkpoint(file: Path, contents: Contents, folder: Path, progress: Progress) -> None:
-    """Write weights, configurations, tokenizer and chat template into the empty `folder`.
+    """Write weights, configurations, tokenizer and chat template to the empty `folder`.
 
-    Raises `UnsupportedModel` for what transformers refuses, `OSError` when writing fails.
+    Raises `UnsupportedModel` for what transformers refuses, `OSError` if writing fails.
     """
     transformers_logging.disable_progress_bar()
     try:
@@ -104,7 +104,7 @@ def write_checkpoint(file: Path, contents: Contents, folder: Path, progress: Pro
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises of any kind
+    except Exception as error:  # transformers may raise anything
         raise UnsupportedModel(f"transformers cannot read {file}: {_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise UnsupportedModel(f"{file} lacks weights: {missing[0]}, ...")
@@ -115,7 +115,7 @@ def write_checkpoint(file: Path, contents: Contents, folder: Path, progress: Pro
         tokenizer.save_pretrained(folder)
     except OSError:
         raise
-    except Exception as error:  # safetensors has an error of its own for a full disk
+    except Exception as error:  # safetensors has its own error for a full disk
         raise OSError(_line(error)) from error
 
 
@@ -146,10 +146,10 @@ def _refuse_types(file: Path, tensors: Sequence[Any]) -> None:
 
 
 def _configuration(file: Path, architecture: str, fields: dict[str, Any]) -> PreTrainedConfig:
-    """The model's configuration, with the keys that transformers' loader leaves out."""
+    """The model's configuration, including the keys that transformers' loader leaves out."""
     try:
         config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    except Exception as error:  # an architecture that it does not know, or a key that is missing
+    except Exception as error:  # unknown architecture, or a missing key
         raise UnsupportedModel(
             f"transformers cannot read {file} (architecture {architecture}): {_line(error)}"
         ) from error
@@ -159,13 +159,13 @@ def _configuration(file: Path, architecture: str, fields: dict[str, Any]) -> Pre
         value = fields.get(f"{architecture}.{key}")
         if value is not None and name in known:
             setattr(config, name, value)
-    # `general.name`, which is where the file came from for nobody.
+    # `general.name` would be taken for the file's origin
     config.__dict__.pop("_model_name_or_path", None)
     return config
 
 
 def _scale_rotary(file: Path, config: PreTrainedConfig, factors: np.ndarray) -> None:
-    """Set Llama 3's rotary scaling if it has these factors. Raises `UnsupportedModel`."""
+    """Set Llama 3's rotary scaling. Raises `UnsupportedModel` if the factors are not Llama 3's."""
     plain = dict(config.rope_parameters)
     config.rope_parameters = plain | _LLAMA3_ROTARY | {"factor": round(float(factors.max()), 3)}
     head = config.head_dim
@@ -179,7 +179,8 @@ def _scale_rotary(file: Path, config: PreTrainedConfig, factors: np.ndarray) -> 
 
 
 def _refuse_other_values(file: Path, config: PreTrainedConfig, values: int) -> None:
-    """Every value has its place in the model: the loader skips tensors that it does not know."""
+    """Raise `UnsupportedModel` unless every value has its place in the model. The loader silently
+    skips tensors that it does not know."""
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -202,5 +203,5 @@ def _end_tokens(fields: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what an error says."""
+    """First line of an error's message."""
     return re.split(r"[\r\n]", str(error).strip(), maxsplit=1)[0] or type(error).__name__

@@ -1,7 +1,7 @@
-"""From hidden states to logits, on chosen rows only.
+"""From hidden states to logits, for selected rows only.
 
-Repeats what each architecture does after its `lm_head` (scaling, soft cap), because its own
-forward would need the whole model; the self-test at load compares both.
+Repeats what each architecture does after its `lm_head` (scaling, soft cap), since the
+architecture's own forward would compute the whole model. The self-test at load compares both.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tandem.model.linear import AmxWeight, PackedLinear
 
 # Inputs of an AMX weight are a multiple of this.
 _SIDE = 32
-# Logits in float32 of the rows that are scored at once: much for an accelerator; on a CPU what the
-# allocator finds room for without clearing new pages.
+# Bytes of float32 logits that are computed at once: much for an accelerator; on a CPU as much as
+# the allocator can reuse without clearing new pages.
 _LOGIT_BYTES, _CPU_LOGIT_BYTES = 64 << 20, 16 << 20
-# As many rows as that at once where no logits are kept; it is 40 MiB for a width of 1,024.
+# Rows at once if no logits are kept; 40 MiB for a width of 1,024.
 _KERNEL_ROWS = 2048
 
 
@@ -53,8 +53,8 @@ class Head:
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities [rows], float32, of `targets` int64 [rows] under `hidden`.
 
-        With `gradient` also d(log-probability)/d(hidden) [rows, width], in the model's dtype.
-        For at most `rows_at_once` rows, so that memory is bounded.
+        With `gradient` also d(log-probability)/d(hidden) [rows, width], in the model's dtype. Call
+        it with at most `rows_at_once` rows, so that memory is bounded.
         """
         if (packed := self._packed()) is not None:
             linear, weights = packed
@@ -75,7 +75,7 @@ class Head:
             scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
             bend = 1.0 - (scores / self.softcap).square() if gradient and self.softcap else None
             chosen = targets[:, None]
-            # All in place: `logsumexp` would need the logits once more.
+            # All in place: `logsumexp` would need a second copy of the logits.
             wanted, peak = scores.gather(1, chosen), scores.amax(dim=-1, keepdim=True)
             total = scores.sub_(peak).exp_().sum(dim=-1, keepdim=True)
             logprobs = (wanted - peak - total.log())[:, 0]
@@ -92,19 +92,20 @@ class Head:
         return logprobs, rows
 
     def rows_at_once(self, device: torch.device) -> int:
-        """Rows for one call of `score` on `device`: 16 to 64 MiB of logits or sums."""
+        """Most rows for one call of `score` on `device`: 16 to 64 MiB of logits or sums."""
         if self._packed() is not None:
             return _KERNEL_ROWS
         return self.logits_at_once(device)
 
     def logits_at_once(self, device: torch.device) -> int:
-        """Rows whose float32 logits take 64 MiB, or 16 on a CPU."""
+        """Rows whose float32 logits take 64 MiB, or 16 MiB on a CPU."""
         vocab: Any = self.linear.out_features
         most = _CPU_LOGIT_BYTES if device.type == "cpu" else _LOGIT_BYTES
         return max(1, most // (4 * vocab))
 
     def _packed(self) -> tuple[PackedLinear, AmxWeight] | None:
-        """What the kernel scores with, if it computes this head: packed both ways, and plain."""
+        """The layer and weights for the scoring kernel, if it can compute this head: packed in both
+        directions, without scaling or cap."""
         linear = self.linear
         if self.softcap or not self.factor == self.divisor == 1.0:
             return None

@@ -1,7 +1,7 @@
-"""Models by their name on the hub: fetched once into the hub's cache, and read from there.
+"""Models by their name on the hub: downloaded once into the hub's cache, then read from there.
 
-One process asks, once, and for a bounded time; whoever loads reads local files only. Knows no
-transformers. Invariant: what `fetched` returns is a directory, and nothing else uses the network.
+One process contacts the hub, once, for a bounded time. Loading reads local files only. Knows no
+transformers. Invariant: `fetched` returns a directory, and nothing else uses the network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 
 ANSWER_LIMIT_S = 10.0
-"""How long the hub may take to say what a repository holds, the look-up of its address included."""
+"""How long the hub may take to list a repository, including the look-up of its address."""
 _REQUEST_LIMIT_S = 5.0
 _CONFIG = "config.json"
 _FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
@@ -34,10 +34,10 @@ class _Unreachable(Exception):
 
 
 def fetched(name: str, progress: Progress) -> Path:
-    """The directory of a repository's newest files, or of those in the cache without a network.
+    """The directory of a repository's newest files, or of the cached ones without a network.
 
     Raises `NotFound` if there is no such repository, or none that can be reached,
-    `UnsupportedModel` if it holds no checkpoint.
+    `UnsupportedModel` if it has no checkpoint.
     """
     progress(f"asking the hub for {name}", 0.0)
     try:
@@ -61,13 +61,13 @@ def fetched(name: str, progress: Progress) -> Path:
         found = snapshot_download(
             name, allow_patterns=[*_FILES, weights], ignore_patterns=["*/*"], max_workers=4
         )
-    except Exception as error:  # the network, the disk, access: all have their own
+    except Exception as error:  # network, disk and access have errors of their own
         raise NotFound(f"cannot download {name}: {_line(error)}", param="model") from error
     return Path(found)
 
 
 def repository_of(model: str) -> str:
-    """The hub's name of a directory in its cache, which other machines know; else `model`."""
+    """The hub's name of a directory in its cache (the same on all machines); else `model`."""
     parts = Path(model).parts
     if len(parts) > 2 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
         return parts[-3].removeprefix("models--").replace("--", "/")
@@ -75,17 +75,17 @@ def repository_of(model: str) -> str:
 
 
 def _files_of(name: str) -> Sequence[str]:
-    """Raises `NotFound`, `_Unreachable`."""
+    """Names of the repository's files. Raises `NotFound`, `_Unreachable`."""
     answers: SimpleQueue[Sequence[str] | Exception] = SimpleQueue()
 
     def ask() -> None:
         try:
             siblings = HfApi().model_info(name, timeout=_REQUEST_LIMIT_S).siblings or ()
             answers.put([each.rfilename for each in siblings])
-        except Exception as error:  # handed on, see below
+        except Exception as error:  # raised below
             answers.put(error)
 
-    # A name server that is silent cannot be interrupted; the thread must not hold up the exit.
+    # A silent name server cannot be interrupted, so a thread asks; it must not delay the exit.
     Thread(target=ask, daemon=True).start()
     try:
         answer = answers.get(timeout=ANSWER_LIMIT_S)

@@ -1,9 +1,9 @@
-"""Frozen projections of the same input as one product, with what an adapter adds to each of them,
-forwards and backwards; and the arithmetic of a layer's gradient over them.
+"""Frozen projections of the same input as one product, with the adapter's updates, forwards and
+backwards; and the arithmetic of a layer's gradient over them.
 
 Two arithmetics do the same steps: torch's on rows, in any dtype, and our kernels' on tiles, in
-bfloat16. An operand is what a product reads: rows for the one, tiles for the other. A low-rank
-product is scaled by its adapter's factor once, so both of its gradients are plain products of it.
+bfloat16. An operand is the input of a product: rows for the one, tiles for the other. A low-rank
+product is scaled once by its adapter's factor, so both of its gradients are plain products.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STEP = 32
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Columns start:end of a joint projection; its update has columns low:low + rank."""
+    """Columns start:end of a joint projection. Its update has columns low:low + rank."""
 
     name: str
     start: int
@@ -42,8 +42,11 @@ class Member:
 
 
 class Joint:
-    """Projections side by side. `a` [ranks, in] and `b` [out, ranks] hold all of their updates,
-    `scale` float32 [ranks] their factors, padded to a multiple of 32; None without an adapter."""
+    """Projections side by side.
+
+    `a` [ranks, in] and `b` [out, ranks] hold all their updates, `scale` float32 [ranks] their
+    factors. Ranks are padded to a multiple of 32. All are None without an adapter.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Joint:
         parts: Sequence[tuple[str, int, int]],
         adapter: Mapping[str, LoraWeights],
     ) -> None:
-        """`parts` are name, first and last column of each projection."""
+        """`parts` are (name, first column, end column) of each projection."""
         self.frozen = frozen
         self.members: list[Member] = []
         low = 0
@@ -80,7 +83,7 @@ class Joint:
                     self.scale[columns] = weights.scale
 
     def split(self, a: Tensor, b: Tensor, found: PairGradients) -> None:
-        """Puts gradients of `a` and of `b` transposed, [ranks, ...] each, into `found` by name."""
+        """Put gradients of `a` and of `b` transposed, each [ranks, ...], into `found` by name."""
         for each in self.members:
             if each.rank:
                 columns = slice(each.low, each.low + each.rank)
@@ -88,7 +91,7 @@ class Joint:
 
 
 class TorchArithmetic:
-    """See the module's description."""
+    """The arithmetic on rows, with torch, in any dtype."""
 
     def __init__(self, layer: FusedLayer, heads: int, kv_heads: int, context: DenseContext) -> None:
         self._layer = layer
@@ -96,7 +99,7 @@ class TorchArithmetic:
         self._context = context
 
     def operand(self, rows: Tensor) -> Tensor:
-        """What a product reads of [rows, width]."""
+        """The operand of [rows, width]."""
         return rows
 
     def norm(self, x: Tensor, norm: NormWeights) -> Tensor:
@@ -104,13 +107,13 @@ class TorchArithmetic:
         return kernels.rms_norm(x, norm.weight, norm.eps, norm.shifted)
 
     def low(self, operand: Tensor, joint: Joint) -> Tensor | None:
-        """[rows, ranks] of the update, scaled."""
+        """The update's low-rank product [rows, ranks], scaled."""
         if joint.a is None or joint.scale is None:
             return None
         return (operand @ joint.a.t()) * joint.scale.to(operand.dtype)
 
     def low_back(self, gradient: Tensor, joint: Joint) -> Tensor | None:
-        """[rows, ranks]: the gradient of the update's low side, scaled."""
+        """Gradient of the update's low-rank product, [rows, ranks], scaled."""
         if joint.b is None or joint.scale is None:
             return None
         return (gradient @ joint.b) * joint.scale.to(gradient.dtype)
@@ -136,7 +139,7 @@ class TorchArithmetic:
         return result
 
     def rows_back(self, gradient: Tensor, joint: Joint, low: Tensor | None) -> Tensor:
-        """d/d(input) of a projection, as rows; `low` is from `low_back`."""
+        """d/d(input) of a projection, as rows. `low` is from `low_back`."""
         out = joint.frozen.backward_weights().multiply(gradient)
         if low is None or joint.a is None:
             return out
@@ -162,8 +165,8 @@ class TorchArithmetic:
         joint: Joint,
         found: PairGradients,
     ) -> None:
-        """Gradients of the adapter's matrices, from the operand that entered a projection, the
-        gradient of its output, and the low-rank products of both."""
+        """Gradients of the adapter's matrices, from the projection's input operand, the gradient of
+        its output, and the low-rank products of both."""
         if low is not None and low_gradient is not None:
             joint.split(low_gradient.t() @ entering, low.t() @ gradient, found)
 
@@ -186,7 +189,8 @@ class TorchArithmetic:
 
 
 class TileArithmetic:
-    """See the module's description; methods are those of `TorchArithmetic`."""
+    """The arithmetic on tiles, with our kernels, in bfloat16. Its methods are
+    `TorchArithmetic`'s."""
 
     def __init__(self, layer: FusedLayer, heads: int, kv_heads: int, context: DenseContext) -> None:
         attention = layer.self_attn
@@ -198,21 +202,21 @@ class TileArithmetic:
         self._packed: dict[int, Panels] = {}
 
     def operand(self, rows: Tensor) -> Tensor:
-        """See `TorchArithmetic`."""
+        """Tiles of rows [rows, width]."""
         return backward.row_tiles(rows)
 
     def norm(self, x: Tensor, norm: NormWeights) -> Tensor:
-        """See `TorchArithmetic`."""
+        """Tiles of normalised rows."""
         return backward.norm_tiles(x, norm)
 
     def low(self, operand: Tensor, joint: Joint) -> Tensor | None:
-        """See `TorchArithmetic`."""
+        """The update's low-rank product as tiles, scaled."""
         if joint.a is None:
             return None
         return backward.updated_tiles(operand, _pack(joint.a), None, joint.scale)
 
     def low_back(self, gradient: Tensor, joint: Joint) -> Tensor | None:
-        """See `TorchArithmetic`."""
+        """Gradient of the update's low-rank product as tiles, scaled."""
         if joint.b is None:
             return None
         return backward.updated_tiles(gradient, _pack(joint.b.t()), None, joint.scale)
@@ -220,30 +224,30 @@ class TileArithmetic:
     def rows(
         self, operand: Tensor, joint: Joint, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """See `TorchArithmetic`."""
+        """The projection plus `residual` as rows, and its low-rank product."""
         low = self.low(operand, joint)
         size = (self._rows, joint.frozen.out_features)
         update = _update(low, joint.b)
         return backward.updated_rows(operand, _panels(joint), update, size, residual), low
 
     def inner(self, operand: Tensor, joint: Joint) -> tuple[Tensor, Tensor | None]:
-        """See `TorchArithmetic`."""
+        """The projection as tiles, and its low-rank product."""
         low = self.low(operand, joint)
         return backward.updated_tiles(operand, _panels(joint), _update(low, joint.b)), low
 
     def gated(self, joined: Tensor) -> Tensor:
-        """See `TorchArithmetic`."""
+        """Tiles of act(gate) * up."""
         return backward.gated_tiles(joined, self._gelu)
 
     def rows_back(self, gradient: Tensor, joint: Joint, low: Tensor | None) -> Tensor:
-        """See `TorchArithmetic`."""
+        """d/d(input) of a projection, as rows."""
         size = (self._rows, joint.frozen.in_features)
         return backward.updated_rows(gradient, _back_panels(joint), _back_update(low, joint), size)
 
     def gate_back(
         self, gradient: Tensor, joint: Joint, low: Tensor | None, joined: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `TorchArithmetic`."""
+        """Tiles of d/d(joined) through the gate and the projection, and of `gated`."""
         update = _back_update(low, joint)
         return backward.gate_gradients(gradient, _back_panels(joint), update, joined, self._gelu)
 
@@ -256,17 +260,17 @@ class TileArithmetic:
         joint: Joint,
         found: PairGradients,
     ) -> None:
-        """See `TorchArithmetic`."""
+        """Gradients of the adapter's matrices."""
         if low is not None and low_gradient is not None:
             a = backward.thin_product(low_gradient, entering)
             joint.split(a, backward.thin_product(low, gradient), found)
 
     def attend(self, turned: Tensor) -> tuple[Tensor, ...]:
-        """See `TorchArithmetic`."""
+        """Attention of turned rows, and what `attend_back` needs."""
         return (*backward.dense_attention(turned, self._shape), turned)
 
     def attend_back(self, attended: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
-        """See `TorchArithmetic`."""
+        """d/d(turned), dense."""
         mixed, sums, turned = attended
         return backward.dense_attention_gradient(turned, (mixed, sums), gradient, self._shape)
 
@@ -288,7 +292,7 @@ def _pack(weight: Tensor) -> Panels:
 
 
 def _update(low: Tensor | None, up: Tensor | None) -> Update | None:
-    """`low` times `up` [out, ranks] transposed."""
+    """An update: `low` times the transposed `up` [out, ranks]."""
     if low is None or up is None:
         return None
     return Update(low, _pack(up).packed)

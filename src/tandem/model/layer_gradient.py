@@ -1,9 +1,8 @@
-"""A decoder layer of the Llama kind computed again and differentiated by hand.
+"""A decoder layer of the Llama kind, recomputed and differentiated by hand.
 
-One product serves the queries, keys and values, one the gate and its partner, forwards and
-backwards, low-rank updates included; nothing is kept but what the formulas need. Knows no trainer.
-Invariant: the same gradients as autograd's through the layer, for sequences that begin at their
-first row.
+Queries, keys and values share one product, and so do gate and up projection, forwards and
+backwards, with low-rank updates. Keeps only what the formulas need. Knows no trainer. Invariant:
+its gradients are those of autograd, for sequences that begin at their first row.
 """
 
 from __future__ import annotations
@@ -35,24 +34,19 @@ _SIDE = 32
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the gradient needs of the forward, beside the layer's input.
+    """What the gradient needs of the forward, beside the layer's input."""
 
-    `qkv` [rows, heads] is queries, keys and values before they are turned; `attended` belongs to
-    the arithmetic, its first entry is what attention gave; `middle` [rows, width] enters the second
-    norm; `gate_up` is rows or tiles; the rest are low-rank products.
-    """
-
-    qkv: Tensor
-    attended: tuple[Tensor, ...]
-    middle: Tensor
-    gate_up: Tensor
-    low_qkv: Tensor | None
+    qkv: Tensor  # [rows, heads]: queries, keys and values before they are turned
+    attended: tuple[Tensor, ...]  # of the arithmetic; the first is attention's output
+    middle: Tensor  # [rows, width]: input of the second norm
+    gate_up: Tensor  # rows or tiles
+    low_qkv: Tensor | None  # low-rank products
     low_out: Tensor | None
     low_gate_up: Tensor | None
 
     @property
     def nbytes(self) -> int:
-        """Memory of all of it."""
+        """Bytes of all tensors."""
         lows = (self.low_qkv, self.low_out, self.low_gate_up)
         tensors = (self.qkv, *self.attended, self.middle, self.gate_up, *lows)
         return sum(each.nbytes for each in tensors if each is not None)
@@ -60,15 +54,14 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """The part of `Kept` that the layer's own kernels can leave behind: `middle`, and `gate_up` as
-    tiles."""
+    """The part of `Kept` that the layer's own kernels can export. `gate_up` is in tiles."""
 
     middle: Tensor
     gate_up: Tensor
 
     @property
     def nbytes(self) -> int:
-        """Memory of both."""
+        """Bytes of both tensors."""
         return self.middle.nbytes + self.gate_up.nbytes
 
 
@@ -82,7 +75,7 @@ class LayerGradient:
         angles: tuple[Tensor, Tensor],
         context: DenseContext,
     ) -> None:
-        """`adapter` has the names of the layer's modules; `angles` are [1, rows, R] each."""
+        """`adapter` uses the names of the layer's modules. `angles` are [1, rows, R] each."""
         attention, mlp = layer.self_attn, layer.mlp
         self._norm = _norm(layer.input_layernorm)
         self._mlp_norm = _norm(layer.post_attention_layernorm)
@@ -107,7 +100,7 @@ class LayerGradient:
         self._by = arithmetic(layer, heads, kv_heads, context)
 
     def forward(self, x: Tensor, inner: Inner | None = None) -> Kept:
-        """Everything but the last product, of dense x [rows, width]; `inner` if it was kept."""
+        """All but the last product, for dense x [rows, width]. Uses `inner` if it was kept."""
         by = self._by
         qkv, low_qkv = by.rows(by.norm(x, self._norm), self._qkv)
         attended = by.attend(turn_heads(qkv, self._turn))
@@ -122,14 +115,14 @@ class LayerGradient:
         return Kept(qkv, attended, middle, gate_up, low_qkv, low_out, low_gate_up)
 
     def finish(self, kept: Kept) -> Tensor:
-        """[rows, width] that leave the layer."""
+        """Output [rows, width] of the layer."""
         by = self._by
         return by.rows(by.gated(kept.gate_up), self._down, kept.middle)[0]
 
     def backward(
         self, x: Tensor, kept: Kept, gradient: Tensor, below: bool
     ) -> tuple[Tensor | None, PairGradients]:
-        """For d/d(output) dense [rows, width]: d/dx, if wanted `below`, and d/d(adapter)."""
+        """For d/d(output), dense [rows, width]: d/dx if `below` wants it, and d/d(adapter)."""
         found: PairGradients = {}
         middle = self._mlp_backward(kept, gradient, found)
         return self._attention_backward(x, kept, middle, below, found), found
@@ -168,8 +161,8 @@ class LayerGradient:
 def layer_gradient(
     replay: Replay, index: int, adapter: Mapping[str, LoraWeights]
 ) -> LayerGradient | None:
-    """Layer `index` of `replay` with the adapter's weights by the names of its modules; None if
-    its kind is not known here."""
+    """Layer `index` of `replay`, with the adapter's weights by module name. None if this kind of
+    layer is not known here."""
     called = replay.called(index)
     if called is None:
         return None
@@ -183,7 +176,7 @@ def layer_gradient(
 
 
 def inner_room(layer: nn.Module, rows: int) -> Inner | None:
-    """Room for `Inner` of so many rows of `layer`; None where its kernels do not leave any, or its
+    """Memory for `Inner` with this many rows of `layer`. None if its kernels do not export, or its
     gradient would not read it."""
     if not isinstance(layer, FusedLayer) or not kernels.amx_linear():
         return None
@@ -207,7 +200,7 @@ def inner_room(layer: nn.Module, rows: int) -> Inner | None:
 def _joint(
     names: list[str], parts: tuple[nn.Module, ...], adapter: Mapping[str, LoraWeights]
 ) -> Joint:
-    """The projections `parts`, which read one input, by their frozen layers."""
+    """The projections `parts`, which read the same input, as one joint product."""
     frozen = [each.base if isinstance(each, LoraLinear) else each for each in parts]
     first = frozen[0]
     if isinstance(first, GroupMember):

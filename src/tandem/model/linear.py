@@ -1,9 +1,9 @@
-"""Frozen linear layers over weights packed once for the CPU's matrix kernels.
+"""Frozen linear layers whose weights are packed once for the CPU's matrix kernels.
 
-A packed layer keeps its weight in one layout only: AMX panels for our own kernel, oneDNN's blocks,
-or the plain matrix (other devices). It is differentiable in its input alone: the backward product
-uses a second packing, of the transposed weight, made when a gradient is first asked for. Nothing
-is saved for backward. Knows nothing of models but their `nn.Linear` layers.
+A packed layer has its weight in one layout: AMX panels for our own kernel, oneDNN's blocks, or the
+plain matrix (other devices). It is differentiable only in its input. The backward product uses a
+second packing, of the transposed weight, made when the first gradient is needed. Nothing is saved
+for backward. Of models it knows only `nn.Linear` layers.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from torch.nn import functional
 from tandem.model import kernels
 from tandem.model.kernels.layer import Panels
 
-# oneDNN blocks a weight for an expected number of rows; this one serves decode and prefill.
+# oneDNN blocks a weight for an expected number of rows. This one serves decode and prefill.
 _ONEDNN_ROWS = 256
-# It compiles a kernel for each number of rows. Every number up to this one is used, and so many of
-# each doubling from there on.
+# oneDNN compiles a kernel for each number of rows. Up to `_OWN_ROWS` every number is used, then
+# `_PER_DOUBLING` numbers per doubling.
 _OWN_ROWS = 64
 _PER_DOUBLING = 32
-# Of which each product takes two of 263 kB, whatever its shape. torch remembers 1,024 products, and
-# holds what it remembers: more entries here would be memory without end for little time.
+# Capacity of oneDNN's kernel cache. Each product takes two entries of 263 kB, whatever its shape.
+# torch keeps 1,024 products alive, so more entries would cost unbounded memory for little time.
 _KEPT_KERNELS = 2048
 _KERNEL_BYTES = 263 << 10
-_OLD_NAME = "DNNL_PRIMITIVE_CACHE_CAPACITY"  # which oneDNN reads as well
+_OLD_NAME = "DNNL_PRIMITIVE_CACHE_CAPACITY"  # read by oneDNN, too
 _STEP = 32
 
 
 def keep_kernels() -> None:
-    """Let oneDNN keep more kernels, unless the environment says how many.
+    """Let oneDNN keep more kernels, unless the environment sets a number.
 
-    It keeps 1,024 entries otherwise, which are the products of a hundred numbers of rows, and
-    compiles the others again and again. It asks once, for the first product of the process.
+    Its default of 1,024 entries covers the products of a hundred numbers of rows; others would be
+    compiled again and again. oneDNN reads the setting at the first product of the process.
     """
     if _OLD_NAME not in os.environ:
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_KERNELS))
 
 
 def kernel_bytes(layers: Iterable[PackedLinear]) -> int:
-    """What oneDNN keeps for the products of `layers` so far, at most what it may keep."""
+    """Bytes of kernels that oneDNN has cached for the products of `layers`, up to its capacity."""
     products = {product for layer in layers for product in layer.compiled()}
     kept = os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY") or os.environ.get(_OLD_NAME)
     entries = int(kept) if kept is not None and kept.isdecimal() else _KEPT_KERNELS
@@ -53,7 +53,7 @@ def kernel_bytes(layers: Iterable[PackedLinear]) -> int:
 
 
 def compiled_rows(rows: int) -> int:
-    """`rows` rounded up, by 3% at most, to one of the numbers for which oneDNN compiles kernels."""
+    """`rows` rounded up, by at most 3%, to a number for which oneDNN kernels are compiled."""
     if rows <= _OWN_ROWS:
         return rows
     step = (1 << (rows - 1).bit_length()) // (2 * _PER_DOUBLING)
@@ -61,15 +61,15 @@ def compiled_rows(rows: int) -> int:
 
 
 class PackedWeight(Protocol):
-    """A weight [out, in], frozen, in the layout of one matrix kernel, with its bias."""
+    """A frozen weight [out, in] with its bias, in the layout of one matrix kernel."""
 
     @property
     def nbytes(self) -> int:
-        """Memory of this packing."""
+        """Bytes of this packing."""
         ...
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out], bias added; not differentiable."""
+        """x [..., in] -> [..., out], with the bias. Not differentiable."""
         ...
 
     def transposed(self) -> PackedWeight:
@@ -79,27 +79,27 @@ class PackedWeight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
-    """The matrix as it is, for `F.linear`."""
+    """The plain matrix, for `F.linear`."""
 
     weight: Tensor
     bias: Tensor | None
 
     @property
     def nbytes(self) -> int:
-        """See `PackedWeight`."""
+        """Bytes of the matrix."""
         return self.weight.nbytes
 
     def multiply(self, x: Tensor) -> Tensor:
-        """See `PackedWeight`."""
+        """`F.linear` with the bias."""
         return functional.linear(x, self.weight, self.bias)
 
     def transposed(self) -> PackedWeight:
-        """A view: no second copy is needed."""
+        """A view, without a copy."""
         return PlainWeight(self.weight.t(), None)
 
 
 class OneDnnWeight:
-    """Blocks of oneDNN, which torch packs and multiplies by."""
+    """A weight in oneDNN's blocks, packed and multiplied through torch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ONEDNN_ROWS)
@@ -110,21 +110,21 @@ class OneDnnWeight:
 
     @property
     def nbytes(self) -> int:
-        """See `PackedWeight`."""
+        """Bytes of the weight."""
         return self._nbytes
 
     def multiply(self, x: Tensor) -> Tensor:
-        """See `PackedWeight`. Of `compiled_rows`, so that few kernels are compiled."""
+        """The product, over `compiled_rows` rows, so that few kernels are compiled."""
         rows = x.numel() // x.shape[-1]
         if (more := compiled_rows(rows) - rows) == 0:
             return self._product(x)
         product = self._product(functional.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, more)))
-        # Not a view: what a function of autograd returns may be changed in place then.
+        # Not a view, since the result of an autograd function may be changed in place.
         return product.resize_(*x.shape[:-1], product.shape[-1])
 
     @property
     def compiled(self) -> set[tuple[int, int, int]]:
-        """Products that were asked for: outputs, inputs, rows."""
+        """Products so far: (outputs, inputs, rows)."""
         outputs, inputs = self._shape
         return {(outputs, inputs, rows) for rows in self._compiled}
 
@@ -136,13 +136,13 @@ class OneDnnWeight:
         )
 
     def transposed(self) -> PackedWeight:
-        """See `PackedWeight`."""
+        """The transposed weight, in blocks again."""
         plain = self._packed.to_dense().view(self._shape)
         return OneDnnWeight(plain.t().contiguous(), None)
 
 
 class AmxWeight:
-    """Panels of our own AMX kernel (`kernels/matmul.cpp`); bfloat16, inputs a multiple of 32."""
+    """Panels for our own AMX kernel (`kernels/matmul.cpp`). bfloat16, inputs a multiple of 32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._rows = weight.shape[0]
@@ -155,15 +155,15 @@ class AmxWeight:
 
     @property
     def nbytes(self) -> int:
-        """See `PackedWeight`."""
+        """Bytes of the panels."""
         return self.panels.packed.nbytes
 
     def multiply(self, x: Tensor) -> Tensor:
-        """See `PackedWeight`."""
+        """The product by the AMX kernel."""
         return kernels.packed_linear(x, self.panels.packed, self.panels.bias, self._rows)
 
     def transposed(self) -> PackedWeight:
-        """See `PackedWeight`."""
+        """The transposed weight in its own fastest packing."""
         return pack(kernels.unpack_weight(self.panels.packed, self._rows).t().contiguous(), None)
 
 
@@ -184,7 +184,7 @@ def pack(weight: Tensor, bias: Tensor | None) -> PackedWeight:
 
 
 class _Multiply(torch.autograd.Function):
-    """y = x W' + b with a frozen W: saves no tensor, and only x has a gradient."""
+    """y = x W' + b with a frozen W. Saves no tensor; only x gets a gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: PackedLinear) -> Tensor:
@@ -199,8 +199,8 @@ class _Multiply(torch.autograd.Function):
 class PackedLinear(nn.Module):
     """A frozen `nn.Linear`: x [..., in_features] -> [..., out_features].
 
-    Several weights over the same input may be joined by rows (`of`). No parameters: the layer is
-    not in `state_dict` and an optimiser cannot reach it.
+    Several weights over the same input may be joined by rows (`of`). It has no parameters: the
+    layer is not in `state_dict`, and no optimiser can reach it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -211,7 +211,7 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def of(*linears: nn.Linear) -> PackedLinear:
-        """The layers joined, outputs side by side in the order given."""
+        """The layers joined, with their outputs side by side in the given order."""
         if len(linears) == 1:
             return PackedLinear(linears[0].weight, linears[0].bias)
         weight = torch.cat([linear.weight.detach() for linear in linears])
@@ -226,17 +226,17 @@ class PackedLinear(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packings that exist now."""
+        """Bytes of the packings that exist now."""
         back = self._backward_weights
         return self.weights.nbytes + (back.nbytes if back is not None else 0)
 
     def compiled(self) -> set[tuple[int, int, int]]:
-        """Products for which a library has compiled something: outputs, inputs, rows."""
+        """Products for which oneDNN has compiled kernels: (outputs, inputs, rows)."""
         both = (self.weights, self._backward_weights)
         return {one for each in both if isinstance(each, OneDnnWeight) for one in each.compiled}
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """The product. Differentiable in `x`."""
         if x.requires_grad and torch.is_grad_enabled():
             return cast(Tensor, _Multiply.apply(x, self))
         return self.weights.multiply(x)
@@ -256,8 +256,8 @@ class PackedLinear(nn.Module):
 class LinearGroup:
     """Linear layers that read the same input, computed by one product.
 
-    The members are modules of their own, so that an adapter may wrap each of them. The first to
-    be called with a tensor computes for all; the output is let go after the last one.
+    Its members are separate modules, so an adapter may wrap each of them. The first member that is
+    called with a tensor computes the product for all. The output is dropped after the last one.
     """
 
     def __init__(self, *linears: nn.Linear) -> None:
@@ -274,14 +274,14 @@ class LinearGroup:
         self._split: dict[int, Tensor] = {}
 
     def part(self, x: Tensor, start: int, end: int) -> Tensor:
-        """Columns start:end of the joined product of `x`, a view."""
-        # Identity alone is not enough: the caller may have written into the tensor meanwhile.
+        """Columns start:end of the joined product of `x`, as a view."""
+        # Identity alone is not enough: the caller may have changed the tensor in place.
         if self._input is not x or self._version != x._version or self._output is None:
             self._split = {}
             self._output = self.joined(x)
             self._input, self._version = x, x._version
             if self._output.requires_grad:
-                # One node for all parts: its backward joins their gradients without zero padding.
+                # One autograd node for all parts joins their gradients without zero padding.
                 sizes = [member.out_features for member in self.members]
                 parts = self._output.split(sizes, dim=-1)
                 starts = [member.start for member in self.members]
@@ -303,7 +303,7 @@ class GroupMember(nn.Module):
         self.in_features, self.out_features = group.joined.in_features, end - start
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """This member's part of the joined product."""
         return self.group.part(x, self.start, self.end)
 
     def extra_repr(self) -> str:
@@ -313,9 +313,9 @@ class GroupMember(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """Packed products of a model, those of groups included, and the bytes of their packings.
+    """Number of packed products of a model, including those of groups, and bytes of their packings.
 
-    `pads`: all of them gain by rows that come in numbers of `compiled_rows`.
+    `pads`: all products are faster with the row numbers of `compiled_rows`.
     """
 
     layers: int
@@ -324,9 +324,10 @@ class PackReport:
 
 
 def pack_linears(model: nn.Module) -> PackReport:
-    """Replaces every `nn.Linear` of `model` in place; a weight tied to an embedding is copied.
+    """Replace every `nn.Linear` of `model` in place. A weight that is tied to an embedding is
+    copied.
 
-    The plain weights are freed when nothing else holds them.
+    The plain weights are freed if nothing else refers to them.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

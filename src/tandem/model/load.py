@@ -1,8 +1,8 @@
 """Loads a decoder-only transformers model and makes it ready to serve.
 
-Order: refuse by configuration, load, take the reference of the self-test in eager mode, switch to
+The order is: refuse by configuration, load, run the self-test's reference in eager mode, switch to
 our attention, fuse and pack for the processor, test, wrap for LoRA. Knows no plan and no KV pool.
-Invariant: a `LoadedModel` passed its self-test after every change that was made to it.
+Invariant: a `LoadedModel` passed its self-test after every change.
 """
 
 from __future__ import annotations
@@ -60,44 +60,37 @@ _DTYPES = {
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model that can be served, with what its callers need to know about it.
-
-    `layers` has the KV shape of each decoder layer in order. `backbone` maps tokens to the hidden
-    states after the final norm; its names are those of the whole model after `prefix`. `stack` has
-    its decoder layers one at a time, None where they cannot be had (then nothing can be trained).
-    `source` is the directory or hub name that the weights came from. `layer_parameters` are those
-    of neither embedding nor head. `pads`: products gain by rows in certain numbers.
-    """
+    """A model that can be served, and what its callers need to know about it."""
 
     name: str
-    source: str
+    source: str  # directory or hub name of the weights
     architecture: str
-    prefix: str
-    backbone: nn.Module
+    prefix: str  # of the backbone's names in the whole model
+    backbone: nn.Module  # tokens to hidden states after the final norm
     head: Head
-    stack: LayerStack | None
-    width: int
-    layers: tuple[LayerShape, ...]
+    stack: LayerStack | None  # its decoder layers one at a time; None: cannot be trained
+    width: int  # of the hidden states
+    layers: tuple[LayerShape, ...]  # KV shape of each decoder layer, in order
     lora: LoraLayers
     kernel: AttentionKernel
-    kernels: str
+    kernels: str  # what computes, in words
     device: torch.device
     dtype: torch.dtype
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     num_parameters: int
-    layer_parameters: int
+    layer_parameters: int  # without embedding and head
     weight_bytes: int
     weights_hash: str
-    pads: bool = False
+    pads: bool = False  # products are faster with certain numbers of rows
 
     def hidden(
         self, tokens: Tensor, positions: Tensor, context: AttentionContext, *, pad: bool = False
     ) -> Tensor:
         """Hidden states [rows, width] of flattened `tokens` and `positions`, int64 [rows].
 
-        `pad` allows the layers to see more rows, where their products gain by that.
+        `pad` allows the layers to compute more rows if that makes their products faster.
         """
         rows = tokens.numel()
         if pad and self.pads and (more := compiled_rows(rows) - rows):
@@ -117,8 +110,8 @@ class LoadedModel:
 def load_model(config: ModelConfig, progress: Progress = lambda text, share: None) -> LoadedModel:
     """Load `config.model`, a directory that `names.locate` found.
 
-    `progress` is told what happens and which share is done. Raises `NotFound` when there is no
-    such model, `UnsupportedModel` when it cannot be served exactly, `InvalidRequest` for settings.
+    `progress` gets what happens and the share that is done. Raises `NotFound` if there is no such
+    model, `UnsupportedModel` if it cannot be served exactly, `InvalidRequest` for settings.
     """
     device, dtype = choose_device(config.device), _choose_dtype(config.dtype)
     progress("reading the configuration", 0.0)
@@ -126,12 +119,12 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
         description = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
     except OSError as error:
         raise NotFound(f"cannot load the model {config.model!r}: {error}", param="model") from error
-    except Exception as error:  # every architecture checks its own settings, or does not
+    except Exception as error:  # each architecture checks its settings in its own way
         raise UnsupportedModel(f"cannot serve {config.model}: {_reason(error)}") from error
     refuse(config.model, description)
     exact_model_length(config.model, description.to_dict(), config.max_model_len)
     progress("loading weights", 0.1)
-    # Progress is told through `progress` alone.
+    # Only `progress` reports progress.
     transformers_logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -141,7 +134,7 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, by name
         )
-    except Exception as error:  # a broken index, file or setting fails anywhere
+    except Exception as error:  # a broken index, file or setting may fail anywhere
         raise UnsupportedModel(
             f"cannot load the weights of {config.model}: {_reason(error)}"
         ) from error
@@ -155,7 +148,7 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
 
 
 def _refuse_incomplete(name: str, report: dict[str, Any]) -> None:
-    """transformers would go on with random weights in place of these."""
+    """Refuse missing weights: transformers would continue with random ones."""
     if missing := sorted(report["missing_keys"]):
         raise UnsupportedModel(f"the checkpoint of {name} lacks weights: {missing[0]}, ...")
     if others := sorted(report["mismatched_keys"]):
@@ -173,9 +166,9 @@ def prepare_model(
     *,
     tokenizer_end: int | None = None,
 ) -> LoadedModel:
-    """Make a transformers model in memory ready to serve; it is changed in place.
+    """Make a transformers model in memory ready to serve. It is changed in place.
 
-    `tokenizer_end` is the end token of its tokenizer. Raises as `load_model` does.
+    `tokenizer_end` is the end token of its tokenizer. Raises like `load_model`.
     """
     name = config.served_name or Path(config.model).name
     refuse(name, model.config)
@@ -184,7 +177,7 @@ def prepare_model(
     if config.threads:
         torch.set_num_threads(config.threads)
     if model.device.type == "cuda":
-        # It plans for every new shape anew, which takes a hundred times as long as to attend.
+        # cuDNN plans anew for every shape, which takes a hundred times as long as the attention.
         torch.backends.cuda.enable_cudnn_sdp(False)
     model.eval().requires_grad_(False)
     if model.get_output_embeddings() is None:
@@ -240,24 +233,24 @@ def prepare_model(
 
 
 def _layer_parameters(model: PreTrainedModel) -> int:
-    """All but those of embedding and head, which are one and the same if they are tied."""
+    """Number of parameters outside embedding and head, which are the same if they are tied."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     outside = {weight for end in ends for weight in end.parameters()}
     return sum(weight.numel() for weight in model.parameters() if weight not in outside)
 
 
 def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str, bool]:
-    """Fuse and pack for the processor where that is known to help; changes `model`.
+    """Fuse and pack for the processor where that is known to help. Changes `model`.
 
-    Returns the attention kernel, what was done, in words for `ModelInfo.kernels`, and whether
-    products gain by certain numbers of rows.
+    Returns the attention kernel, a description for `ModelInfo.kernels`, and whether products are
+    faster with certain numbers of rows.
     """
     kernel: AttentionKernel
     if not _wants_kernels(model, name):
         kernel = SdpaKernel() if name == "off" else _device_kernel(model)
         return kernel, kernel.name, False
     done = []
-    # Fusing joins layers that packing would otherwise take apart one by one.
+    # Fuse first: it joins layers that packing would pack one by one.
     if fuse_modules(model).replaced:
         done.append("fused")
     report = pack_linears(model)
@@ -273,8 +266,8 @@ def _wants_kernels(model: PreTrainedModel, name: str) -> bool:
 
 
 def _device_kernel(model: PreTrainedModel) -> AttentionKernel:
-    """Off the CPU. Triton comes with torch's builds for CUDA, though not with all of them, and
-    needs a C compiler at run time."""
+    """The kernel off the CPU. Most of torch's CUDA builds come with Triton. It needs a C compiler
+    at run time."""
     if model.device.type != "cuda" or model.dtype.itemsize > 4:
         return SdpaKernel()
     try:
@@ -282,14 +275,14 @@ def _device_kernel(model: PreTrainedModel) -> AttentionKernel:
 
         kernel = TritonKernel()
         attend_once(kernel, model.device, model.dtype)
-    except Exception as error:  # compilers fail in any way
+    except Exception as error:  # compilers may fail in any way
         logger.warning("Triton's attention is not available, using torch's (slower): %s", error)
         return SdpaKernel()
     return kernel
 
 
 def _stack(name: str, backbone: nn.Module, count: int) -> LayerStack | None:
-    """The layers one at a time. A model without is served all the same."""
+    """The layers one at a time. A model without a stack can still be served."""
     try:
         return LayerStack(backbone, count)
     except (UnsupportedModel, RuntimeError, ValueError, TypeError, KeyError) as error:
@@ -298,7 +291,7 @@ def _stack(name: str, backbone: nn.Module, count: int) -> LayerStack | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA where there is one. Raises `InvalidRequest`."""
+    """The device by name. `auto` is CUDA if available. Raises `InvalidRequest`."""
     if name not in ("auto", "cpu", "cuda"):
         raise InvalidRequest(f"model.device is {name!r}; use auto, cpu or cuda", param="device")
     available = torch.cuda.is_available()
@@ -317,7 +310,7 @@ def _choose_dtype(name: str) -> torch.dtype | str:
 
 
 def computes_in(dtype: torch.dtype) -> bool:
-    """Whether products of this type are not tens of times slower than float32's on this CPU."""
+    """Whether products in this type are about as fast as in float32 on this CPU (or faster)."""
     if dtype.itemsize < 4 and not torch.backends.mkldnn.is_available():
         return False
     if dtype is torch.bfloat16:
@@ -328,8 +321,8 @@ def computes_in(dtype: torch.dtype) -> bool:
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer_end: int | None) -> tuple[int, ...]:
-    """All that any of the model's files calls the end, those of `generation_config` first: chat
-    models name the end of a turn in one, and the end of a text in another."""
+    """Every end token that a file of the model names, those of `generation_config` first. Chat
+    models may name the end of a turn in one file and the end of a text in another."""
     generation: Any = model.generation_config
     named = [
         None if generation is None else generation.eos_token_id,
@@ -343,15 +336,15 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer_end: int | None) -> tuple[i
 def _tokenizer_end(source: str) -> int | None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-    except Exception as error:  # it may have none, and whoever needs it says what is wrong with it
+    except Exception as error:  # it may have none; later users report problems
         logger.info("no end token is known from the tokenizer of %s: %s", source, _reason(error))
         return None
-    # Where there are no files, transformers makes one of nothing but special tokens.
+    # Without files, transformers makes a tokenizer of special tokens only.
     invented = len(tokenizer) <= len(tokenizer.all_special_ids)
     end: int | None = None if invented else tokenizer.eos_token_id
     return end
 
 
 def _reason(error: Exception) -> str:
-    """An error of somebody else's on one line. Its type tells more than a bare key or number."""
+    """A foreign error on one line. Its type tells more than a bare key or number."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

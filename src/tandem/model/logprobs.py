@@ -14,15 +14,15 @@ from tandem.model.selection import best_candidates
 def token_logprobs(
     logits: Tensor, tokens: Sequence[int], tops: Sequence[int]
 ) -> list[TokenLogprob | None]:
-    """For each row of `logits` [rows, vocab]: its token with `tops[row]` alternatives.
+    """For each row of `logits` [rows, vocab]: its token, with `tops[row]` alternatives.
 
-    Computed in float32; None for a row whose logits are not finite.
+    Computed in float32. None for a row whose logits are not finite.
     """
     scores = logits.float()
     total = scores.logsumexp(dim=-1)
     picked = torch.tensor(list(tokens), dtype=torch.int64, device=scores.device)
     chosen = scores.gather(1, picked[:, None])
-    # Among equals the lower id ranks first, as argmax takes it.
+    # Among equals the lower id ranks first, as in argmax.
     ranks = ((scores > chosen).sum(dim=-1) + 1).tolist()
     widest = min(max(tops, default=0), scores.shape[1])
     values, columns = best_candidates(scores, widest)

@@ -1,8 +1,8 @@
 """Many LoRA adapters in one flattened batch.
 
-Rows of one adapter are consecutive, so each adapter costs two small products per layer on a view
-of its rows, and a batch without adapters costs nothing. Every adapter keeps tensors of its own:
-an in-place write to one can never touch what another's pending backward will read.
+Rows of one adapter are consecutive, so each adapter costs two small products per layer on a view of
+its rows. A batch without adapters costs nothing. Invariant: every adapter has its own tensors, so
+writing one in place never affects what another's pending backward reads.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Segment:
 
 @dataclass(slots=True)
 class ActiveSegments:
-    """What the wrapped layers of one model apply in the forward pass under way."""
+    """The segments that the wrapped layers of one model apply in the current forward pass."""
 
     segments: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """The packed form of some layers' weights, valid while these are what the layers have."""
+    """The packed form of some layers' weights, valid while the layers have these weights."""
 
     weights: tuple[LoraWeights | None, ...]
     packed: PackedLora
 
 
 class LoraLinear(nn.Module):
-    """A frozen layer plus, on the rows of each segment, that adapter's update."""
+    """A frozen layer plus each segment's adapter update on the rows of that segment."""
 
     def __init__(self, base: nn.Module, active: ActiveSegments) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class LoraLinear(nn.Module):
             low = linear(x.narrow(-2, segment.start, length), weights.a)
             update = linear(low, weights.b)
             if torch.is_grad_enabled():
-                # Out of place, since autograd may hold `out`; a backward has one adapter alone.
+                # Out of place, since autograd may keep `out`. A backward has a single adapter.
                 assert length == x.shape[-2]
                 out = torch.add(out, update, alpha=weights.scale)
             else:
@@ -73,19 +73,19 @@ class LoraLinear(nn.Module):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Whose rows are whose in the pass under way; empty where `base` is all there is."""
+        """Adapters of the rows in the current pass; empty if only `base` applies."""
         return self._active.segments
 
     @property
     def nbytes(self) -> int:
-        """Memory of this layer's adapters, and of what it keeps for a joined product."""
+        """Bytes of this layer's adapters, including packed copies for joined products."""
         own = sum(each.a.nbytes + each.b.nbytes for each in self._weights.values())
         return own + sum(each.packed.nbytes for each in self._packings.values())
 
     def packed(self, key: str, others: Sequence[LoraLinear] = ()) -> PackedLora:
         """The update of adapter `key` for this layer and the `others` of its joined product.
 
-        Packed when it is first asked for, and anew after `put` changed one of them.
+        Packed on first use, and again after `put` changed one of them.
         """
         layers = (self, *others)
         weights = tuple(layer._weights.get(key) for layer in layers)
@@ -120,10 +120,10 @@ def _pack(layers: Sequence[LoraLinear], weights: Sequence[LoraWeights | None]) -
 
 
 class LoraLayers:
-    """All adaptable layers of one model by their names in it, and the adapters they hold."""
+    """All adaptable layers of one model by name, and the adapters that they hold."""
 
     def __init__(self, model: nn.Module, linears: Mapping[str, LinearShape]) -> None:
-        """Wraps each layer of `linears` in place; the layers may be packed already."""
+        """Wraps each layer of `linears` in place. The layers may be packed already."""
         self.linears = dict(linears)
         self._active = ActiveSegments()
         self._layers: dict[str, LoraLinear] = {}
@@ -139,9 +139,9 @@ class LoraLayers:
         return key in self._loaded
 
     def add(self, key: str, adapter: Lora) -> None:
-        """Make `adapter` usable as `key`, in place of what that was before.
+        """Make `adapter` usable as `key`, replacing an earlier one.
 
-        Tensors are replaced, not written: a pending backward keeps those that it has read.
+        Tensors are replaced, not written, so a pending backward keeps those that it has read.
         """
         self.drop(key)
         for name, weights in adapter.items():
@@ -150,24 +150,24 @@ class LoraLayers:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all adapters."""
+        """Bytes of all adapters."""
         return sum(layer.nbytes for layer in self._layers.values())
 
     def drop(self, key: str) -> None:
-        """Forget `key`; harmless if it is not loaded."""
+        """Forget `key`. Does nothing if it is not loaded."""
         for layer in self._layers.values():
             layer.drop(key)
         self._loaded.discard(key)
 
     def activate(self, segments: tuple[Segment, ...]) -> None:
-        """Say which rows of the next forward pass use which adapter."""
+        """Set which rows of the next forward pass use which adapter."""
         self._active.segments = segments
 
 
 def adaptable_linears(backbone: nn.Module, prefix: str) -> dict[str, LinearShape]:
-    """Every plain linear layer of `backbone` by its name in the whole model.
+    """Every plain linear layer of `backbone`, by its name in the whole model.
 
-    Not those of single experts: a router sends them some of the rows, in an order of its own.
+    Layers of single experts are left out: a router sends them only some of the rows, reordered.
     """
     return {
         f"{prefix}{name}": LinearShape(module.in_features, module.out_features)

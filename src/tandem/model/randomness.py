@@ -1,7 +1,7 @@
-"""Random numbers by counter: a pure function of (seed, choice, position), no generator state.
+"""Random numbers by counter: a pure function of (seed, choice, position), without generator state.
 
-So an answer depends neither on what else is in the batch nor on preemption. The mixing function
-is splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
+So an answer depends neither on the rest of the batch nor on preemption. The mixing function is
+splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
 """
 
 from __future__ import annotations

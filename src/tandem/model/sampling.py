@@ -1,8 +1,9 @@
 """Chooses the next tokens of a whole batch from its logits, with vLLM's semantics.
 
-Order: bias and banned tokens, penalties, temperature, min_p, top_k, top_p, inverse CDF at a
-uniform number that depends on the draw alone. Each row takes a path that only its own parameters
-decide, so batch mates never change an answer. An all-greedy batch costs one maximum per row.
+The order is: bias and banned tokens, penalties, temperature, min_p, top_k, top_p, then the inverse
+CDF at a uniform number that depends only on the draw. Invariant: only a row's own parameters decide
+its path, so other rows of the batch never change an answer. An all-greedy batch costs one maximum
+per row.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from tandem.model.logprobs import token_logprobs
 from tandem.model.randomness import uniforms
 from tandem.model.selection import best_candidates, invert
 
-# Candidates looked at for top_p alone, before the whole vocabulary is sorted.
+# Number of candidates for top_p alone, before the whole vocabulary is sorted.
 _TOP_P_CANDIDATES = 1024
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[DrawResult | None]:
-    """One result for each draw from its row of `logits` [draws, vocab].
+    """One result for each draw, from its row of `logits` [draws, vocab].
 
-    None where no token can be chosen because the logits are not finite.
+    None if no token can be chosen because the logits are not finite.
     """
     best, choice = logits.max(dim=-1)
-    # NaN and +inf anywhere in a row show in its maximum.
+    # A NaN or +inf anywhere in a row shows in its maximum.
     usable = best.isfinite()
     changed = [row for row, draw in enumerate(draws) if not _plainly_greedy(draw)]
     if changed:
@@ -55,7 +56,7 @@ def _plainly_greedy(draw: Draw) -> bool:
 
 
 def _add_logprobs(results: list[DrawResult | None], logits: Tensor, draws: Sequence[Draw]) -> None:
-    """Fill in the log-probabilities that were asked for, of the distribution before any edit."""
+    """Add requested log-probabilities, of the distribution before any edit."""
     asked = [
         (row, result, draw.sampling.logprobs)
         for row, (result, draw) in enumerate(zip(results, draws, strict=True))
@@ -71,7 +72,7 @@ def _add_logprobs(results: list[DrawResult | None], logits: Tensor, draws: Seque
 
 
 def _choose(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Tokens int64 [draws] and whether each row had a possible one; `scores` are overwritten."""
+    """Tokens int64 [draws], and whether each row had a possible one. Overwrites `scores`."""
     _apply_bias(scores, draws)
     _apply_penalties(scores, draws)
     best, choice = scores.max(dim=-1)
@@ -79,7 +80,7 @@ def _choose(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     random = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
     if random:
         rows = torch.tensor(random, device=scores.device)
-        # A row without a possible token is reported; here it must only do no harm.
+        # A row without a possible token is reported later. Here it must not raise.
         ready = scores if bool(possible.all()) else scores.masked_fill(~possible[:, None], 0.0)
         drawn = _draw(_pick(ready, random), [draws[row] for row in random])
         choice = choice.index_copy(0, rows, drawn)
@@ -101,7 +102,7 @@ def _apply_bias(scores: Tensor, draws: Sequence[Draw]) -> None:
 
 
 def _apply_penalties(scores: Tensor, draws: Sequence[Draw]) -> None:
-    """Repetition counts prompt and output, presence and frequency the output alone."""
+    """Repetition counts prompt and output; presence and frequency count the output only."""
     parts = [
         _penalty_of(row, draw) for row, draw in enumerate(draws) if draw.sampling.has_penalties
     ]
@@ -120,7 +121,7 @@ def _apply_penalties(scores: Tensor, draws: Sequence[Draw]) -> None:
 
 
 def _penalty_of(row: int, draw: Draw) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(row, token, repetition factor, amount to subtract) of every token that occurred."""
+    """(row, token, repetition factor, amount to subtract) for every token that occurred."""
     sampling = draw.sampling
     history = np.array(draw.history, dtype=np.int64)
     tokens, inverse = np.unique(history, return_inverse=True)
@@ -154,7 +155,7 @@ def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _candidates(params: SamplingParams, vocab: int) -> int:
-    """How many of the best tokens to look at first; 0: at the vocabulary as it is."""
+    """How many of the best tokens to try first; 0: the whole vocabulary, unsorted."""
     if params.top_k > 0:
         return min(1 << (params.top_k - 1).bit_length(), vocab)
     return min(_TOP_P_CANDIDATES, vocab) if params.top_p < 1.0 else 0
@@ -165,8 +166,8 @@ def _draw_among_best(
 ) -> Tensor:
     """Tokens drawn after top_k and top_p from the best `count` of each row.
 
-    With top_k the mass is that of the k best, otherwise of the whole row; rows whose nucleus is
-    larger than `count` are drawn again among all tokens.
+    With top_k the mass is that of the k best, otherwise that of the whole row. Rows whose nucleus
+    is larger than `count` are drawn again among all tokens.
     """
     values, tokens = best_candidates(scores, count)
     weights = _filtered(values, params).exp_()
@@ -195,7 +196,7 @@ def _draw_among_best(
 
 
 def _filtered(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Scores over temperature with a best of 0, -inf under min_p of the best probability."""
+    """Scores over temperature with a maximum of 0; -inf below min_p of the best probability."""
     scores = scores - scores.amax(dim=-1, keepdim=True)
     if any(p.temperature != 1.0 for p in params):
         scores.div_(_column(scores, [p.temperature for p in params]))
@@ -206,7 +207,7 @@ def _filtered(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _pick(tensor: Tensor, rows: list[int]) -> Tensor:
-    """The given rows, ascending; `tensor` itself if these are all."""
+    """The given rows, ascending; `tensor` itself if it has no others."""
     if len(rows) == tensor.shape[0]:
         return tensor
     return tensor.index_select(0, torch.tensor(rows, device=tensor.device))

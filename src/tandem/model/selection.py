@@ -1,7 +1,7 @@
-"""Two searches over a row of the vocabulary that avoid sorting or summing it in sequence.
+"""Two searches in a row of the vocabulary that avoid sorting it or summing it sequentially.
 
-Both split the row into short pieces, decide which piece matters, and look inside that alone. Each
-row's result depends on that row and the arguments only.
+Both split the row into short pieces, decide which piece matters, and search only there. Invariant:
+a row's result depends only on that row and the arguments.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _SUM_PIECE = 128
 def best_candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The best `count` scores of each row and their columns, best first, equals by column.
 
-    The `count` best lie in the `count` pieces with the best maxima. Pieces are strided, so that
-    their maxima come from one vectorised pass; columns past the last full piece are all taken.
+    The `count` best are in the `count` pieces with the best maxima. Pieces are strided, so their
+    maxima come from one vectorised pass. All columns after the last full piece are candidates.
     """
     rows, width = scores.shape
     if count == width:
@@ -46,10 +46,10 @@ def _ordered(values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Column of the weight in whose interval each of `uniform` falls, int64 [rows].
+    """The column in whose interval each of `uniform` falls, int64 [rows].
 
-    `weights` [rows, columns] are not negative and need not sum to 1; `uniform` float64 [rows] lies
-    in [0, 1). A weight of zero is never hit.
+    `weights` [rows, columns] are not negative and need not sum to 1. `uniform` float64 [rows] is in
+    [0, 1). A weight of zero is never hit.
     """
     width = weights.shape[1]
     if width <= 2 * _SUM_PIECE:
@@ -66,12 +66,12 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _place(weights: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """First column whose running sum exceeds `level`, the sum before it, the level used."""
+    """First column whose running sum exceeds `level`, the sum before it, and the level used."""
     heights = weights.double().cumsum(dim=-1)
     total = heights[:, -1]
     # Rounding must not push a level past the last positive weight.
     level = torch.minimum(level, torch.nextafter(total, torch.zeros_like(total)))
-    # A row that is not finite has no place; it must not reach past the end either.
+    # A row that is not finite has no such column. The result must still be within the row.
     place = torch.searchsorted(heights, level[:, None], right=True).clamp_(max=weights.shape[1] - 1)
     before = (heights.gather(1, place) - weights.double().gather(1, place))[:, 0]
     return place[:, 0], before, level

@@ -1,7 +1,8 @@
 """Compares the served path with the model's own forward on a short random text.
 
-The text is computed in chunks beside a neighbour, over scattered paged KV, by the very kernel and
-modules that will serve. Invariant: a model that passes differs from its own forward by rounding.
+The text is computed in chunks beside another sequence, over scattered paged KV, by the kernel and
+the modules that will serve. Invariant: a model that passes differs from its own forward by rounding
+only.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from tandem.model.attention.base import (
 from tandem.model.head import Head
 
 _PROBE_TOKENS = 56
-_CUT = 40  # with the neighbour more rows than one block of the matrix kernels
+_CUT = 40  # with the neighbour, more rows than a block of the matrix kernels
 _NEIGHBOUR_TOKENS = 5
 _BLOCK = 8
-# Relative L2 distance of logits. A structural difference is of the order of 1.
+# Relative L2 distance of logits. A structural difference would be around 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _TOLERANCE_HALF = 0.2
 
 
 class SelfTest:
-    """Compares the served path with the model's own forward, as often as the model is changed."""
+    """Compares the served path with the model's own forward, after each change of the model."""
 
     def __init__(self, name: str, model: nn.Module, vocab_size: int, limit_tokens: int) -> None:
-        """`model` computes eagerly here, as transformers made it; its logits are the reference."""
+        """`model` still computes eagerly, as transformers made it. Its logits are the reference."""
         self._name = name
         self.device = next(model.parameters()).device
         self._dtype = next(model.parameters()).dtype
@@ -58,7 +59,7 @@ class SelfTest:
     ) -> None:
         """Raise `UnsupportedModel` if the logits differ by more than rounding."""
         layers = [self._storage(shape) for shape in shapes]
-        # Blocks of the text are scattered; block 3 belongs to the neighbour that runs beside it.
+        # The text's blocks are scattered. Block 3 belongs to the neighbour, the sequence beside it.
         tables = np.array([[5, 2, 6, 0, 4, 7, 1], [3] * 7], dtype=np.int32)
         length = len(self._tokens)
         cut = min(_CUT, length - 1)
@@ -85,7 +86,7 @@ class SelfTest:
         self._compare(torch.cat(found))
 
     def _chunk(self, starts: list[int], lengths: list[int]) -> Tensor:
-        """Tokens of the text, then of the neighbour, who reads it backwards."""
+        """Tokens of the text, then of the neighbour, which has the text backwards."""
         texts = (self._tokens, self._tokens.flip(0))
         parts = zip(texts, starts, lengths, strict=True)
         return torch.cat([text[start : start + length] for text, start, length in parts])

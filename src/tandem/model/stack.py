@@ -1,8 +1,8 @@
-"""The decoder layers of a model one at a time, over rows that were recorded.
+"""The decoder layers of a model one at a time, over recorded rows.
 
-Each layer is tapped where the backbone calls it, so its arguments (rotary angles, masks, whatever
-the architecture passes) are those the backbone itself makes, for any architecture. Knows no
-trainer and no gradient. Invariant: without a mode set, a tap only calls the layer.
+Each layer is tapped where the backbone calls it. Its arguments (rotary angles, masks, whatever the
+architecture passes) are therefore the backbone's own, for any architecture. Knows no trainer and no
+gradient. Invariant: without a mode, a tap only calls the layer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tandem.core.errors import UnsupportedModel
 from tandem.model.attention.base import AttentionContext
 from tandem.model.attention.dense import DenseContext
 
-# Takes rows [rows, width] that enter layer i; i = number of layers for what leaves the last.
+# Takes the rows [rows, width] that enter layer i. i = number of layers: output of the last one.
 RowSink = Callable[[int, Tensor], None]
-# Computes layer i of rows [rows, width] in its place, in consecutive parts; None if it does not.
+# Computes layer i for rows [rows, width], in consecutive parts. None if it does not.
 LayerStandIn = Callable[[int, Tensor], list[Tensor] | None]
 _HIDDEN = "hidden_states"
 _PROBE_LENGTHS = (2, 3)
@@ -32,7 +32,7 @@ class _Mode(Protocol):
     """What the taps do during one pass."""
 
     def call(self, tap: _Tap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stands for the layer's forward."""
+        """Replaces the layer's forward."""
         ...
 
 
@@ -43,7 +43,7 @@ class _Shared:
 
 
 class _Tap:
-    """Stands in for the `forward` of one layer, whose name, type and attributes stay."""
+    """Replaces the `forward` of one layer, whose name, type and attributes stay."""
 
     def __init__(self, index: int, layer: Any, shared: _Shared) -> None:
         self.index = index
@@ -63,14 +63,14 @@ class _Tap:
         return mode.call(self, args, kwargs)
 
     def wrap(self, hidden: Tensor) -> Any:
-        """`hidden` in the form in which the layer returns it."""
+        """`hidden` in the form that the layer returns."""
         return (hidden,) if self.returns_tuple else hidden
 
 
 class _Record:
-    """Runs every layer and hands its input, and the last one's output, to a sink.
+    """Runs every layer and passes its input, and the last one's output, to a sink.
 
-    The input of layer 0 is left out: `LayerStack.replay` makes it from the tokens.
+    The input of layer 0 is left out, since `LayerStack.replay` makes it from the tokens.
     """
 
     def __init__(self, sink: RowSink, count: int, stand_in: LayerStandIn | None = None) -> None:
@@ -79,7 +79,7 @@ class _Record:
         self._last = count - 1
 
     def call(self, tap: _Tap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `_Mode`."""
+        """Run the layer, or its stand-in, and record its rows."""
         hidden = _hidden(args, kwargs)
         if tap.index:
             self._sink(tap.index, hidden[0])
@@ -95,14 +95,14 @@ class _Record:
 
 
 class _Capture:
-    """Runs no layer, and keeps the arguments with which each was called."""
+    """Runs no layer, but keeps the arguments of each call."""
 
     def __init__(self) -> None:
         self.embedded: Tensor | None = None
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def call(self, tap: _Tap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `_Mode`."""
+        """Keep the arguments and return the input."""
         hidden = _hidden(args, kwargs)
         if tap.index == 0:
             self.embedded = hidden[0]
@@ -112,21 +112,21 @@ class _Capture:
 
 
 class _Finish:
-    """Runs no layer; the last one returns what is given."""
+    """Runs no layer. The last one returns the given hidden states."""
 
     def __init__(self, hidden: Tensor, count: int) -> None:
         self._hidden = hidden
         self._last = count - 1
 
     def call(self, tap: _Tap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `_Mode`."""
+        """Return the input, or the given states for the last layer."""
         return tap.wrap(self._hidden if tap.index == self._last else _hidden(args, kwargs))
 
 
 class Replay:
-    """The layers over some rows alone; differentiable where autograd is on.
+    """The layers over some rows only. Differentiable if autograd is on.
 
-    `embedded` [rows, width] is what enters layer 0.
+    `embedded` [rows, width] is the input of layer 0.
     """
 
     def __init__(self, stack: LayerStack, inputs: dict[str, Any], captured: _Capture) -> None:
@@ -144,12 +144,12 @@ class Replay:
         return result[0]
 
     def called(self, index: int) -> tuple[nn.Module, dict[str, Any]] | None:
-        """Layer `index` and its keyword arguments, None if it has positional ones too."""
+        """Layer `index` and its keyword arguments; None if it has positional ones too."""
         args, kwargs = self._calls[index]
         return None if args else (self._stack.taps[index].module, kwargs)
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """[rows, width] through what follows the layers: the final norm."""
+        """[rows, width] through the final norm, which follows the layers."""
         mode = _Finish(hidden[None], len(self._stack.taps))
         return self._stack.run(mode, self._inputs)
 
@@ -173,7 +173,7 @@ class LayerStack:
 
     @contextmanager
     def recording(self, sink: RowSink, stand_in: LayerStandIn | None = None) -> Iterator[None]:
-        """Hand the rows of the passes inside to `sink`; `stand_in` may compute layers."""
+        """Pass the rows of the passes inside to `sink`. `stand_in` may compute layers."""
         self._shared.mode = _Record(sink, len(self.taps), stand_in)
         try:
             yield
@@ -182,7 +182,7 @@ class LayerStack:
 
     @contextmanager
     def watching(self, before_layer: Callable[[], None]) -> Iterator[None]:
-        """Call `before_layer` before every layer of the passes inside; what it raises ends them."""
+        """Call `before_layer` before every layer of the passes inside; its exceptions end them."""
         self._shared.before_layer = before_layer
         try:
             yield
@@ -190,7 +190,7 @@ class LayerStack:
             self._shared.before_layer = None
 
     def replay(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Replay:
-        """The layers over `tokens` at `positions`, int64 [rows], whose attention is `context`."""
+        """The layers over `tokens` at `positions`, int64 [rows], with attention by `context`."""
         inputs = {
             "input_ids": tokens[None],
             "position_ids": positions[None],
@@ -203,7 +203,7 @@ class LayerStack:
         return Replay(self, inputs, captured)
 
     def run(self, mode: _Mode, inputs: dict[str, Any]) -> Tensor:
-        """One pass of the backbone in `mode`: hidden states [rows, width]."""
+        """One pass of the backbone in `mode`; returns hidden states [rows, width]."""
         self._shared.mode = mode
         try:
             hidden: Tensor = self._backbone(**inputs).last_hidden_state[0]
@@ -212,7 +212,7 @@ class LayerStack:
         return hidden
 
     def _check(self, device: torch.device) -> None:
-        """Layer by layer must give what the backbone gives; also notes what layers return."""
+        """Check that the layers one by one equal the backbone. Also notes what they return."""
         positions = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS]).to(device)
         context = DenseContext(_PROBE_LENGTHS)
         inputs = {
@@ -247,7 +247,7 @@ def _find_layers(backbone: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """[1, rows, width] as the backbone hands it to a layer."""
+    """[1, rows, width]: the input that the backbone passes to a layer."""
     hidden: Tensor = args[0] if args else kwargs[_HIDDEN]
     return hidden
 

@@ -1,8 +1,9 @@
-"""GGUF files, unpacked once for this machine into a folder of checkpoints.
+"""GGUF files, unpacked once on this machine into a folder of checkpoints.
 
-A checkpoint's name is made of the file's content and of who read it, so a file is found again under
-any name and never goes stale. Knows nothing of what a checkpoint holds. Invariant: a folder without
-a dot is complete; it is written aside, flushed and renamed under a lock that dies with its process.
+A checkpoint's name is made from the file's content and the reader's version. A file is therefore
+found again under any name, and never goes stale. Knows nothing of the content. Invariant: a folder
+without a dot is complete. It is written under another name, flushed, and renamed under a lock that
+ends with its process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Progress = Callable[[str, float], None]
 _MAGIC = b"GGUF"
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _PARTIAL = ".partial-"
-# Changes with what is written for the same file.
+# Changes when the content written for the same file changes.
 _FORMAT = 1
 # Tokenizer and configurations beside the weights.
 _ROOM_BYTES = 64 * 2**20
@@ -39,10 +40,10 @@ def model_folder() -> Path:
 
 
 def unpacked(file: Path, progress: Progress) -> Path:
-    """The checkpoint of a GGUF file, unpacked first (some seconds) unless it is there.
+    """The checkpoint of a GGUF file. Unpacks it first (some seconds) unless it exists.
 
-    Raises `NotFound` without the file, `UnsupportedModel` for one that cannot be served,
-    `InvalidRequest` if it cannot be written.
+    Raises `NotFound` without the file, `UnsupportedModel` if it cannot be served, `InvalidRequest`
+    if the checkpoint cannot be written.
     """
     _refuse_by_name(file)
     folder = model_folder()
@@ -71,7 +72,7 @@ def _refuse_by_name(file: Path) -> None:
 
 
 def _name(file: Path) -> str:
-    """Of the content, and of the reader's version: another one may read a file differently."""
+    """From the content and the reader's version: another version may read it differently."""
     try:
         with file.open("rb") as stream:
             if stream.read(len(_MAGIC)) != _MAGIC:
@@ -94,7 +95,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _unpack(file: Path, checkpoint: Path, progress: Progress) -> None:
-    # Whoever holds the lock knows that nobody writes these any more.
+    # While the lock is held, no process writes these: they were left behind.
     for left in checkpoint.parent.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
     progress(f"reading {file.name}", 0.0)

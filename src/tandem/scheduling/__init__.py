@@ -1,4 +1,5 @@
-"""Decides every iteration what runs. No torch, no clock of its own, no text.
+"""Decides what runs in each iteration. Uses no torch, has no clock of its own, sees no text.
 
-`policies/` wish, `admission` grants within the budgets, `scheduler` keeps the state.
+A policy in `policies/` proposes, `admission` grants within the budgets, `scheduler` keeps the
+state.
 """

@@ -1,9 +1,9 @@
-"""Turns a decision into a plan that exceeds no budget.
+"""Turns a policy's decision into a plan that exceeds no budget.
 
-The one place where a policy's wish meets blocks, tokens, sequence slots, room for recordings and,
-where the policy asks, predicted time; it attaches, extends and preempts, but never chooses: order
+This is the only place where a decision meets blocks, tokens, sequence slots, recording rows and the
+policy's time budget. Admission attaches, extends and preempts sequences, but chooses nothing: order
 and victims come from the decision. Invariant: a plan has at most `max_batch_tokens` rows and
-`max_sequences` spans, every row has a block, and every recorded one a place.
+`max_sequences` spans. Every row has a block, and every recorded row has a place.
 """
 
 from __future__ import annotations
@@ -35,22 +35,20 @@ from tandem.scheduling.view import Budgets
 
 @dataclass(slots=True)
 class _Grant:
-    """What one iteration has given away so far.
-
-    Once a recording found no room, no other may be opened: it would keep a large one waiting.
-    """
+    """What one iteration has granted so far."""
 
     tokens_left: int
-    victims: list[int]
+    victims: list[int]  # seq ids; the next victim is the last entry
     spans: list[Span] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
-    granted: set[int] = field(default_factory=set)
+    granted: set[int] = field(default_factory=set)  # seq ids, over all lanes
     opens: list[OpenMicroBatch] = field(default_factory=list)
+    # Set once a recording did not fit. No other recording opens then: small ones would starve it.
     recordings_full: bool = False
 
 
 class Admission:
-    """Grants candidates in order. Changes state and cache; called once an iteration."""
+    """Grants candidates in order. Changes state and cache. Called once per iteration."""
 
     def __init__(
         self,
@@ -80,7 +78,7 @@ class Admission:
         lanes = []
         discards = self._learning.take_discards()
         wishes = decision.lanes or ({self._lanes[0]: LaneDecision(())} if discards else {})
-        granted: set[int] = set()  # over all lanes: nothing runs twice
+        granted: set[int] = set()  # shared by all lanes: nothing runs twice
         stepped: set[str] = set()
         for lane, wish in wishes.items():
             assert lane in self._lanes, f"there is no lane {lane}"
@@ -116,11 +114,11 @@ class Admission:
     def _grant_slices(
         self, wishes: tuple[SliceCandidate, ...], grant: _Grant, time: TimeBudget | None
     ) -> tuple[tuple[BackwardSlice, ...], tuple[Update, ...]]:
-        """Backward slices of steps, and the updates of those that have nothing else left."""
+        """Backward slices of steps, and updates of the steps that have no other work left."""
         slices: list[BackwardSlice] = []
         updates: list[Update] = []
         ending: set[int] = set()
-        if wishes and self._learning.scores.sequences:  # nothing else holds an update up
+        if wishes and self._learning.scores.sequences:  # only a score can delay an update
             known, spans = self._state.all, grant.spans
             ending = {span.seq_id for span in spans if span.end == len(known[span.seq_id].tokens)}
         first_wishes: dict[str, SliceCandidate] = {}
@@ -148,7 +146,7 @@ class Admission:
     def _in_time(
         self, candidates: tuple[Candidate, ...], grant: _Grant, time: TimeBudget
     ) -> Iterator[Candidate]:
-        """Candidates cut to what there is time for, up to the first that there is none for."""
+        """Yield candidates, each cut to the rows that there is time for, until one gets none."""
         for candidate in candidates:
             seq = self._state.all.get(candidate.seq_id)
             if seq is None or seq.seq_id in grant.granted:
@@ -168,7 +166,7 @@ class Admission:
             time.take(grant.spans[count:])
 
     def _slices_in_time(self, owed: list[BackwardSlice], time: TimeBudget) -> list[BackwardSlice]:
-        """Slices in order, the last one cut to the layers that there is time for."""
+        """Slices in order. The last one is cut to the layers that there is time for."""
         granted: list[BackwardSlice] = []
         for piece in owed:
             backward = self._learning.backward_of(piece.micro_batch)
@@ -181,7 +179,7 @@ class Admission:
         return granted
 
     def _grant_all(self, candidates: Iterable[Candidate], grant: _Grant, now: float) -> None:
-        """Give candidates what they may have, in order, up to the budgets."""
+        """Grant candidates in order until a budget is used up."""
         known, cache, max_spans = self._state.all, self._cache, self._budgets.max_sequences
         spans, granted = grant.spans, grant.granted
         for candidate in candidates:
@@ -199,7 +197,7 @@ class Admission:
                 return
 
     def _grant(self, seq: Sequence, candidate: Candidate, grant: _Grant, now: float) -> bool:
-        """Give a candidate what it may have; False if no later one may be served either."""
+        """Grant what fits of a candidate. False: no later candidate may be granted anything."""
         if seq.status is SequenceStatus.WAITING:
             if seq.scoring is not None and not self._may_record(seq, grant):
                 return True
@@ -213,7 +211,7 @@ class Admission:
         if wanted <= 0:
             return True
         tokens = self._extend(seq, wanted, candidate, grant)
-        if tokens == 0:  # without room for one token, what it holds is of more use to others
+        if tokens == 0:  # no block for one token: others can use its blocks
             self._preempt(seq)
             return False
         if seq.scoring is not None:
@@ -226,7 +224,7 @@ class Admission:
         return True
 
     def _may_record(self, seq: Sequence, grant: _Grant) -> bool:
-        """Whether learning lets a waiting sequence start, its recording included."""
+        """Whether a waiting sequence may start. Its recording has to fit if it opens one."""
         if self._learning.opens(seq) and grant.recordings_full:
             return False
         if self._learning.may_start(seq):
@@ -235,10 +233,10 @@ class Admission:
         return False
 
     def _start(self, seq: Sequence, candidate: Candidate, grant: _Grant, now: float) -> bool:
-        """Make a waiting sequence a running one, preempting victims if need be and allowed.
+        """Start a waiting sequence. Preempts victims if that is needed and allowed.
 
-        Beside others it starts only if its whole prefix fits and each of them can still grow by
-        a block: half-computed prompts that wait for each other's blocks help nobody.
+        Beside running sequences it starts only if all its tokens fit and each running sequence can
+        still grow by one block. Otherwise half-computed prompts would wait for each other's blocks.
         """
         while len(self._state.running) >= self._budgets.max_sequences:
             if not (candidate.may_preempt and self._preempt_for(seq, grant)):
@@ -264,7 +262,7 @@ class Admission:
         return True
 
     def _extend(self, seq: Sequence, wanted: int, candidate: Candidate, grant: _Grant) -> int:
-        """Blocks for up to `wanted` tokens: all, else what victims give, else what there is."""
+        """Get blocks for up to `wanted` tokens, preempting victims if allowed; how many fit."""
         while (copies := self._cache.try_extend(seq, wanted)) is None:
             if candidate.may_preempt and self._preempt_for(seq, grant):
                 continue
@@ -275,13 +273,13 @@ class Admission:
         return wanted
 
     def _preempt_for(self, seq: Sequence, grant: _Grant) -> bool:
-        """Preempt the next victim that is not `seq` and was not granted in this iteration."""
+        """Preempt the next victim other than `seq` that was granted nothing in this iteration."""
         while grant.victims:
             victim = self._state.running.get(grant.victims.pop())
             if victim is None or victim.seq_id in grant.granted:
                 continue
             if victim is seq:
-                grant.victims.clear()  # the rest has precedence over it
+                grant.victims.clear()  # the remaining victims rank above `seq`
                 return False
             self._preempt(victim)
             return True
@@ -318,8 +316,8 @@ def _span(seq: Sequence, num_tokens: int, forks: list[Sequence], cache: KVCache)
 
 
 def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
-    """The last token of a running sequence whose prompt, forks and scores are done with, if it has
-    its place or a block is to be had for it: the usual case."""
+    """The span of one decode, or None if this sequence is not the usual case: it runs, its prompt,
+    forks and prompt scores are done, and it has or gets a block for its last token."""
     start, tokens, prompt_tokens = seq.computed, seq.tokens, seq.prompt_tokens
     if len(tokens) - start != 1 or start < prompt_tokens or seq.scoring is not None:
         return None
@@ -330,7 +328,7 @@ def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
     position, sampling = start + 1 - prompt_tokens, seq.request.sampling
     if seq.needs_history or position < sampling.min_tokens:
         draw = _draw(seq)
-    else:  # as `_draw` makes it, without its call
+    else:  # what `_draw` returns, inlined for speed
         draw = Draw(seq_id, seq.index, position, sampling, prompt_tokens)
     key = adapter.content_hash if adapter is not None else None
     return Span(seq_id, start, (tokens[-1],), blocks, key, (draw,))

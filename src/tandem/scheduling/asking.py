@@ -1,20 +1,21 @@
-"""When the policy is asked again: at once, after a pause, at its own time, or after a command.
+"""When the policy decides next: now, after a retry delay, at a time it named, or after a command.
 
-Knows neither policies nor plans, only what came of the last question. Invariant: while requests are
-there, the next question has a time; and nobody is asked more than twice at the same time in vain.
+Knows neither policies nor plans, only how the last decision ended. Invariants: while requests
+exist, the next decision has a finite time. At most two decisions in a row that run nothing are made
+at the same time.
 """
 
 from __future__ import annotations
 
 import math
 
-# A policy that runs nothing although requests are there, and does not say when it will, is asked
-# again so much later: time may change its mind, and an engine that asks without a pause spins.
+# A policy may run nothing although requests exist, and name no wake-up time. The next decision then
+# comes after this delay: time may change the outcome, and an engine without a delay would spin.
 _RETRY_S = 0.01
 
 
 class Asking:
-    """`at_s` is when to ask next (None: now)."""
+    """`at_s` is the time of the next decision, in seconds on the engine's clock (None: now)."""
 
     def __init__(self) -> None:
         self.at_s: float | None = None
@@ -22,26 +23,27 @@ class Asking:
         self._again = False
 
     def stalled_s(self, now: float) -> float:
-        """For how long the policy has run nothing although requests are there, without saying when
-        it will (`Decision.wake_at`): a fault of the policy."""
+        """How long the policy has run nothing although requests exist, without naming a wake-up
+        time (`Decision.wake_at`). That is a fault of the policy."""
         return 0.0 if self._stalled_since_s is None else now - self._stalled_since_s
 
     def wake(self) -> None:
-        """A command may have changed the answer."""
+        """Decide again now: a command may have changed the outcome."""
         self.at_s = None
 
     def ran(self) -> None:
-        """There is a plan."""
+        """The last decision led to a plan."""
         self.at_s, self._stalled_since_s, self._again = None, None, False
 
     def ran_nothing(
         self, now: float, wake_at: float | None, *, changed: bool, requests: bool
     ) -> None:
-        """There is none, although `requests` are there, or only learning is.
+        """The last decision led to no plan. `requests`: whether requests exist, or only learning.
 
-        If sequences have `changed` their status (one gave way, and nobody got its blocks yet), the
-        policy sees something else: it is asked at once, but not twice in a row. A `wake_at` that
-        has passed says nothing, nor does one that never comes while requests are there.
+        `changed`: whether a sequence changed its status, for example because it was preempted and
+        its blocks are still free. The policy then sees a new state and decides again at once, but
+        not twice in a row. A `wake_at` in the past is ignored. An infinite one is ignored while
+        requests exist.
         """
         if wake_at is not None and (wake_at <= now or (requests and math.isinf(wake_at))):
             wake_at = None

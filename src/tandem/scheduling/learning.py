@@ -1,9 +1,9 @@
-"""Keeps trainers, their steps, and scores: begins, opens, accounts, ends.
+"""Keeps trainers, their steps, and scores: begins them, counts their work, ends them.
 
-Turns what the executor reports into the next work that is left, and into outcomes. Which work runs
-is the policy's choice; whether there is room for it, `admission`'s question. Invariants: at most
-`recording_tokens` rows are open; no forward of a trainer's step before the update of the last one;
-no update while a score under the trainer's parameters is half done.
+Turns executor results into the work that is left next, and into outcomes. The policy chooses which
+work runs; `admission` checks that it fits. Invariants: at most `recording_tokens` rows are open. A
+step is forwarded only after the update of its trainer's previous step. No update runs while a score
+under the trainer's parameters has begun and not ended.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ Learned = StepOutcome | Score | ScoreFailed
 
 @dataclass(slots=True)
 class _Books:
-    """Everything that is under way; `heads` are the first steps of the trainers, oldest first."""
+    """Everything in progress."""
 
     trainers: dict[str, TrainerWork] = field(default_factory=dict)
     steps: dict[str, StepWork] = field(default_factory=dict)
-    heads: list[StepWork] = field(default_factory=list)
+    heads: list[StepWork] = field(default_factory=list)  # first step of each trainer, oldest first
     open: dict[int, tuple[StepWork, RecordingWork]] = field(default_factory=dict)
     discards: list[Discard] = field(default_factory=list)
     ended: list[Learned] = field(default_factory=list)
 
 
 class Learning:
-    """See the module. Owned by the scheduler; changed between iterations and by their results."""
+    """Owned by the scheduler. Changes only between iterations and when results are applied."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Learning:
         limits: LearningLimits,
         latency: LatencyModel | None,
     ) -> None:
-        """With a `latency`, what is recorded together is so small that requests can wait for it."""
+        """With a `latency`, recordings are so small that a request can wait for a layer of one."""
         self._state = state
         self._cache = cache
         self._seq_ids = seq_ids
@@ -99,18 +99,18 @@ class Learning:
 
     @property
     def recording_room(self) -> int:
-        """Rows that can be recorded beside what is open."""
+        """Rows that can be recorded beside the open recordings."""
         return self._limits.recording_tokens - self._recorded_rows
 
     # ------------------------------------------------------------------ commands
 
     def open_trainer(self, state: TrainerState) -> None:
-        """The executor has opened it. One of the same name was closed before."""
+        """The executor has opened this trainer. A previous one of the same name was closed."""
         assert state.name not in self._books.trainers
         self._books.trainers[state.name] = TrainerWork(state.name, state.revision)
 
     def close_trainer(self, name: str) -> list[str]:
-        """Forget a trainer and its work; the ids of its steps. The executor frees the rest."""
+        """Forget a trainer and its steps; returns the steps' ids. The executor clears its part."""
         if name not in self._books.trainers:
             return []
         cancelled = self._clear(name)
@@ -132,11 +132,11 @@ class Learning:
         self._begin(trainer)
 
     def cancel_steps(self, name: str) -> list[str]:
-        """Give up all steps of a trainer; their ids. The next plan discards what they recorded."""
+        """Cancel all steps of a trainer; returns their ids. The next plan discards their rows."""
         return self._clear(name) if name in self._books.trainers else []
 
     def add_score(self, request: ScoreRequest, version: AdapterVersion | None, now: float) -> None:
-        """Queue a score; `version` is the adapter's, pinned. Raises `InvalidRequest`."""
+        """Queue a score; `version` is its adapter's, pinned. Raises `InvalidRequest`."""
         if request.trainer is not None:
             self._require_trainer(request.trainer)
         self._limits.check_length(len(request.tokens))
@@ -151,27 +151,28 @@ class Learning:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step waits, runs, or is to be given up. Scores are sequences like any."""
+        """Whether a step is queued, runs or is to be discarded. Scores count as sequences."""
         return bool(self._books.steps or self._books.discards)
 
     def backward_of(self, micro_batch: int) -> BackwardWork | None:
-        """What the backward of an open micro-batch works on; None if it is not open."""
+        """The backward work of an open recording; None if it is not open."""
         opened = self._books.open.get(micro_batch)
         return opened[1].backward if opened is not None else None
 
     def take_discards(self) -> tuple[Discard, ...]:
-        """What the plan now being made gives up."""
+        """Discards for the plan that is being made."""
         discards, self._books.discards = tuple(self._books.discards), []
         return discards
 
     def opens(self, seq: Sequence) -> bool:
-        """Whether the start of a sequence opens a recording."""
+        """Whether starting this sequence opens a recording."""
         scoring = seq.scoring
         assert scoring is not None
         return scoring.record is not None and not self._places[seq.seq_id][1].opened
 
     def may_start(self, seq: Sequence) -> bool:
-        """Whether a waiting sequence has room for its recording, or may be scored now."""
+        """Whether a waiting sequence may start. A recording has to fit. A score has to wait while
+        its trainer's update is next."""
         scoring = seq.scoring
         assert scoring is not None
         if scoring.record is not None:
@@ -183,7 +184,7 @@ class Learning:
         return not (trainer.steps and trainer.steps[0].updatable)
 
     def started(self, seq: Sequence, now: float) -> list[OpenMicroBatch]:
-        """A sequence got its blocks; what to open for it, if it is the first of its micro-batch."""
+        """A sequence got its blocks. Returns what to open if it is the first of its micro-batch."""
         scoring = seq.scoring
         assert scoring is not None
         if scoring.step_id is None:
@@ -206,21 +207,21 @@ class Learning:
         ]
 
     def preempted(self, seq: Sequence) -> None:
-        """Its KV is gone. Rows that were recorded stay so and are only forwarded again; a score
-        under working parameters begins anew."""
+        """A sequence lost its KV. Its recorded rows stay recorded and are only forwarded again. A
+        score under working parameters restarts."""
         if seq.scoring is not None and seq.scoring.step_id is None:
             self.scores.preempted(seq)
 
     def slices(self, step_id: str, max_layers: int | None) -> list[BackwardSlice]:
-        """See `StepWork.slices`; none of a step that has ended."""
+        """`StepWork.slices` of a step; empty if the step has ended."""
         work = self._books.steps.get(step_id)
         return work.slices(max_layers) if work is not None else []
 
     def update(self, step_id: str, ending: set[int]) -> Update | None:
-        """The update of a step, if nothing else is left of it.
+        """The update of a step, or None if the step has other work left.
 
-        `ending` are sequences that this plan finishes; a score under the trainer's parameters that
-        began and is not among them holds the update up.
+        `ending` are the sequences that this plan finishes. The update waits for a score under the
+        trainer's parameters that has begun and is not among them.
         """
         work = self._books.steps.get(step_id)
         if work is None or not work.updatable:
@@ -235,7 +236,7 @@ class Learning:
     def take_span(
         self, seq: Sequence, span: Span, score: ScoreResult | None, problem: str | None, now: float
     ) -> None:
-        """A span of a sequence was forwarded, or could not be (`problem`)."""
+        """A span of a sequence was forwarded, or failed with `problem`."""
         scoring = seq.scoring
         assert scoring is not None
         if problem is None and any(target >= 0 for target in span.score_targets):
@@ -258,7 +259,7 @@ class Learning:
             self._finish_sequence(seq, now)
 
     def take_kept(self, kept: KeptLayers) -> None:
-        """A pass has recorded rows of a micro-batch."""
+        """A pass recorded rows of a micro-batch."""
         if kept.micro_batch in self._books.open:
             recording = self._books.open[kept.micro_batch][1]
             recording.backward = recording.backward.with_kept(kept)
@@ -266,7 +267,7 @@ class Learning:
     def take_slice(self, result: SliceResult, now: float) -> None:
         """Layers of a recording were computed."""
         if result.micro_batch not in self._books.open:
-            return  # its step has failed in this very iteration
+            return  # its step failed in this iteration
         work, recording = self._books.open[result.micro_batch]
         if result.problem is not None:
             self._fail_step(work, result.problem, now)
@@ -276,7 +277,7 @@ class Learning:
             self._close(recording)
 
     def take_update(self, result: UpdateResult, now: float) -> None:
-        """A trainer was updated, or its update was left out: the step has ended."""
+        """A trainer was updated, or its update was skipped. Either way the step has ended."""
         trainer = self._books.trainers[result.trainer]
         trainer.revision = result.revision
         work = trainer.steps[0]
@@ -293,7 +294,7 @@ class Learning:
     # ------------------------------------------------------------------ inside
 
     def _begin(self, trainer: TrainerWork) -> None:
-        """Let the first step of a trainer wait for its forwards, if it does not yet."""
+        """Begin the first step of a trainer, unless it has begun."""
         if not trainer.steps or trainer.steps[0].begun:
             return
         work = trainer.steps[0]
@@ -318,7 +319,7 @@ class Learning:
                 enter(seq, self._state, self._cache)
 
     def _finish_sequence(self, seq: Sequence, now: float) -> None:
-        """All rows are forwarded: the KV is not needed any more, the sum is known."""
+        """All rows are forwarded. The sum is known, and the KV is not needed again."""
         scoring = seq.scoring
         assert scoring is not None
         if scoring.step_id is None:
@@ -344,7 +345,7 @@ class Learning:
         self._fail_step(self._places[seq.seq_id][0], problem, now)
 
     def _fail_step(self, work: StepWork, problem: str, now: float) -> None:
-        """End a step without its update; nothing of it remains."""
+        """End a step without its update, and discard its recordings."""
         self._discard(work)
         revision = self._books.trainers[work.trainer].revision
         nothing = UpdateResult(work.trainer, revision, False, math.nan, math.nan, 0.0, problem)
@@ -356,7 +357,7 @@ class Learning:
         self._begin(self._books.trainers[work.trainer])
 
     def _clear(self, name: str) -> list[str]:
-        """Give up all steps of a trainer; their ids."""
+        """Cancel all steps of a trainer; returns their ids."""
         trainer = self._books.trainers[name]
         cancelled = []
         for work in list(trainer.steps):
@@ -366,7 +367,7 @@ class Learning:
         return cancelled
 
     def _discard(self, work: StepWork) -> None:
-        """Have the executor forget what a step has recorded and accumulated, if it has."""
+        """Have the executor drop what a step has recorded and accumulated."""
         if any(batch.opened for batch in work.micro_batches):
             numbers = tuple(
                 each.number for each in work.recordings if each.number in self._books.open
@@ -386,7 +387,7 @@ class Learning:
         self._books.trainers[work.trainer].steps.remove(work)
 
     def _close(self, recording: RecordingWork) -> None:
-        """The executor has let it go, or is going to before it opens another."""
+        """Free a recording's rows. The executor has dropped it, or will before it opens another."""
         if self._books.open.pop(recording.number, None) is not None:
             self._recorded_rows -= recording.rows
 

@@ -1,4 +1,4 @@
-"""What a request may ask for, so that it can run to its end here."""
+"""Checks that a request can run to its end here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from tandem.core.request import Request
 
 
 def check_request(request: Request, max_model_len: int, cache_tokens: int) -> None:
-    """Raise `InvalidRequest` that says what to do if a request could never end.
+    """Raise `InvalidRequest`, with advice, if a request could never run to its end.
 
-    `cache_tokens` is what the whole KV cache holds.
+    `cache_tokens` is the capacity of the whole KV cache.
     """
     prompt, wanted = len(request.prompt), request.sampling.max_tokens
     if request.n < 1:

@@ -1,7 +1,8 @@
-"""Sequences with one status: in the order in which they got it, and by class and arrival.
+"""Sequences with one status, in two orders: by entry, and by class and arrival.
 
-In an iteration few sequences change their status and many are looked at, so both orders are kept,
-not made. Invariant: `in_order` is sorted and holds what the dictionary holds.
+Few sequences change their status in an iteration, and many are read. So both orders are maintained
+instead of sorted when needed. Invariant: `in_order` is sorted and holds the same sequences as the
+dictionary.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from operator import attrgetter
 
 from tandem.core.sequence import Sequence
 
-# Online, then offline, then learning; within each, order of arrival.
+# Online, then offline, then learning; by arrival within each.
 class_then_arrival: Callable[[Sequence], tuple[int, float, int]] = attrgetter("order")
 
 
 class OrderedSequences:
-    """Sequences by `seq_id`, oldest entry first; `in_order` has them by class and arrival."""
+    """Sequences by `seq_id`, oldest entry first. `in_order` lists them by class and arrival."""
 
     __slots__ = ("_by_id", "in_order")
 
@@ -32,21 +33,21 @@ class OrderedSequences:
         return seq_id in self._by_id
 
     def get(self, seq_id: int) -> Sequence | None:
-        """The sequence of this number, if it is here."""
+        """The sequence with this id, or None if it is not here."""
         return self._by_id.get(seq_id)
 
     def values(self) -> ValuesView[Sequence]:
-        """All of them in the order in which they came."""
+        """All sequences, in order of entry."""
         return self._by_id.values()
 
     def add(self, seq: Sequence) -> None:
-        """Put a sequence in that is not here; it is the last that came."""
+        """Add a sequence that is not here yet. It becomes the last entry."""
         assert seq.seq_id not in self._by_id
         self._by_id[seq.seq_id] = seq
         insort(self.in_order, seq, key=class_then_arrival)
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out that is here."""
+        """Remove a sequence that is here."""
         del self._by_id[seq.seq_id]
         place = bisect_left(self.in_order, seq.order, key=class_then_arrival)
         assert self.in_order[place] is seq
@@ -54,12 +55,12 @@ class OrderedSequences:
 
     @property
     def requests(self) -> list[Sequence]:
-        """Those that are not scored, by class and arrival."""
+        """Sequences that are not scored, by class and arrival."""
         return self.in_order[: self.num_requests]
 
     @property
     def num_requests(self) -> int:
-        """How many are not scored: what is scored comes last in the order."""
+        """Number of sequences that are not scored. Scored ones are last in the order."""
         in_order = self.in_order
         if not in_order or in_order[-1].scoring is None:
             return len(in_order)

@@ -1,6 +1,6 @@
-"""Orders and fillings that several policies share: who came first, what fits into a time.
+"""Orders and selections that several policies share.
 
-Reads the view, changes nothing. Invariant: every order is total, so that equal views give equal
+Reads the view, changes nothing. Invariant: every order is total, so equal views give equal
 decisions.
 """
 
@@ -17,37 +17,37 @@ from tandem.scheduling.ordered import class_then_arrival as class_then_arrival
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import View
 
-# Before all offline sequences in the order of class and arrival.
+# Sorts before every offline sequence in the order of class and arrival.
 _OFFLINE = (1, float("-inf"), 0)
 
 
 def first_waiting(view: View, count: int) -> list[Sequence]:
-    """The `count` waiting sequences of requests that come first by class and arrival."""
+    """The first `count` waiting sequences of requests, by class and arrival."""
     return view.waiting_in_order[:count]
 
 
 def num_online(in_order: list[Sequence]) -> int:
-    """How many of these, by class and arrival, are online: where the offline ones begin."""
+    """Number of online sequences in a list by class and arrival: where the offline ones begin."""
     return bisect_left(in_order, _OFFLINE, key=class_then_arrival)
 
 
 def is_waiting(seq: Sequence) -> bool:
-    """Whether it does not run yet, or not any more."""
+    """Whether it does not run: it has not started or was preempted."""
     return seq.status is SequenceStatus.WAITING
 
 
 def is_prompt(seq: Sequence) -> bool:
-    """Whether somebody waits for its first token."""
+    """Whether it is an online sequence without its first token."""
     return seq.request.work_class is WorkClass.ONLINE and len(seq.tokens) == seq.prompt_tokens
 
 
 def is_lone_score(seq: Sequence) -> bool:
-    """Whether a sequence is a score that was asked for, not a part of a training step."""
+    """Whether it is a score requested on its own, not a sequence of a training step."""
     return seq.scoring is not None and seq.scoring.step_id is None
 
 
 def startable_scores(view: View) -> Iterator[Sequence]:
-    """Scores that wait, oldest first; not those under parameters that are about to be updated."""
+    """Waiting scores, oldest first, except those whose trainer is about to be updated."""
     waiting = [seq for seq in view.scores if is_waiting(seq)]
     changing = {step.trainer for step in view.steps if step.updatable} if waiting else set()
     return (seq for seq in waiting if seq.scoring and seq.scoring.trainer not in changing)
@@ -56,7 +56,8 @@ def startable_scores(view: View) -> Iterator[Sequence]:
 def slices_within(
     steps: Iterable[StepWork], latency: LatencyModel, seconds: float, at_least_one: bool
 ) -> tuple[list[SliceCandidate], float]:
-    """Backward slices and updates of `steps`, in order, that fit into `seconds`; what is left.
+    """Backward slices and updates of `steps`, in order, that fit into `seconds`; and the seconds
+    left.
 
     With `at_least_one`, the first layer (or update) is granted however long it takes.
     """

@@ -1,7 +1,7 @@
-"""Policies by name: a file or package of `scheduling/policies`, others' by module and class.
+"""Policies by name: a file or package of `scheduling/policies`, or a class of another module.
 
-Knows names and options; what a policy does is its own. Invariant: a wrong name or option raises
-`InvalidRequest` that lists the right ones.
+Knows names and options, not what a policy does. Invariant: a wrong name or option raises
+`InvalidRequest` that lists the valid ones.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from tandem.scheduling.view import Policy
 
 
 def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
-    """The policy `name` of `scheduling/policies`, or `package.module:Class` from elsewhere (or a
-    function that makes one).
+    """The policy `name` of `scheduling/policies`, or `package.module:Class` from elsewhere. A
+    function that makes a policy may stand for the class.
 
-    A factory that takes `options` names a dataclass as their type; texts are converted to it.
-    Raises `InvalidRequest` that lists the known policies, or the policy's options.
+    A factory with options has a parameter `options`, annotated with a dataclass. The option texts
+    are converted to the types of its fields. Raises `InvalidRequest` that lists the known policies,
+    or the policy's options.
     """
     module, colon, factory_name = name.partition(":")
     if not colon:
@@ -54,7 +55,7 @@ def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
 
 
 def _policy_options(policy: str, kind: type, options: Mapping[str, str]) -> object:
-    """The dataclass `kind` with these options; raises `InvalidRequest` that says which is wrong."""
+    """The dataclass `kind` with these options. Raises `InvalidRequest` that names the wrong one."""
     types = get_type_hints(kind, include_extras=True)
     for name, text in options.items():
         try:
@@ -67,13 +68,13 @@ def _policy_options(policy: str, kind: type, options: Mapping[str, str]) -> obje
             ) from error
     try:
         return msgspec.convert(dict(options), kind, strict=False)
-    except msgspec.ValidationError as error:  # one is missing, or they do not go together
+    except msgspec.ValidationError as error:  # an option is missing, or two contradict
         given = ", ".join(f"{name}={text}" for name, text in options.items()) or "no option"
         raise InvalidRequest(f"policy {policy!r} with {given}: {error}") from error
 
 
 def known_policies() -> list[str]:
-    """Names of the policies that are shipped: one file or one package each."""
+    """Names of the bundled policies: one file or one package each."""
     folder = Path(__file__).parent / "policies"
     packages = (path.parent for path in folder.glob("*/__init__.py"))
     return sorted(

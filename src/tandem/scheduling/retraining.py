@@ -1,6 +1,6 @@
-"""What baselines share that take turns: requests alone in their order, and training steps alone.
+"""Decisions of baselines that alternate: requests without training, or training without requests.
 
-Knows no policy. Invariant: neither runs what the other is for.
+Knows no policy. Invariant: `serve` runs no training step, and `train` runs no request.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from tandem.core.decision import Candidate, Decision
 from tandem.scheduling.queues import first_waiting, is_lone_score, slices_within
 from tandem.scheduling.view import View
 
-# An iteration of training may take so long, so that commands are still heard.
+# Longest iteration of training, in seconds, so that commands are handled soon enough.
 _ITERATION_S = 1.0
 
 
 def serve(view: View, wake_at: float | None = None, *, pause: bool = False) -> Decision:
-    """Requests by arrival, then scores; no sequence of a training step, no slice.
+    """Requests by arrival, then scores. No sequence of a training step and no slice.
 
-    Training that has begun loses its blocks; with `pause` only to those that came before it, when
-    they need them: whoever came later gives way itself.
+    Running training loses its blocks. With `pause` it loses them only to requests that arrived
+    before it and need them; requests that arrived later are preempted themselves.
     """
     running = view.running_in_order
     free_slots = view.budgets.max_sequences - len(running)
@@ -44,10 +44,10 @@ def serve(view: View, wake_at: float | None = None, *, pause: bool = False) -> D
 def train(
     view: View, step_ids: set[str], seconds: float = _ITERATION_S, spared_s: float = -math.inf
 ) -> Decision:
-    """These steps as fast as possible, at anybody's expense; requests wait.
+    """These steps as fast as possible. Requests wait and may be preempted.
 
-    `seconds` bound the layers of an iteration. Requests that came up to `spared_s` keep their
-    blocks. Scores that have begun go on: under working parameters they hold up the update.
+    `seconds` bounds the layers of an iteration. Requests that arrived up to `spared_s` keep their
+    blocks. Scores that have begun continue, since those under working parameters delay the update.
     """
     running = view.running_in_order
     steps = [step for step in view.steps if step.step_id in step_ids]

@@ -1,8 +1,8 @@
 """Keeps the state of all requests and of learning: add, abort, schedule, apply.
 
-Returns plans and never runs anything; takes results and returns events. Knows no policy, no
-tensor and no text. Invariant: between `schedule` and `apply` of a plan no sequence of it is
-released: `abort` is called between two iterations.
+Returns plans and never runs anything; takes results and returns events. Knows no policy, no tensor
+and no text. Invariant: no sequence of a plan is released between `schedule` and `apply`, since
+`abort` is called only between iterations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tandem.scheduling.view import Budgets, Policy, View
 class Scheduler:
     """Sequences, blocks and the policy of one engine. Called from one thread.
 
-    Steps and scores are handed to `learning` directly, between two iterations, with a `wake`.
+    Callers hand steps and scores to `learning` directly, between two iterations, then call `wake`.
     `prompt_tokens` and `generation_tokens` are totals since the start.
     """
 
@@ -56,8 +56,8 @@ class Scheduler:
         rates: Rates | None = None,
         lanes: tuple[str, ...] = (DEVICE_LANE,),
     ) -> None:
-        """Without `rates` the time model starts from guesses. `lanes` are the
-        executor's; they share the KV cache, and each has the budgets for itself."""
+        """Without `rates` the time model starts from guesses. The executor's `lanes` share the KV
+        cache; each lane has the whole of `budgets` for itself."""
         self.state = SchedulerState(default_slo)
         self.cache = cache
         self.budgets = budgets
@@ -96,7 +96,7 @@ class Scheduler:
     def ready_at(self, now: float) -> float:
         """When a call of `schedule` may return a plan: now, later, or never (infinity).
 
-        Later or never only while the policy lets what there is wait; any command changes that.
+        It is later or never only while the policy defers all work. Any command resets it to now.
         """
         if not (self.state.all or self.learning.has_work):
             return math.inf
@@ -104,13 +104,13 @@ class Scheduler:
 
     @property
     def preemptions(self) -> int:
-        """Running sequences that had to give way, since the start."""
+        """Preemptions of requests since the start."""
         return self._admission.preemptions
 
     @property
     def steady(self) -> bool:
-        """Whether requests of one class run, nothing else is there now or was when the policy was
-        last asked, and it says `decodes_alike`."""
+        """Whether only requests of one class exist, now and at the last decision, all of them run,
+        and the policy's trait `decodes_alike` is set."""
         alike = self._policy.traits.decodes_alike and self._was_quiet
         return alike and self._quiet and not self.state.num_waiting
 
@@ -149,9 +149,9 @@ class Scheduler:
         return request_id in self._requests or request_id in self.learning.scores
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End one choice of a request or all of them, or a score; unknown ones are ignored.
+        """End one choice of a request, all its choices, or a score. Unknown ids are ignored.
 
-        Silently, and between two iterations only.
+        Makes no event. Called between two iterations only.
         """
         assert self._in_flight is None
         self.asking.wake()
@@ -163,8 +163,8 @@ class Scheduler:
             self._finish(seq, FinishReason.ABORT)
 
     def switch_adapter(self, request_id: str, version: AdapterVersion) -> bool:
-        """Let a request's choices go on under another version, between two iterations, with the
-        tokens and the KV that they have; False if there is no such request."""
+        """Continue a request's choices under another version, with their tokens and their KV.
+        Called between two iterations. False if there is no such request."""
         assert self._in_flight is None
         choices = self._requests.get(request_id, ())
         for seq in choices:
@@ -177,14 +177,14 @@ class Scheduler:
         return bool(choices)
 
     def wake(self) -> None:
-        """Something was changed in `learning`: ask the policy again."""
+        """`learning` was changed, so the policy decides again."""
         assert self._in_flight is None
         self.asking.wake()
 
     # ------------------------------------------------------------------ iteration
 
     def schedule(self, now: float) -> StepPlan | None:
-        """Ask the policy and grant what fits; None if nothing can run now."""
+        """Let the policy decide and grant what fits; None if nothing can run now."""
         assert self._in_flight is None, "the last plan has not been applied"
         if not (self.state.all or self.learning.has_work):
             return None
@@ -215,7 +215,7 @@ class Scheduler:
         return plan
 
     def apply(self, results: Iterable[StepResult], now: float) -> list[TokenEvent]:
-        """Advance every sequence of the plan in flight by its result; returns what to deliver."""
+        """Advance each sequence of the plan in flight by its result; returns events to deliver."""
         plan = self._in_flight
         assert plan is not None, "no plan is in flight"
         results = tuple(results)
@@ -228,7 +228,7 @@ class Scheduler:
         draws = {draw.seq_id: draw for result in results for draw in result.draws}
         for span in spans:
             seq = self.state.all.get(span.seq_id)
-            if seq is None:  # its step has failed with an earlier span
+            if seq is None:  # its step failed in an earlier span
                 continue
             if seq.scoring is not None:
                 score, problem = scores.get(seq.seq_id), failed.get(seq.seq_id)
@@ -268,7 +268,7 @@ class Scheduler:
         now: float,
         events: list[TokenEvent],
     ) -> None:
-        """Take one span's result; what is to be delivered is added to `events`."""
+        """Apply the result of one span; appends the events to deliver to `events`."""
         if seq.seq_id in failed:
             gone = [seq, *self.state.take_forks(seq)]
             events.extend(self._fail(gone, failed[seq.seq_id], now))
@@ -287,7 +287,7 @@ class Scheduler:
                 events.append(self._take_token(choice, draws[choice.seq_id], now))
 
     def _take_scores(self, seq: Sequence, span: Span, score: ScoreResult) -> list[TokenEvent]:
-        """Deliver the log-probabilities of prompt tokens that were not delivered before."""
+        """Events with the log-probabilities of prompt tokens that were not delivered before."""
         skip = seq.scored - (span.start + 1)
         assert skip >= 0, "a position was skipped"
         fresh = score.logprobs[skip:]
@@ -379,7 +379,7 @@ class Scheduler:
             del self._requests[seq.request.request_id]
 
     def _promote_fork(self, seq: Sequence) -> None:
-        """If choice 0 ends before its siblings could share the prompt, the next one computes it."""
+        """If choice 0 ends before its siblings share the prompt, the next choice computes it."""
         forks = self.state.take_forks(seq)
         if not forks:
             return

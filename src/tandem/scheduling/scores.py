@@ -1,7 +1,7 @@
-"""Scores that are asked for alone: reference log-probs, win rates, the gate.
+"""Scores requested on their own: reference log-probabilities, win rates, the gate.
 
-They run like any other sequence; under a trainer's working parameters they are private and see one
-revision only. Invariant: a score ends once, with its sum or with a reason.
+They run like any other sequence. A score under a trainer's working parameters has private KV and
+sees one revision only. Invariant: a score ends once, with its sum or with a reason.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tandem.scheduling.state import SchedulerState
 
 @dataclass(frozen=True, slots=True)
 class ScoreFailed:
-    """A score that has no answer, and why."""
+    """A score that could not be computed, and why."""
 
     request_id: str
     reason: str
 
 
 class Scores:
-    """The scores under way by request id. Owned by `Learning`."""
+    """Scores in progress, by request id. Owned by `Learning`."""
 
     def __init__(self, state: SchedulerState, cache: KVCache) -> None:
         self._state = state
@@ -40,13 +40,13 @@ class Scores:
 
     @property
     def sequences(self) -> ValuesView[Sequence]:
-        """All of them, oldest first, waiting and running."""
+        """All scores, oldest first, waiting and running."""
         return self._sequences.values()
 
     def add(
         self, seq_id: int, request: ScoreRequest, version: AdapterVersion | None, now: float
     ) -> None:
-        """Let a score wait. Raises `InvalidRequest`."""
+        """Queue a score. Raises `InvalidRequest`."""
         if request.request_id in self._sequences:
             raise InvalidRequest(f"request id {request.request_id!r} is in use")
         if not 0 < request.prompt_tokens < len(request.tokens):
@@ -65,38 +65,39 @@ class Scores:
             leave(self._sequences.pop(request_id), self._state, self._cache)
 
     def finish(self, seq: Sequence) -> Score:
-        """All of it is forwarded."""
+        """All its rows are forwarded: end it with its sum."""
         assert seq.scoring is not None
         self.abort(seq.request.request_id)
         return _score(seq, seq.scoring.total)
 
     def finish_not_finite(self, seq: Sequence) -> Score:
-        """Its model gives it no finite log-probability; what it left in the cache is like that."""
+        """The model gives it no finite log-probability. Its cached blocks may not be finite either,
+        so they are discarded."""
         del self._sequences[seq.request.request_id]
         leave(seq, self._state, self._cache, discard=True)
         return _score(seq, math.nan)
 
     def fail(self, seq: Sequence, reason: str) -> ScoreFailed:
-        """It cannot be computed; what it left in the cache is not to be trusted."""
+        """It cannot be computed. Its cached blocks are discarded, since they cannot be trusted."""
         del self._sequences[seq.request.request_id]
         leave(seq, self._state, self._cache, discard=True)
         return ScoreFailed(seq.request.request_id, reason)
 
     def under(self, trainer: str) -> Iterator[Sequence]:
-        """Those under the working parameters of `trainer`."""
+        """Scores under the working parameters of `trainer`."""
         for seq in list(self._sequences.values()):
             if seq.scoring is not None and seq.scoring.trainer == trainer:
                 yield seq
 
     def holds_update(self, trainer: str, ending: set[int]) -> bool:
-        """Whether one under `trainer` has begun and does not end with the sequences `ending`."""
+        """Whether a score under `trainer` runs and is not among those `ending` in this plan."""
         return any(
             seq.seq_id in self._state.running and seq.seq_id not in ending
             for seq in self.under(trainer)
         )
 
     def preempted(self, seq: Sequence) -> None:
-        """Its KV is gone; working parameters may change before it runs again."""
+        """A score lost its KV. It restarts if parameters may change before it runs again."""
         if seq.scoring is not None and seq.scoring.private:
             restart_score(seq)
 

@@ -1,7 +1,8 @@
-"""Makes the sequences that are scored and not continued, and the spans that forward them.
+"""Makes sequences that are scored instead of continued, and the spans that forward them.
 
-The last token of what is scored predicts nothing, so it is never forwarded. Invariant: every scored
-position is scored once and every recorded row recorded once, however often its KV is recomputed.
+The last token of a scored sequence predicts nothing, so it is never forwarded. Invariant: every
+scored position is scored once and every recorded row is recorded once, however often the KV is
+recomputed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SAMPLING = SamplingParams(max_tokens=0)
 def score_sequence(
     seq_id: int, request: ScoreRequest, version: AdapterVersion | None, now: float
 ) -> Sequence:
-    """The sequence of a score under a pinned version, a trainer's parameters, or neither."""
+    """The sequence of a score: under a pinned version, a trainer's parameters, or neither."""
     scoring = Scoring(_targets(request.tokens, request.prompt_tokens), trainer=request.trainer)
     return Sequence(
         seq_id,
@@ -44,8 +45,8 @@ def training_sequence(
     record: RecordTarget | None,
     arrival_s: float,
 ) -> Sequence:
-    """A sequence of a training step; `step` is (its id, its trainer), `place` (micro-batch, place
-    in it), both for messages; `record` is None if it gets no gradient."""
+    """A sequence of a training step. `step` is (step id, trainer). `place` is (micro-batch, place
+    in it) and appears in messages only. `record` is None if the sequence gets no gradient."""
     step_id, trainer = step
     scoring = Scoring(
         _targets(source.tokens, source.prompt_tokens),
@@ -66,13 +67,13 @@ def training_sequence(
 
 
 def enter(seq: Sequence, state: SchedulerState, cache: KVCache) -> None:
-    """Let a new sequence wait."""
+    """Queue a new sequence."""
     state.add(seq)
     cache.add_reader(seq)
 
 
 def leave(seq: Sequence, state: SchedulerState, cache: KVCache, *, discard: bool = False) -> None:
-    """Take a sequence out, with its blocks; `discard` as in `KVCache.release`."""
+    """Remove a sequence and its blocks; `discard` as in `KVCache.release`."""
     cache.remove_reader(seq)
     if cache.holds(seq):
         cache.release(seq, discard=discard)
@@ -80,7 +81,7 @@ def leave(seq: Sequence, state: SchedulerState, cache: KVCache, *, discard: bool
 
 
 def restart_score(seq: Sequence) -> None:
-    """Forget what was scored so far."""
+    """Forget the score so far."""
     scoring = seq.scoring
     assert scoring is not None and scoring.record is None
     scoring.total = 0.0
@@ -88,7 +89,7 @@ def restart_score(seq: Sequence) -> None:
 
 
 def chunk_limit(seq: Sequence, wanted: int) -> int:
-    """At most `wanted` tokens; rows that are recorded already are not mixed with others."""
+    """At most `wanted` tokens. A chunk does not mix rows that are recorded already with others."""
     scoring = seq.scoring
     if scoring is None or scoring.record is None or seq.computed >= scoring.recorded:
         return wanted
@@ -96,7 +97,8 @@ def chunk_limit(seq: Sequence, wanted: int) -> int:
 
 
 def scoring_span(seq: Sequence, num_tokens: int, cache: KVCache) -> Span:
-    """The next `num_tokens` rows: recorded if new and to be recorded, scored where not yet."""
+    """The next `num_tokens` rows. Records rows that are to be recorded and are not yet; scores the
+    positions that are not scored yet."""
     scoring = seq.scoring
     assert scoring is not None
     start, end = seq.computed, seq.computed + num_tokens

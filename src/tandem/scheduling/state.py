@@ -1,7 +1,7 @@
-"""The sequences that the scheduler knows, by status, in the order of their arrival.
+"""The sequences that the scheduler knows, by status and in order of arrival.
 
-Invariant: a sequence is in exactly one of `waiting`, `learning`, `running` and `forks`; `all` holds
-them all.
+Invariant: a sequence is in exactly one of `waiting`, `learning`, `running` and `forks`; `all` has
+every sequence.
 """
 
 from __future__ import annotations
@@ -13,58 +13,52 @@ from tandem.core.slo import DEFAULT_SLO, Slo, WorkClass
 from tandem.scheduling.ordered import OrderedSequences
 from tandem.scheduling.starts import BEGUN, StartTimes
 
-# With each request that has a longer one, the strictest objective counts so much more.
+# Each request with a longer TTFT objective relaxes the tracked strictest one by this factor.
 _FORGET = 1.1
 
 
 @dataclass(slots=True)
 class SchedulerState:
-    """`waiting`, `learning` and `running` iterate oldest entry first; a preempted sequence is a new
-    entry, so policies order by arrival.
+    """The three collections `waiting`, `learning` and `running` iterate oldest entry first. A
+    preempted sequence is a new entry, so policies order by arrival instead."""
 
-    `forks` lists the later choices of an `n > 1` request under the `seq_id` of choice 0, whose
-    prompt they will share once it is computed. `waiting_tokens` counts what waits in tokens.
-    Sequences that are scored (training, evaluation) wait apart in `learning`, uncounted.
-    `starts` has the online ones of `waiting` by when they must start; `default_slo` is the
-    objective of requests that bring none; `ttft_slo_s` the strictest of the last online ones.
-    `moves` counts starts and preemptions, `learning_starts` the starts of what is scored.
-    """
-
-    default_slo: Slo = DEFAULT_SLO
+    default_slo: Slo = DEFAULT_SLO  # objective of requests that bring none
     all: dict[int, Sequence] = field(default_factory=dict)
     waiting: OrderedSequences = field(default_factory=OrderedSequences)
-    learning: OrderedSequences = field(default_factory=OrderedSequences)
+    learning: OrderedSequences = field(default_factory=OrderedSequences)  # waiting, to be scored
     running: OrderedSequences = field(default_factory=OrderedSequences)
+    # Later choices of an `n > 1` request, by the `seq_id` of choice 0. They wait until its prompt
+    # is computed and then share it.
     forks: dict[int, list[Sequence]] = field(default_factory=dict)
-    waiting_tokens: int = 0
-    starts: StartTimes = field(default_factory=StartTimes)
-    ttft_slo_s: float = 0.0
-    moves: int = 0
-    learning_starts: int = 0
+    waiting_tokens: int = 0  # tokens of all `waiting` sequences
+    starts: StartTimes = field(default_factory=StartTimes)  # online ones of `waiting`
+    ttft_slo_s: float = 0.0  # strictest TTFT objective of recent online requests
+    moves: int = 0  # starts and preemptions so far
+    learning_starts: int = 0  # starts of scored sequences so far
 
     def __post_init__(self) -> None:
         self.ttft_slo_s = self.default_slo.ttft_s
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that do not run yet, later choices of `n > 1` requests included."""
+        """Sequences of requests that do not run yet, with later choices of `n > 1` requests."""
         return len(self.all) - len(self.running) - len(self.learning)
 
     @property
     def num_running(self) -> int:
-        """Sequences of requests that hold blocks, without those that are scored."""
+        """Sequences of requests that hold blocks. Scored sequences are not counted."""
         return self.running.num_requests
 
     @property
     def of_one_class(self) -> bool:
-        """Whether all sequences are of requests of one class."""
+        """Whether all sequences belong to requests of one class."""
         orders = (self.running.in_order, self.waiting.in_order, self.learning.in_order)
         ends = [seq for order in orders for seq in (*order[:1], *order[-1:])]
         alike = len({seq.request.work_class for seq in ends}) <= 1
         return alike and not any(seq.scoring for seq in ends)
 
     def add(self, seq: Sequence) -> None:
-        """A new sequence starts waiting."""
+        """Take a new sequence, which waits."""
         self.all[seq.seq_id] = seq
         request = seq.request
         if request.work_class is WorkClass.ONLINE:
@@ -73,25 +67,25 @@ class SchedulerState:
         self._wait(seq)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
-        """A later choice waits until `parent` has computed their prompt."""
+        """Take a later choice, which waits until `parent` has computed the shared prompt."""
         self.all[child.seq_id] = child
         self.forks.setdefault(parent.seq_id, []).append(child)
 
     def take_forks(self, parent: Sequence) -> list[Sequence]:
-        """End the forks' wait; the caller makes each of them run or wait."""
+        """Remove the forks of `parent`; the caller then makes each of them run or wait."""
         return self.forks.pop(parent.seq_id, [])
 
     def run_fork(self, child: Sequence) -> None:
-        """A fork got its blocks."""
+        """A fork shares its parent's blocks, so it runs."""
         child.status = SequenceStatus.RUNNING
         self.running.add(child)
 
     def wait_fork(self, child: Sequence) -> None:
-        """A fork has to find its own blocks."""
+        """A fork needs blocks of its own, so it waits."""
         self._wait(child)
 
     def grow(self, seq: Sequence) -> None:
-        """A waiting sequence got a token: a fork that has to find its own blocks."""
+        """A waiting sequence got a token. It is a fork that needs blocks of its own."""
         self.waiting_tokens += 1
         if seq.request.work_class is WorkClass.ONLINE:
             self.starts.discard(seq)
@@ -112,14 +106,14 @@ class SchedulerState:
         self._wait(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """The sequence has finished. Its forks, if any, must have been taken before."""
+        """A sequence has ended. Its forks, if any, were taken before."""
         assert seq.seq_id not in self.forks
         siblings = next((f for f in self.forks.values() if seq in f), None)
         if siblings is not None:
             siblings.remove(seq)
         elif seq.seq_id in self.waiting or seq.seq_id in self.learning:
             self._stop_waiting(seq)
-        elif seq.seq_id in self.running:  # otherwise a fork that was taken and never ran
+        elif seq.seq_id in self.running:  # else a fork that was taken and never ran
             self.running.remove(seq)
         del self.all[seq.seq_id]
         seq.status = SequenceStatus.FINISHED

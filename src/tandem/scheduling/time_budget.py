@@ -1,7 +1,7 @@
-"""How much of one lane's work a policy's budget of predicted time leaves room for.
+"""How much work of one lane fits into a policy's time budget, by predicted time.
 
-Counts what was granted and predicts what would come next; grants nothing itself. Invariant: the
-granted work is predicted to take no longer than the budget, unless it is the first and least piece.
+Counts what was granted and predicts further work; grants nothing itself. Invariant: the granted
+work is predicted to fit the budget, unless it is a single smallest piece.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from tandem.estimators.work import BackwardWork, PassWork
 
 
 class TimeBudget:
-    """Of one iteration. `least_rows` rows of a prompt or a training forward are the least piece."""
+    """The time budget of one iteration.
+
+    The smallest piece is `least_rows` rows of a prompt or a training forward, one layer, or an
+    update.
+    """
 
     def __init__(self, seconds: float, latency: LatencyModel, least_rows: int) -> None:
         self._seconds, self._latency, self._least_rows = seconds, latency, least_rows
@@ -40,12 +44,12 @@ class TimeBudget:
         return fits if self._work.tokens else max(fits, min(most, self._least_rows))
 
     def take(self, spans: Iterable[Span]) -> None:
-        """These were granted."""
+        """Count spans that were granted."""
         self._work.add(spans)
         self._pass_s = self._forward_s(self._work)
 
     def take_layers(self, backward: BackwardWork, most: int) -> int:
-        """How many of `most` layers of a recording there is time for; takes them."""
+        """How many of `most` layers of a recording there is time for. Counts them as granted."""
         layers = min(most, self._latency.layers_within(backward, self._left_s))
         layers = layers or int(self._nothing)
         if layers:
@@ -53,7 +57,7 @@ class TimeBudget:
         return layers
 
     def take_update(self) -> bool:
-        """Whether there is time for an update; takes it."""
+        """Whether there is time for an update. Counts it as granted."""
         seconds = self._latency.update_s()
         if seconds > self._left_s and not self._nothing:
             return False
@@ -70,7 +74,7 @@ class TimeBudget:
         return not self._work.tokens and self._after_s == 0.0
 
     def _fits(self, seq: Sequence, start: int, rows: int, choices: int) -> bool:
-        """Whether the pass, with `rows` more rows of a sequence, stays within the budget."""
+        """Whether the pass stays within the budget with `rows` more rows of a sequence."""
         work, end = self._work.copy(), start + rows
         scoring, draws, scored, recorded = seq.scoring, 0, 0, 0
         if scoring is not None:
@@ -88,6 +92,6 @@ class TimeBudget:
         return self._forward_s(work) <= self._seconds
 
     def _forward_s(self, work: PassWork) -> float:
-        """At most: what only records may turn out to be whole micro-batches."""
+        """An upper bound: a pass that only records is taken to record whole micro-batches."""
         work.whole = 0 < work.recorded == work.tokens
         return self._latency.forward_s(work)

@@ -1,8 +1,8 @@
-"""A training step as work left: sequences to forward, layers to go back, one update.
+"""A training step as remaining work: sequences to forward, layers to go back through, one update.
 
-State and its transitions only; `learning` decides when they happen, policies read it through the
-view. Invariant: the recordings of a micro-batch are open from its first forward, each to its last
-layer, and owe layers only once all sequences of the micro-batch are scored.
+Holds state and its transitions only. `learning` decides when they happen; policies read the state
+through the view. Invariant: a recording is open from the first forward of its micro-batch until its
+last layer is done. It owes layers only once all sequences of the micro-batch are scored.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import BackwardWork
 from tandem.training.losses import step_items
 
-# A request that comes waits for a layer of one recording: that takes at most such a share of the
-# TTFT objective, unless it has this few rows or one sequence only.
+# A new request waits for one layer of one recording. That layer takes at most this share of the
+# TTFT objective, unless the recording has only this few rows or only one sequence.
 _GRAIN_SHARE = 0.1
 _LEAST_ROWS = 128
 
 
 def recording_rows(latency: LatencyModel, ttft_slo_s: float) -> int:
-    """Rows that a recording may have beside requests of this objective."""
+    """Most rows of one recording, so that requests of this objective can wait for a layer."""
     return max(_LEAST_ROWS, latency.recording_rows_within(_GRAIN_SHARE * ttft_slo_s))
 
 
 @dataclass(frozen=True, slots=True)
 class LearningLimits:
-    """What can be trained at all: layers of the model, rows that may be recorded at once (0: no
-    training), tokens of one sequence, tokens of KV."""
+    """What can be trained at all."""
 
-    num_layers: int = 0
-    recording_tokens: int = 0
-    max_model_len: int = 0
-    cache_tokens: int = 0
+    num_layers: int = 0  # of the model
+    recording_tokens: int = 0  # rows that can be recorded at once; 0: no training
+    max_model_len: int = 0  # most tokens of one sequence
+    cache_tokens: int = 0  # tokens that the whole KV cache holds
 
     def check_step(self, step: TrainingStep) -> int:
-        """Items of a step that can run here. Raises `InvalidRequest` that says why it cannot."""
+        """Number of items of a step. Raises `InvalidRequest` if the step can never run here."""
         if self.recording_tokens == 0:
             raise InvalidRequest("this engine has no room for recordings, so it cannot train")
         items = step_items(step.loss, step.micro_batches)
@@ -63,7 +62,7 @@ class LearningLimits:
         return items
 
     def check_length(self, num_tokens: int) -> None:
-        """Raises `InvalidRequest` if a sequence of so many tokens can never be forwarded."""
+        """Raise `InvalidRequest` if a sequence of this many tokens can never be forwarded."""
         if num_tokens > min(self.max_model_len, self.cache_tokens + 1):
             raise InvalidRequest(
                 f"a sequence has {num_tokens} tokens, but the context is {self.max_model_len} "
@@ -74,8 +73,8 @@ class LearningLimits:
 
 
 class Stage(StrEnum):
-    """What a step waits for next. Later micro-batches may still be forwarded while earlier ones
-    owe layers: that is `FORWARD`, with `layers_left` above 0."""
+    """What a step waits for next. A step in `FORWARD` may have `layers_left` above 0: later
+    micro-batches are forwarded while earlier ones owe layers."""
 
     QUEUED = "queued"
     FORWARD = "forward"
@@ -85,19 +84,14 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class RecordingWork:
-    """Sequences of a micro-batch that are recorded and differentiated together.
-
-    `places` are theirs in the micro-batch, `lengths` the rows to record of each. `layers_left`
-    counts from the top and is the number of layers until backward begins; `backward` is what it
-    works on, `coefficients` are known once the whole micro-batch is scored.
-    """
+    """Sequences of a micro-batch that are recorded and differentiated together."""
 
     number: int
-    places: tuple[int, ...]
-    lengths: tuple[int, ...]
-    layers_left: int
+    places: tuple[int, ...]  # of its sequences in the micro-batch
+    lengths: tuple[int, ...]  # rows to record, per sequence
+    layers_left: int  # counted from the top
     backward: BackwardWork
-    coefficients: tuple[float, ...] | None = None
+    coefficients: tuple[float, ...] | None = None  # known once the micro-batch is scored
 
     @property
     def rows(self) -> int:
@@ -107,9 +101,10 @@ class RecordingWork:
 
 @dataclass(slots=True, eq=False)
 class MicroBatchWork:
-    """One micro-batch of a step: its sequences, the sum of what each was scored, the loss.
+    """One micro-batch of a step: its sequences, their log-probabilities and the loss.
 
-    Its `recordings` hold the sequences that have a gradient: KTO's mismatched ones are scored only.
+    `recordings` hold only the sequences that have a gradient. KTO's mismatched ones are scored
+    only.
     """
 
     sequences: tuple[TrainingSequence, ...]
@@ -123,8 +118,8 @@ class MicroBatchWork:
     def of(
         numbers: Iterator[int], sequences: tuple[TrainingSequence, ...], layers: int, most_rows: int
     ) -> MicroBatchWork:
-        """A micro-batch of which nothing is done yet, in recordings of `most_rows` rows where its
-        sequences are not longer."""
+        """A micro-batch with all its work left. Its recordings have at most `most_rows` rows,
+        except for a recording of one longer sequence."""
         groups: list[list[int]] = []
         rows = 0
         for place in recorded_places(sequences):
@@ -154,7 +149,7 @@ class MicroBatchWork:
         }
 
     def take_coefficients(self, loss: float, coefficients: tuple[float, ...]) -> None:
-        """All sequences are scored: backward may begin."""
+        """All sequences are scored, so backward may begin."""
         self.scored, self.loss = True, loss
         for each in self.recordings:
             each.coefficients = tuple([coefficients[place] for place in each.places])
@@ -162,40 +157,37 @@ class MicroBatchWork:
 
 @dataclass(slots=True, eq=False)
 class StepWork:
-    """A training step on its way. Policies read it; times in seconds on the engine's clock.
-
-    `sequences` are those that are not scored yet, in order. `revision` is the trainer's, known once
-    the step has begun. `last_loss` is the mean loss of the trainer's step before (None: unknown).
-    """
+    """A training step in progress. Policies read it. Times are seconds on the engine's clock."""
 
     step: TrainingStep
     arrival_s: float
     items: int
     micro_batches: list[MicroBatchWork] = field(default_factory=list)
+    # not scored yet, in order, by seq id
     sequences: dict[int, Sequence] = field(default_factory=dict)
-    revision: int = 0
+    revision: int = 0  # the trainer's, known once the step has begun
     begun: bool = False
     started_s: float | None = None
-    last_loss: float | None = None
+    last_loss: float | None = None  # mean loss of the trainer's previous step; None: unknown
 
     @property
     def step_id(self) -> str:
-        """The step's own id."""
+        """Id of the step."""
         return self.step.step_id
 
     @property
     def trainer(self) -> str:
-        """Whose step it is."""
+        """Name of the trainer that the step belongs to."""
         return self.step.trainer
 
     @property
     def urgency(self) -> float:
-        """What MACE's priority adds: the loss of its samples as far as it is known."""
+        """The urgency in MACE's priority: the loss of the step's samples, as far as known."""
         return self.step.urgency
 
     @property
     def stage(self) -> Stage:
-        """See `Stage`."""
+        """What the step waits for next."""
         if not self.begun:
             return Stage.QUEUED
         if self.sequences:
@@ -204,7 +196,7 @@ class StepWork:
 
     @property
     def tokens_left(self) -> int:
-        """Rows still to be forwarded once the step has begun."""
+        """Rows still to forward, once the step has begun."""
         return sum(seq.remaining for seq in self.sequences.values())
 
     @property
@@ -214,24 +206,24 @@ class StepWork:
 
     @property
     def updatable(self) -> bool:
-        """Whether nothing but the update is left."""
+        """Whether only the update is left."""
         return self.begun and not self.sequences and not self.layers_left
 
     @property
     def due(self) -> bool:
-        """Whether layers of it, or its update, may be computed now."""
+        """Whether some of its layers, or its update, may be computed now."""
         return self.started_s is not None and (bool(self.owed()) or self.updatable)
 
     @property
     def recordings(self) -> list[RecordingWork]:
-        """Of all its micro-batches, in order."""
+        """Recordings of all its micro-batches, in order."""
         return [each for batch in self.micro_batches for each in batch.recordings]
 
     def begin(
         self, last_loss: float | None, numbers: Iterator[int], layers: int, most_rows: int
     ) -> None:
-        """Its forwards may run; `numbers` are for its recordings, of `most_rows` (see
-        `MicroBatchWork.of`)."""
+        """Make its forwards ready to run. `numbers` gives the recordings their numbers; `most_rows`
+        is as in `MicroBatchWork.of`."""
         self.begun, self.last_loss = True, last_loss
         self.micro_batches = [
             MicroBatchWork.of(numbers, sequences, layers, most_rows)
@@ -271,7 +263,7 @@ class StepWork:
         return granted
 
     def outcome(self, update: UpdateResult, loss: float, now: float) -> StepOutcome:
-        """How the step ended; log-probabilities that were never known are nan."""
+        """How the step ended. Log-probabilities that are unknown are nan."""
         logprobs = tuple(
             tuple(math.nan if value is None else value for value in batch.logprobs)
             for batch in self.micro_batches
@@ -294,7 +286,7 @@ class StepWork:
 
 @dataclass(slots=True, eq=False)
 class TrainerWork:
-    """A trainer that is open: its revision and the steps that wait for it, the first one begun."""
+    """An open trainer: its revision and its queued steps, of which only the first has begun."""
 
     name: str
     revision: int
@@ -304,12 +296,12 @@ class TrainerWork:
 
 @dataclass(slots=True)
 class LearningCounters:
-    """Totals since the start: steps whose update was made, and the rows of those steps."""
+    """Totals since the start: steps whose update was applied, and the tokens of those steps."""
 
     steps: int = 0
     tokens: int = 0
 
 
 def recorded_places(sequences: tuple[TrainingSequence, ...]) -> list[int]:
-    """Which sequences of a micro-batch have a gradient."""
+    """Places of the sequences of a micro-batch that have a gradient."""
     return [place for place, seq in enumerate(sequences) if seq.role is not Role.MISMATCHED]

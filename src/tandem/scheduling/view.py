@@ -1,4 +1,4 @@
-"""What a policy sees, and the protocol that it implements.
+"""What a policy sees, and the protocol that a policy implements.
 
 The view is read-only by contract: policies must not change sequences. It is valid during one call
 of `decide`. Invariant: nothing reachable from it pins blocks or changes state.
@@ -34,11 +34,10 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A policy's window on the scheduler. Times in seconds on the engine's clock.
+    """A policy's window on the scheduler. Times are seconds on the engine's clock.
 
-    `latency` predicts what work costs on the first of `lanes`, the device. Sequences with `scoring`
-    belong to learning: those of training steps (`scoring.step_id`) and scores that were asked for
-    alone.
+    `latency` predicts times on the first of `lanes`, the device. Sequences with `scoring` belong to
+    learning: those of training steps (with `scoring.step_id`) and scores requested on their own.
     """
 
     now: float
@@ -61,14 +60,14 @@ class View:
     def learning(self) -> ValuesView[Sequence]:
         """Sequences of steps and scores without blocks, oldest first (preempted ones at the end).
 
-        One is here only if its step is the trainer's first. It does not start, and lets later
-        candidates go ahead, while there is no room for its recording.
+        A trainer's sequences are here only if they belong to its first step. A sequence whose
+        recording does not fit does not start, and later candidates may start before it.
         """
         return self._state.learning.values()
 
     @property
     def running(self) -> ValuesView[Sequence]:
-        """Sequences that hold blocks, learning's too, in the order in which they were admitted."""
+        """Sequences that hold blocks, learning's included, in order of admission."""
         return self._state.running.values()
 
     @property
@@ -78,7 +77,7 @@ class View:
 
     @property
     def starts(self) -> StartTimes:
-        """Online sequences of `waiting` by when they must start to meet their objective: the
+        """Online sequences of `waiting` by the latest start that meets their objective: the
         scheduler's own, not to be changed."""
         return self._state.starts
 
@@ -94,7 +93,7 @@ class View:
 
     @property
     def serving(self) -> list[Sequence]:
-        """The requests of `running`, by class and arrival."""
+        """The sequences of `running` that belong to requests, by class and arrival."""
         return self._state.running.requests
 
     @property
@@ -104,12 +103,12 @@ class View:
 
     @property
     def scores(self) -> ValuesView[Sequence]:
-        """Scores that were asked for alone, oldest first, waiting and running."""
+        """Scores requested on their own, oldest first, waiting and running."""
         return self._learning.scores.sequences
 
     @property
     def learning_starts(self) -> int:
-        """How many times a sequence of learning has started, since the beginning."""
+        """How many times a sequence of learning has started so far."""
         return self._state.learning_starts
 
     @property
@@ -133,7 +132,7 @@ class View:
 
     @property
     def block_size(self) -> int:
-        """Tokens a KV block."""
+        """Tokens per KV block."""
         return self._cache.block_size
 
     @property
@@ -143,25 +142,25 @@ class View:
 
     @property
     def available_blocks(self) -> int:
-        """KV blocks to be had without preempting anybody."""
+        """KV blocks available without a preemption."""
         return self._cache.available_blocks
 
     def held_blocks(self, work_class: WorkClass) -> int:
-        """KV blocks that the running sequences of a class hold (a shared one for each)."""
+        """KV blocks of the running sequences of a class; a shared block counts once for each."""
         return self._cache.held_by([seq for seq in self.running if class_of(seq) is work_class])
 
     @property
     def online_demand_blocks(self) -> float:
-        """KV blocks to be left to online requests: the larger of what they hold now and of mu + 2
-        sigma of what they held in the last hour (Echo 5.3), counted as by `held_blocks`."""
+        """KV blocks to leave to online requests: the larger of what they hold now and mu + 2 sigma
+        of what they held in the last hour (Echo 5.3). Counted as in `held_blocks`."""
         return max(float(self.held_blocks(WorkClass.ONLINE)), self._demand.demand)
 
     def blocks_of(self, sequences: Iterable[Sequence]) -> int:
-        """KV blocks that these running sequences hold (a shared one for each)."""
+        """KV blocks of these running sequences; a shared block counts once for each."""
         return self._cache.held_by(sequences)
 
     def idle_blocks(self) -> list[IdleBlock]:
-        """Cached blocks that nobody holds, with their future readers; costs O(blocks)."""
+        """Cached blocks that no sequence holds, with their future readers. Costs O(blocks)."""
         return self._cache.idle_blocks()
 
     def match(self, seq: Sequence) -> int:
@@ -170,39 +169,36 @@ class View:
 
 
 def class_of(seq: Sequence) -> WorkClass:
-    """Which class a sequence belongs to; what is scored is learning's."""
+    """The class of a sequence. Scored sequences belong to learning."""
     return WorkClass.LEARNING if seq.scoring is not None else seq.request.work_class
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a policy says of itself.
+    """What a policy promises about itself."""
 
-    `decodes_alike` promises that with nothing but decodes of one class it runs them all on the
-    whole device, whatever the time, evicts in the cache's own order, and later decides the same
-    whether it was asked at each of them or only at the first, so that simulations may leap
-    (`Leaper`). With `records_in_parts`, of use where decisions give way, what is recorded and
-    differentiated together is so small that requests can wait for a layer of it. `trains`: training
-    steps get their turn at some time. `heeds_priority`: requests are ordered by their `priority`.
-    """
-
+    # While nothing but decodes of one class runs: all of them run on the whole device, whatever the
+    # time. Eviction follows the cache's own order. Later decisions are the same whether the policy
+    # decided in each of these iterations or only in the first. `sim.leap.Leaper` relies on this.
     decodes_alike: bool = False
+    # Recordings are kept so small that a request can wait for one layer of one. Useful for a policy
+    # with preemptible passes.
     records_in_parts: bool = False
-    trains: bool = True
-    heeds_priority: bool = False
+    trains: bool = True  # training steps eventually run
+    heeds_priority: bool = False  # requests are ordered by their `priority`
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides once an iteration.
+    """Decides once per iteration.
 
-    Called by the scheduler whenever something waits or runs. Must be deterministic in the view,
-    must not block, and may keep state of its own between calls. Candidates that are unknown,
-    listed twice or finished are ignored by admission.
+    The scheduler calls it whenever something waits or runs. It must be deterministic in the view
+    and must not block. It may keep state between calls. Admission ignores candidates that are
+    unknown, finished or listed twice.
     """
 
     traits: Traits
 
     def decide(self, view: View) -> Decision:
-        """What should run, in which order, and who may be preempted for it."""
+        """What should run, in which order, and which sequences may be preempted for it."""
         ...

@@ -1,12 +1,11 @@
 """How training goes in a simulation: a model of the falling loss, or the losses of a recorded run.
 
-The margin of a trained pair, beta * (log p(chosen) - log p(rejected) against the reference), rises
-from 0 towards `margin` with the number of updates, so DPO's loss falls from log 2:
+The margin of a trained pair is beta * (log p(chosen) - log p(rejected)), relative to the reference.
+It rises from 0 to `top` with the number of updates, so DPO's loss falls from log 2. This is an
+assumption: the gain of a real run depends on data. A recorded run is a CSV file like a fine-tuning
+job's result file: one row per update, with its `step` and its `train_loss`.
 
-    margin(n) = margin * (1 - exp(-n / updates))
-
-Documented rather than true: what a run gains depends on data. A recorded run is a CSV file, as a
-fine-tuning job's result file is one: a row for each update, with its `step` and its `train_loss`.
+    margin(n) = top * (1 - exp(-n / updates))
 """
 
 from __future__ import annotations
@@ -22,49 +21,49 @@ from tandem.core.errors import InvalidRequest
 
 # The columns of a recorded curve; others are ignored.
 STEP, LOSS = "step", "train_loss"
-# Files have six decimals: what they show as 0 is taken for half of the last one.
+# Files have six decimals. A loss of 0 counts as half of the last one.
 _LEAST_LOSS = 5e-7
 
 
 class Curve(Protocol):
-    """Of one trainer."""
+    """The learning curve of one trainer."""
 
     def margin(self, updates: int) -> float:
-        """Margin of the reference-relative log-probabilities after so many updates, times beta."""
+        """Reference-relative margin of the log-probabilities after so many updates, times beta."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Saturating:
-    """See the module; `updates` is when 63% of the margin are reached."""
+    """The formula of the module. After `updates` updates, 63% of the margin `top` are reached."""
 
     top: float = 2.0
     updates: float = 50.0
 
     def margin(self, updates: int) -> float:
-        """See `Curve`."""
+        """Margin after so many updates."""
         return self.top * (1.0 - math.exp(-updates / self.updates))
 
 
 class Recorded:
-    """The losses of a run that was made, one an update; the last one goes on."""
+    """The losses of a recorded run, one per update. Later updates have the last one."""
 
     def __init__(self, losses: list[float]) -> None:
-        """DPO losses, above 0, each before its update. Raises `InvalidRequest`."""
+        """`losses` are DPO losses above 0, each from before its update. Raises `InvalidRequest`."""
         if not losses or not all(math.isfinite(loss) and loss > 0.0 for loss in losses):
             raise InvalidRequest("a recorded curve needs losses above 0", param="loss_curve")
         # -log sigmoid(m) = loss, solved for m without a power that could be too large.
         self._margins = [-loss - math.log(-math.expm1(-loss)) for loss in losses]
 
     def margin(self, updates: int) -> float:
-        """See `Curve`."""
+        """Margin after so many updates."""
         return self._margins[min(updates, len(self._margins) - 1)]
 
 
 def read_curve(path: Path) -> Recorded:
     """A recorded curve from a CSV file with a header that names `step` and `train_loss`.
 
-    Steps rise; one that was left out has no row, and made no update. Losses are from 0 on. Raises
+    Steps rise. A skipped step has no row, since it made no update. Losses are at least 0. Raises
     `InvalidRequest` that names the file and the line.
     """
     try:
@@ -79,7 +78,7 @@ def read_curve(path: Path) -> Recorded:
 
 
 def _losses(reader: csv.DictReader[str]) -> Iterator[float]:
-    """Of each row, whose step must be above the one before. Raises `ValueError`."""
+    """The loss of each row. Steps must rise. Raises `ValueError`."""
     missing = [name for name in (STEP, LOSS) if name not in (reader.fieldnames or ())]
     if missing:
         raise ValueError(f"its first line names no column {' and no '.join(missing)}")
@@ -99,7 +98,7 @@ def _losses(reader: csv.DictReader[str]) -> Iterator[float]:
 
 
 def write_curve(losses: Iterable[float], path: Path) -> None:
-    """The losses of a run's updates, in their order, as `read_curve` reads them."""
+    """Write the losses of a run's updates, in order, in the format of `read_curve`."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow((STEP, LOSS))

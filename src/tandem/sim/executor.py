@@ -1,9 +1,8 @@
 """An executor that computes nothing and takes as long as the profile says.
 
 Every plan advances the virtual clock by its predicted time, with noise drawn from the profile's
-recorded residuals, and every iteration by what it takes the loop (`host_s`). Tokens are numbers
-that depend on sequence and position alone. Invariant: the same plans in the same order give the
-same times.
+residuals. Every iteration also takes the loop's own time (`host_s`). Tokens are numbers that depend
+on sequence and position only. Invariant: the same plans in the same order give the same times.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from tandem.estimators.work import BackwardWork, PassWork
 from tandem.sim.curves import Curve
 
 _STRIDE = 7919  # a prime: neighbouring sequences draw different tokens
-# Of what the rates say, a pass in warm caches takes at least this share.
+# A pass with warm caches takes at least this share of what the rates say.
 _LEAST_WARM = 0.5
 
 
@@ -50,10 +49,10 @@ class _Trainer:
 
 
 class SimExecutor:
-    """See `tandem.core.ports.Executor`.
+    """Implements `tandem.core.ports.Executor` on a virtual clock.
 
-    `beta` relates a curve's margin to log-probabilities; `on_plan` sees every plan with its result,
-    when its time has passed.
+    `beta` relates a curve's margin to log-probabilities. `on_plan` is called with every plan and
+    its result, after its time has passed.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class SimExecutor:
         self._noise = profile.noise if noise else {}
         self._on_plan = on_plan
         self._rng = Random(seed)
-        self._ended_s = clock.now() - 1.0  # it has slept
-        self._step = -1  # the last one
-        self._cold = 1.0  # share of what warm caches save that the next pass does not
+        self._ended_s = clock.now() - 1.0  # so the first pass comes after a sleep
+        self._step = -1  # of the last plan
+        self._cold = 1.0  # share of the caches' saving that the next pass lacks
         self._open: dict[int, OpenMicroBatch] = {}
         self._first: dict[int, int] = {}  # place of a recording's first sequence
         self._backward: dict[int, BackwardWork] = {}
@@ -86,24 +85,25 @@ class SimExecutor:
 
     @property
     def info(self) -> ModelInfo:
-        """The profile's."""
+        """The model of the profile."""
         return self._profile.info
 
     @property
     def host_s(self) -> float:
-        """The profile's: what an iteration takes beside its work."""
+        """Seconds of an iteration beside its work, from the profile."""
         return self._profile.host_s
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
-        """Let the time of `plan` pass; if it gives way, a layer's at a time.
+        """Advance the clock by the time of `plan`, layer by layer if it is preemptible.
 
-        On a share of the device all takes as many times longer, bound by memory or not.
+        On a share of the device all work takes longer in proportion, whether bound by memory or
+        not.
         """
         stop = urgent if plan.gives_way else never
         for discard in plan.discards:
             for number in discard.micro_batches:
                 self._forget(number)
-        before: Counter[str] = Counter()  # all parts of a micro-batch are opened in one plan
+        before: Counter[str] = Counter()  # one plan opens all parts of a micro-batch
         for opened in plan.opens:
             self._open[opened.micro_batch] = opened
             self._first[opened.micro_batch] = before[opened.trainer]
@@ -111,7 +111,7 @@ class SimExecutor:
             self._backward[opened.micro_batch] = BackwardWork.of(opened.lengths)
         work = PassWork.of(plan)
         began_s, seconds = self._clock.now(), self.seconds_of(work) / plan.share
-        pieces = self.info.num_layers + 1 if stop is not never else 1  # the head is one
+        pieces = self.info.num_layers + 1 if stop is not never else 1  # one is the head
         stopped, done = self._spend([seconds / pieces] * pieces, stop) < pieces, plan
         if stopped:
             done = replace(plan, spans=(), slices=(), updates=())
@@ -140,7 +140,7 @@ class SimExecutor:
         if self._on_plan is not None:
             self._on_plan(plan, result)
         self._results.append(result)
-        if self.host_s and plan.step != self._step:  # else another lane of the same iteration
+        if self.host_s and plan.step != self._step:  # else it is another lane of the same iteration
             self._clock.advance(self.host_s)
         self._step, self._ended_s = plan.step, self._clock.now()
         return plan.step
@@ -151,9 +151,8 @@ class SimExecutor:
         return results
 
     def seconds_of(self, work: PassWork) -> float:
-        """What a pass takes, noise included; as `submit` would draw it. The first one after the
-        clock has moved without work takes longer, and those after others that did not train take
-        less and less."""
+        """Seconds of a pass, noise included, as `submit` would draw them. The first pass after a
+        pause takes longer. Successive passes without training take less and less."""
         if not work.tokens:
             return 0.0
         caches, now, resume_s = self._profile.caches, self._clock.now(), 0.0
@@ -170,7 +169,7 @@ class SimExecutor:
         return seconds + resume_s
 
     def work_until(self, now_s: float) -> None:
-        """Let the time of a leap pass."""
+        """Advance the clock over a leap."""
         self._clock.advance_to(now_s)
         self._ended_s = now_s
 
@@ -179,11 +178,11 @@ class SimExecutor:
         return (seq_id * _STRIDE + position) % self.info.vocab_size
 
     def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
-        """Nothing to load."""
+        """There is nothing to load."""
         return lambda: None
 
     def drop_adapter(self, content_hash: str) -> None:
-        """Nothing to drop."""
+        """There is nothing to drop."""
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """A trainer without parameters."""
@@ -191,11 +190,11 @@ class SimExecutor:
         return TrainerState(spec.name, 0, 0)
 
     def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
-        """Nothing to read."""
+        """There is nothing to read."""
         return lambda: self.open_trainer(spec)
 
     def close_trainer(self, name: str) -> None:
-        """Forget it and what it recorded."""
+        """Forget a trainer and its recordings."""
         self._trainers.pop(name, None)
         for number in [number for number, each in self._open.items() if each.trainer == name]:
             self._forget(number)
@@ -205,7 +204,7 @@ class SimExecutor:
         raise AdapterError("a simulated trainer has no parameters to save")
 
     def adopt(self, snapshot: TrainerSnapshot, content_hash: str) -> None:
-        """Nothing to adopt."""
+        """There is nothing to adopt."""
 
     def memory_bytes(self) -> Mapping[str, int]:
         """Rows that are recorded; nothing else takes memory."""
@@ -216,7 +215,7 @@ class SimExecutor:
         return seconds * max(0.1, 1.0 + self._rng.choice(residuals)) if residuals else seconds
 
     def _score(self, span: Span) -> ScoreResult:
-        """Chosen and rejected sequences take turns; their difference is the curve's margin."""
+        """Chosen and rejected sequences alternate. Their difference is the curve's margin."""
         total = -1.0 * sum([target >= 0 for target in span.score_targets])
         if span.record is not None:
             opened, place = self._open[span.record.micro_batch], span.record.sequence
@@ -224,13 +223,13 @@ class SimExecutor:
             half = margin / self._beta / 2.0
             whole_place = self._first[opened.micro_batch] + place
             total = half if whole_place % 2 == 0 else -half
-            if span.end < opened.lengths[place]:  # the last piece carries the sum
+            if span.end < opened.lengths[place]:  # the last chunk has the whole sum
                 total = 0.0
         return ScoreResult(span.seq_id, span.start, (), total)
 
     def _keep(self, spans: tuple[Span, ...]) -> tuple[KeptLayers, ...]:
-        """What the profiled device keeps: one share of what a pass of nothing but whole
-        micro-batches records, another of what is recorded otherwise."""
+        """What the profiled device keeps: one share of layers for passes of nothing but whole
+        micro-batches, another for other passes."""
         rows: Counter[int] = Counter()
         for span in spans:
             if span.record is not None:
@@ -244,7 +243,7 @@ class SimExecutor:
         return found
 
     def _spend(self, pieces_s: Sequence[float], urgent: Urgent) -> int:
-        """Let the time of one piece after the other pass; how many there was time for."""
+        """Advance the clock piece by piece until something is urgent; how many pieces ran."""
         if urgent is never:
             self._clock.advance(sum(pieces_s))
             return len(pieces_s)
@@ -264,7 +263,7 @@ class SimExecutor:
             predicted_s = self._latency.slice_s(work, layers)
             seconds = self._noisy(predicted_s, "slice") / share
             pieces_s = [seconds]
-            if urgent is not never:  # the first layer has what a slice costs at all
+            if urgent is not never:  # the first layer has the slice's fixed cost
                 upto_s = [self._latency.slice_s(work, n) for n in range(layers + 1)]
                 part = seconds / predicted_s
                 pieces_s = [part * (after - before) for before, after in pairwise(upto_s)]

@@ -1,8 +1,8 @@
-"""Advances runs of iterations in which nothing but decodes happens, all at once.
+"""Advances many iterations at once while only decodes run. Used by the simulator.
 
-For a simulator: while nobody waits, ends or arrives and every policy that says so would decide the
-same again, k iterations are k tokens for each running sequence. Invariant: the scheduler's state
-and the estimators afterwards are those of k single iterations, but for the numbers of new blocks.
+While no request waits, ends or arrives, and the policy promises the same decision again, k
+iterations are k tokens for each running sequence. Invariant: afterwards the scheduler's state and
+the estimators are those of k single iterations, except for the numbers of new blocks.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from tandem.scheduling.view import class_of
 
 
 class Leaper:
-    """Leaps of one scheduler, between two iterations."""
+    """Advances one scheduler, between two iterations."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def reach(self) -> int:
-        """How many iterations can be advanced together now; 0 if something else is to be done.
+        """How many iterations can be advanced together now; 0 if none.
 
-        One less than the first sequence needs to its end, so that every end is an iteration of its
-        own.
+        The first sequence to end needs one more, so every end happens in an iteration of its own.
         """
         scheduler = self._scheduler
         if not scheduler.steady:
@@ -41,12 +40,12 @@ class Leaper:
         return min(most, self._room(running))
 
     def _room(self, running: list[Sequence]) -> int:
-        """Iterations for which there are blocks, with the same ones evicted as one at a time."""
+        """Iterations for which there are blocks, evicting what single iterations would evict."""
         cache = self._scheduler.cache
         if any(cache.missing_blocks(seq, 0) for seq in running):
-            return 0  # a tail is shared: whoever writes first copies it
-        # Nobody is released in a leap, so how many blocks are taken decides which ones are evicted;
-        # unless some are given back because two sequences have filled the same.
+            return 0  # the first writer of a shared tail block copies it
+        # A leap releases no sequence, so the number of new blocks decides which ones are evicted.
+        # The exception: two sequences that fill equal blocks give one of them back.
         apart = cache.available_blocks > cache.free_blocks and cache.grows_apart(running)
         spare = cache.available_blocks if apart else cache.free_blocks
         return spare // len(running) * cache.block_size
@@ -60,10 +59,11 @@ class Leaper:
         token_of: Callable[[int, int], int],
         host_s: float = 0.0,
     ) -> tuple[list[TokenEvent], float, int]:
-        """Advance up to `most` iterations, each as long as `seconds_of` says and `host_s` longer,
-        until one ends at or after `until_s`; the events, the time at the end, and how many it were.
+        """Advance up to `most` iterations, or until one ends at or after `until_s`. Returns the
+        events, the time at the end, and the number of iterations.
 
-        `token_of(seq_id, position)` is the token that a sequence draws at an output position.
+        An iteration takes `seconds_of` its work plus `host_s`. `token_of(seq_id, position)` is the
+        token that a sequence draws at an output position.
         """
         scheduler = self._scheduler
         running = list(scheduler.state.running.values())
@@ -87,11 +87,11 @@ class Leaper:
         return events, now, made
 
     def _left(self, seq: Sequence) -> int:
-        """Tokens that a sequence draws at least before it ends; 1 if it may end at any token."""
+        """Least number of tokens that a sequence still draws; 1 if any token may end it."""
         sampling = seq.request.sampling
         if seq.stop_ids or sampling.has_penalties or not seq.decoding:
             return 1
-        if seq.computed < seq.prompt_tokens:  # its first token has a time of its own
+        if seq.computed < seq.prompt_tokens:  # the first token is timed by a single iteration
             return 1
         room = self._scheduler.max_model_len - len(seq.tokens)
         return min(sampling.max_tokens - seq.output_tokens, room)

@@ -1,8 +1,8 @@
-"""Lets arrivals come and time pass over an engine loop.
+"""Makes requests arrive and time pass over an engine loop.
 
-With a virtual clock, a discrete-event simulation whose only events are arrivals and ends of
-iterations; in between, the clock jumps. With a clock that sleeps, the same load on a real engine.
-Invariant: the same simulated loop, arrivals and seed give the same outcomes.
+With a virtual clock this is a discrete-event simulation. Its only events are arrivals and ends of
+iterations; the clock jumps in between. With a sleeping clock it puts the same load on a real
+engine. Invariant: the same simulated loop, arrivals and seed give the same outcomes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tandem.engine.loop import EngineLoop
 from tandem.sim.executor import SimExecutor
 from tandem.sim.leap import Leaper
 
-# Of a supply, so many steps are queued: one that runs and one that is next.
+# Steps of a supply to keep queued: one that runs and the next one.
 _STEPS_AHEAD = 2
-# A policy that lets requests wait for so long while nothing runs lets them wait for ever.
+# A policy that runs nothing for this long while requests wait is taken to run nothing ever.
 _STALL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request or a training step that comes `at_s` seconds after the beginning."""
+    """A request or a training step that arrives `at_s` seconds after the beginning."""
 
     at_s: float
     work: Request | TrainingStep
@@ -38,31 +38,30 @@ class Arrival:
 
 @dataclass(slots=True)
 class SimOutcome:
-    """What happened to one request; times in seconds since the beginning.
+    """What happened to one request. Times are seconds since the beginning.
 
-    `slo` is what it asked for. It ended well (`finished`), or `error` says why not, `refused` if it
-    could never have run; what was cut off when the run ended has neither.
+    A request that was cut off by the end of the run is not `finished` and has no `error`.
     """
 
     request_id: str
     arrival_s: float
     prompt_tokens: int
-    slo: Slo | None = None
+    slo: Slo | None = None  # the objective that it brought
     first_s: float = math.nan
     last_s: float = math.nan
     output_tokens: int = 0
     cached_tokens: int = 0
-    finished: bool = False
-    error: str | None = None
+    finished: bool = False  # ended well
+    error: str | None = None  # why it did not end well; `refused`: it could never run
 
     @property
     def ttft_s(self) -> float:
-        """From arrival to the first token."""
+        """Seconds from arrival to the first token."""
         return self.first_s - self.arrival_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time of the tokens after the first; None below two."""
+        """Mean seconds per token after the first; None with fewer than two tokens."""
         if self.output_tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.output_tokens - 1)
@@ -70,7 +69,7 @@ class SimOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The engine at one moment: sequences that run and wait, KV blocks in use."""
+    """The engine at one moment: running and waiting sequences, and KV blocks in use."""
 
     at_s: float
     running: int
@@ -80,7 +79,7 @@ class Occupancy:
 
 @dataclass(slots=True)
 class SimReport:
-    """All of a run; it began at `began_s` on the clock, all else counts from there."""
+    """Results of a run. It began at `began_s` on the clock; other times count from there."""
 
     began_s: float = 0.0
     outcomes: dict[str, SimOutcome] = field(default_factory=dict)
@@ -104,10 +103,9 @@ class Simulation:
         leaps: SimExecutor | None = None,
         supply: Callable[[], TrainingStep] | None = None,
     ) -> None:
-        """Occupancy is sampled every `sample_s` seconds. With `leaps`, the loop's executor, runs of
-        equal iterations are advanced at once; then it must not have a listener. `supply` is asked
-        for a step whenever fewer than two are queued; the run then ends with its last request.
-        """
+        """Occupancy is sampled every `sample_s` seconds. With `leaps`, which is the loop's executor
+        and must have no listener, equal iterations are advanced at once. `supply` makes a step
+        whenever fewer than two are queued; the run then ends with its last request."""
         self._loop, self._clock = loop, clock
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
         self._next = 0
@@ -119,7 +117,7 @@ class Simulation:
         self._unfinished = 0
         for spec in trainers:
             loop.open_trainer(spec)
-        self._origin_s = clock.now()  # nobody waits for a real device to open trainers
+        self._origin_s = clock.now()  # opening trainers on a real device does not count
         self.report = SimReport(self._origin_s)
 
     def run(
@@ -127,9 +125,9 @@ class Simulation:
         until_s: float = math.inf,
         on_progress: Callable[[float], None] = lambda now: None,
     ) -> SimReport:
-        """Until everything has ended, or the clock has passed `until_s`.
+        """Run until everything has ended, or until the clock has passed `until_s`.
 
-        Raises `PolicyFault` if the policy runs nothing any more although requests are there.
+        Raises `PolicyFault` if the policy stops running anything although requests exist.
         """
         report = self.report
         while (now := self._now()) < until_s:
@@ -153,7 +151,7 @@ class Simulation:
         return report
 
     def _leap(self, until_s: float) -> list[TokenEvent]:
-        """Advance equal iterations up to the next arrival; empty if there is but one."""
+        """Advance equal iterations up to the next arrival. Empty if there is only one."""
         if self._leaper is None or self._executor is None:
             return []
         most = self._leaper.reach()
@@ -177,7 +175,7 @@ class Simulation:
         return self._clock.now() - self._origin_s
 
     def _urgent(self) -> bool:
-        """Whether an online request has come that was not admitted yet."""
+        """Whether an online request has arrived that was not added yet."""
         now, arrivals = self._now(), self._arrivals
         for place in range(self._next, len(arrivals)):
             if arrivals[place].at_s > now:
@@ -201,11 +199,11 @@ class Simulation:
             try:
                 self._loop.add(replace(work, arrival_s=self._origin_s + arrival.at_s))
                 self._unfinished += 1
-            except InvalidRequest:  # a server goes on too
+            except InvalidRequest:  # a server would continue too
                 outcome.error = "refused"
 
     def _feed(self, supply: Callable[[], TrainingStep]) -> bool:
-        """Keep steps queued; False if there are no requests any more."""
+        """Keep steps queued. False if no requests are left."""
         if not self._unfinished and self._next == len(self._arrivals):
             return False
         for _ in range(len(self._loop.scheduler.learning.queued), _STEPS_AHEAD):
@@ -223,7 +221,7 @@ class Simulation:
             )
 
     def _sleep(self, until_s: float) -> bool:
-        """Jump to the next arrival or to when the policy wants to be asked; False if to neither."""
+        """Jump to the next arrival or to the policy's next decision. False if there is neither."""
         now = self._now()
         due_s = self._arrivals[self._next].at_s if self._next < len(self._arrivals) else math.inf
         due_s = min(due_s, now + self._loop.pause_s)

@@ -1,8 +1,8 @@
 """What an executor did, plan by plan: for plots, and to tell whether two runs were the same.
 
-A listener for `SimExecutor.on_plan`. Invariant: `digest` depends on all that was decided, on how
-much of it was done and on the order; not on tokens and coefficients, which come of what was
-computed, nor on times.
+A listener for `SimExecutor.on_plan`. Invariant: `digest` depends on everything that was decided,
+how much of it was done, and the order. It does not depend on tokens and coefficients, which the
+executor computes, nor on times.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tandem.estimators.work import PassWork
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One iteration: when it ended and how long it took, its rows by kind, layers gone back."""
+    """One iteration."""
 
-    end_s: float
-    seconds: float
-    decodes: int
-    prefill: int
-    training: int
-    layers: int
+    end_s: float  # time at its end
+    seconds: float  # its duration
+    decodes: int  # rows
+    prefill: int  # rows
+    training: int  # rows
+    layers: int  # of backward slices
     updates: int
 
 
 class Timeline:
-    """Moments and the digest so far; `now` is asked when a plan has ended."""
+    """Moments and the digest so far. `now` is called when a plan has ended."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -39,7 +39,7 @@ class Timeline:
         self.digest = 0
 
     def __call__(self, plan: LanePlan, result: StepResult) -> None:
-        """Take one plan."""
+        """Add one plan."""
         work = PassWork() if result.stopped else PassWork.of(plan)
         layers = sum(piece.hi - piece.lo for piece in result.slices)
         self.moments.append(

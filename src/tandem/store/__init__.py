@@ -1,8 +1,8 @@
 """Durable state: SQLite by default, PostgreSQL by URL, through SQLAlchemy Core.
 
-`Store` runs functions that take a `Connection` first; the modules beside it hold such functions,
-one module for each group of tables. Several of them called from one function are one transaction.
-Nothing outside of this package knows SQL.
+`Store` runs functions whose first argument is a `Connection`. The other modules have such
+functions, one module per group of tables. All calls within one function are one transaction.
+Invariant: no other package knows SQL.
 """
 
 from tandem.store.session import Connection, Store

@@ -1,8 +1,8 @@
-"""Adapters and their versions: numbers, publication, roll back, and what erasure marks.
+"""Adapters and their versions: numbers, publication, roll back, and the marks of erasure.
 
-Invariants: a number is given once, also where a name is deleted and made again; `current` of an
-adapter is 0 or a published version; samples change state in the transaction that publishes or
-refuses what they made.
+Invariants: a number is given only once, even if a name is deleted and made again. `current` of an
+adapter is 0 or a published version. Samples change state in the transaction that publishes or
+refuses the version that they made.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ VersionKey = tuple[str, int]
 
 
 def create(connection: Connection, adapter: AdapterRecord) -> AdapterRecord:
-    """Keep a new adapter, or leave the one of that name as it is; what is kept now.
+    """Keep a new adapter, unless one of that name exists; returns the one that is kept.
 
-    A name that was deleted goes on with its numbers.
+    A deleted name continues its numbers.
     """
     known = find(connection, adapter.name)
     if known is not None:
@@ -59,7 +59,7 @@ def create(connection: Connection, adapter: AdapterRecord) -> AdapterRecord:
 
 
 def find(connection: Connection, name: str) -> AdapterRecord | None:
-    """One adapter."""
+    """The adapter of this name, or None."""
     row = connection.execute(sa.select(ADAPTERS).where(ADAPTERS.c.name == name)).mappings().first()
     return None if row is None else from_row(AdapterRecord, row)
 
@@ -78,7 +78,7 @@ def set_settings(connection: Connection, name: str, settings: Mapping[str, Any])
 
 
 def allocate(connection: Connection, name: str) -> int:
-    """The next version number, which nobody else gets. Raises `NotFound`."""
+    """The next version number, given to this caller only. Raises `NotFound`."""
     change = (
         sa.update(ADAPTERS)
         .where(ADAPTERS.c.name == name)
@@ -92,22 +92,22 @@ def allocate(connection: Connection, name: str) -> int:
 
 
 def begin_version(connection: Connection, adapter: AdapterRecord, least: int = 1) -> int:
-    """A number, `least` or more, for a version that is ready, of an adapter that may be new."""
+    """A number of at least `least` for a finished version. The adapter may be new."""
     pass_over(connection, adapter, least - 1)
     return allocate(connection, adapter.name)
 
 
 def pass_over(connection: Connection, adapter: AdapterRecord, number: int) -> None:
-    """Give no version of an adapter, which may be new, a number up to this one any more."""
+    """Never give numbers up to this one to versions of an adapter, which may be new."""
     after = max(number + 1, create(connection, adapter).next_number)
     change = sa.update(ADAPTERS).where(ADAPTERS.c.name == adapter.name)
     connection.execute(change.values(next_number=after))
 
 
 def delete(connection: Connection, name: str) -> list[VersionRecord]:
-    """Forget an adapter with its versions, whose files are then to be removed.
+    """Forget an adapter and its versions; the caller then removes the versions' files.
 
-    Its samples stay until their feedback is erased, and its numbers are not given again. Raises
+    Its samples stay until their feedback is erased. Its numbers are not given again. Raises
     `NotFound`.
     """
     known, gone = find(connection, name), versions(connection, name)
@@ -120,14 +120,14 @@ def delete(connection: Connection, name: str) -> list[VersionRecord]:
 
 
 def version(connection: Connection, adapter: str, number: int) -> VersionRecord | None:
-    """One version."""
+    """The version with this number, or None."""
     query = sa.select(VERSIONS).where(VERSIONS.c.adapter == adapter, VERSIONS.c.number == number)
     row = connection.execute(query).mappings().first()
     return None if row is None else from_kept(connection, VersionRecord, row)
 
 
 def versions(connection: Connection, adapter: str | None = None) -> list[VersionRecord]:
-    """Versions of an adapter (None: of all), by name and number."""
+    """Versions of an adapter, or of all (None), by name and number."""
     query = sa.select(VERSIONS).order_by(VERSIONS.c.adapter, VERSIONS.c.number)
     if adapter is not None:
         query = query.where(VERSIONS.c.adapter == adapter)
@@ -139,10 +139,10 @@ def versions(connection: Connection, adapter: str | None = None) -> list[Version
 def save_version(
     connection: Connection, record: VersionRecord, sample_ids: Sequence[str] = ()
 ) -> VersionRecord:
-    """Keep a version, new or changed, and which samples it was trained on (replay included).
+    """Keep a version, new or changed, and the samples it was trained on (replay included).
 
-    A version that was made of samples that are gone (erased meanwhile), or from a tainted parent,
-    is tainted. What was kept; call it again with the changed record to change it.
+    A version is tainted if one of its samples was erased meanwhile, or if its parent is tainted.
+    Returns the record as kept. Call again with a changed record to change it.
     """
     known = {sample.sample_id for sample in samples.get(connection, sample_ids)}
     parent = version(connection, record.adapter, record.parent)
@@ -165,7 +165,7 @@ def save_version(
 
 
 def trained_on(connection: Connection, adapter: str, number: int) -> list[str]:
-    """The samples that a version was trained on, replay included, by id."""
+    """Ids of the samples that a version was trained on, replay included."""
     query = sa.select(USES.c.sample_id).where(USES.c.adapter == adapter, USES.c.version == number)
     return sorted(connection.execute(query).scalars())
 
@@ -175,9 +175,9 @@ def delete_version(
 ) -> VersionRecord:
     """Forget a version that is neither current nor a candidate, before its files are removed.
 
-    Its children become its parent's, and those that were trained on from it take over which samples
-    they have learned from, through it; so erasure still finds them. Its number is not given again.
-    What it was; raises `NotFound`, `Conflict`.
+    Its children become its parent's. Children that were trained from it inherit the samples that
+    they learned from through it, so erasure still finds them. Its number is not given again.
+    Returns the deleted record. Raises `NotFound`, `Conflict`.
     """
     known, gone = find(connection, adapter), version(connection, adapter, number)
     if known is None or gone is None:
@@ -217,9 +217,9 @@ def publish(
     trained_on: Sequence[str] = (),
     event: EventRecord | None = None,
 ) -> VersionRecord:
-    """One transaction's worth: the version row, `current`, its samples, its event.
+    """Publish in one transaction: the version row, `current`, its samples, its event.
 
-    `consumed` are the assigned samples that it used first, `trained_on` all of them, replay
+    `consumed` are the assigned samples that it used first. `trained_on` are all its samples, replay
     included. Raises `NotFound` for an unknown adapter.
     """
     record = replace(record, state=VersionState.PUBLISHED)
@@ -238,10 +238,10 @@ def refuse(
     event: EventRecord | None = None,
     tries: int = 1,
 ) -> VersionRecord:
-    """As `publish`, for a candidate that is refused; `record.reason` says why.
+    """Like `publish`, for a refused candidate. `record.reason` says why.
 
-    Its samples are accepted again until `tries` candidates that learned from them were refused, and
-    then become `REFUSED`: they are not tried again.
+    Its samples become `ACCEPTED` again. Once `tries` candidates that learned from them were
+    refused, they become `REFUSED` and are not tried again.
     """
     record = replace(record, state=VersionState.REFUSED)
     if find(connection, record.adapter) is None:
@@ -254,7 +254,7 @@ def refuse(
 def set_current(
     connection: Connection, name: str, number: int, event: EventRecord | None = None
 ) -> VersionRecord | None:
-    """Roll back (or forth) to a published version; 0 is the base. That version.
+    """Roll back (or forward) to a published version; 0 is the base. Returns that version.
 
     Raises `NotFound`, or `Conflict` if that version was never published.
     """
@@ -280,8 +280,8 @@ def taint(
 ) -> tuple[tuple[VersionKey, ...], frozenset[str]]:
     """Mark all versions that learned from these samples, and their descendants.
 
-    Returns the versions that are tainted by this, and the adapters that had such a sample
-    assigned: their working parameters learn from it just now.
+    Returns the newly tainted versions, and the adapters to which such a sample is assigned: their
+    working parameters are learning from it now.
     """
     users: set[VersionKey] = set()
     training: set[str] = set()

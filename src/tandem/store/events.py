@@ -1,7 +1,7 @@
 """The history of adapters and jobs, line by line.
 
-The log has it, too: the writer tells what was committed (`session.Store`). Only the log says where
-the store's directory is. Invariant: an event that was undone is in neither.
+The log has the events too: the writer logs them after the commit (`session.Store`). Only the log
+tells where the store's directory is. Invariant: an event that was undone is in neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.store.tables import EVENTS, from_row, to_row
 
 
 def add(connection: Connection, event: EventRecord) -> int:
-    """Append an event; its number, which only grows. `event.number` is ignored."""
+    """Append an event; returns its number, which only grows. `event.number` is ignored."""
     connection.info.setdefault(TOLD, []).append(event)
     row = to_row(event)
     del row["number"]

@@ -1,4 +1,4 @@
-"""Feedback as it was acknowledged, and its erasure with everything that was made of it."""
+"""Feedback as it was acknowledged, and its erasure with everything derived from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.store.tables import FEEDBACK, RECEIPTS, SAMPLES, from_row, in_chunks
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which feedback is meant; None means any. All that is given must hold."""
+    """Selects feedback. None matches any; all given conditions must hold."""
 
     adapter: str | None = None
     user: str | None = None
@@ -25,7 +25,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Feedback with its samples, and `digest`: a hash of what the client sent."""
+    """Feedback with its samples. `digest` is a hash of what the client sent."""
 
     feedback: Feedback
     samples: tuple[Sample, ...]
@@ -34,10 +34,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What an erasure removed and touched.
+    """What an erasure removed and affected.
 
-    `tainted` are versions (adapter, number) that learned from it. `in_training` are adapters
-    whose next candidate has seen some of it: their working parameters must be thrown away.
+    `tainted` are versions (adapter, number) that learned from the feedback. `in_training` are
+    adapters whose next candidate has seen some of it: their working parameters must be discarded.
     """
 
     feedback: int = 0
@@ -56,10 +56,10 @@ def add(
     digest: str = "",
     same: str | None = None,
 ) -> None:
-    """Keep feedback and the samples made of it. The id and the key must be new.
+    """Keep feedback and the samples made from it. The id and the key must be new.
 
-    It takes the place of feedback with the same hash `same`, whose samples that no version has
-    learned from yet become invalid.
+    It replaces feedback with the same hash `same`. Samples of the replaced feedback that no version
+    has learned from become invalid.
     """
     if same is not None:
         _supersede(connection, same, feedback.feedback_id)
@@ -101,8 +101,8 @@ def listed(
 
 
 def ratings(connection: Connection, adapter: str, signal: str, limit: int) -> dict[str, list[bool]]:
-    """Ratings of one signal among an adapter's newest `limit` feedback: up (True) or down, by the
-    label of the version that they are about, oldest first. Of several of one answer the last
+    """Ratings of one signal among an adapter's newest `limit` feedback, oldest first, by the label
+    of the rated version: up (True) or down. If an answer has several ratings, the last one
     counts."""
     newest = (
         sa.select(FEEDBACK)
@@ -133,7 +133,7 @@ def ratings(connection: Connection, adapter: str, signal: str, limit: int) -> di
 def erase(connection: Connection, which: Filter, *, feedback_id: str | None = None) -> Erased:
     """Delete feedback, its samples and receipts, and mark the versions that learned from it.
 
-    With `user`, all receipts of that user go too (of that API key, if given).
+    With `user`, all receipts of that user are deleted too (only those of the API key, if given).
     """
     conditions = _conditions(which)
     if feedback_id is not None:

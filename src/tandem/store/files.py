@@ -1,4 +1,4 @@
-"""Rows of files; the bytes lie in the file system."""
+"""Rows of files. The bytes are in the file system."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tandem.store.tables import FILES
 
 
 def add(connection: Connection, file: FileRecord) -> None:
-    """Make a file known; its bytes are on disk already."""
+    """Keep a file's row. Its bytes are already on disk."""
     connection.execute(sa.insert(FILES), to_kept(connection, file))
 
 
 def find(connection: Connection, file_id: str) -> FileRecord | None:
-    """One file."""
+    """The file with this id, or None."""
     row = connection.execute(sa.select(FILES).where(FILES.c.file_id == file_id)).mappings().first()
     return None if row is None else from_kept(connection, FileRecord, row)
 
@@ -30,7 +30,7 @@ def listed(
     ascending: bool = False,
     limit: int = 10_000,
 ) -> list[FileRecord]:
-    """Files of a tenant in order of creation, those that follow file `after`."""
+    """Files of a tenant in order of creation, starting after file `after`."""
     query = sa.select(FILES).where(FILES.c.tenant == tenant)
     if purpose is not None:
         query = query.where(FILES.c.purpose == purpose)
@@ -43,17 +43,17 @@ def listed(
 
 
 def paths(connection: Connection) -> set[str]:
-    """Where the bytes of all files lie."""
+    """Paths of the bytes of all files."""
     kept = connection.execute(sa.select(FILES.c.path)).scalars()
     return {whole(connection, path) for path in kept}
 
 
 def expired(connection: Connection, now_s: float) -> list[FileRecord]:
-    """Files whose time has come."""
+    """Files whose expiry has passed."""
     query = sa.select(FILES).where(FILES.c.expires_s <= now_s)
     return [from_kept(connection, FileRecord, row) for row in connection.execute(query).mappings()]
 
 
 def delete(connection: Connection, file_id: str) -> bool:
-    """Forget a file, before its bytes are removed; whether there was one."""
+    """Forget a file, before its bytes are removed; returns whether there was one."""
     return connection.execute(sa.delete(FILES).where(FILES.c.file_id == file_id)).rowcount > 0

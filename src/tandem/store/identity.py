@@ -1,9 +1,9 @@
-"""Which directory belongs to which database: both keep the same random id.
+"""Which directory belongs to which database: both contain the same random id.
 
-A server that starts removes versions and files that no row names. With another database that would
-be all of them, so a pair that does not belong together is refused. A new pair's id is written aside
-before the database commits it, and takes its name afterwards: a crash between them changes nothing.
-Invariant: what `confirm` refuses is left as it was.
+A starting server removes versions and files that no row names. With another database that would be
+all of them, so a mismatched pair is refused. The id of a new pair is written to a temporary file
+before the database commits it, and renamed afterwards. A crash in between changes nothing.
+Invariant: what `confirm` refuses is left unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tandem.store.tables import (
 FILE = "database-id"
 DATABASE = "tandem.db"
 ADOPT = "adopt"
-"""What an operator writes into the file to join a directory and a database on purpose."""
+"""An operator writes this into the file to join a directory and a database on purpose."""
 
 _PATHS = (
     (VERSIONS.c.path, "adapters", 3),
@@ -38,14 +38,14 @@ _PATHS = (
     (JOBS.c.checkpoint_path, "jobs", 3),
     (CHECKPOINTS.c.path, "jobs", 3),
 )
-"""Columns with paths, the folder that they lie in, and how many parts they have from it on."""
+"""Columns with paths, the folder of the paths, and the number of parts from that folder on."""
 
 
 def confirm(connection: Connection, directory: Path, *, new: bool) -> tuple[str, str]:
-    """Check that the two belong together; in the caller's transaction, before anything is used.
+    """Check that the two belong together, in the caller's transaction, before anything is used.
 
-    `new`: the database's tables were just made. Returns their id and one of this opening; call
-    `settle` with the former after the commit. Raises `StoreError`.
+    `new`: the database's tables were just made. Returns their id, and an id of this opening. After
+    the commit, call `settle` with the former. Raises `StoreError`.
     """
     kept = connection.execute(sa.select(IDENTITY.c.database_id)).scalar()
     found, aside = _read(directory / FILE), _read(_aside(directory))
@@ -73,7 +73,7 @@ def confirm(connection: Connection, directory: Path, *, new: bool) -> tuple[str,
 
 
 def settle(directory: Path, database_id: str) -> None:
-    """What was committed takes its name in the directory."""
+    """Give the committed id its final name in the directory."""
     aside = _aside(directory)
     if _read(aside) == database_id:
         aside.replace(directory / FILE)
@@ -98,9 +98,9 @@ def _used_together(connection: Connection, directory: Path, new: bool) -> bool:
 
 
 def _ahead(connection: Connection, directory: Path) -> str | None:
-    """A version whose number was never given, as an older copy of the database sees it.
+    """A version whose number was never given, from the view of an older copy of the database.
 
-    Numbers are committed before anything takes their name.
+    A number is committed before any file is named after it.
     """
     given: dict[str, int] = {}
     for table in (ADAPTERS, DELETED_ADAPTERS):
@@ -126,7 +126,7 @@ def _former_roots(connection: Connection) -> Iterator[tuple[sa.Column[str], str]
 
 
 def _rebase(connection: Connection) -> None:
-    """Leave of such paths what lies below the directory."""
+    """Cut such paths down to the part below the directory."""
     for column, root in list(_former_roots(connection)):
         start = f"{root.rstrip('/')}/"
         change = sa.update(column.table).where(sa.func.substr(column, 1, len(start)) == start)

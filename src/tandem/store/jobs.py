@@ -20,13 +20,13 @@ def add(connection: Connection, job: JobRecord) -> None:
 
 
 def update(connection: Connection, job: JobRecord) -> bool:
-    """Replace what is kept of a job; False if there is none of this id."""
+    """Replace the row of a job. False if there is none with this id."""
     changed = sa.update(JOBS).where(JOBS.c.job_id == job.job_id).values(_row(connection, job))
     return connection.execute(changed).rowcount > 0
 
 
 def find(connection: Connection, job_id: str) -> JobRecord | None:
-    """One job."""
+    """The job with this id, or None."""
     row = connection.execute(sa.select(JOBS).where(JOBS.c.job_id == job_id)).mappings().first()
     return None if row is None else from_kept(connection, JobRecord, row)
 
@@ -34,7 +34,7 @@ def find(connection: Connection, job_id: str) -> JobRecord | None:
 def listed(
     connection: Connection, tenant: str, *, after: str | None = None, limit: int = 20
 ) -> list[JobRecord]:
-    """Jobs of a tenant, newest first, those older than job `after`."""
+    """Jobs of a tenant, newest first, older than job `after`."""
     query = sa.select(JOBS).where(JOBS.c.tenant == tenant)
     if after is not None:
         last = sa.select(JOBS.c.row).where(JOBS.c.job_id == after).scalar_subquery()
@@ -51,7 +51,7 @@ def in_status(connection: Connection, statuses: Sequence[JobStatus]) -> list[Job
 
 
 def under_way(connection: Connection, adapter: str) -> list[JobRecord]:
-    """Jobs that train this adapter now, or go on with that when it is their turn."""
+    """Jobs that train this adapter now, or will continue to when it is their turn."""
     statuses = (JobStatus.QUEUED, JobStatus.RUNNING)
     return [
         job
@@ -61,7 +61,7 @@ def under_way(connection: Connection, adapter: str) -> list[JobRecord]:
 
 
 def referring(connection: Connection, adapter: str, number: int) -> list[str]:
-    """Jobs that have not ended and are trained against this version of their adapter."""
+    """Ids of unfinished jobs whose reference is this version of their adapter."""
     statuses = (JobStatus.VALIDATING, JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED)
     found = []
     for job in in_status(connection, statuses):
@@ -72,14 +72,14 @@ def referring(connection: Connection, adapter: str, number: int) -> list[str]:
 
 
 def add_checkpoint(connection: Connection, checkpoint: CheckpointRecord) -> None:
-    """Keep a checkpoint; its files are on disk already."""
+    """Keep a checkpoint. Its files are already on disk."""
     connection.execute(sa.insert(CHECKPOINTS), to_kept(connection, checkpoint))
 
 
 def checkpoint_of(
     connection: Connection, tenant: str, adapter: str, ending: str, step: int
 ) -> CheckpointRecord | None:
-    """What a tenant's job on `adapter` whose id ends so kept after `step`."""
+    """The checkpoint at `step` of a tenant's job on `adapter` whose id ends with `ending`."""
     query = (
         sa.select(CHECKPOINTS)
         .join(JOBS, JOBS.c.job_id == CHECKPOINTS.c.job_id)
@@ -94,7 +94,7 @@ def checkpoint_of(
 def forget_checkpoints(connection: Connection, adapter: str) -> list[str]:
     """Forget the checkpoints of all jobs on an adapter.
 
-    Their directories, which are then to be removed, but not those where jobs will go on.
+    Returns directories to remove. Directories from which jobs will continue are not among them.
     """
     query = sa.select(JOBS).where(JOBS.c.adapter == adapter)
     unneeded = []
@@ -103,7 +103,7 @@ def forget_checkpoints(connection: Connection, adapter: str) -> list[str]:
         paths = {record.path for record in checkpoints(connection, job.job_id)}
         if job.finished_s is None:
             paths.discard(job.checkpoint_path)
-        elif job.checkpoint_path:  # it may have ended within an epoch
+        elif job.checkpoint_path:  # it may have ended in the middle of an epoch
             paths.add(job.checkpoint_path)
             update(connection, replace(job, checkpoint_path=""))
         unneeded += sorted(paths)
@@ -112,7 +112,7 @@ def forget_checkpoints(connection: Connection, adapter: str) -> list[str]:
 
 
 def directories(connection: Connection) -> set[str]:
-    """Those that jobs have committed: where they go on, and checkpoints."""
+    """Directories that jobs have committed: where they continue, and checkpoints."""
     found = set()
     for row in connection.execute(sa.select(JOBS)).mappings().all():
         found.add(from_kept(connection, JobRecord, row).checkpoint_path)
@@ -124,7 +124,7 @@ def directories(connection: Connection) -> set[str]:
 def checkpoints(
     connection: Connection, job_id: str, *, after: str | None = None, limit: int = 10_000
 ) -> list[CheckpointRecord]:
-    """Checkpoints of a job, newest first, those older than checkpoint `after`."""
+    """Checkpoints of a job, newest first, older than checkpoint `after`."""
     query = sa.select(CHECKPOINTS).where(CHECKPOINTS.c.job_id == job_id)
     if after is not None:
         last = (
@@ -138,7 +138,7 @@ def checkpoints(
 
 
 def _row(connection: Connection, job: JobRecord) -> dict[str, Any]:
-    """Its error is for clients."""
+    """The row of a job. Its error must not tell clients where the directory is."""
     row = to_kept(connection, job)
     row["error"] = {
         name: without_directory(connection, said) if isinstance(said, str) else said

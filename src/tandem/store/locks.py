@@ -1,8 +1,8 @@
 """One server at a time: a lock on its directory, and one in PostgreSQL.
 
-Two servers would train the same samples twice, and each would undo at its start what the other one
-has begun. Invariant: what is committed in PostgreSQL is committed on a connection that holds the
-lock, and no other server has opened the database since this one did.
+Two servers would train on the same samples twice, and each would undo at its start what the other
+has begun. Invariant: a commit in PostgreSQL is made on a connection that holds the lock, and no
+other server has opened the database since this one did.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.core.errors import StoreError
 logger = logging.getLogger(__name__)
 
 WAIT_S = 5.0
-"""How long a database waits for a server that was killed to be noticed."""
+"""How long to wait until a database notices that a server was killed."""
 
 _FILE = "lock"
 _WRITTEN = (
@@ -28,11 +28,11 @@ _WRITTEN = (
     *("adapters", "canary", "exports", "files", "jobs"),
 )
 _SESSION = (
-    "SET tcp_keepalives_idle = 10",  # a machine that is gone is noticed in half a minute
+    "SET tcp_keepalives_idle = 10",  # a lost machine is noticed in half a minute
     "SET tcp_keepalives_interval = 5",
     "SET tcp_keepalives_count = 4",
 )
-# One lock for each schema of a database; the number is any.
+# One lock per schema of a database. The number is arbitrary.
 _TRY = (
     "SELECT pg_try_advisory_lock((7426361::bigint << 32) | oid::bigint) "
     "FROM pg_namespace WHERE nspname = current_schema()"
@@ -41,8 +41,8 @@ _POLL_S = 0.05
 
 
 def lock_directory(directory: Path) -> IO[str]:
-    """Make and lock it; closing the file unlocks it. Raises `StoreError`, also if something in it
-    cannot be written: that would show only when somebody needs it."""
+    """Make and lock the directory. Closing the returned file unlocks it. Raises `StoreError`, also
+    if something in the directory cannot be written, which would otherwise show only later."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path in (directory, *(directory / name for name in _WRITTEN)):
@@ -66,16 +66,17 @@ def lock_directory(directory: Path) -> IO[str]:
 
 
 class DatabaseLock:
-    """Held in PostgreSQL by the one connection that writes, and taken again with each new one.
+    """The lock in PostgreSQL, held by the one connection that writes and taken again by each new
+    one.
 
-    `opened_by` is what the database keeps of this opening; "" until it does.
+    `opened_by` is the id of this opening in the database; "" before it has one.
     """
 
     def __init__(self) -> None:
         self.opened_by = ""
 
     def take(self, raw: Any, _: object) -> None:
-        """Lock on a new connection of the driver. Waits. Raises `StoreError`."""
+        """Take the lock on a new connection of the driver. Waits. Raises `StoreError`."""
         try:
             with raw.cursor() as cursor:
                 for setting in _SESSION:
@@ -99,7 +100,8 @@ class DatabaseLock:
 
 
 def _lock(cursor: Any) -> None:
-    """Nobody need hold a lock in a database without a schema: making the tables fails there."""
+    """Take the lock, or wait for it. A database without a schema needs none, since making tables
+    fails there."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
         cursor.execute(_TRY)

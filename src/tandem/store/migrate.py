@@ -1,7 +1,7 @@
 """Brings the tables up to date with the Alembic revisions in `migrations/versions`.
 
-Runs at every start, inside the caller's transaction, on the connection that holds the lock on the
-database. Invariant: either all missing revisions are applied or none.
+Runs at every start, in the caller's transaction, on the connection that holds the database lock.
+Invariant: either all missing revisions are applied or none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).parent / "migrations"
 
 
 def migrate(connection: Connection) -> bool:
-    """Apply what is missing; whether the database was new.
+    """Apply missing revisions; returns whether the database was new.
 
     Raises `StoreError` if it is from a newer Tandem.
     """

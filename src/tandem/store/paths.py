@@ -1,7 +1,7 @@
-"""Paths in rows: below the store's directory, which may be moved, restored or mounted elsewhere.
+"""Paths in rows are relative to the store's directory, which may be moved or mounted elsewhere.
 
-Records hold whole paths, rows the part below the directory, and texts for clients do not say where
-it is. Looks at no file. Invariant: what lies outside of the directory is kept as it is.
+Records have whole paths, rows have the part below the directory, and texts for clients do not show
+where it is. Looks at no file. Invariant: a path outside of the directory is kept unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from tandem.store.tables import from_row, to_row
 
 DIRECTORY = "store_directory"
-"""The option of a connection that names the store's directory."""
+"""Execution option of a connection: the store's directory."""
 
 Record = TypeVar("Record")
 
@@ -24,7 +24,7 @@ _FIELDS = ("path", "checkpoint_path")
 
 
 def to_kept(connection: Connection, record: object) -> dict[str, Any]:
-    """The columns of a record whose path lies in the store's directory."""
+    """The columns of a record, with paths relative to the store's directory."""
     row, directory = to_row(record), _directory(connection)
     for name in _FIELDS:
         if name in row and Path(row[name]).is_relative_to(directory):
@@ -33,7 +33,7 @@ def to_kept(connection: Connection, record: object) -> dict[str, Any]:
 
 
 def from_kept(connection: Connection, kind: type[Record], row: sa.RowMapping) -> Record:
-    """The record of such a row."""
+    """The record of a row with relative paths."""
     columns = {str(name): value for name, value in row.items()}
     for name in _FIELDS:
         if columns.get(name):
@@ -42,12 +42,12 @@ def from_kept(connection: Connection, kind: type[Record], row: sa.RowMapping) ->
 
 
 def whole(connection: Connection, path: str) -> str:
-    """The path that a row means."""
+    """The absolute path of a row's path."""
     return str(_directory(connection) / path)
 
 
 def without_directory(connection: Connection, text: str) -> str:
-    """A text for clients: words in place of the store's directory."""
+    """A text for clients: "the store" instead of the store's directory."""
     own = re.escape(str(_directory(connection)))
     return re.sub(rf"{own}(?![\w.-])", "the store", text)
 

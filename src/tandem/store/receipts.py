@@ -1,4 +1,4 @@
-"""Receipts: completions that feedback may refer to, for as long as they are kept."""
+"""Receipts: completions that feedback may refer to while they are kept."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def add(connection: Connection, receipt: Receipt) -> None:
 
 
 def find(connection: Connection, completion_id: str) -> Receipt | None:
-    """The receipt of a completion, if it is (still) kept."""
+    """The receipt of a completion, or None if it is not (or no longer) kept."""
     query = sa.select(RECEIPTS).where(RECEIPTS.c.completion_id == completion_id)
     row = connection.execute(query).mappings().first()
     return None if row is None else from_row(Receipt, row)
 
 
 def delete_before(connection: Connection, created_s: float, limit: int) -> int:
-    """Delete up to `limit` receipts that are older, oldest first; how many there were."""
+    """Delete up to `limit` receipts made before `created_s`, oldest first; returns how many."""
     old = (
         sa.select(RECEIPTS.c.completion_id)
         .where(RECEIPTS.c.created_s < created_s)

@@ -1,7 +1,7 @@
 """A cache of log-probabilities under reference models, which never change.
 
-`reference` names the model exactly (the base, or an adapter's content hash), `sequence` what was
-scored (a sample's id and role, or a hash of tokens).
+`reference` identifies the model exactly (the base, or an adapter's content hash). `sequence` is
+what was scored (a sample's id and role, or a hash of tokens).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.store.upsert import upsert
 
 
 def get(connection: Connection, reference: str, sequences: Sequence[str]) -> dict[str, float]:
-    """What is known of `sequences`; the others are missing."""
+    """Known log-probabilities of `sequences`; unknown ones are left out."""
     known: dict[str, float] = {}
     for chunk in in_chunks(sequences):
         query = sa.select(REFERENCES.c.sequence, REFERENCES.c.logprob).where(
@@ -27,7 +27,7 @@ def get(connection: Connection, reference: str, sequences: Sequence[str]) -> dic
 
 
 def put(connection: Connection, reference: str, logprobs: Mapping[str, float]) -> None:
-    """Remember log-probabilities by sequence; what was known is replaced."""
+    """Store log-probabilities by sequence, replacing known ones."""
     rows = [
         {"reference": reference, "sequence": sequence, "logprob": logprob}
         for sequence, logprob in logprobs.items()
@@ -36,5 +36,5 @@ def put(connection: Connection, reference: str, logprobs: Mapping[str, float]) -
 
 
 def forget(connection: Connection, reference: str) -> None:
-    """Delete what is known under a reference that no longer exists."""
+    """Delete all log-probabilities under a reference that no longer exists."""
     connection.execute(sa.delete(REFERENCES).where(REFERENCES.c.reference == reference))

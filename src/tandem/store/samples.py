@@ -1,7 +1,7 @@
-"""Samples on their way `accepted -> assigned -> consumed | refused`.
+"""Samples and their states: `accepted -> assigned -> consumed | refused`.
 
-Every change of state names the state that it starts from, so that a sample is used for the first
-time exactly once, whoever asks for it how often.
+Invariant: every change of state names the state that it starts from. So a sample is used for the
+first time exactly once, however many callers ask for it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from tandem.store.tables import ADAPTERS, SAMPLES, USES, VERSIONS, from_row, in_
 
 @dataclass(frozen=True, slots=True)
 class SampleHead:
-    """What selection needs of a sample, without its text. `row` grows with arrival; `refusals`
-    counts the candidates that learned from it and were refused."""
+    """What selection needs of a sample, without its text."""
 
-    row: int
+    row: int  # grows with arrival
     sample_id: str
     kind: SampleKind
     created_s: float
@@ -33,7 +32,7 @@ class SampleHead:
     user: str
     key_id: str
     desirable: bool = True
-    refusals: int = 0
+    refusals: int = 0  # refused candidates that learned from it
 
 
 _REFUSALS = (
@@ -69,9 +68,9 @@ def heads(
     newest_first: bool = False,
     limit: int = 10_000,
 ) -> list[SampleHead]:
-    """Samples of an adapter without their text, in order of arrival (or backwards).
+    """Samples of an adapter without their text, in order of arrival (or reversed).
 
-    For selection (`ACCEPTED`), for replay (`CONSUMED`), for recovery (`ASSIGNED`).
+    Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`).
     """
     query = sa.select(*_HEAD).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.split == split.value, SAMPLES.c.state == state.value
@@ -82,7 +81,7 @@ def heads(
 
 
 def get(connection: Connection, sample_ids: Sequence[str]) -> list[Sample]:
-    """Whole samples in the order of `sample_ids`; those that are gone are left out."""
+    """Whole samples in the order of `sample_ids`. Deleted ones are left out."""
     found: dict[str, Sample] = {}
     for chunk in in_chunks(sample_ids):
         rows = connection.execute(sa.select(SAMPLES).where(SAMPLES.c.sample_id.in_(chunk)))
@@ -91,7 +90,7 @@ def get(connection: Connection, sample_ids: Sequence[str]) -> list[Sample]:
 
 
 def claim(connection: Connection, sample_ids: Sequence[str]) -> list[Sample]:
-    """`ACCEPTED -> ASSIGNED` for training samples; those that this call has assigned, whole."""
+    """`ACCEPTED -> ASSIGNED` for training samples; returns those that this call assigned, whole."""
     claimed = _move(
         connection,
         sample_ids,
@@ -103,9 +102,10 @@ def claim(connection: Connection, sample_ids: Sequence[str]) -> list[Sample]:
 
 
 def release(connection: Connection, adapter: str | None = None) -> int:
-    """`ASSIGNED -> ACCEPTED` for all of an adapter (None: of all); how many. For recovery.
+    """`ASSIGNED -> ACCEPTED` for all of an adapter (None: of all adapters); returns how many. Used
+    for recovery.
 
-    What a kept candidate was trained on stays assigned: its decision is still to come.
+    Samples of a candidate that waits for a decision stay assigned.
     """
     waiting = (
         sa.select(USES.c.sample_id)
@@ -123,8 +123,8 @@ def release(connection: Connection, adapter: str | None = None) -> int:
 
 
 def try_again(connection: Connection, sample_ids: Sequence[str], most: int) -> list[str]:
-    """`ASSIGNED -> ACCEPTED` for those of a refused candidate of which fewer than `most` were
-    refused, that candidate included; which of `sample_ids` they are not."""
+    """`ASSIGNED -> ACCEPTED` for samples of a refused candidate, unless `most` candidates that used
+    them were refused (this one included). Returns the samples that are not tried again."""
     tired: list[str] = []
     for chunk in in_chunks(sample_ids):
         known = connection.execute(
@@ -139,10 +139,10 @@ def try_again(connection: Connection, sample_ids: Sequence[str], most: int) -> l
 def finish(
     connection: Connection, sample_ids: Sequence[str], state: SampleState, version: int
 ) -> int:
-    """`ASSIGNED -> CONSUMED` or `REFUSED` with a version's number; how many were assigned.
+    """`ASSIGNED -> CONSUMED` or `REFUSED`, with a version's number; returns how many were assigned.
 
-    `REFUSED` or `ACCEPTED -> CONSUMED` if that version had been refused, and its samples perhaps
-    given back, and is published all the same.
+    `REFUSED` or `ACCEPTED -> CONSUMED` if that version was refused before, so that its samples may
+    have been given back, and is now published anyway.
     """
     assert state in (SampleState.CONSUMED, SampleState.REFUSED)
     values = {"state": state.value, "version": version}
@@ -162,7 +162,7 @@ def finish(
 def change_of_version(
     connection: Connection, adapter: str, version: int, start: SampleState, end: SampleState
 ) -> int:
-    """`CONSUMED -> REFUSED` for all that a version used first, or back again; how many."""
+    """`CONSUMED -> REFUSED` for all samples that a version used first, or back; how many."""
     assert {start, end} == {SampleState.CONSUMED, SampleState.REFUSED}
     change = sa.update(SAMPLES).where(
         SAMPLES.c.adapter == adapter,
@@ -173,9 +173,9 @@ def change_of_version(
 
 
 def invalidate(connection: Connection, problems: Mapping[str, str]) -> int:
-    """To `INVALID`, with the problem of each sample; how many were not used yet.
+    """Set samples to `INVALID`, each with its problem; returns how many were unused.
 
-    For samples that turn out to be unusable when they are prepared or trained on.
+    For samples that prove unusable when they are prepared or trained on.
     """
     waiting = (SampleState.ACCEPTED.value, SampleState.ASSIGNED.value)
     done = 0
@@ -189,7 +189,7 @@ def invalidate(connection: Connection, problems: Mapping[str, str]) -> int:
 
 
 def record_losses(connection: Connection, losses: Mapping[str, float]) -> None:
-    """A step was applied: the loss of each of its samples, and one more use of each."""
+    """A step was applied: store the loss of each sample, and count one more use of each."""
     if losses:
         change = (
             sa.update(SAMPLES)
@@ -212,7 +212,7 @@ def held_out(connection: Connection, adapter: str, *, limit: int = 1000) -> list
 
 
 def split_of(connection: Connection, adapter: str, conversation: str) -> Split | None:
-    """The split that an adapter's conversation is in, if it has samples."""
+    """The split of a conversation in an adapter; None if it has no samples."""
     query = sa.select(SAMPLES.c.split).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.conversation == conversation
     )
@@ -221,13 +221,13 @@ def split_of(connection: Connection, adapter: str, conversation: str) -> Split |
 
 
 def has_conversations(connection: Connection, adapter: str, number: int) -> bool:
-    """Whether an adapter has samples of at least so many conversations."""
+    """Whether an adapter has samples of at least `number` conversations."""
     query = sa.select(SAMPLES.c.conversation).where(SAMPLES.c.adapter == adapter)
     return len(connection.execute(query.distinct().limit(number)).all()) == number
 
 
 def counts(connection: Connection) -> dict[str, dict[Split, dict[SampleState, int]]]:
-    """Number of samples by adapter (those that exist), split and state."""
+    """Number of samples by adapter (existing ones), split and state."""
     key = (SAMPLES.c.adapter, SAMPLES.c.split, SAMPLES.c.state)
     found: dict[str, dict[Split, dict[SampleState, int]]] = {}
     for adapter, split, state, number in connection.execute(

@@ -1,10 +1,10 @@
-"""Opening the database, and the two ways to it: `write` and `read`.
+"""Opens the database, and gives the two ways to use it: `write` and `read`.
 
-All writes of a process go through one thread, which gathers what waits into one transaction
-(group commit: a commit costs one flush to disk, however many callers share it). Reads run beside
-it on connections of their own. The event loop never waits for a disk. Invariant: when `write`
-returns, its effects are on disk; when it raises, none of them is there (unless the database was
-lost while it committed, which nobody can know).
+All writes of a process go through one thread, which puts waiting writes into one transaction (group
+commit: callers share one flush to disk). Reads run beside it on their own connections. The event
+loop never waits for a disk. Invariant: when `write` returns, its effects are on disk. When it
+raises, it had no effect, except if the database was lost during the commit, when the outcome is
+unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["TOLD", "Connection", "Store"]
 logger = logging.getLogger(__name__)
 
 TOLD = "told"
-"""Under this name a connection that writes notes the events of its transaction."""
+"""Key under which a writing connection keeps the events of its transaction."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -52,18 +52,18 @@ _SHOWN_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """Something to be done by the writer; the future is settled after the commit."""
+    """Work for the writer. The future is settled after the commit."""
 
     work: Callable[[Connection], Any]
     done: Future[Any]
 
 
 class Store:
-    """The durable state of one server. Made by `open`; `close` before the process ends.
+    """The durable state of one server. Made by `open`; call `close` before the process ends.
 
-    `write` and `read` take a function whose first argument is the `Connection`, and that
-    function's other arguments. A function that is written may be called again by nobody but its
-    caller: it runs once. Errors of the database are raised as `StoreError`.
+    `write` and `read` take a function whose first argument is the `Connection`, and its other
+    arguments. The store calls a written function once and never repeats it. Errors of the database
+    are raised as `StoreError`.
     """
 
     def __init__(self, url: sa.URL, directory: Path, lock: IO[str]) -> None:
@@ -82,11 +82,11 @@ class Store:
 
     @classmethod
     def open(cls, directory: str | Path, url: str = "") -> Store:
-        """Open (or make) the state in `directory`, its tables brought up to date.
+        """Open (or make) the state in `directory`, with its tables up to date.
 
-        The database is `<directory>/tandem.db`, or the one at `url`. Blocks. Raises `StoreError`:
-        also when another server uses the directory or the database, and when the directory belongs
-        to another database.
+        The database is `<directory>/tandem.db`, or the one at `url`. Blocks. Raises `StoreError`,
+        also if another server uses the directory or the database, or if the directory belongs to
+        another database.
         """
         folder = Path(directory).resolve()
         address = _parse(url, folder)
@@ -114,8 +114,8 @@ class Store:
     ) -> Result:
         """Run `work(connection, ...)` in a transaction and return after its commit.
 
-        What `work` raises undoes what it did, and nothing else. If the caller is cancelled, the
-        write may or may not have been done.
+        An exception of `work` undoes its own changes only. If the caller is cancelled, the write
+        may or may not be done.
         """
         done: Future[Result] = Future()
         with self._closing:
@@ -130,7 +130,7 @@ class Store:
         *args: Args.args,
         **kwargs: Args.kwargs,
     ) -> Result:
-        """Run `work(connection, ...)` on one snapshot that has all finished writes."""
+        """Run `work(connection, ...)` on a snapshot that includes all finished writes."""
 
         def run() -> Result:
             with _translated("read"), self._reading.connect() as connection:
@@ -141,11 +141,11 @@ class Store:
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
     async def scrub(self) -> bool:
-        """Take what was deleted out of the files, too; call it after an erasure was written.
+        """Remove deleted data from the files, too. Called after an erasure was written.
 
-        SQLite: deleted rows are zeroed where they were, and the log, which may still hold them, is
-        emptied. False if somebody read from it for too long: then the next call does it, or the
-        end. PostgreSQL keeps deleted rows until its VACUUM; nothing is done there.
+        SQLite overwrites deleted rows with zeros; this empties its log, which may still contain
+        them. False if a reader used the log for too long: then the next call empties it, or the end
+        of the process. PostgreSQL keeps deleted rows until its VACUUM, so nothing is done there.
         """
         if self._closed:
             raise StoreError("the store is closed")
@@ -154,7 +154,7 @@ class Store:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._empty_log)
 
     def _empty_log(self) -> bool:
-        """Outside of any transaction, on the connection that writes, while nobody writes."""
+        """Runs outside of any transaction on the writing connection, while nothing writes."""
         with _translated("empty the log"):
             raw = self._writing.raw_connection()
             try:
@@ -166,10 +166,10 @@ class Store:
                 raise StoreError(f"cannot empty the log: {error}") from error
             finally:
                 raw.close()
-        return row is not None and row[0] == 0  # 1: somebody read from it
+        return row is not None and row[0] == 0  # 1: a reader used it
 
     def close(self) -> None:
-        """Finish the writes that wait, then close. Blocks; idempotent."""
+        """Finish waiting writes, then close. Blocks. Idempotent."""
         with self._closing:
             if self._closed:
                 return
@@ -192,7 +192,7 @@ class Store:
                 self._commit(batch)
 
     def _take(self) -> tuple[list[_Write], bool]:
-        """What waits, at least one; and whether it is the end."""
+        """Waiting writes, at least one; and whether this is the end."""
         batch: list[_Write] = []
         item = self._queue.get()
         while item is not None:
@@ -204,7 +204,7 @@ class Store:
         return batch, True
 
     def _commit(self, batch: list[_Write]) -> None:
-        """One transaction for all; each in a savepoint, so that a failure stays its own."""
+        """One transaction for all writes. Each has a savepoint, so its failure affects no other."""
         results: list[tuple[_Write, Any]] = []
         told: list[EventRecord] = []
         try:
@@ -232,7 +232,7 @@ class Store:
 
 
 def _log(event: EventRecord) -> None:
-    """Say it where operators look. Of a job's steps, every tenth is enough."""
+    """Log an event for operators. Of a job's steps, every tenth is enough."""
     level = _LEVELS.get(event.level, logging.INFO)
     if event.data.get("type") == "metrics" and event.data.get("step", 0) % _SHOWN_STEPS:
         level = logging.DEBUG
@@ -250,7 +250,7 @@ def _call(
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
-    """Errors of the database become `StoreError`."""
+    """Turn errors of the database into `StoreError`."""
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
@@ -295,7 +295,7 @@ def _engine(url: sa.URL, directory: Path, *, writes: bool) -> sa.Engine:
 
 
 def _on_sqlite_connect(raw: Any, _: object, *, writes: bool) -> None:
-    """Leave transactions to us (the driver would open them late), and make commits durable."""
+    """Leave transactions to SQLAlchemy (the driver would begin them late); make commits durable."""
     raw.isolation_level = None
     cursor = raw.cursor()
     cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")

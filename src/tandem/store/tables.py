@@ -1,8 +1,9 @@
-"""The tables, as the newest migration leaves them, and rows as records.
+"""The tables, as the newest migration leaves them, and the conversion of rows and records.
 
-A table has the fields of its record (`core/learning.py`) as columns, plus what only the store
-needs. Text that users write is kept as JSON: PostgreSQL's text type refuses the character U+0000,
-which a model may well generate. A test compares this file with what the migrations make.
+A table has the fields of its record (`core/learning.py`) as columns, plus columns that only the
+store needs. Text by users is stored as JSON, because PostgreSQL's text type refuses the character
+U+0000, which a model may generate. Invariant: a test compares this file with the result of the
+migrations.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sqlalchemy as sa
 Record = TypeVar("Record")
 Key = TypeVar("Key")
 
-_CHUNK = 1000  # databases bound the number of parameters of a statement
+_CHUNK = 1000  # databases limit the parameters of a statement
 
 METADATA = sa.MetaData()
 
@@ -42,7 +43,7 @@ def _integer(name: str) -> sa.Column[int]:
 
 
 def _counter(name: str) -> sa.Column[int]:
-    """Counts up with the rows; SQLite does that for this very type only."""
+    """A row counter. SQLite counts up only for this type."""
     kind = sa.BigInteger().with_variant(sa.Integer, "sqlite")
     return sa.Column(name, kind, primary_key=True, autoincrement=True)
 
@@ -313,17 +314,17 @@ KEY_USAGE = _table(
 
 
 def to_row(record: object) -> dict[str, Any]:
-    """The columns of a record, nested values as JSON has them."""
+    """The columns of a record, with nested values as in JSON."""
     row: dict[str, Any] = msgspec.to_builtins(record)
     return row
 
 
 def from_row(kind: type[Record], row: Mapping[Any, Any]) -> Record:
-    """The record of a row; columns that are not its fields are left out."""
+    """The record of a row. Columns that are not fields are left out."""
     return msgspec.convert({str(name): value for name, value in row.items()}, kind)
 
 
 def in_chunks(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
-    """`keys` in pieces that fit into one statement."""
+    """`keys` in pieces that fit one statement."""
     for start in range(0, len(keys), _CHUNK):
         yield keys[start : start + _CHUNK]

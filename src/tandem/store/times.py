@@ -1,4 +1,4 @@
-"""What the store itself says about the time, for those who do not believe the clock."""
+"""The newest time in the store, for callers that do not trust the clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.store.tables import FEEDBACK, FILES, RECEIPTS
 
 
 def newest(connection: Connection) -> float | None:
-    """When the newest of what clients have made was made; None without any."""
+    """Creation time of the newest client data; None without any."""
     found = (
         connection.execute(sa.select(sa.func.max(table.c.created_s))).scalar()
         for table in (RECEIPTS, FILES, FEEDBACK)

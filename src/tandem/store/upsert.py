@@ -1,4 +1,4 @@
-"""Insert or replace by primary key: one statement in both databases, spelled by dialect."""
+"""Insert or replace by primary key: one statement, in each database's own dialect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.store.session import Connection
 
 
 def upsert(connection: Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert `rows`; where the primary key exists, set the other columns that a row has."""
+    """Insert `rows`. If a primary key exists, set the row's other columns."""
     if not rows:
         return
     keys = [column.name for column in table.primary_key]

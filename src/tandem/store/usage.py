@@ -1,6 +1,6 @@
 """What each API key has contributed, counted under a word such as `feedback/494130`.
 
-The counts outlive what was counted: deleting feedback does not give a key its quota back.
+Counts outlive the counted things: deleting feedback does not restore a key's quota.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tandem.store.upsert import upsert
 
 
 def count(connection: Connection, key_id: str, what: str) -> int:
-    """How much was added so far."""
+    """Total that was added so far."""
     query = sa.select(KEY_USAGE.c.count).where(
         KEY_USAGE.c.key_id == key_id, KEY_USAGE.c.what == what
     )
@@ -21,7 +21,7 @@ def count(connection: Connection, key_id: str, what: str) -> int:
 
 
 def add(connection: Connection, key_id: str, what: str, number: int, now_s: float) -> int:
-    """Add `number`; the count after it."""
+    """Add `number`; returns the new total."""
     total = count(connection, key_id, what) + number
     row = {"key_id": key_id, "what": what, "count": total, "changed_s": now_s}
     upsert(connection, KEY_USAGE, [row])
@@ -29,6 +29,6 @@ def add(connection: Connection, key_id: str, what: str, number: int, now_s: floa
 
 
 def delete_before(connection: Connection, prefix: str, changed_s: float) -> None:
-    """Forget counts under words that begin with `prefix` and have not changed since."""
+    """Forget counts under words with this prefix that have not changed since."""
     words = KEY_USAGE.c.what.startswith(prefix, autoescape=True)
     connection.execute(sa.delete(KEY_USAGE).where(words, KEY_USAGE.c.changed_s < changed_s))

@@ -1,1 +1,1 @@
-"""What the server tells about itself: Prometheus metrics and structured logs."""
+"""What the server reports about itself: Prometheus metrics and structured logs."""

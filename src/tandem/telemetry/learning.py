@@ -1,7 +1,7 @@
 """Metrics of learning, by adapter, in the registry of the server's other metrics.
 
-Freshness is MACE's (3.1): from feedback being stored to the first answer by a version that learned
-from it. Invariant: every name is listed in docs/metrics.md.
+Freshness is MACE's (3.1): the time from storing feedback to the first answer by a version that
+learned from it. Invariant: every name is listed in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STEP_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class LearningMetrics:
-    """What learning observes; gauges hold the last value of an adapter."""
+    """Observations of learning. Gauges have the last value of an adapter."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *more: str) -> Gauge:
@@ -55,7 +55,7 @@ class LearningMetrics:
         )
 
     def measured(self, adapter: str, numbers: Mapping[str, object]) -> None:
-        """Show the gate's numbers of a version."""
+        """Set the gauges to the gate's numbers of a version."""
         for name, gauge in (
             ("win_rate", self.win_rate),
             ("clpd", self.clpd),
@@ -67,7 +67,7 @@ class LearningMetrics:
                 gauge.labels(adapter).set(value)
 
     def forget(self, adapter: str) -> None:
-        """Remove the gauges of an adapter that is gone."""
+        """Remove the gauges of a deleted adapter."""
         for gauge in (self.win_rate, self.clpd, self.loss, self.quality_drop, self.divergence):
             gauge.remove_by_labels({"adapter": adapter})
         self.version.remove_by_labels({"adapter": adapter})

@@ -1,7 +1,7 @@
-"""Structured logs: one line an event, `key=value` after the message.
+"""Structured logs: one line per event, with `key=value` after the message.
 
-Fields are passed as `extra={"fields": {...}}`. Knows nothing of requests. Invariant: nothing here
-or at its callers puts a prompt, an answer, a header or a key into a record.
+Fields are passed as `extra={"fields": {...}}`. Knows nothing of requests. Invariant: neither this
+module nor its callers put a prompt, an answer, a header or a key into a record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TextIO
 ROOT = "tandem"
 
 
-# What is asked every second or so by those who watch a server.
+# Routes that monitoring and watching clients poll about every second.
 _POLLED = frozenset(
     (
         *("/health", "/ready", "/metrics"),
@@ -25,7 +25,7 @@ _POLLED = frozenset(
 
 
 class QuietPolls(logging.Filter):
-    """Leaves out that somebody looked, unless the logger tells details; what failed is told."""
+    """Hides successful polls unless the logger shows details. Failed polls are shown."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is shown."""
@@ -37,7 +37,7 @@ class QuietPolls(logging.Filter):
 
 
 class FieldFormatter(logging.Formatter):
-    """`time level logger message key=value ...`, with values quoted where they need it."""
+    """`time level logger message key=value ...`, with values quoted if needed."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -51,7 +51,7 @@ class FieldFormatter(logging.Formatter):
 
 
 def configure(level: str, stream: TextIO = sys.stderr) -> logging.Logger:
-    """Set up the project's logger once for a process; other libraries speak from `warning` on.
+    """Set up the project's logger, once per process. Other libraries log from `warning` on.
 
     Raises `ValueError` for an unknown level.
     """

@@ -1,8 +1,8 @@
-"""Prometheus metrics with the prefix `tandem_`, in a registry of their own.
+"""Prometheus metrics with the prefix `tandem_`, in their own registry.
 
-Requests are timed where clients see them (tokenisation and transport included); the engine's
-counters are read when somebody scrapes. Names and meanings follow vLLM's. Invariant: every name
-is listed in docs/metrics.md.
+Requests are timed where clients see them, so tokenisation and transport are included. The engine's
+counters are read at each scrape. Names and meanings follow vLLM's. Invariant: every name is listed
+in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Unmet(StrEnum):
-    """Why a choice has no objectives that it met or missed: it was refused because of the load, the
-    server gave it up, the client went away or asked for what cannot be done."""
+    """Why a choice neither met nor missed its objectives: it was refused because of the load, the
+    server cancelled it, or the client left or sent an impossible request."""
 
     SHED = "shed"
     FAILED = "failed"
@@ -48,7 +48,7 @@ class Unmet(StrEnum):
 
 
 class ServerMetrics:
-    """What this process observes, and the text that Prometheus scrapes."""
+    """Observations of this process, and the text that Prometheus scrapes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -103,14 +103,14 @@ class ServerMetrics:
         self._shed.labels(reason).inc()
 
     def render(self, stats: EngineStats | None) -> bytes:
-        """Everything in Prometheus' text format; `stats` is None while the engine is dead."""
+        """All metrics in Prometheus' text format. `stats` is None while the engine is dead."""
         engine = CollectorRegistry()
         engine.register(_EngineCollector(stats))
         return generate_latest(self._registry) + generate_latest(engine)
 
 
 class RequestTiming:
-    """Observes one core request, from arrival to the end of its choices; times in seconds."""
+    """Observes one core request, from arrival to the end of its choices. Times are seconds."""
 
     def __init__(
         self,
@@ -143,10 +143,10 @@ class RequestTiming:
         times: RequestTimes | None,
         now_s: float,
     ) -> None:
-        """Choice `index` ended; `times` are the engine's, where it ended the choice itself.
+        """Choice `index` ended. `times` are the engine's, if the engine ended the choice.
 
-        It does not know when a stop string ended one: then the times are those at which the tokens
-        came here.
+        The engine does not know when a stop string ended a choice. The times are then those at
+        which tokens arrived here.
         """
         self._metrics.finished.labels(reason.value).inc()
         self._metrics.e2e.observe(now_s - self._arrival_s)
@@ -165,11 +165,11 @@ class RequestTiming:
             self._metrics.slo.labels(self._class, met).inc()
 
     def shed(self, choices: int) -> None:
-        """So many choices were refused because of the load."""
+        """This many choices were refused because of the load."""
         self._metrics.slo.labels(self._class, Unmet.SHED.value).inc(choices)
 
     def aborted(self, choices: int, why: Unmet) -> None:
-        """So many choices were given up before their end."""
+        """This many choices were cancelled before their end."""
         self._metrics.finished.labels(FinishReason.ABORT.value).inc(choices)
         self._metrics.slo.labels(self._class, why.value).inc(choices)
 
@@ -238,7 +238,7 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _iteration_tokens(stats: EngineStats) -> Metric:
-    """Tokens of an iteration; a count of the engine belongs to sizes up to its key."""
+    """Tokens of an iteration. The engine counts an iteration under its bucket's upper bound."""
     inside = [0] * (len(_ITERATION_TOKENS) + 1)
     for tokens, count in stats.iteration_tokens_hist.items():
         place = sum(bound < tokens for bound in _ITERATION_TOKENS)

@@ -1,9 +1,9 @@
 """The seam between a model's attention layers and a kernel that knows where their KV is.
 
-A forward pass carries one `AttentionContext` through the model's keyword arguments; every layer
+A forward pass carries one `AttentionContext` through the model's keyword arguments. Every layer
 calls it with its own queries, keys and values. Kernels turn a `BatchLayout` into an
-`AttentionBatch` once per iteration, so that all layers share masks and indices.
-Invariant: rows are tokens; no kernel loops over tokens in Python.
+`AttentionBatch` once per iteration, so all layers share masks and indices. Invariant: rows are
+tokens, and no kernel loops over tokens in Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tandem.model.kernels.layer import Exports
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """What one layer asks for: score factor, window in tokens (0: none), soft cap (0: none)."""
+    """A layer's parameters: score factor, window in tokens (0: none), soft cap (0: none)."""
 
     scale: float
     window: int = 0
@@ -45,8 +45,8 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class SpanArrays:
-    """Spans in row order: first positions and lengths int64 [spans], block tables int32
-    [spans, width] padded with each span's own first block."""
+    """Spans in row order: first positions and lengths int64 [spans]; block tables int32 [spans,
+    width], padded with each span's first block."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -57,9 +57,9 @@ class SpanArrays:
 class BatchLayout:
     """Where the rows of a flattened batch come from and where their KV goes.
 
-    Span s owns `lengths[s]` consecutive rows at positions `starts[s]` and on; `tables` int32
-    [spans, width] lists its blocks, padded with its own first block. `slots` int64 [rows] on the
-    device is block * block_size + offset of each row.
+    Span s has `lengths[s]` consecutive rows from position `starts[s]` on. `tables` int32 [spans,
+    width] lists its blocks, padded with its first block. `slots` int64 [rows], on the device, is
+    block * block_size + offset of each row.
     """
 
     starts: np.ndarray
@@ -95,18 +95,18 @@ class AttentionContext(Protocol):
     ) -> Tensor:
         """Causal attention of `query` [rows, heads, d] over its sequence; returns the same shape.
 
-        `key` and `value` are [rows, kv_heads, d]: those of the same rows, rotated already.
+        `key` and `value` are [rows, kv_heads, d], of the same rows and rotated already.
         """
         ...
 
 
 class AttentionBatch(Protocol):
-    """One iteration's metadata, prepared for one kernel."""
+    """Metadata of one iteration, prepared for one kernel."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
     ) -> Tensor:
-        """Store `key` and `value` in `cache`, then attend; shapes as in `AttentionContext`."""
+        """Store `key` and `value` in `cache`, then attend. Shapes as in `AttentionContext`."""
         ...
 
 
@@ -124,7 +124,7 @@ class AttentionKernel(Protocol):
 
 
 def attend_once(kernel: AttentionKernel, device: torch.device, dtype: torch.dtype) -> None:
-    """One row of zeros; raises whatever a kernel that cannot work on `device` raises."""
+    """Attend with one row of zeros. Raises any error of a kernel that does not work on `device`."""
     nothing = np.zeros(1, dtype=np.int64)
     spans = SpanArrays(nothing, nothing + 1, np.zeros((1, 1), dtype=np.int32))
     layout, _ = BatchLayout.build(spans, 16, device, dtype)
@@ -134,39 +134,37 @@ def attend_once(kernel: AttentionKernel, device: torch.device, dtype: torch.dtyp
 
 
 class InnerSink(Protocol):
-    """Who keeps what layers compute on the way."""
+    """Keeps intermediate results of layers."""
 
     def exports(self, layer: int, middle: Tensor) -> Exports:
-        """`middle` [1, rows, width] enters the second half of `layer`; what to keep of that."""
+        """`middle` [1, rows, width] enters the second half of `layer`. Returns where to export that
+        half's intermediate results."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PagedContext:
-    """The context of serving: a prepared batch over the KV of every layer.
-
-    `wanted`, int64 [rows], are the rows whose hidden states are read after the last layer, None
-    for all: the others may then be anything finite. `inner` hears of what layers compute on the
-    way, from those that can tell.
-    """
+    """The context of serving: a prepared batch over the KV of every layer."""
 
     batch: AttentionBatch
     layers: list[LayerKV]
+    # Rows whose hidden states are read after the last layer, int64 [rows]; None: all. The other
+    # rows may then be any finite values.
     wanted: Tensor | None = None
-    inner: InnerSink | None = None
+    inner: InnerSink | None = None  # takes intermediate results of layers that can export them
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
     ) -> Tensor:
-        """See `AttentionContext`."""
+        """Attend with the layer's own cache."""
         return self.batch.attend(query, key, value, self.layers[layer], params)
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedContext:
-    """A context whose passes have rows that belong to nobody behind the first `rows`.
+    """A context whose passes have padding after the first `rows` rows.
 
-    These attend to nothing, are not stored and get zeros.
+    Padding attends to nothing, is not stored and gets zeros.
     """
 
     inner: AttentionContext
@@ -175,7 +173,7 @@ class PaddedContext:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
     ) -> Tensor:
-        """See `AttentionContext`."""
+        """Attend for the real rows only."""
         rows = self.rows
         output = torch.zeros_like(query, memory_format=torch.contiguous_format)
         output[:rows] = self.inner.attend(layer, query[:rows], key[:rows], value[:rows], params)

@@ -1,6 +1,6 @@
 """The CPU kernel: one C++ call per layer for any mix of spans, straight from the blocks.
 
-Only the tables are prepared here; what the kernel computes is in `tandem.model.kernels`.
+Only the tables are prepared here; `tandem.model.kernels` has the computation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.model.kernels.layer import BatchTables
 
 
 class CpuKernel:
-    """Usable where `tandem.model.kernels.status().available`."""
+    """Usable if `tandem.model.kernels.status().available`."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class CpuBatch:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
     ) -> Tensor:
-        """See `AttentionBatch`."""
+        """Store keys and values, then attend in one call."""
         tables = self.tables
         kernels.write_kv(key, value, cache.keys, cache.values, tables.slots)
         return kernels.paged_attention(

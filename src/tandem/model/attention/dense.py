@@ -1,7 +1,7 @@
 """Attention over whole sequences without a cache, differentiable in queries, keys and values.
 
-For recomputing recorded layers: rows of all sequences lie one after the other, and each sequence
-attends to itself alone. Keys and values of all its tokens, the prompt's too, carry gradient.
+Used to recompute recorded layers. Rows of all sequences are consecutive, and each sequence attends
+only to itself. Keys and values of all its tokens, the prompt's too, have gradients.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 from tandem.model.attention.base import AttentionParams
 from tandem.model.attention.sdpa import dot_product
 
-# Up to this many (tokens of a sequence) x (head size), torch's backward of bfloat16 attention on a
-# CPU takes longer than float32's: 3.3 times at 190 x 32, as long at 256 x 64.
+# Up to this (tokens of a sequence) x (head size), torch's backward of attention on a CPU is slower
+# in bfloat16 than in float32: 3.3 times at 190 x 32, equal at 256 x 64.
 _SMALL_FOR_BFLOAT16 = 12288
 
 
 class DenseContext:
-    """See `AttentionContext`: `lengths[s]` consecutive rows belong to sequence s, from its start.
+    """An `AttentionContext`: `lengths[s]` consecutive rows belong to sequence s, from its start.
 
     Neighbouring sequences of equal length share one call.
     """
@@ -38,7 +38,7 @@ class DenseContext:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams
     ) -> Tensor:
-        """See `AttentionContext`."""
+        """Attention of each sequence to itself."""
         sizes = [count * length for count, length in self._runs]
         tensors = (query.split(sizes), key.split(sizes), value.split(sizes))
         mixed = []

@@ -1,7 +1,7 @@
 """The hook into transformers: an attention function named `tandem`.
 
-Models written against transformers' attention interface call it once per layer with rotated
-queries and keys. It hands them to the `AttentionContext` of the forward pass, and refuses every
+Models written for transformers' attention interface call it once per layer, with rotated queries
+and keys. It passes them to the `AttentionContext` of the forward pass. Invariant: it refuses every
 argument that it would otherwise have to ignore.
 """
 
@@ -16,7 +16,7 @@ from tandem.core.errors import UnsupportedModel
 from tandem.model.attention.base import AttentionContext, AttentionParams
 
 IMPLEMENTATION = "tandem"
-# Keyword arguments that carry nothing which attention itself must honour.
+# Keyword arguments that attention itself does not depend on.
 _HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "output_attentions"})
 
 
@@ -28,9 +28,9 @@ def tandem_attention(
     attention_mask: Tensor | None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer; tensors are [1, heads, rows, d], the result [1, rows, heads, d].
+    """Attention of one layer. Tensors are [1, heads, rows, d], the result is [1, rows, heads, d].
 
-    Raises `UnsupportedModel` when the model passes something that no kernel here knows.
+    Raises `UnsupportedModel` if the model passes an argument that no kernel here knows.
     """
     context: AttentionContext | None = arguments.pop("attention_context", None)
     scaling: float | None = arguments.pop("scaling", None)
@@ -62,5 +62,5 @@ def tandem_attention(
 
 
 def register() -> None:
-    """Make the function known to transformers; harmless when repeated."""
+    """Register the function with transformers. May be repeated."""
     AttentionInterface.register(IMPLEMENTATION, tandem_attention)

@@ -1,8 +1,8 @@
 """The reference kernel: torch's scaled dot product attention over gathered blocks, any device.
 
 Rows are grouped so that one call serves many sequences: decode rows in buckets of similar context
-length (padding stays below about twice the work), prompt spans of equal start and length
-together. Groups, masks and indices depend on the window only, so all layers share them.
+length (padding at most about doubles the work), and prompt spans of equal start and length. Groups,
+masks and indices depend only on the window, so all layers share them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tandem.model.attention.base import AttentionBatch, AttentionParams, BatchLayout, LayerKV
 
-# Contexts up to this many blocks share a bucket: below it a further call costs more than padding.
+# Contexts of up to this many blocks share a bucket: another call would cost more than padding.
 _SMALL_BLOCKS = 8
 
 Rows = slice | Tensor
@@ -24,23 +24,18 @@ Rows = slice | Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Spans computed by one call: `count` of them, `length` rows each.
+    """Spans computed by one call."""
 
-    `blocks` int64 [count * width] are gathered as keys, of which the first `context` tokens of
-    each span count; without it the keys are those of the rows themselves. `bias` is added to the
-    scores, [count or 1, 1, 1 or length, context]; without it the group is causal.
-    """
-
-    count: int
-    length: int
+    count: int  # number of spans
+    length: int  # rows of each
     rows: Rows
-    context: int
-    blocks: Tensor | None
-    bias: Tensor | None
+    context: int  # keys of each span that count
+    blocks: Tensor | None  # int64 [count * width], gathered as keys; None: the rows' own keys
+    bias: Tensor | None  # Added to the scores, [count or 1, 1, 1 or length, context]; None: causal.
 
 
 class SdpaKernel:
-    """See the module's description."""
+    """Attention with torch alone, on any device."""
 
     @property
     def name(self) -> str:
@@ -48,12 +43,12 @@ class SdpaKernel:
         return "sdpa"
 
     def prepare(self, layout: BatchLayout) -> AttentionBatch:
-        """Groups are built when the first layer with a given window asks for them."""
+        """Groups are built when a layer first uses a window."""
         return SdpaBatch(layout)
 
 
 class SdpaBatch:
-    """One iteration's groups per window."""
+    """Groups of one iteration, per window."""
 
     def __init__(self, layout: BatchLayout) -> None:
         self._layout = layout
@@ -62,7 +57,7 @@ class SdpaBatch:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
     ) -> Tensor:
-        """See `AttentionBatch`."""
+        """Store keys and values, then attend group by group."""
         cache.keys.flatten(0, 1).index_copy_(0, self._layout.slots, key)
         cache.values.flatten(0, 1).index_copy_(0, self._layout.slots, value)
         groups = self._groups.get(params.window)
@@ -83,7 +78,7 @@ def _attend_group(
     cache: LayerKV,
     params: AttentionParams,
 ) -> Tensor:
-    """[count * length, heads, d]. Query heads of one KV head become rows when length is 1."""
+    """[count * length, heads, d]. With length 1, query heads of one KV head become rows."""
     _, heads, dim = query.shape
     kv_heads = key.shape[1]
     if group.blocks is None:
@@ -115,7 +110,7 @@ def dot_product(
     if params.softcap:
         return _soft_capped(query, keys, values, bias, params)
     if grouped and bias is not None and query.device.type != "cpu":
-        # Only the CPU's fused kernel takes a bias and grouped heads together.
+        # Only the CPU's fused kernel supports a bias together with grouped heads.
         keys, values = _repeat_heads(query, keys), _repeat_heads(query, values)
         grouped = False
     return scaled_dot_product_attention(
@@ -132,7 +127,7 @@ def dot_product(
 def _soft_capped(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, params: AttentionParams
 ) -> Tensor:
-    """The formula itself, since no fused kernel of torch caps scores."""
+    """The plain formula, since torch has no fused kernel with a soft cap."""
     keys, values = _repeat_heads(query, keys), _repeat_heads(query, values)
     scores = torch.matmul(query, keys.transpose(-1, -2)) * params.scale
     scores = torch.tanh(scores / params.softcap) * params.softcap
@@ -169,7 +164,7 @@ def _build_groups(layout: BatchLayout, window: int) -> list[_Group]:
 
 
 def _buckets(spans: np.ndarray, num_blocks: np.ndarray) -> list[np.ndarray]:
-    """Split spans so that the longest of a bucket has at most about twice the shortest's blocks."""
+    """Split spans so that a bucket's longest has at most about twice the blocks of its shortest."""
     if spans.size == 0:
         return []
     sizes = np.maximum(num_blocks[spans], _SMALL_BLOCKS)
@@ -203,7 +198,7 @@ class _GroupBuilder:
         )
 
     def prompt_group(self, spans: np.ndarray) -> _Group:
-        """Spans of equal start and length; a first chunk needs no gather, and mostly no bias."""
+        """Spans of equal start and length. A first chunk needs no gather, and usually no bias."""
         start, length = int(self.layout.starts[spans[0]]), int(self.layout.lengths[spans[0]])
         rows = self._rows((self.first_rows[spans, None] + np.arange(length)).reshape(-1))
         if start == 0 and (not self.window or length <= self.window):
@@ -219,7 +214,7 @@ class _GroupBuilder:
         return _Group(spans.size, length, rows, context, blocks, self._bias(seen[None, None]))
 
     def _gathered(self, spans: np.ndarray, width: int) -> Tensor:
-        """Block numbers [spans * width]; what lies past a span's own blocks is masked anyway."""
+        """Block numbers [spans * width]. Entries after a span's own blocks are masked later."""
         columns = self.first_blocks[spans, None] + np.arange(width)
         columns = np.minimum(columns, self.layout.tables.shape[1] - 1)
         blocks = self.layout.tables[spans[:, None], columns].astype(np.int64)
@@ -231,7 +226,7 @@ class _GroupBuilder:
         return bias.masked_fill_(~visible, -torch.inf)
 
     def _rows(self, rows: np.ndarray) -> Rows:
-        """A slice where rows are consecutive, so that taking them copies nothing."""
+        """A slice if the rows are consecutive, so that selecting them copies nothing."""
         if rows[-1] - rows[0] + 1 == rows.size and (np.diff(rows) == 1).all():
             return slice(int(rows[0]), int(rows[-1]) + 1)
         return torch.from_numpy(rows.astype(np.int64)).to(self.layout.device)

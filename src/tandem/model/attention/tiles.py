@@ -1,4 +1,4 @@
-"""How the Triton kernel's rows are cut: a tile is a few rows of one span, for one program.
+"""How rows are divided for the Triton kernel: a tile is a few rows of one span, for one program.
 
 Knows no device and no kernel. Invariant: every row of a batch is in one tile.
 """
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Lines of a tile, each a row of one query head, at least what the matrix units take; and of a
-# prompt's tile where the rows have fewer.
+# Lines of a tile (a line is a row of one query head): the least that matrix units take, and the
+# number for a prompt's tile.
 _LEAST_LINES, _PROMPT_LINES = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of at most `rows` rows each. `table` int32 [tiles, 4] are the first row in the batch,
-    the rows, the first row's position and the span."""
+    """Tiles of at most `rows` rows each. `table` int32 [tiles, 4] has the first row in the batch,
+    the number of rows, the position of the first row, and the span."""
 
     rows: int
     table: np.ndarray
 
 
 def cut(starts: np.ndarray, lengths: np.ndarray, heads: int) -> list[Tiles]:
-    """Tiles of spans of `lengths` rows from positions `starts` on, int64 [spans] each, where so
-    many query heads share a tile: decodes in tiles of few rows, everything else in larger ones; the
-    longest begin first."""
+    """Tiles of spans with `lengths` rows from positions `starts` on, int64 [spans] each. `heads`
+    query heads share a tile. Decodes get tiles of few rows, other spans larger ones. The tiles with
+    the longest context come first."""
     first_rows = np.cumsum(lengths) - lengths
     found = []
     for single, lines in ((True, _LEAST_LINES), (False, _PROMPT_LINES)):

@@ -1,9 +1,9 @@
-"""The GPU kernel: one Triton program for each tile of rows and KV head, straight from the blocks.
+"""The GPU kernel: one Triton program per tile of rows and KV head, straight from the blocks.
 
-Spans are cut into tiles: a decode is a tile of its own, a prompt has several. The query heads of
-one KV head share a tile, so that keys and values are read once for all of them; the softmax runs
-along (FlashAttention-2, arXiv 2307.08691). It takes any mix of spans in at most two launches, and
-compiles nothing for a new number of rows. Needs `triton`, which comes with torch's CUDA builds.
+A decode is one tile, a prompt has several. The query heads of one KV head share a tile, so keys and
+values are read once for all of them. The softmax is computed online (FlashAttention-2, arXiv
+2307.08691). Any mix of spans takes at most two launches, and a new number of rows compiles nothing.
+Needs `triton`, which comes with torch's CUDA builds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from tandem.model.attention.base import AttentionBatch, AttentionParams, BatchLayout, LayerKV
 from tandem.model.attention.tiles import cut
 
-# Keys of a tile; half as many as long as they take more bytes.
+# Keys of a tile; halved while they take more bytes than this.
 _KEYS, _KEY_BYTES = 128, 16384
 
 
-# What changes from pass to pass, so that none waits for a compiler.
+# Not specialised for values that change from pass to pass: no pass should wait for a compiler.
 @triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query, keys, values, out, tiles, tables, width, scale, window, softcap,
@@ -75,7 +75,7 @@ def _attend(  # type: ignore[no-untyped-def]
             seen = seen & (key[None, :] > at[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
         peak = tl.maximum(best, tl.max(scores, 1))
-        # Of a row that has seen nothing yet, minus infinity would be taken from itself.
+        # For a row that has seen no key yet, this avoids -inf - (-inf).
         base = tl.where(peak == float("-inf"), 0.0, peak)
         weights = tl.exp(scores - base[:, None])
         fade = tl.exp(best - base)
@@ -98,7 +98,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 class TritonKernel:
-    """For CUDA devices. Sums in float32; float32 is multiplied as such, not in TF32."""
+    """For CUDA devices. Sums in float32. float32 inputs are multiplied exactly, not in TF32."""
 
     @property
     def name(self) -> str:
@@ -106,23 +106,23 @@ class TritonKernel:
         return "triton"
 
     def prepare(self, layout: BatchLayout) -> AttentionBatch:
-        """Tiles are cut when the first layer tells how many heads share one of keys."""
+        """Tiles are cut at the first layer, which tells how many query heads share a KV head."""
         return TritonBatch(layout)
 
 
 class TritonBatch:
-    """One iteration's tiles, by how many query heads share a KV head."""
+    """Tiles of one iteration, by the number of query heads per KV head."""
 
     def __init__(self, layout: BatchLayout) -> None:
         self._layout = layout
         self._blocks = torch.from_numpy(layout.tables).to(layout.device)
-        # Most rows of a tile, and the tiles on the device.
+        # (most rows of a tile, tiles on the device), by padded number of heads
         self._tiles: dict[int, list[tuple[int, Tensor]]] = {}
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
     ) -> Tensor:
-        """See `AttentionBatch`."""
+        """Store keys and values, then attend tile by tile."""
         cache.keys.flatten(0, 1).index_copy_(0, self._layout.slots, key)
         cache.values.flatten(0, 1).index_copy_(0, self._layout.slots, value)
         group = query.shape[1] // key.shape[1]

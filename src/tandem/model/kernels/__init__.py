@@ -1,9 +1,9 @@
-"""Tandem's own CPU kernels: C++ compiled on the first use, reached as plain functions.
+"""Tandem's own CPU kernels: C++ compiled on first use, called as plain functions.
 
-`status()` loads them (compiling at most once a machine) and says whether they can be called; where
-they cannot, callers keep the torch formula. The functions run on CPU tensors, are not
-differentiable and trust `status().available`; `tandem.model.fuse` and `tandem.model.linear` add
-the fallback and the gradient.
+`status()` loads them (compiling at most once per machine) and says whether they can be called. If
+not, callers use the torch formula. The functions run on CPU tensors, are not differentiable and
+rely on `status().available`. `tandem.model.fuse` and `tandem.model.linear` add the fallback and the
+gradient.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KernelStatus:
-    """Whether the kernels can be called, the library's file, and otherwise why not."""
+    """Whether the kernels can be called; the library's file; otherwise the reason."""
 
     available: bool
     path: Path | None
@@ -48,7 +48,7 @@ class KernelStatus:
 
 @functools.cache
 def status() -> KernelStatus:
-    """Loads the kernels on the first call; a failure is logged once and reported here."""
+    """Loads the kernels on the first call. A failure is logged once and reported here."""
     try:
         path = build()
         torch.ops.load_library(path)
@@ -72,11 +72,11 @@ def paged_attention(  # noqa: PLR0913
 ) -> Tensor:
     """Causal attention of any mix of spans over the paged cache; [T, H, D] in `q`'s dtype.
 
-    `q` is [T, H, D] with any token and head stride; the caches are [blocks, block_size, KVH, D];
-    span s owns rows query_start[s]:query_start[s+1] of `q`, the last of them at position
+    `q` is [T, H, D] with any token and head stride. The caches are [blocks, block_size, KVH, D].
+    Span s has the rows query_start[s]:query_start[s+1] of `q`, the last of them at position
     context_len[s] - 1, and row s of `block_table` [S, width]. The tables are contiguous int32 and
     are not checked against the cache. `window` w > 0: position p sees keys > p - w. `softcap` c >
-    0: scores become c * tanh(score / c). Softmax and sums in float32.
+    0: scores become c * tanh(score / c). Softmax and sums are in float32.
     """
     return torch.ops.tandem.paged_attention.default(
         q, k_cache, v_cache, block_table, query_start, context_len, scale, window, softcap
@@ -84,10 +84,10 @@ def paged_attention(  # noqa: PLR0913
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """Stores token t of `k` and `v` [T, KVH, D] at slot slots[t] (block * block_size + offset).
+    """Store token t of `k` and `v` [T, KVH, D] at slot slots[t] (block * block_size + offset).
 
-    `k` and `v` may be views with any token and head stride; `slots` is int64 [T].
-    Raises RuntimeError for a slot outside the cache, with nothing written.
+    `k` and `v` may be views with any token and head stride. `slots` is int64 [T]. Raises
+    RuntimeError for a slot outside the cache; nothing is written then.
     """
     torch.ops.tandem.write_kv.default(k, v, k_cache, v_cache, slots)
 

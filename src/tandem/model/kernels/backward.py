@@ -1,9 +1,9 @@
 """Kernels for the gradient of a decoder layer, as plain functions.
 
-Those over rows know float32, bfloat16 and float16 and may be called where `status().available`;
-those over tiles are bfloat16 and need `amx_linear()`. Tiles are rows in blocks of 32, [blocks,
-steps, 32, 32]; rows past the end are zero in a gradient and finite elsewhere. An update is an
-adapter's share of a product: `low` tiles times `up`, packed as a weight. Not differentiable.
+Kernels on rows support float32, bfloat16 and float16, and need `status().available`. Kernels on
+tiles are bfloat16 and need `amx_linear()`. Tiles are rows in blocks of 32, [blocks, steps, 32, 32];
+rows past the end are zero in a gradient and finite elsewhere. An update is an adapter's part of a
+product: `low` tiles times `up`, packed like a weight. Nothing is differentiable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.model.kernels.layer import NormWeights, Panels
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is added to a product of the same rows."""
+    """An adapter's addition to a product of the same rows."""
 
     low: Tensor
     up: Tensor
@@ -27,9 +27,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class HeadTurn:
-    """How queries and keys are turned: head norms in the form of `norm`, and the angles.
+    """How queries and keys are normalised and rotated. Head norms have the form of `norm`.
 
-    `cos` and `sin` are dense, [rows, R]; a row of queries, keys and values is `heads` + 2
+    `cos` and `sin` are dense, [rows, R]. A row of queries, keys and values is `heads` + 2
     `kv_heads` heads side by side.
     """
 
@@ -44,7 +44,7 @@ class HeadTurn:
 
 @dataclass(frozen=True, slots=True)
 class DenseShape:
-    """Sequences whose rows lie one after the other, and how they attend to themselves."""
+    """Consecutive sequences, and how each attends to itself."""
 
     lengths: Sequence[int]
     heads: int
@@ -63,7 +63,7 @@ def rms_norm_gradient(
 
 
 def turn_heads(qkv: Tensor, turn: HeadTurn) -> Tensor:
-    """Dense rows of heads with queries and keys normalised and rotated."""
+    """Dense rows of heads, with queries and keys normalised and rotated."""
     return torch.ops.tandem.turn_heads.default(
         qkv, turn.query_norm, turn.key_norm, turn.norm.eps, turn.norm.shifted,
         turn.cos, turn.sin, turn.heads, turn.kv_heads,
@@ -71,7 +71,7 @@ def turn_heads(qkv: Tensor, turn: HeadTurn) -> Tensor:
 
 
 def turn_heads_gradient(gradient: Tensor, qkv: Tensor, turn: HeadTurn) -> None:
-    """Turns d/d(turn_heads(qkv)) into d/d(qkv), in place."""
+    """Turn d/d(turn_heads(qkv)) into d/d(qkv), in place."""
     torch.ops.tandem.turn_heads_gradient.default(
         gradient, qkv, turn.query_norm, turn.key_norm, turn.norm.eps, turn.norm.shifted,
         turn.cos, turn.sin, turn.heads, turn.kv_heads,
@@ -79,7 +79,7 @@ def turn_heads_gradient(gradient: Tensor, qkv: Tensor, turn: HeadTurn) -> None:
 
 
 def dense_attention(qkv: Tensor, shape: DenseShape) -> tuple[Tensor, Tensor]:
-    """Causal attention of turned rows of heads, whose width is a multiple of 32: [rows, heads * d],
+    """Causal attention of turned rows of heads whose width is a multiple of 32: [rows, heads * d],
     and log2 of each row's sum of weights, [heads, rows] float32."""
     return torch.ops.tandem.dense_attention.default(
         qkv, shape.lengths, shape.heads, shape.kv_heads, shape.scale, shape.window
@@ -89,7 +89,7 @@ def dense_attention(qkv: Tensor, shape: DenseShape) -> tuple[Tensor, Tensor]:
 def dense_attention_gradient(
     qkv: Tensor, attended: tuple[Tensor, Tensor], gradient: Tensor, shape: DenseShape
 ) -> Tensor:
-    """d/d(qkv), given what `dense_attention` returned and d/d(its first result)."""
+    """d/d(qkv), from the results of `dense_attention` and d/d(its first result)."""
     return torch.ops.tandem.dense_attention_gradient.default(
         qkv, *attended, gradient,
         shape.lengths, shape.heads, shape.kv_heads, shape.scale, shape.window,
@@ -126,16 +126,16 @@ def updated_tiles(
 
 
 def gated_tiles(joined: Tensor, gelu: bool) -> Tensor:
-    """act(gate) * up of tiles whose first half of columns are the gate's."""
+    """act(gate) * up, for tiles whose first half of columns is the gate."""
     return torch.ops.tandem.gated_tiles.default(joined, gelu)
 
 
 def gate_gradients(
     tiles: Tensor, weight: Panels, update: Update | None, joined: Tensor, gelu: bool
 ) -> tuple[Tensor, Tensor]:
-    """d/d(joined) of the gate, where the product (and update) is d/d(its result); also the result.
+    """d/d(joined) of the gate, where the product (and update) is d/d(its result); and the result.
 
-    `joined` is as for `gated_tiles`.
+    `joined` is as in `gated_tiles`.
     """
     low, up = (update.low, update.up) if update is not None else (None, None)
     return torch.ops.tandem.gate_gradients.default(tiles, weight.packed, low, up, joined, gelu)

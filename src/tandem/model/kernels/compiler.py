@@ -1,9 +1,9 @@
 """Compiles the C++ kernels for this processor, once, into the user's cache.
 
-One shared library per (sources, flags, torch, processor); built in a private folder and renamed
-into place under a file lock, so that processes starting together compile once and a killed build
-is never loaded. torch's own OpenMP runtime is used: linking another would start a second
-pool of threads. Knows nothing of what the kernels compute.
+There is one shared library per (sources, flags, torch, processor). It is built in a private folder
+and renamed under a file lock, so processes that start together compile once, and a killed build is
+never loaded. It uses torch's OpenMP runtime, since another one would start a second pool of
+threads. Knows nothing of what the kernels compute.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class BuildFailed(Exception):
-    """The kernels cannot be compiled here; the message says why in one line."""
+    """The kernels cannot be compiled here. The message says why in one line."""
 
 
 def cache_folder() -> Path:
@@ -44,15 +44,16 @@ def cache_folder() -> Path:
 
 
 def compiled() -> bool:
-    """Whether `build` has nothing to compile: the cache has the library, or nothing compiles."""
+    """Whether `build` has nothing to compile: the library is cached, or there is no compiler."""
     compiler = find_compiler()
     return compiler is None or _library(compiler).exists()
 
 
 def build() -> Path:
-    """The library's path, compiled first (half a minute) unless the cache has it.
+    """Path of the library. Compiles it first (half a minute) unless it is cached.
 
-    Raises BuildFailed without a compiler, when it fails, or when the cache cannot be written.
+    Raises `BuildFailed` without a compiler, if the compiler fails, or if the cache cannot be
+    written.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -73,7 +74,7 @@ def build() -> Path:
 
 
 def find_compiler() -> str | None:
-    """The compiler that builds: `CXX`, else g++; None if there is none."""
+    """The compiler: `CXX`, else g++; None if there is none."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
@@ -96,7 +97,7 @@ def _processor() -> list[str]:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    # Whoever holds the lock knows that nobody writes these any more.
+    # While the lock is held, no process writes these: they were left behind.
     for left in library.parent.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
     torch_folder = Path(torch.__file__).parent

@@ -1,7 +1,7 @@
-"""The two halves of a decoder layer as one kernel call each, with their weights as plain data.
+"""The two halves of a decoder layer as one kernel call each, with weights as plain data.
 
-Each call gives, value for value, what the single kernels give one after the other; it saves what
-lies between them. Not differentiable, bfloat16 only; callable where `kernels.amx_linear()`.
+Each call gives exactly the values of the single kernels in sequence, without storing what is
+between them. bfloat16 only, not differentiable. Callable if `kernels.amx_linear()`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """Queries, keys and values are joined in `qkv`; head norms have the form of `norm`."""
+    """Queries, keys and values are joined in `qkv`. Head norms have the form of `norm`."""
 
     norm: NormWeights
     qkv: Panels
@@ -46,7 +46,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
-    """Gate and up are joined in `gate_up`; the gate is SiLU, or GELU's tanh form with `gelu`."""
+    """Gate and up are joined in `gate_up`. The gate is SiLU, or GELU's tanh form with `gelu`."""
 
     norm: NormWeights
     gate_up: Panels
@@ -56,9 +56,10 @@ class MlpWeights:
 
 @dataclass(frozen=True, slots=True)
 class BatchTables:
-    """Where an iteration's rows are in the cache and what they see.
+    """Where the rows of an iteration are in the cache and what they see.
 
-    `slots` int64 [rows] as for `kernels.write_kv`, the rest int32 as for `kernels.paged_attention`.
+    `slots` int64 [rows] is as in `kernels.write_kv`; the others are int32, as in
+    `kernels.paged_attention`.
     """
 
     slots: Tensor
@@ -70,7 +71,7 @@ class BatchTables:
 @dataclass(frozen=True, slots=True)
 class PackedLora:
     """One adapter's update of the layers that one product computes: all their `a` joined, the
-    factor of each of its columns, and the `b` of each layer; without columns if it has none."""
+    factor of each of its columns, and each layer's `b`. Without an update it has no columns."""
 
     a: Tensor
     factors: Tensor
@@ -78,14 +79,14 @@ class PackedLora:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all parts."""
+        """Bytes of all parts."""
         return sum(part.nbytes for part in (self.a, self.factors, *self.b))
 
     @staticmethod
     def of(halves: Sequence[tuple[Tensor, Tensor]], scales: Sequence[float]) -> PackedLora:
-        """From dense bfloat16 `a` [rank, in] and `b` [out, rank] of each layer, the rank maybe 0.
+        """From dense bfloat16 `a` [rank, in] and `b` [out, rank] of each layer. The rank may be 0.
 
-        `in` is a multiple of 32, and so is every `out` but the last one.
+        `in` is a multiple of 32, and so is every `out` except the last.
         """
         packed = torch.ops.tandem.pack_lora.default([a for a, _ in halves], [b for _, b in halves])
         factors: list[float] = []
@@ -96,15 +97,15 @@ class PackedLora:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """What adapters add in one call: `segments` has the first row and the end of each of them,
-    the lists each one's tensors for the first and for the second product of the block."""
+    """Updates of adapters in one call. `segments` has the first row and the end of each; the lists
+    have its tensors for the first and the second product of the block."""
 
     segments: list[int] = field(default_factory=list)
     first: list[Tensor] = field(default_factory=list)
     second: list[Tensor] = field(default_factory=list)
 
     def add(self, start: int, stop: int, first: PackedLora, second: PackedLora) -> None:
-        """Rows start:stop have this adapter."""
+        """Rows start:stop use this adapter."""
         self.segments.extend((start, stop))
         self.first.extend((first.a, first.factors, *first.b))
         self.second.extend((second.a, second.factors, *second.b))
@@ -112,8 +113,8 @@ class Updates:
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """Where gate and up of some rows go besides: `ranges` has the first row, the end, and the first
-    row among the tiles [blocks, steps, 32, 32] of each of `tiles`."""
+    """Where gate and up of some rows are written as well. For each of `tiles`, `ranges` has the
+    first row, the end, and the first row within the tiles [blocks, steps, 32, 32]."""
 
     ranges: list[int] = field(default_factory=list)
     tiles: list[Tensor] = field(default_factory=list)
@@ -133,10 +134,10 @@ def attention_block(
     updates: Updates = _NONE,
     wanted: Tensor | None = None,
 ) -> Tensor:
-    """x + out(attention(norm(x))) for a dense x [1, T, hidden]; keys and values are cached.
+    """x + out(attention(norm(x))) for a dense x [1, T, hidden]. Keys and values are cached.
 
-    `angles` are cosine and sine [..., R], dense, one row a token; `cache` is keys and values. With
-    `wanted`, int64 row numbers, the result has these rows alone; then there are no `updates`.
+    `angles` are cosine and sine [..., R], dense, one row per token. `cache` is keys and values.
+    With `wanted`, int64 row numbers, the result has only these rows; `updates` must be empty then.
     """
     norm, qkv, out = weights.norm, weights.qkv, weights.out
     return torch.ops.tandem.attention_block.default(

@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens under a packed head, and their slopes, as one kernel call.
 
-No [rows, vocabulary] tensor exists meanwhile. Callable where `kernels.amx_linear()`.
+No [rows, vocabulary] tensor is made. Callable if `kernels.amx_linear()`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def score_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities [rows], float32, of `targets` int64 [rows] under dense `hidden`.
 
-    `head` has `vocab` outputs. With `back`, its transposed weight, also their derivative by
-    `hidden`, [rows, width] in bfloat16. A row is NaN where a logit is not finite. Raises
+    `head` has `vocab` outputs. With `back`, its transposed weight, also their derivative with
+    respect to `hidden`, [rows, width] in bfloat16. A row is NaN if a logit is not finite. Raises
     RuntimeError for a target outside of the vocabulary.
     """
     logprobs, slopes = torch.ops.tandem.score_rows.default(

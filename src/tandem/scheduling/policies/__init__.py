@@ -1,1 +1,1 @@
-"""Scheduling policies, one file each; a file's `create()` makes the policy of that name."""
+"""Scheduling policies, one file or package each; its `create()` makes the policy of that name."""

@@ -1,7 +1,7 @@
-"""Retraining first, in order of arrival, whole steps; inference when none is left.
+"""Retraining first: whole steps in order of arrival. Inference runs when no step is left.
 
-The baseline that MACE names after AdaInf (Shubha and Shen, SIGCOMM 2023): the freshest model, at
-the expense of whoever waits for an answer.
+The baseline that MACE names after AdaInf (Shubha and Shen, SIGCOMM 2023). The model is as fresh as
+possible, at the expense of requests that wait.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def create() -> Policy:
 
 
 class RetrainingFirst:
-    """The oldest step alone, then the next; requests run between, and scores with them."""
+    """Runs the oldest step alone, then the next. Requests and scores run between steps."""
 
     traits = Traits(decodes_alike=True)
 
     def decide(self, view: View) -> Decision:
-        """See the module."""
+        """Train the oldest step; serve if there is none."""
         steps = view.steps
         return train(view, {steps[0].step_id}) if steps else serve(view)

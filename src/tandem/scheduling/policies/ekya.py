@@ -1,7 +1,7 @@
 """Retraining at a fixed interval, while inference waits (Ekya, Bhardwaj et al., NSDI 2022).
 
-Every `interval_s` seconds a window opens if steps are queued: those that are there then run, and
-nothing else, until they are done. Between windows requests run and steps wait.
+Every `interval_s` seconds a window opens if steps are queued. The steps that are queued then run
+alone until they are done. Between windows requests run and steps wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.scheduling.view import Policy, Traits, View
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`interval_s` is the time from the beginning of a window to that of the next, at least."""
+    """`interval_s` is the least time, in seconds, from the start of a window to the next start."""
 
     interval_s: float = 30.0
 
@@ -30,7 +30,7 @@ def create(options: Options = Options()) -> Policy:
 
 
 class PeriodicRetraining:
-    """Remembers the steps of the open window and when the next may open."""
+    """Keeps the steps of the open window and the time at which the next may open."""
 
     traits = Traits()
 
@@ -40,7 +40,7 @@ class PeriodicRetraining:
         self._window: set[str] = set()
 
     def decide(self, view: View) -> Decision:
-        """See the module."""
+        """Train the steps of the open window; serve between windows."""
         if self._next_s is None:
             self._next_s = view.now + self._interval_s
         queued = view.queued_steps

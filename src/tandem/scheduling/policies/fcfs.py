@@ -1,8 +1,8 @@
 """First come, first served, with running sequences before waiting ones.
 
-Decodes go on, then prompts in order of arrival (chunked into what the token budget leaves). When
-blocks run out, the latest arrival gives way. This is the continuous batching of Orca and vLLM.
-Learning comes last: it starts when no request waits.
+Decodes first, then prompts in order of arrival, in chunks that fit the token budget. When blocks
+run out, the latest arrival is preempted. This is the continuous batching of Orca and vLLM. Learning
+comes last: it starts when no request waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tandem.core.decision import Candidate, Decision
 from tandem.scheduling.queues import first_waiting, slices_within
 from tandem.scheduling.view import Policy, Traits, View
 
-# Backward slices in an iteration with requests (one layer at least), and in one without.
+# Seconds of backward slices in an iteration with requests (at least one layer), and without.
 _BESIDE_S = 0.02
 _ALONE_S = 0.25
 
@@ -22,12 +22,12 @@ def create() -> Policy:
 
 
 class FirstComeFirstServed:
-    """Order of arrival; a running sequence may displace later arrivals, a waiting one nobody."""
+    """Order of arrival. A running sequence may preempt later arrivals; a waiting one, none."""
 
     traits = Traits(decodes_alike=True)
 
     def decide(self, view: View) -> Decision:
-        """See the module."""
+        """Running sequences, then waiting requests, then learning."""
         running = view.running_in_order
         free_slots = view.budgets.max_sequences - len(running)
         queue = first_waiting(view, max(0, free_slots) + 1)

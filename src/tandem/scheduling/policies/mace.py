@@ -1,8 +1,8 @@
-"""MACE's hybrid scheduler, as its paper has it (section 4.1, 4.2; algorithm 1).
+"""MACE's hybrid scheduler, as its paper describes it (section 4.1, 4.2; algorithm 1).
 
-Prefills, decodes and fine-tuning are tasks of one queue with priorities that grow with age;
-they are packed into bins of KV memory by best fit, the first bin is the iteration, and the rest
-waits. A fine-tuning task is what is next of its step: its forwards, or all of its layers.
+Prefills, decodes and fine-tuning are tasks in one queue. Their priorities grow with age. Tasks are
+packed into bins of KV memory by best fit. The first bin is the iteration; the other tasks wait. A
+fine-tuning task is the next work of its step: its forwards, or all its layers.
 """
 
 from __future__ import annotations
@@ -26,34 +26,28 @@ from tandem.scheduling.view import Policy, Traits, View
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The paper's constants, for which it gives an order but no values, and its ablations.
+    """The paper's constants, for which it gives an order but no values, and its ablations."""
 
-    `pi_*` are base priorities, `delta_*` what a second of waiting adds, `gamma` weighs the loss of
-    a step's samples. `lambda_memory` and `lambda_latency` weigh the two terms of the fit, each
-    normalised: by the capacity, and by `budget_s`. An iteration stops taking tasks once its first
-    bin is `tau_memory` full or `tau_tasks` were looked at. `bins=false` is MACE/Bin: first in,
-    first out, inference and training apart, in batches of `fixed_inference` and `fixed_training`;
-    with `apart=false` both share iterations: the hybrid in order of arrival of figure 13.
-    `prefix=false` is MACE/Prefix: prompts are not ordered by what they share (run it without
-    prefix caching).
-    """
-
-    pi_decode: float = 3.0
+    pi_decode: float = 3.0  # base priorities
     pi_prefill: float = 2.0
     pi_ft: float = 1.0
-    delta_decode: float = 0.01
+    delta_decode: float = 0.01  # priority gained per second of waiting
     delta_prefill: float = 0.05
     delta_ft: float = 0.1
-    gamma: float = 0.3
-    lambda_memory: float = 1.0
-    lambda_latency: float = 1.0
-    tau_memory: float = 0.95
-    tau_tasks: int = 256
-    budget_s: float = 0.25
+    gamma: float = 0.3  # weight of the loss of a step's samples
+    lambda_memory: float = 1.0  # weight of the memory term of the fit, normalised by the capacity
+    lambda_latency: float = 1.0  # weight of its latency term, normalised by `budget_s`
+    tau_memory: float = 0.95  # packing ends once this share of the first bin is full
+    tau_tasks: int = 256  # or once this many tasks were considered
+    budget_s: float = 0.25  # seconds
+    # False: MACE/Bin. First in, first out, in batches of `fixed_inference` and `fixed_training`.
     bins: bool = True
+    # False, with `bins=false`: inference and training share iterations (figure 13, the hybrid in
+    # order of arrival).
     apart: bool = True
     fixed_inference: int = 50
     fixed_training: int = 2
+    # False: MACE/Prefix. Prompts are not ordered by shared prefixes; run it without prefix caching.
     prefix: bool = True
 
     def __post_init__(self) -> None:
@@ -71,26 +65,21 @@ def create(options: Options = Options()) -> Policy:
 
 
 class Task(Struct, gc=False):
-    """Something to run: sequences to forward (at most one unless it fine-tunes), or layers.
-
-    `decodes` says that it is one token of a request, `begun` that it runs already. `blocks` is the
-    memory it takes beside what it holds, `seconds` what it would add to a pass (nan: not asked for
-    yet), `recorded` the rows that it needs recording room for before it can start.
-    """
+    """Something to run: sequences to forward, or layers to go back through."""
 
     priority: float
     arrival_s: float
-    order: int
-    sequences: list[Sequence]
-    blocks: int
-    seconds: float = math.nan
-    step: StepWork | None = None
-    decodes: bool = False
-    begun: bool = False
-    recorded: int = 0
+    order: int  # breaks ties
+    sequences: list[Sequence]  # to forward; at most one unless it fine-tunes
+    blocks: int  # KV blocks that it needs beside those it holds
+    seconds: float = math.nan  # what it would add to a pass; nan: not predicted yet
+    step: StepWork | None = None  # of a fine-tuning task
+    decodes: bool = False  # whether it is one token of a request
+    begun: bool = False  # whether it runs already
+    recorded: int = 0  # recording rows that it needs before it can start
 
 
-# What sorts a task, and of what it is made once it is looked at: -priority, arrival, order, place.
+# What sorts a task, and what it is made from: -priority, arrival, order, index, source.
 _Entry = tuple[float, float, int, int, Sequence | StepWork]
 
 
@@ -104,12 +93,12 @@ class Bin:
     _timed: int = 0
 
     def add(self, task: Task) -> None:
-        """Put a task in."""
+        """Add a task."""
         self.tasks.append(task)
         self.free_blocks -= task.blocks
 
     def longest_s(self, view: View) -> float:
-        """What the longest of the tasks would add to a pass."""
+        """Seconds that the longest of its tasks would add to a pass."""
         for task in self.tasks[self._timed :]:
             self._longest_s = max(self._longest_s, _seconds(view, task))
         self._timed = len(self.tasks)
@@ -117,7 +106,7 @@ class Bin:
 
 
 class Mace:
-    """See the module; keeps no state."""
+    """Algorithm 1, or an ablation of it. Keeps no state."""
 
     traits = Traits()
 
@@ -125,7 +114,7 @@ class Mace:
         self._options = options
 
     def decide(self, view: View) -> Decision:
-        """See the module."""
+        """Rank all tasks, choose those of this iteration, order them."""
         tasks = (self._task(view, entry) for entry in self._entries(view))
         chosen = self._first_bin(view, tasks) if self._options.bins else self._fixed(view, tasks)
         return self._decision(view, chosen)
@@ -133,10 +122,10 @@ class Mace:
     # ------------------------------------------------------------------ tasks
 
     def _entries(self, view: View) -> list[_Entry]:
-        """Everything that could run, the highest priority first. Of it, few become tasks."""
+        """Everything that could run, the highest priority first. Few entries become tasks."""
         options, now = self._options, view.now
         entries: list[_Entry] = []
-        # The oldest prompt has the highest priority of all that wait, and only as many can start.
+        # Of the waiting prompts the oldest has the highest priority, and at most `slots` can start.
         slots = view.budgets.max_sequences - len(view.running)
         waiting: list[Sequence] = []
         scores: Iterable[Sequence] = ()
@@ -150,12 +139,12 @@ class Mace:
                     priority = options.pi_decode + options.delta_decode * (now - arrived)
                 else:
                     priority = options.pi_prefill + options.delta_prefill * (now - arrived)
-            elif seq.scoring.step_id is None:  # as fine-tuning whose loss is not known
+            elif seq.scoring.step_id is None:  # like fine-tuning of unknown loss
                 priority = options.pi_ft + options.delta_ft * (now - arrived)
             else:
                 continue
             entries.append((-priority, arrived, seq.seq_id, len(entries), seq))
-        # An update is held up while a score that has begun reads what it changes.
+        # An update waits while a running score reads the parameters that it changes.
         read = {seq.scoring.trainer for seq in view.running if seq.scoring and is_lone_score(seq)}
         for step in view.steps:
             if step.updatable and step.trainer in read:
@@ -170,10 +159,10 @@ class Mace:
         return entries
 
     def _task(self, view: View, entry: _Entry) -> Task:
-        """What is to be known of a task to pack it."""
+        """The task of an entry, with what packing needs to know about it."""
         priority, arrival_s, order, _, source = entry
         if isinstance(source, StepWork):
-            # Those that have begun first: they may hold what the others need.
+            # Running sequences first: they may hold blocks that the others need.
             sequences = sorted(source.sequences.values(), key=is_waiting)
             blocks = sum([_missing_blocks(view, seq) for seq in sequences])
             task = Task(-priority, arrival_s, order, sequences, blocks, step=source)
@@ -187,7 +176,7 @@ class Mace:
     # ------------------------------------------------------------------ packing
 
     def _first_bin(self, view: View, tasks: Iterable[Task]) -> list[Task]:
-        """Algorithm 1. A task that fits nowhere opens a bin, however large it is."""
+        """Algorithm 1. A task that fits into no bin opens a new one, however large it is."""
         capacity, most_tasks = view.available_blocks, self._options.tau_tasks
         most_blocks = self._options.tau_memory * max(1, capacity)
         bins: list[Bin] = []
@@ -206,13 +195,14 @@ class Mace:
         return bins[0].tasks if bins else []
 
     def _score_of(self, view: View, task: Task, capacity: int, into: Bin) -> float:
-        """The fragmentation that is left: f of section 4.2, both terms normalised."""
+        """The fragmentation that remains: f of section 4.2, both terms normalised."""
         memory = abs(into.free_blocks - task.blocks) / max(1, capacity)
         latency = abs(into.longest_s(view) - _seconds(view, task)) / self._options.budget_s
         return self._options.lambda_memory * memory + self._options.lambda_latency * latency
 
     def _fixed(self, view: View, tasks: Iterable[Task]) -> list[Task]:
-        """Of each kind its fixed number, in order of arrival; MACE/Bin: of the oldest's kind."""
+        """The fixed number of tasks of each kind, in order of arrival. MACE/Bin takes only the kind
+        of the oldest task."""
         by_arrival = sorted(tasks, key=lambda task: (task.arrival_s, task.order))
         oldest_first = list(_startable(view, by_arrival))
         if not oldest_first:
@@ -231,9 +221,10 @@ class Mace:
     # ------------------------------------------------------------------ decision
 
     def _decision(self, view: View, chosen: list[Task]) -> Decision:
-        """Run `chosen` in the order of their priority; decodes first, for the sake of rows.
+        """Run `chosen` by priority, but decodes first, so that each gets its row.
 
-        Everything else may be preempted for blocks, the latest of the least class first.
+        All other sequences may be preempted for blocks, the latest arrival of the lowest class
+        first.
         """
         decodes: list[Task] = []
         others: list[Task] = []
@@ -245,7 +236,7 @@ class Mace:
         slices = [SliceCandidate(task.step.step_id) for task in others if task.step is not None]
         kept = {seq.seq_id for seq in order}
         running = [seq.seq_id for seq in reversed(view.running_in_order)]
-        running.sort(key=kept.__contains__)  # stable
+        running.sort(key=kept.__contains__)  # stable: sequences that were not chosen come first
         return Decision.on_device(
             tuple([Candidate(seq.seq_id, None, seq.computed > 0) for seq in order]),
             slices=tuple(slices),
@@ -254,11 +245,11 @@ class Mace:
 
 
 def _startable(view: View, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Leave out what admission would not start: beside others, each of which may need a block more,
-    and without a slot.
+    """Leave out tasks that admission would not start: those without a slot, and those without
+    blocks when each running sequence takes one more.
 
-    What has not begun after such a task is left out, too: the memory that it waits for is not
-    theirs. Without this, old tasks that do not fit could fill the first bin and nothing would run.
+    Tasks after such a task that have not begun are left out too, since the free memory is reserved
+    for it. Otherwise old tasks that do not fit could fill the first bin and nothing would run.
     """
     running, free_slots = len(view.running), view.budgets.max_sequences - len(view.running)
     free_blocks, waits = view.available_blocks - running, False
@@ -272,7 +263,7 @@ def _startable(view: View, tasks: Iterable[Task]) -> Iterator[Task]:
 
 
 def _oldest(waiting: list[Sequence], most: int) -> list[Sequence]:
-    """Those of all classes that came first; `waiting` is by class, then arrival."""
+    """Up to `most` sequences of all classes, oldest first. `waiting` is by class, then arrival."""
     online = num_online(waiting)
     classes = waiting[: min(online, most)], waiting[online : online + most]
     return list(islice(merge(*classes, key=_arrival), most))
@@ -283,13 +274,13 @@ def _arrival(seq: Sequence) -> tuple[float, int]:
 
 
 def _has_begun(step: StepWork) -> bool:
-    """Whether something of it runs, or can run without memory."""
+    """Whether a part of it runs, or can run without memory."""
     running = [seq for seq in step.sequences.values() if seq.status is SequenceStatus.RUNNING]
     return bool(running or step.owed() or step.updatable)
 
 
 def _unopened_rows(step: StepWork) -> int:
-    """Rows of the next micro-batch to forward, unless it is open already."""
+    """Rows of the next micro-batch to forward; 0 if it is open already."""
     waiting = next((batch for batch in step.micro_batches if not batch.scored), None)
     return 0 if waiting is None or waiting.opened else waiting.rows
 
@@ -301,8 +292,8 @@ def _missing_blocks(view: View, seq: Sequence) -> int:
 
 
 def _seconds(view: View, task: Task) -> float:
-    """What a task would add to a pass. Counts only where it could go into several bins, which is
-    rare, so it is not predicted before."""
+    """What a task would add to a pass. Only a task that fits several bins needs it, which is
+    rare."""
     if math.isnan(task.seconds):
         task.seconds = _predict(view, task)
     return task.seconds
@@ -327,10 +318,10 @@ def _predict(view: View, task: Task) -> float:
 
 
 def _depth_first(tasks: list[Task], block_size: int) -> list[Task]:
-    """Prompts that share a beginning one after the other: the order of a walk over their trie.
+    """Order prompts with a common beginning one after the other, like a walk over their trie.
 
-    A group goes where its first member was; within it, by tokens, so that each finds what the one
-    before has computed.
+    A group takes the place of its first member. Within a group the order is by tokens, so each
+    prompt finds what the previous one computed.
     """
     groups: dict[tuple[int, ...], list[Task]] = {}
     for task in tasks:

@@ -1,7 +1,7 @@
-"""Serves and never trains: the baseline that shows what learning is worth (MACE, figures 2 and 9).
+"""Serves and never trains: the baseline that shows the value of learning (MACE, figures 2 and 9).
 
-Requests as under `fcfs`; scores (evaluation) run behind them. Training steps wait for ever, until
-they are cancelled.
+Requests run as under `fcfs`; scores (evaluation) run after them. Training steps wait until they are
+cancelled.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ class NoRetraining:
     traits = Traits(decodes_alike=True, trains=False)
 
     def decide(self, view: View) -> Decision:
-        """See the module."""
+        """Requests, then scores."""
         return serve(view)

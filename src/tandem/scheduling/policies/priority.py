@@ -1,8 +1,8 @@
-"""Most urgent first: a waiting urgent request preempts running less urgent ones.
+"""Most urgent first: a waiting request preempts running requests that are less urgent.
 
-`priority` follows vLLM's convention (lower is more urgent), ties go by arrival. Preempted work
-keeps its blocks in the prefix tree while nobody needs them, so it usually resumes cheaply.
-Learning is less urgent than any request.
+`priority` follows vLLM's convention: lower is more urgent. Ties go by arrival. Blocks of preempted
+sequences stay in the prefix tree until they are evicted, so resuming is usually cheap. Learning is
+less urgent than any request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tandem.core.sequence import Sequence
 from tandem.scheduling.queues import slices_within
 from tandem.scheduling.view import Policy, Traits, View
 
-# Backward slices in an iteration with requests (one layer at least), and in one without.
+# Seconds of backward slices in an iteration with requests (at least one layer), and without.
 _BESIDE_S = 0.02
 _ALONE_S = 0.25
 _AMONG_REQUESTS = attrgetter("request.priority", "request.arrival_s", "seq_id")
@@ -26,15 +26,15 @@ def create() -> Policy:
 
 
 class MostUrgentFirst:
-    """One order over running and waiting sequences; who comes later in it may be preempted.
+    """One order over running and waiting sequences. A sequence may preempt those after it.
 
-    A total order (priority, arrival) rules out that two sequences preempt each other in turn.
+    The order (priority, arrival) is total, so two sequences never preempt each other in turn.
     """
 
     traits = Traits(heeds_priority=True)
 
     def decide(self, view: View) -> Decision:
-        """See the module."""
+        """All sequences by urgency, then learning that waits."""
         waiting = sorted(view.waiting, key=_AMONG_REQUESTS)[: view.budgets.max_sequences]
         running = sorted(view.running, key=_urgency)
         order = [*sorted([*running, *waiting], key=_urgency), *view.learning_in_order]

@@ -1,9 +1,9 @@
 """A fixed share of the device's time for training, whatever requests need (Harli's `static`).
 
-Iterations take turns: training runs alone whenever it has had less than its share of the time so
-far, requests otherwise. With nothing on one side that can run, the other has all. For memory, who
-came first goes first: were it whose turn it is, both sides could lose what they have computed for
-ever.
+Training and requests alternate by iteration. Training runs alone while it has had less than its
+share of the time; otherwise requests run. If one side has nothing that can run, the other runs.
+Memory goes to the side that arrived first. If it went to the side whose turn it is, both sides
+could lose what they have computed again and again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from tandem.scheduling.retraining import serve, train
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, Traits, View
 
-# What was had longer ago than this counts for less and less: an idle hour is no credit.
+# Time that was used longer ago than this counts less and less: an idle hour earns no credit.
 _MEMORY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`share` of the time is training's (Harli's `static` gives it 40%); `slice_s` bounds an
-    iteration of training."""
+    """Training's part of the time."""
 
-    share: float = 0.4
-    slice_s: float = 0.1
+    share: float = 0.4  # of the time, for training (40% in Harli's `static`)
+    slice_s: float = 0.1  # longest iteration of training, in seconds
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0 or self.slice_s <= 0.0:
@@ -41,7 +40,7 @@ def create(options: Options = Options()) -> Policy:
 
 
 class FixedShare:
-    """Remembers what each side has had lately, by the times of its iterations."""
+    """Keeps the recent device time of each side, measured by its iterations."""
 
     traits = Traits()
 
@@ -53,7 +52,7 @@ class FixedShare:
         self._decided_s = 0.0
 
     def decide(self, view: View) -> Decision:
-        """See the module."""
+        """Train if that is below its share and can run; otherwise serve."""
         self._account(view)
         step = view.steps[0] if view.steps else None
         requests = bool(view.waiting or view.serving)
@@ -64,28 +63,28 @@ class FixedShare:
         return serve(view, pause=True)
 
     def _trains(self, view: View, step: StepWork) -> bool:
-        """Whether it is training's turn although there are requests: a turn that could not be used
-        is the other side's."""
+        """Whether it is training's turn although requests exist. A turn that one side cannot use
+        goes to the other side."""
         if not _can_serve(view):
             return True
         owed = self._had["training"] < self._options.share * sum(self._had.values())
         return owed and _can_train(view, step)
 
     def _account(self, view: View) -> None:
-        """Credit the last iteration to what was chosen for it, and forget a little."""
+        """Add the last iteration's time to the side that was chosen for it; decay both sides."""
         passed, self._decided_s = view.now - self._decided_s, view.now
         keep = max(0.0, 1.0 - passed / _MEMORY_S)
         for side in self._had:
             self._had[side] *= keep
         ran = view.last_plan is not self._last_plan
         self._last_plan = view.last_plan
-        if self._last is not None and ran:  # the time since may have been idle
+        if self._last is not None and ran:  # not `passed`: a part of that may have been idle
             elapsed_s = max(result.elapsed_s for result in view.last_results)
             self._had[self._last] += min(elapsed_s, _MEMORY_S)
 
 
 def _can_serve(view: View) -> bool:
-    """Whether some request can run: not if paused training, which it came after, has its place."""
+    """Whether a request can run: not while paused training that came before it has its place."""
     running = view.running_in_order
     paused = [seq for seq in running if seq.scoring is not None and not is_lone_score(seq)]
     if not paused or len(paused) < len(running):
@@ -98,7 +97,7 @@ def _can_serve(view: View) -> bool:
 
 
 def _can_train(view: View, step: StepWork) -> bool:
-    """Whether something of the step can run: not if requests that came before it have its place."""
+    """Whether a part of the step can run: not while requests that came before it have its place."""
     sequences = list(step.sequences.values())
     if step.owed() or any(seq.status is SequenceStatus.RUNNING for seq in sequences):
         return True

@@ -1,7 +1,7 @@
 """When the next tokens of online requests are due, and which deadlines have moved.
 
 Knows times and tokens only, and chooses nothing. Invariant: no deadline lies before the time at
-which it was last asked for.
+which it was last read.
 """
 
 from __future__ import annotations
@@ -14,55 +14,60 @@ from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.view import View
 
-# Of the objective: what is aimed at exactly is missed every other time, and requests that come
-# while an answer is on its way slow it down.
+# Share of TPOT to aim at. An objective that is aimed at exactly is missed every other time, and new
+# requests slow down the answers that run.
 _AIM = 0.8
-# Tokens that an answer may lie behind: with none, whoever got its first token last leaves nobody
-# any slack for a while, however far ahead the others are. Answers that cannot make it good again
-# may not: those of up to so many tokens.
+# Tokens that an answer may lag. With none, an answer that has just got its first token leaves no
+# slack, however far ahead the others are. Answers of at most `_SHORT_TOKENS` tokens may not lag,
+# since they cannot catch up.
 _BEHIND = 1
 _SHORT_TOKENS = 4
-# Requests that say what those to come can wait; of 24 the one with the least slack does not count.
+# Number of recent requests that predict how long the next ones can wait. Of every `_SPARED` of
+# them, the one with the least slack is ignored.
 _REMEMBERED = 64
 _SPARED = 24
-# An answer that is behind its objective after so many tokens is late; before, it may well catch up.
+# An answer that lags its objective after this many tokens is late. Before, it may catch up.
 _LATE_TOKENS = 32
 
 
 class Deadlines:
-    """The first token is due at arrival + TTFT, token i at (i + 1) * 0.8 TPOT after the first one
-    came, which is within the objective for answers of five tokens and more; shorter ones, by their
-    `max_tokens`, at i * 0.8 TPOT.
+    """Deadlines of online requests, in seconds on the engine's clock.
 
-    Echo (5.1) counts from when the first token was due; but what it came too early is no slack for
-    the later ones, whose objective counts from then on. Who is behind has no slack; who is behind
-    the objective too has lost it: the deadline moves to 0.8 TPOT from now and takes the later ones
-    along, so that a late request saves up slack again.
+    The first token is due at arrival + TTFT. Token i after it is due (i + 1) * 0.8 TPOT after the
+    first token came. That is within the objective for answers of five tokens and more. Shorter
+    answers, by their `max_tokens`, are due at i * 0.8 TPOT.
 
-    `ease` is the share of their TTFT objective that the last requests had left when their first
-    token came, but for the few with the least: near 1 while they are served at once, 0 if late.
-    Whose answer is late further on counts once more, as late.
+    Echo (5.1) counts from the time at which the first token was due. But TPOT counts from the first
+    token itself, so an early first token is no slack for later ones. A request behind its deadline
+    has no slack. A request behind its objective has lost it: its deadline moves to 0.8 TPOT from
+    now, and later deadlines move along, so that it can save up slack again.
+
+    `ease` is the slack ratio: the share of the TTFT objective that recent requests had left at
+    their first token, ignoring the few with the least. It is near 1 while requests are served at
+    once, and 0 when they are late. An answer that becomes late after its first token counts once
+    more, as 0.
     """
 
     def __init__(self) -> None:
-        # Of what has a token: the next one is due at the first number + the second, 0.8 TPOT, times
-        # the length of prompt and answer.
+        # Of a sequence with a token: its next token is due at the first number + the second, which
+        # is 0.8 TPOT, times the length of prompt and answer.
         self._clocks: dict[int, tuple[float, float]] = {}
         self._slacks_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None
         self._left: deque[float] = deque(maxlen=_REMEMBERED)
-        self._late: set[int] = set()  # answers whose deadline has moved
+        self._late: set[int] = set()  # seq ids of answers that became late
         self.ease = 1.0
 
     def wait_s(self, view: View) -> float:
-        """How long a request that comes next may wait for its prompt's turn: what the last ones
-        could have waited, but for the few with the least slack; at first the default objective."""
+        """Seconds that the next request may wait for its prompt to start: what recent requests
+        could have waited, ignoring the few with the least slack. At first, the default
+        objective."""
         return view.default_slo.ttft_s if self._wait_s is None else self._wait_s
 
     def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
-        """Seconds until the first of the sequences' next tokens is due; infinity without one.
+        """Seconds until the first of the sequences' next tokens is due; infinity if there is none.
 
-        What needs several iterations has its share of the slack in each.
+        A prompt that needs several iterations spreads its slack evenly over them.
         """
         now, most_tokens, clocks = view.now, view.budgets.max_batch_tokens, self._clocks
         least_s = float("inf")
@@ -83,7 +88,7 @@ class Deadlines:
         return least_s
 
     def _begin_s(self, view: View, seq: Sequence) -> float:
-        """Slack of a sequence that has no clock; it gets one with its first token."""
+        """Slack of a sequence without a clock. Its clock starts with its first token."""
         request, length = seq.request, len(seq.tokens)
         slo = request.slo or view.default_slo
         tpot_s = _AIM * slo.tpot_s
@@ -98,7 +103,7 @@ class Deadlines:
         return slack_s if slack_s >= 0.0 else tpot_s
 
     def _behind_s(self, view: View, seq: Sequence, clock: tuple[float, float]) -> float:
-        """Slack of a sequence that is behind: none, or a token's if its deadline has to move."""
+        """Slack of a sequence behind its deadline: 0, or one token's time if the deadline moves."""
         base_s, tpot_s = clock
         request, length = seq.request, len(seq.tokens)
         slo = request.slo or view.default_slo
@@ -113,8 +118,8 @@ class Deadlines:
         return tpot_s
 
     def _remember(self, view: View, seq: Sequence, ttft_s: float) -> None:
-        """Note what a request could have waited, and what share of its objective was left when its
-        first token came, unless its prompt takes too long by itself."""
+        """Note how long a request could have waited, and the share of its objective left at its
+        first token. Ignores requests whose prompt alone takes longer than the objective."""
         work = PassWork()
         work.span(0, seq.prompt_tokens, draws=1)
         slack_s = ttft_s - view.latency.forward_s(work)
@@ -125,12 +130,12 @@ class Deadlines:
             self._wait_s = sorted(self._slacks_s)[len(self._slacks_s) // _SPARED]
 
     def _note(self, left: float) -> None:
-        """So much of its objective was left when a request got a token."""
+        """Add one request's share to the slack ratio."""
         self._left.append(left)
         self.ease = sorted(self._left)[len(self._left) // _SPARED]
 
     def forget_ended(self, view: View) -> None:
-        """Drop what is known of sequences that are gone, once it is much."""
+        """Drop the clocks of sequences that have ended, once there are many."""
         if len(self._clocks) > 2 * view.budgets.max_sequences:
             alive = {seq.seq_id for seq in (*view.serving, *view.waiting)}
             self._clocks = {key: value for key, value in self._clocks.items() if key in alive}
@@ -138,5 +143,5 @@ class Deadlines:
 
 
 def _allowance(seq: Sequence) -> int:
-    """Tokens that an answer may lie behind."""
+    """Tokens that an answer may lag."""
     return _BEHIND if seq.request.sampling.max_tokens > _SHORT_TOKENS else 0

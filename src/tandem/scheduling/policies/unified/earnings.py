@@ -1,21 +1,22 @@
-"""A share of the time that work has whatever else wants it: earned while it waits, then used.
+"""A share of the time that one kind of work gets in any case: earned while it waits, then used.
 
-Knows seconds only. Invariant: never more is saved up than was said to be of use, nor owed than is
-earned in `_AHEAD_S`.
+Knows seconds only. Invariant: savings do not exceed what is of use, and time used ahead does not
+exceed what is earned in `_AHEAD_S`.
 """
 
 from __future__ import annotations
 
-# Between two decisions at most so much counts: what came after a longer pause did not wait for it.
+# Longest time between two decisions that counts, in seconds: after a longer pause the work did not
+# wait for all of it.
 _LONGEST_S = 1.0
-# What was had before it was earned counts for so long: who got its share in a lull does not get it
-# once more in the rush that follows.
+# Time used ahead counts up to what is earned in this many seconds. Work that got its share in a
+# quiet period does not get it again in the overload that follows.
 _AHEAD_S = 30.0
 
 
 class Earnings:
-    """What one kind of work has earned and not used yet: `seconds`, below 0 for what it has had
-    ahead."""
+    """`seconds` is what one kind of work has earned and not used. It is negative for time that was
+    used ahead."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -23,32 +24,32 @@ class Earnings:
         self._counted_s: float | None = None
 
     def earn(self, now: float, share: float, most_s: float) -> None:
-        """Credit a share of the time since the last call; `most_s` at most is kept."""
+        """Credit a share of the time since the last call. At most `most_s` seconds are saved."""
         if self._counted_s is not None:
             self.seconds += share * min(now - self._counted_s, _LONGEST_S)
         self._counted_s, self._ahead_s = now, share * _AHEAD_S
         self.seconds = max(-self._ahead_s, min(self.seconds, most_s))
 
     def spend(self, seconds: float) -> float:
-        """Count `seconds` that were had, earned or ahead; how many of them count."""
+        """Count `seconds` that were used, earned or ahead; returns how many of them count."""
         spent = min(self.seconds + self._ahead_s, max(0.0, seconds))
         self.seconds -= spent
         return spent
 
     def give_back(self, seconds: float) -> None:
-        """What was spent came to nothing."""
+        """The work of a `spend` did not happen."""
         self.seconds += seconds
 
     def forget(self) -> None:
-        """There is nothing that waits."""
+        """Reset: none of the work waits."""
         self.seconds, self._ahead_s, self._counted_s = 0.0, 0.0, None
 
 
 class Balance:
-    """Whose turn it is of two that want the same time: the one that has had less of its share.
+    """Whose turn it is of two kinds of work that want the same time: the one below its share.
 
-    What was had more than `memory_s` ago counts for less and less, and nothing is counted while
-    only one wants it: waiting saves nothing up.
+    Time that was used more than `memory_s` seconds ago counts less and less. Nothing is counted
+    while only one kind wants the time, so waiting saves nothing up.
     """
 
     def __init__(self, share: float, memory_s: float = 10.0) -> None:
@@ -64,11 +65,11 @@ class Balance:
         return self._had_s[0] * (1.0 - self._share) <= self._had_s[1] * self._share
 
     def give_back(self, second_s: float) -> None:
-        """So much of what the second one was given came to nothing."""
+        """This much of what the second one was given did not happen."""
         self._had_s[1] = max(0.0, self._had_s[1] - second_s)
 
     def count(self, now: float, first_s: float, second_s: float) -> None:
-        """Both wanted the time, and have been given so much of it."""
+        """Both wanted the time, and were given these seconds of it."""
         keep = max(0.0, 1.0 - (now - self._counted_s) / self._memory_s)
         self._counted_s = now
         self._had_s = [keep * self._had_s[0] + first_s, keep * self._had_s[1] + second_s]

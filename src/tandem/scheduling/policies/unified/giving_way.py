@@ -1,7 +1,8 @@
-"""How long a pass that gives way may be: as long as the requests that come leave time for.
+"""How long a preemptible pass may be: as long as the requests that come leave time for.
 
-A pass that was cut off is lost. After one that was, the next are at most half as long; after each
-that ended, longer again: so about one in five is, whatever the load. Knows plans and results only.
+A pass that was preempted is lost. After a lost pass the next ones are at most half as long; after a
+completed pass they may be a fifth longer. So about one in five is lost, whatever the load. Knows
+plans and results only.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ _AFTER_END = 1.2
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What was decided last: the plan before it, its pass in predicted seconds, and what of it had
-    been earned."""
+    """The last preemptible plan that was decided."""
 
-    after: StepPlan | None
-    pass_s: float
-    spent_s: float
+    after: StepPlan | None  # the plan before it
+    pass_s: float  # predicted seconds of its pass
+    spent_s: float  # earned seconds that it used
 
 
 class GivingWay:
-    """`pass_s` is the longest pass that may give way, at most `longest_s`; `lost` says whether the
-    last one was."""
+    """`pass_s` is the longest preemptible pass in seconds, at most `longest_s`. `lost` says whether
+    the last one was lost."""
 
     def __init__(self, longest_s: float) -> None:
         self.pass_s = longest_s
@@ -36,16 +36,16 @@ class GivingWay:
         self._given: _Given | None = None
 
     def give(self, view: View, pass_s: float, spent_s: float) -> None:
-        """A plan that gives way was decided; 0 seconds if it has no pass."""
+        """A preemptible plan was decided. `pass_s` is 0 if it has no pass."""
         self._given = _Given(view.last_plan, pass_s, spent_s)
 
     def judge(self, view: View) -> float:
-        """Learn from what came of it; how much of what was spent is to be given back."""
+        """Learn from the result of the last one; returns the earned seconds to give back."""
         given, self._given, self.lost = self._given, None, False
         if given is None:
             return 0.0
         plan, results = view.last_plan, view.last_results
-        if plan is None or plan is given.after:  # nothing of it was admitted
+        if plan is None or plan is given.after:  # none of it was admitted
             return given.spent_s
         self.lost = any(result.stopped for result in results)
         if self.lost:

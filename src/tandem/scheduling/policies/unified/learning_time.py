@@ -1,7 +1,7 @@
-"""How much of an iteration is learning's, alone or beside the requests, and what of it fits there.
+"""How much time of an iteration is learning's, alone or beside the requests, and what fits in it.
 
-Knows times and room; whose turn it is and which step goes first is the policy's. Invariant: what
-was earned is used once, and given back if nothing came of it.
+Knows times and capacity. The policy decides whose turn it is and which step goes first. Invariant:
+earned time is used once, and is given back if nothing came of it.
 """
 
 from __future__ import annotations
@@ -20,76 +20,77 @@ from tandem.scheduling.policies.unified.serving import Serving
 from tandem.scheduling.queues import slices_within
 from tandem.scheduling.view import View
 
-# A pass beside requests records when it may take this share of the ceiling: each pass that records
-# streams the head again, so slack is saved up for few large ones.
+# Beside requests, a part of a forward is recorded only if the pass may take this share of the
+# ceiling. Every recording pass reads the head's weights again, so slack is saved up for few large
+# passes.
 FULL_SHARE = 0.9
-# Of the time that a request which comes next may wait, an iteration takes at most so much.
+# An iteration takes at most this share of the time that the next request may wait.
 _WAIT_SHARE = 0.25
-# Of the slack of the requests, learning takes at most so much at once: of what the last ones had
-# left of their objectives (`Deadlines.ease`), beside them so many times, and alone its square, at
-# most this share of it; the least share at any rate. What is kept lets answers end early, and fewer
-# run when the next ones come.
+# Share of the requests' slack that learning takes at most, from the slack ratio e
+# (`Deadlines.ease`): beside them `_BESIDE_SHARE` * e; alone e * e, or e * `_ALONE_SHARE` if that is
+# less; at least `_LEAST_SHARE`. The unused slack lets answers end early, so fewer of them run when
+# the next requests come.
 _ALONE_SHARE = 0.5
 _BESIDE_SHARE = 2.0
 _LEAST_SHARE = 0.02
-# A pass that gives way is preferred to one beside requests that could take less than half as long.
+# A preemptible pass is preferred if it may be more than so many times as long as one beside
+# requests.
 _MUCH_LONGER = 2.0
-# Where a whole ceiling is free and yet nothing seems to fit, the smallest piece of it is tried
-# once in so many seconds: a prediction that is far too long is never corrected otherwise.
+# If a whole ceiling is free and still nothing seems to fit, the smallest piece is tried once in
+# this many seconds. Otherwise a prediction that is far too long would never be corrected.
 _PROBE_S = 0.5
-# Of the time, learning has at least this much until what it costs is known.
+# Least share of the time for learning until its cost is known.
 _TRIAL_SHARE = 0.05
-# Of the slack, at most so much more than is used is kept for wrong predictions: a deadline that is
-# missed moves, but time that is not used is gone.
+# Largest margin for wrong predictions, relative to the time used. A missed deadline moves, but
+# unused time is lost.
 _MOST_MARGIN = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Seconds of an iteration: the most that it may take; for learning beside the requests, and how
-    long a pass of which only a part of a forward fits must be; for slices and for a pass alone,
-    while nobody waits and every next token can, and whether that pass is worth more than one beside
-    them. With `owed`, learning uses what it has earned."""
+    """Time of one iteration, in seconds.
 
-    ceiling_s: float
-    beside_s: float
-    full_s: float
-    alone_s: float
-    pass_s: float
-    longer: bool
-    owed: bool
+    Learning runs alone (`alone_s`, `pass_s`) only while no prompt waits and every running answer
+    can wait for its next token.
+    """
+
+    ceiling_s: float  # longest predicted iteration
+    beside_s: float  # for learning beside the requests
+    full_s: float  # least length of a pass that takes only a part of a forward
+    alone_s: float  # for slices alone
+    pass_s: float  # for a pass of learning alone
+    longer: bool  # whether a pass alone is worth more than one beside the requests
+    owed: bool  # whether learning uses time that it has earned
 
     @property
     def nothing(self) -> bool:
-        """Whether learning gets no time, unless it is needed that something runs."""
+        """Whether learning gets no time, unless something has to run."""
         return self.beside_s <= 0.0 and self.alone_s <= 0.0
 
 
 @dataclass(slots=True)
 class LearningPart:
-    """Forwards before and after the waiting requests, slices, and which forwards are not preempted;
-    what of it was earned, how long the pass and all of it were predicted to be, and the room after
-    it."""
+    """What learning does in an iteration, alone or beside the requests."""
 
-    first: list[Candidate] = field(default_factory=list)
-    last: list[Candidate] = field(default_factory=list)
+    first: list[Candidate] = field(default_factory=list)  # forwards before the waiting requests
+    last: list[Candidate] = field(default_factory=list)  # forwards after the waiting requests
     slices: list[SliceCandidate] = field(default_factory=list)
-    protected: set[int] = field(default_factory=set)
-    spent_s: float = 0.0
-    pass_s: float = 0.0
-    used_s: float = 0.0
-    room: Room | None = None
-    gives_way: bool = False
+    protected: set[int] = field(default_factory=set)  # seq ids that are not preempted
+    spent_s: float = 0.0  # seconds taken from what was earned
+    pass_s: float = 0.0  # predicted seconds of the pass
+    used_s: float = 0.0  # predicted seconds of all of it
+    room: Room | None = None  # what is left after it
+    gives_way: bool = False  # whether it is preemptible
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was found to fit."""
+        """Whether nothing fits."""
         return not (self.first or self.last or self.slices)
 
 
 class LearningTime:
-    """Remembers what learning has earned and not used, how long a pass that gives way may be, and
-    when the last pass with requests ended (`served_s`, at the latest)."""
+    """Keeps what learning has earned and not used, and how long a preemptible pass may be. The last
+    pass with requests ended at `served_s` or earlier."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class LearningTime:
         idle_s: float,
         min_share: float,
     ) -> None:
-        """See the options of the policy."""
+        """`ceiling_s`, `idle_s` and `min_share` are options of the policy."""
         self.served_s = float("-inf")
         self._deadlines = deadlines
         self._overdue = overdue
@@ -109,31 +110,31 @@ class LearningTime:
         self._earned = Earnings()
         self._giving_way = GivingWay(idle_s)
         self._probed_s = float("-inf")
-        # Of the last plan: what it has beside requests, and which plan came before it.
+        # Of the last plan: its learning beside requests, and the iteration that ended before it.
         self._offered: LearningPart | None = None
         self._offered_after: int | None = None
-        # Of the decision that is being made: the smallest piece of what is first, and what may be
-        # earned ahead.
+        # Of the decision that is being made, in seconds: the smallest piece of the first item, and
+        # the most that may be earned ahead.
         self._least_s = self._most_earned_s = 0.0
 
     def judge(self, view: View) -> bool:
-        """Learn from what came of the last plan that gave way; whether its pass was lost."""
+        """Learn from the result of the last preemptible plan. Returns whether its pass was lost."""
         self._earned.give_back(self._giving_way.judge(view))
         return self._giving_way.lost
 
     def give_way(self, view: View, given: LearningPart) -> None:
-        """A plan that gives way was decided."""
+        """A preemptible plan was decided."""
         self._giving_way.give(view, given.pass_s, given.spent_s)
 
     def offer(self, view: View, beside: LearningPart) -> None:
-        """A plan with this beside requests was decided."""
+        """A plan with this learning beside requests was decided."""
         self._offered = None if beside.slices or beside.empty else beside
         self._offered_after = last_step(view)
 
     def settle(self, view: View) -> bool:
-        """Take back what the last plan's learning beside requests was to cost, if none of it was
-        admitted: what requests need for the pass itself is not known here to the last block.
-        Whether that was so."""
+        """Give back the time of the last plan's learning beside requests if none of it was
+        admitted, and return whether that is so. It happens because the blocks that requests need
+        for the pass are not known exactly when the policy decides."""
         if (offered := self._offered) is None:
             return False
         self._offered, plan = None, view.last_plan
@@ -145,18 +146,19 @@ class LearningTime:
         return True
 
     def forget(self) -> None:
-        """There is nothing to learn."""
+        """Reset: there is no learning."""
         self._earned.forget()
         self._offered = None
 
     def alone_or_beside(
         self, view: View, items: list[LearningItem], requests: Serving, budget: Budget
     ) -> tuple[LearningPart, LearningPart]:
-        """What learning does in a pass without the requests, if anything, or else beside them."""
+        """Learning in a pass without the requests, if anything fits, or else beside them."""
         alone, beside = self._slices(view, items, budget.alone_s), LearningPart()
         if not alone.empty:
             return alone, beside
-        # What it has earned, learning gets beside the requests; without any, after a lost pass.
+        # Earned time is used beside the requests, where nothing preempts it. Without requests, it
+        # is used after a lost pass.
         idle = not requests.rows
         owed = budget.owed and (not idle or self._giving_way.lost)
         first = not owed and (idle or budget.longer)
@@ -167,7 +169,7 @@ class LearningTime:
             ahead = requests.rows - requests.running_rows
             beside = self.fill(view, items, room, ahead, needed=idle)
         if alone.empty and beside.empty:
-            # What is too long beside requests goes before them.
+            # Work that is too long beside the requests runs before them.
             needed = self.probes(view, budget)
             if needed or not first:
                 alone = self.instead(view, items, budget.pass_s, needed=needed)
@@ -176,7 +178,7 @@ class LearningTime:
     def instead(
         self, view: View, items: list[LearningItem], seconds: float, *, needed: bool
     ) -> LearningPart:
-        """What of `items` fits into a pass without the requests."""
+        """The items that fit into a pass without the requests."""
         if seconds <= 0.0 and not needed:
             return LearningPart()
         return self.fill(view, items, self.room(view, items, Serving(), seconds), 0, needed=needed)
@@ -190,15 +192,15 @@ class LearningTime:
         return True
 
     def budget(self, view: View, requests: Serving) -> Budget:
-        """See `Budget`; after `earn`."""
+        """The budget of this iteration. Called after `earn`."""
         ceiling_s = self.ceiling_s(view, beside=requests.rows > 0)
         full_s = FULL_SHARE * ceiling_s if requests.rows else 0.0
-        if requests.rows:  # a pass without them comes out of the same pause
+        if requests.rows:  # a pass without requests since `served_s` counts too
             ceiling_s = min(ceiling_s, self._ceiling - (view.now - self.served_s))
         ease, slack_s = self._deadlines.ease, self.spare_s(view, requests)
         share = min(1.0, max(_LEAST_SHARE, _BESIDE_SHARE * ease))
         beside_s = min(share * slack_s, ceiling_s - requests.predicted_s)
-        # While prompts wait, what is earned does too, until nothing more can be.
+        # While prompts wait, earned time is saved until no more can be earned.
         least_s = self._least_s
         owed_s = self._most_earned_s if requests.queue else least_s
         owed = self._earned.seconds >= owed_s
@@ -217,14 +219,14 @@ class LearningTime:
         return Budget(ceiling_s, beside_s, full_s, alone_s, pass_s, longer, owed)
 
     def spare_s(self, view: View, requests: Serving, ceiling_s: float = math.inf) -> float:
-        """What the pass of the requests may take longer than they need."""
-        # What predictions are usually off by is not given away: an objective that is aimed at
-        # exactly is missed every other time.
+        """Seconds that the pass of the requests may take beyond what they need."""
+        # The usual prediction error is a margin: an objective is missed every other time if it is
+        # aimed at exactly.
         due_s = requests.due_s / (1.0 + min(_MOST_MARGIN, view.latency.uncertainty))
         return min(due_s, ceiling_s) - requests.predicted_s
 
     def ceiling_s(self, view: View, *, beside: bool) -> float:
-        """The longest iteration: a request that arrives waits for its end."""
+        """Longest iteration in seconds: a request that arrives waits for its end."""
         most_s = self._ceiling if beside else self._idle_s
         return min(most_s, _WAIT_SHARE * self._deadlines.wait_s(view))
 
@@ -244,7 +246,8 @@ class LearningTime:
         seconds: float,
         full_s: float = 0.0,
     ) -> Room:
-        """Room for so many seconds beside the requests; of the rows, those of waiting ones too."""
+        """Capacity for `seconds` of learning beside the requests. Its rows include those that
+        waiting requests will take."""
         running = len(view.running_in_order)
         return Room(
             view.latency,
@@ -264,12 +267,12 @@ class LearningTime:
     def fill(
         self, view: View, items: list[LearningItem], room: Room, ahead: int, *, needed: bool
     ) -> LearningPart:
-        """What of `items` fits into the room, of which `ahead` rows are for waiting requests, but
-        for what is overdue; with `needed`, at least the smallest piece."""
+        """The items that fit into `room`. Its last `ahead` rows are for waiting requests; only
+        starving items may take them. With `needed`, at least the smallest piece."""
         found, seconds, before = LearningPart(room=room), room.left_s(), True
         left_s = seconds
-        for item in items:  # the overdue ones first
-            if before and not item.overdue:  # the waiting requests come between
+        for item in items:  # starving ones first
+            if before and not item.overdue:  # the waiting requests come before this item
                 room.tokens -= ahead
                 before = False
             first = needed and found.empty
@@ -296,7 +299,7 @@ class LearningTime:
         return found
 
     def _slices(self, view: View, items: list[LearningItem], seconds: float) -> LearningPart:
-        """Slices alone, if any fit: a request that arrives waits for these, not for a pass too."""
+        """Slices alone, if any fit. A new request waits for these only, not for a pass too."""
         found = LearningPart()
         if seconds > 0.0:
             steps = [step for item in items if (step := item.sliced) is not None]

@@ -1,7 +1,7 @@
-"""The offline requests of an iteration, which have no objective and take what online ones leave.
+"""The offline requests of an iteration. They have no objective and use what online ones leave.
 
-Reads the view, changes nothing. Invariant: they are in order of arrival, and none that is overdue,
-or that comes before an online one of the queue, is among them: its turn has come another way.
+Reads the view, changes nothing. Invariant: they are in order of arrival. A starving one is not
+among them, nor one that comes before an online request in the queue: the queue has both.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ from tandem.core.slo import WorkClass
 from tandem.scheduling.queues import num_online
 from tandem.scheduling.view import View
 
-# In an iteration no more begin, so that no more prefixes need to be looked up.
+# Most requests that begin in an iteration: it bounds the prefixes to look up.
 _MOST_BEGIN = 8
-# Of the sequence slots, this share is kept for learning while there is some.
+# Share of the sequence slots that is reserved for learning while there is some.
 _KEPT_SHARE = 0.125
 
 
 @dataclass(slots=True)
 class OfflineRequests:
-    """Those that run, and the first of those that wait while one could start; and whether they are
-    `alone`, with no online request beside them."""
+    """Offline requests that may take part in an iteration."""
 
     running: list[Sequence] = field(default_factory=list)
-    waiting: list[Sequence] = field(default_factory=list)
-    alone: bool = False
+    waiting: list[Sequence] = field(default_factory=list)  # the first ones, if one could start
+    alone: bool = False  # whether there is no online request beside them
 
     def __bool__(self) -> bool:
         return bool(self.running or self.waiting)
 
     def begin(self, view: View) -> Iterator[tuple[Sequence, int]]:
-        """Those that wait, each with how many of its tokens are cached."""
+        """The waiting ones, each with the number of its cached tokens."""
         return ((seq, view.match(seq)) for seq in self.waiting)
 
 
 def any_offline(view: View, serving: list[Sequence]) -> bool:
-    """Whether an offline request runs or waits: they are the last in every order."""
+    """Whether an offline request runs or waits. They are last in every order."""
     waits = view.waiting_in_order
     return bool((serving and _is_offline(serving[-1])) or (waits and _is_offline(waits[-1])))
 
@@ -51,9 +50,12 @@ def set_apart(
     *,
     learns: bool,
 ) -> tuple[list[Sequence], list[Sequence], OfflineRequests]:
-    """The running and the waiting requests that are online, or overdue, and the other offline
-    ones. None of these may begin where no slot is free, or where something `learns` none but the
-    last few: long answers would hold it up."""
+    """Split the requests: online ones that run, online ones that wait, and offline ones. A starving
+    offline request counts as online.
+
+    No offline request may begin without a free slot. If something `learns`, its reserved slots do
+    not count as free: long answers would block it.
+    """
     first = num_online(serving)
     online, running = serving[:first], serving[first:]
     if overdue is not None and overdue in running:

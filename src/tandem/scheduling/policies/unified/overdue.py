@@ -1,8 +1,8 @@
-"""Which offline request goes before online ones: the oldest, once it has got nothing for long.
+"""Which offline request goes before online ones: the oldest, once it is starving.
 
-By class alone, no offline request would start while online ones keep coming, nor one that needs
-blocks that learning always holds, and one that runs would lose its blocks again and again.
-Invariant: at most one is overdue at a time, and while none is, nobody's place changes.
+By class alone, an offline request would not start while online requests keep coming, or while
+learning holds the blocks that it needs. A running one would lose its blocks again and again.
+Invariant: at most one request is starving at a time. While none is, every request keeps its place.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from tandem.scheduling.view import View
 
 
 class Overdue:
-    """The oldest offline request, waiting or running, is overdue once it has had no token for
-    `patience_s` seconds and others have started, `1 / share` of them at least, learning's sequences
-    included. It stays so until it has ended; then the next one may be at once.
+    """The oldest offline request, waiting or running, is starving once it has had no token for
+    `patience_s` seconds while at least `1 / share` other sequences started, learning's included. It
+    counts as starving until it ends. Then the next one may be at once.
 
-    An overdue request that waits goes before all but answers that have begun; one that runs gets
-    its rows and blocks first and is not preempted.
+    A waiting one goes before everything except preempted answers. A running one gets its rows and
+    blocks first and is protected from preemption.
     """
 
     def __init__(self, share: float, patience_s: float) -> None:
         self._least_starts = 1.0 / share
         self._patience_s = patience_s
         self._overdue: Sequence | None = None
-        self._oldest: Sequence | None = None  # of the others
+        self._oldest: Sequence | None = None  # the oldest of the others
         self._tokens = 0
         self._since_s = 0.0
         self._starts = 0
-        self._learning_starts = 0  # that were counted
+        self._learning_starts = 0  # counted so far
         self._listed: list[Sequence] = []
 
     @property
     def sequence(self) -> Sequence | None:
-        """The overdue request, if there is one."""
+        """The starving request, if there is one."""
         return self._overdue
 
     def queue(self, view: View, queue: list[Sequence]) -> list[Sequence]:
-        """The waiting requests in the order in which they should start; called once a decision."""
+        """The waiting requests in the order of their starts. Called once per decision."""
         self._watch(view)
         seq = self._overdue
         if seq is not None and seq.status is SequenceStatus.WAITING:
@@ -51,7 +51,7 @@ class Overdue:
         return queue
 
     def serve(self, view: View, serving: list[Sequence]) -> list[Candidate]:
-        """Candidates for the running requests. The overdue one leaves each other one a row."""
+        """Candidates for the running requests. The starving one leaves each other one a row."""
         seq = self._running
         if seq is None:
             return [Candidate(each.seq_id, None, True) for each in serving]
@@ -60,13 +60,13 @@ class Overdue:
         return [Candidate(seq.seq_id, rows, True), *others]
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:
-        """Those of the running sequences that may be preempted at all."""
+        """The running sequences that may be preempted."""
         seq = self._running
         return running if seq is None else [each for each in running if each is not seq]
 
     @property
     def kept(self) -> list[Sequence]:
-        """Who keeps its blocks whatever others need: the overdue request, if it runs."""
+        """Sequences that are protected from preemption: the starving request, if it runs."""
         return [] if self._running is None else [self._running]
 
     @property
@@ -75,8 +75,8 @@ class Overdue:
         return seq if seq is not None and seq.status is SequenceStatus.RUNNING else None
 
     def _watch(self, view: View) -> None:
-        """Look whether the oldest has got on, and make it overdue if it has not for long."""
-        for seq in self._listed:  # whoever stands first starts first
+        """Check whether the oldest request got a token, and mark it as starving if not for long."""
+        for seq in self._listed:  # they start in order
             if seq.status is SequenceStatus.WAITING:
                 break
             self._starts += 1
@@ -96,7 +96,7 @@ class Overdue:
             self._overdue = oldest
 
     def _find_oldest(self, view: View) -> Sequence | None:
-        """The oldest offline request but the overdue one."""
+        """The oldest offline request other than the starving one."""
         oldest: Sequence | None = None
         for sequences in (view.running_in_order, view.waiting_in_order):
             place = num_online(sequences)

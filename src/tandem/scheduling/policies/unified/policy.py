@@ -1,10 +1,9 @@
-"""Serve everything online first; offline requests and learning share what is left of the
-iteration's rows and time.
+"""Serves online requests first. Offline requests and learning share the remaining rows and time.
 
-Training forwards fill the pass that decodes need anyway (fused), backward slices the time until the
-most urgent answer is due; learning alone ends between two layers when a request comes. MACE's
-priority (section 4.1) orders the steps, and lets one that has waited long go before prompts; a
-share of the time is learning's however many requests there are.
+Training forwards share the pass that decodes need anyway. Backward slices use the slack until the
+most urgent token is due. Learning that runs alone is preempted between two layers when a request
+comes. MACE's priority (section 4.1) orders the steps, and a step that has waited long goes before
+prompts. A minimum share of the time is learning's under any load.
 """
 
 from __future__ import annotations
@@ -33,46 +32,44 @@ from tandem.scheduling.policies.unified.turns import Turns
 from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
 from tandem.scheduling.view import Policy, Traits, View
 
-# What a score counts as urgent: a sample whose loss is unknown (log 2).
+# Urgency of a score: that of a sample whose loss is unknown (log 2).
 _UNKNOWN_LOSS = 0.6931471805599453
 # MACE's priorities: prompts begin one above learning and age at a quarter of its rate.
 _PROMPT_PRIORITY = 1.0
 _PROMPT_AGEING = 0.25
-# Once an iteration had no time for learning, it is not looked at in the next one, and after several
-# in a row in so many, for so long at most: to look for what does not fit takes time, too.
+# After an iteration in which no learning fits, the next one skips learning. After n such iterations
+# in a row, the next n skip it, up to `_MOST_UNASKED` and for at most `_UNASKED_S` seconds. To find
+# out that nothing fits takes time, too.
 _MOST_UNASKED = 15
 _UNASKED_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Dials of the policy.
+    """Dials of the policy; `docs/unified.md` has the rules."""
 
-    `ceiling_s` bounds an iteration's predicted time beside requests (one that arrives waits for its
-    end), and so does a quarter of what requests of late could have waited without missing their
-    TTFT objective; `idle_s` that of learning alone, which gives way. `min_share` of the time is
-    learning's under any load, and more while no prompt waits until it is known what learning
-    costs. `patience_s` is after how long a step of no urgency goes before prompts (one over MACE's
-    delta_ft); `gamma` weighs urgency. `temporal_only` keeps learning out of passes with requests
-    (for comparison).
-    `late_share` of the starts are of requests that are too late for their TTFT objective, while
-    others are not, and an answer that came too late has a row in this share of the passes with
-    prompts (1: first come, first served). Of the time that online requests leave, `offline_share`
-    is offline requests', if learning wants it too; `min_share` is theirs as it is learning's. One
-    that has got no token for `offline_patience_s`, while others started, goes before online ones
-    and learning; of the starts they have at most `overdue_share`.
-    """
-
+    # Longest predicted iteration beside requests, in seconds: a new request waits for its end.
+    # Another limit is a quarter of what recent requests could have waited within their TTFT
+    # objective.
     ceiling_s: float = 0.25
-    idle_s: float = 0.5
+    idle_s: float = 0.5  # longest iteration of learning alone, in seconds; it is preemptible
+    # Share of the time for learning, and for offline requests, under any load. Learning gets more
+    # while no prompt waits, until its cost is known.
     min_share: float = 0.002
+    # Seconds after which a step of no urgency goes before prompts (1 / MACE's delta_ft).
     patience_s: float = 30.0
-    gamma: float = 0.3
-    temporal_only: bool = False
+    gamma: float = 0.3  # weight of urgency
+    temporal_only: bool = False  # learning shares no pass with requests (for comparison)
+    # Under overload: share of the starts for requests that are too late for their TTFT objective,
+    # and share of the passes with prompts in which late answers have a row. 1: first come, first
+    # served.
     late_share: float = 0.125
+    # Share of the time that online requests leave: offline requests', if learning wants it too.
     offline_share: float = 0.5
+    # Seconds without a token, while others started, after which an offline request is starving. It
+    # then goes before online requests and learning.
     offline_patience_s: float = 30.0
-    overdue_share: float = 0.05
+    overdue_share: float = 0.05  # largest share of the starts for starving requests
 
     def __post_init__(self) -> None:
         if min(self.ceiling_s, self.idle_s, self.patience_s, self.offline_patience_s) <= 0.0:
@@ -91,18 +88,16 @@ def create(options: Options = Options()) -> Policy:
 
 @dataclass(slots=True)
 class _Offline:
-    """What of offline requests fits, the seconds that it adds, and the room after it; whether it
-    was their `turn` to choose before learning."""
+    """Offline requests that fit into an iteration."""
 
     candidates: list[Candidate] = field(default_factory=list)
-    used_s: float = 0.0
-    room: Room | None = None
-    turn: bool = False
+    used_s: float = 0.0  # seconds that they add
+    room: Room | None = None  # what is left after them
+    turn: bool = False  # whether they chose before learning
 
 
 class Unified:
-    """See the module. Remembers how much time learning has earned but not used, which deadlines
-    have moved, and whose turn it is."""
+    """Keeps learning's unused earned time, the deadlines that have moved, and whose turn it is."""
 
     traits = Traits(decodes_alike=True, records_in_parts=True)
 
@@ -118,14 +113,14 @@ class Unified:
         self._offline_earned = Earnings()
         self._balance = Balance(options.offline_share)
         self._served = False
-        self._gave_way = False  # the last plan did, or the one before and its pass was lost
-        self._in_vain = 0  # how many times in a row learning was looked at and got nothing
-        self._unasked = 0  # how many iterations are still to come in which it is not looked at
+        self._gave_way = False  # the last plan was preemptible, or the one before lost its pass
+        self._in_vain = 0  # iterations in a row in which no learning fit
+        self._unasked = 0  # iterations that still skip learning
         self._asked_s = 0.0
-        self._counted_s = 0.0  # what of the last plan's learning is in the balance
+        self._counted_s = 0.0  # seconds of the last plan's learning in the balance
 
     def decide(self, view: View) -> Decision:  # noqa: C901, PLR0915
-        """See the module."""
+        """Online requests first, then offline requests and learning as time and capacity allow."""
         self._load.note(view)
         served, self._served = self._served, True
         if served:
@@ -146,7 +141,7 @@ class Unified:
             self._unasked -= 1
             return self._serve_only(view, running, serving)
         scored, offline = running[len(serving) :], OfflineRequests()
-        # Offline requests give way to online ones that wait.
+        # Waiting online requests preempt offline ones, so only online ones count as taken slots.
         online = num_online(serving) if batch else len(serving)
         queue = self._turns.queue(view, max(0, view.budgets.max_sequences - online) + 1)
         if batch:
@@ -157,7 +152,7 @@ class Unified:
         if not (items or batch):
             self._forget()
             return self._serve_only(view, running, serving)
-        # Prompts that wait for the blocks of overdue learning take no time until it is through.
+        # A prompt that waits for the blocks of starving learning takes no time until that is done.
         if queue and stands_in_the_way(view, items, serving, queue[0]):
             queue = []
         load = self._load
@@ -199,12 +194,12 @@ class Unified:
         return _decision(yielding, order, beside, kept)
 
     def _look_again(self, now: float, *, vain: bool) -> None:
-        """When to look at learning again, after a look in `vain` or not."""
+        """Note when to try learning again; `vain`: nothing of it fit this time."""
         self._in_vain = min(self._in_vain + 1, _MOST_UNASKED) if vain else 0
         self._unasked, self._asked_s = self._in_vain, now
 
     def _forget(self) -> None:
-        """There is nothing but online requests."""
+        """Reset: there are only online requests."""
         self._time.forget()
         self._offline_earned.forget()
         self._in_vain = self._unasked = 0
@@ -218,8 +213,8 @@ class Unified:
         *,
         served: bool,
     ) -> tuple[LearningPart, LearningPart, _Offline]:
-        """What learning does without the online requests and beside them, and what of offline ones
-        runs, in the room that they leave."""
+        """Learning without the online requests, learning beside them, and offline requests, in the
+        time and capacity that online requests leave."""
         alone, beside, found = LearningPart(), LearningPart(), _Offline()
         turn = bool(offline) and (not items or self._balance.first)
         if turn:
@@ -245,14 +240,14 @@ class Unified:
         requests: Serving,
         beside: LearningPart,
     ) -> _Offline:
-        """Offline requests beside the others and what learning has had of their room; what it has
-        earned is not theirs, nor what they have earned its."""
+        """Offline requests beside the online ones, after `beside` took its part. Offline requests
+        do not use the time that learning earned, and learning does not use theirs."""
         latency, ceiling_s = view.latency, self._time.ceiling_s(view, beside=True)
         least = PassWork()
         least.span(0, PIECE_TOKENS)
         least_s = latency.added_s(least)
         earned, free = self._offline_earned, offline.alone and not items
-        if free:  # nobody else wants the time, so that none is waited for
+        if free:  # no other work wants the time, so nothing is earned by waiting
             earned.forget()
         else:
             earned.earn(view.now, self._options.min_share, max(ceiling_s, least_s))
@@ -279,7 +274,7 @@ class Unified:
     def _learn(
         self, view: View, items: list[LearningItem], requests: Serving, *, served: bool
     ) -> tuple[LearningPart, LearningPart]:
-        """What learning does without the requests, if anything, or else beside them."""
+        """Learning without the requests, if it gets anything, or else beside them."""
         budget = self._time.budget(view, requests)
         if requests.rows and budget.nothing:
             return LearningPart(), LearningPart()
@@ -288,7 +283,7 @@ class Unified:
             alone.gives_way = True
             return alone, beside
         alone = LearningPart()
-        if served:  # else it is the requests' turn
+        if served:  # otherwise it is the requests' turn
             alone = self._time.instead(view, items, budget.beside_s, needed=False)
         if served and alone.empty and self._time.probes(view, budget):
             alone = self._time.instead(view, items, budget.beside_s, needed=True)
@@ -307,8 +302,8 @@ class Unified:
     def _taking_part(
         self, view: View, serving: list[Sequence], joining: list[Sequence]
     ) -> tuple[list[Sequence], set[int]]:
-        """The running requests that take part in a pass of requests alone, and the numbers of the
-        others: what is of a lower class has no place that an answer leaves."""
+        """The running requests that have a row in a pass of requests alone, and the ids of the
+        paused ones. Lower classes do not get the place of a paused answer."""
         if not joining:
             return serving, set()
         resting = self._turns.resting(view, serving, joining, self._load.busy)
@@ -319,7 +314,7 @@ class Unified:
     def _items(
         self, view: View, scored: list[Sequence], queue: list[Sequence]
     ) -> list[LearningItem]:
-        """Learning work by MACE's priority; overdue is what has passed the oldest prompt."""
+        """Learning work by MACE's priority. Work that ranks above the oldest prompt is starving."""
         ageing, gamma, now = 1.0 / self._options.patience_s, self._options.gamma, view.now
         read = {seq.scoring.trainer for seq in scored if seq.scoring and is_lone_score(seq)}
         items = []
@@ -337,7 +332,7 @@ class Unified:
         oldest = min([seq.request.arrival_s for seq in queue], default=now)
         prompt = _PROMPT_PRIORITY + _PROMPT_AGEING * ageing * (now - oldest)
         for item in items:
-            if not item.priority > prompt:  # nor is any that comes after it
+            if not item.priority > prompt:  # nor is any later item
                 break
             item.overdue = True
         return items
@@ -353,8 +348,8 @@ def _decision(
     learning: LearningPart,
     kept: set[int],
 ) -> Decision:
-    """Learning gives way first, but not what is overdue (`kept` of it has computed something), then
-    the latest of the least class."""
+    """Preempt learning first, then the latest arrival of the lowest class. Protected are starving
+    learning and the ids in `kept`."""
     protected = learning.protected | kept
     return Decision.on_device(
         tuple(chain.from_iterable(order)),
@@ -365,6 +360,6 @@ def _decision(
 
 
 def _victims(running: list[Sequence], protected: set[int]) -> tuple[int, ...]:
-    """Who gives way, in order: whoever came last by class and arrival."""
+    """Ids in the order of preemption: the last by class and arrival first."""
     found = [seq.seq_id for seq in reversed(running)]
     return tuple([each for each in found if each not in protected] if protected else found)

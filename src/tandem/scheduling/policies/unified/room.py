@@ -1,7 +1,7 @@
-"""What an iteration has left for learning and offline requests, and what of them fits into it.
+"""What an iteration has left for learning and offline requests, and which of their work fits.
 
-Counts rows, time, blocks and room for recordings down as they are given away; decides no order.
-Invariant: room only shrinks, so what has not fitted once does not fit later.
+Counts rows, time, blocks and recording rows down as they are granted; decides no order. Invariant:
+what is left only shrinks, so work that did not fit once does not fit later.
 """
 
 from __future__ import annotations
@@ -21,34 +21,31 @@ from tandem.scheduling.queues import is_waiting
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import View
 
-# A piece of a training forward is not shorter, unless the rest is: pieces cost more than one.
+# Least rows of a piece of a training forward, unless fewer are left: each piece has a fixed cost.
 PIECE_TOKENS = 64
 
 
 # A struct, since one is made for every step in every iteration (docs/adr/0017).
 class LearningItem(Struct, gc=False):
-    """A training step, or a score that was asked for alone.
-
-    A step is `held` up while a score that has begun reads the parameters that it updates.
-    """
+    """A training step, or a score requested on its own."""
 
     priority: float
     arrival_s: float
     sequences: Collection[Sequence]
     step: StepWork | None = None
-    overdue: bool = False
-    held: bool = False
+    overdue: bool = False  # starving: it goes before waiting prompts
+    held: bool = False  # its update waits for a running score that reads the parameters
 
     @property
     def sliced(self) -> StepWork | None:
-        """The step if layers of it or its update may run now."""
+        """The step, if some of its layers or its update may run now."""
         step = self.step
         if step is None or not step.due or (self.held and step.updatable):
             return None
         return step
 
     def least_s(self, latency: LatencyModel) -> float:
-        """Time of the smallest piece of work that it can be given."""
+        """Seconds of its smallest piece of work."""
         owed = next(iter(self.step.owed()), None) if self.step is not None else None
         if owed is not None:
             return latency.slice_s(owed.backward, 1)
@@ -62,36 +59,33 @@ class LearningItem(Struct, gc=False):
 
 @dataclass(slots=True)
 class Room:
-    """Room of one iteration: `pass_s` for its whole pass, whose work so far is `work`, predicted to
-    take `work_s`, and for the slices after it; `blocks` beside those that are held, none of which
-    are if it is `empty`; `slots` for sequences that do not run yet: one that got none would hold up
-    all after it, and so would an overdue one that needs more than `most_blocks`, which nobody may
-    take from others.
+    """What is left of one iteration.
 
-    A forward of which only a part fits waits until the pass may take `full_s`.
+    Admission stops at the first sequence that gets no slot, or no blocks, so `slots`, `blocks` and
+    `most_blocks` are checked here.
     """
 
     latency: LatencyModel
     block_size: int
-    empty: bool
-    tokens: int
-    pass_s: float
-    work: PassWork
-    work_s: float
+    empty: bool  # whether no sequence holds blocks
+    tokens: int  # rows
+    pass_s: float  # seconds for the whole pass and the slices after it
+    work: PassWork  # the pass so far
+    work_s: float  # its predicted seconds
     recording_rows: int
-    blocks: int
-    slots: int
-    full_s: float = 0.0
-    most_blocks: float = float("inf")
-    opened: set[int] = field(default_factory=set)
-    too_many: float = float("inf")  # rows from a sequence's beginning that do not fit any more
+    blocks: int  # KV blocks beside those that are held
+    slots: int  # for sequences that do not run yet
+    full_s: float = 0.0  # a part of a forward waits until the pass may take this long
+    most_blocks: float = float("inf")  # for a starving sequence; other blocks are protected
+    opened: set[int] = field(default_factory=set)  # recordings that this iteration opens
+    too_many: float = float("inf")  # rows from a sequence's start that do not fit
 
     def left_s(self) -> float:
-        """Seconds after the pass as it is now."""
+        """Seconds left after the pass as it is now."""
         return self.pass_s - self.work_s
 
     def forwards(self, item: LearningItem, needed: bool) -> list[Candidate]:
-        """What fits of an item's forwards, in order; with `needed` at least one piece of them."""
+        """The forwards of an item that fit, in order; with `needed`, at least one piece of them."""
         candidates: list[Candidate] = []
         if self.too_many <= 1 and not needed:
             return candidates
@@ -99,11 +93,11 @@ class Room:
         if not begun and self.slots <= 0:
             return candidates
         rest = sum([len(seq.tokens) - seq.computed for seq in item.sequences])
-        # Those that have begun first: they may hold what others need.
+        # Running sequences first: they may hold blocks that others need.
         for seq in chain(begun, filter(is_waiting, item.sequences)):
             start = seq.computed
             left = len(seq.tokens) - start
-            # What joins a pass that records already costs no more than its rows.
+            # In a pass that records already, a piece costs no more than its rows.
             least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
             first = needed and not candidates
             if min(least, self.tokens) >= self.too_many and not first:
@@ -136,10 +130,11 @@ class Room:
         every_decode: bool,
         needed: bool,
     ) -> list[Candidate]:
-        """What fits of offline requests: decodes, prompts that have begun, then those of `waiting`,
-        each with how many of its tokens are cached.
+        """Offline requests that fit: decodes, prompts that have begun, then those of `waiting`,
+        each with the number of its cached tokens.
 
-        With `every_decode` decodes run whatever the time; with `needed` at least one piece does.
+        With `every_decode` all decodes run, whatever the time. With `needed` at least one piece
+        runs.
         """
         decodes = [seq for seq in running if seq.decoding]
         fitting = min(max(0, self.tokens), len(decodes))
@@ -161,7 +156,7 @@ class Room:
         return found
 
     def leave(self, queue: list[Sequence]) -> None:
-        """Take off the slots and blocks of requests that start before what comes now."""
+        """Subtract the slots and blocks of `queue`, the requests that start before."""
         self.slots -= len(queue)
         self.blocks -= sum([-(-len(seq.tokens) // self.block_size) for seq in queue])
 
@@ -171,7 +166,7 @@ class Room:
         return self.latency.forward_s(work) <= self.pass_s
 
     def _prompt(self, seq: Sequence, start: int, *, needed: bool) -> int:
-        """How many rows of a prompt fit from position `start` on; counts them as taken."""
+        """How many rows of a prompt fit from position `start` on. Counts them as granted."""
         starts = is_waiting(seq)
         blocks = -(-len(seq.tokens) // self.block_size) if starts else 0
         if starts and (self.slots <= 0 or (blocks > self.blocks and not self.empty)):
@@ -195,8 +190,8 @@ class Room:
         return rows
 
     def _affordable(self, start: int, rest: int, least: int) -> int:
-        """How many of `rest` rows from position `start` on there is time for; 0 if there is not for
-        `least`, which takes one prediction to find out."""
+        """How many of `rest` rows from position `start` on there is time for; 0 if there is none
+        for `least`, which takes one prediction to find out."""
         most = min(rest, self.tokens)
         least = min(least, most)
         rows = self.latency.rows_within(self.work, start, most, self.pass_s, least)
@@ -205,7 +200,7 @@ class Room:
         return rows
 
     def _can_start(self, item: LearningItem, seq: Sequence) -> bool:
-        """Whether there seem to be blocks and room for its recording; counts them as taken."""
+        """Whether blocks and recording rows seem to be free for it. Counts them as granted."""
         if self.slots <= 0:
             return False
         blocks = -(-len(seq.tokens) // self.block_size)
@@ -227,8 +222,7 @@ class Room:
 
 
 def _most(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, if what is smaller than one that fits does; 0 if
-    none does."""
+    """The largest number up to `most` that fits, or 0. Whatever is below one that fits must fit."""
     if most <= 0 or fits(most):
         return max(0, most)
     low, high = 0, most
@@ -239,20 +233,20 @@ def _most(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def half_computed(items: Iterable[LearningItem]) -> list[Sequence]:
-    """Overdue sequences that keep their blocks; what has computed nothing yet loses nothing."""
+    """Starving sequences that keep their blocks. Those without computed tokens lose nothing."""
     return [seq for item in items if item.overdue for seq in item.sequences if seq.computed]
 
 
 def most_blocks(view: View, kept: list[Sequence]) -> float:
-    """What a sequence may need that starts while these keep their blocks and grow by one each."""
+    """Most blocks for a new sequence while these keep theirs and each grows by one block."""
     return view.num_blocks - view.blocks_of(kept) - len(kept) if kept else float("inf")
 
 
 def stands_in_the_way(
     view: View, items: Iterable[LearningItem], serving: list[Sequence], first: Sequence
 ) -> bool:
-    """Whether half-computed overdue learning leaves no room for `first`, the first request that
-    waits beside those of `serving`, even if all others give way."""
+    """Whether half-computed starving learning leaves no place for `first`, the first waiting
+    request beside those of `serving`, even if all other sequences are preempted."""
     kept = half_computed(items)
     if not kept:
         return False

@@ -1,6 +1,6 @@
-"""The requests of an iteration: how many rows and how much time they take, and when one is due.
+"""The requests of an iteration: their rows, their time, and when the first token is due.
 
-Foresees what admission will grant, nearly; changes nothing. Invariant: the budget of time is never
+Predicts what admission will grant, nearly; changes nothing. Invariant: the time budget is never
 less than what the requests themselves are predicted to take.
 """
 
@@ -17,36 +17,35 @@ from tandem.scheduling.policies.unified.load import RUSH
 from tandem.scheduling.queues import is_prompt
 from tandem.scheduling.view import View
 
-# Prompts join a pass without more ado while it takes at most this share of the TTFT objective of
-# each prompt that ends in it.
+# Prompts are batched without further conditions while the pass takes at most this share of the TTFT
+# objective of each prompt that ends in it.
 _LONG = 0.3
-# In a rush one prompt starts in so many TTFT objectives, its own or the default, whatever that does
-# to answers.
+# Under overload one prompt starts per this many TTFT objectives (its own or the default, if that is
+# shorter), whatever that does to answers.
 _LONGEST_HOLD = 4.0
-# And none waits for an answer whose TPOT leaves prompts less than this share of the time: they
-# would come far slower than they could.
+# No prompt is deferred for an answer whose TPOT leaves prompts less than this share of the time:
+# prompts would come far slower than they could.
 _LEAST_ROOM = 1 / 6
-# What costs as much as it saves to the last bits is worth it.
+# Costs that equal the savings up to rounding count as worth it.
 _TIE = 1.0 + 1e-6
 
 
 @dataclass(slots=True)
 class Serving:
-    """Waiting requests and which of them join the pass, the rows of the running ones, the pass of
-    all that take part, whether a prompt is `held` for the sake of answers, and seconds until the
-    first token is due."""
+    """The requests of one pass."""
 
-    queue: list[Sequence] = field(default_factory=list)
+    queue: list[Sequence] = field(default_factory=list)  # waiting requests
+    # those of the queue that are batched in this iteration
     joining: list[Sequence] = field(default_factory=list)
-    running_rows: int = 0
-    work: PassWork = field(default_factory=PassWork)
-    predicted_s: float = 0.0
-    held: bool = False
-    due_s: float = 0.0
+    running_rows: int = 0  # rows of running requests
+    work: PassWork = field(default_factory=PassWork)  # the pass of all requests that take part
+    predicted_s: float = 0.0  # seconds of that pass
+    held: bool = False  # whether a prompt is deferred to protect answers
+    due_s: float = 0.0  # seconds until the first token is due
 
     @property
     def rows(self) -> int:
-        """Rows of the pass, running requests' included."""
+        """Rows of the pass, including those of running requests."""
         return self.work.tokens
 
 
@@ -58,11 +57,11 @@ def foresee(
     busy: float,
     began_s: float = -math.inf,
 ) -> Serving:
-    """Rows and time of the requests as admission will grant them, nearly; and the time budget.
+    """Rows and time of the requests, nearly as admission will grant them, and the time budget.
 
-    Slack that was saved up is spent in passes of up to the ceiling: few long ones cost less than
-    many short ones. Prompts that are held back need time for their own pass before they are due.
-    With `busy` and `began_s`, see `joins`.
+    Saved slack is spent in passes of up to the ceiling, since few long passes cost less than many
+    short ones. Deferred prompts need time for their own pass before they are due. `busy` and
+    `began_s` are explained in `joins`.
     """
     deadlines.forget_ended(view)
     found = Serving(queue)
@@ -70,7 +69,7 @@ def foresee(
     due_s = deadlines.slack_s(view, running[:served] + found.joining)
     if left > 0:
         due_s = min(due_s, _held_s(view, deadlines, queue[len(found.joining) :]))
-    if found.held:  # the time that it waits for is nobody else's
+    if found.held:  # the deferred prompt waits for this time, so nothing else gets it
         due_s = 0.0
     found.due_s = max(due_s, found.predicted_s)
     return found
@@ -85,17 +84,18 @@ def joins(
 ) -> list[Sequence]:
     """The first of the waiting requests that are worth their place in the next pass.
 
-    All first tokens of a pass come at its end. Another prompt delays those before it by what it
-    takes, and saves itself and all behind it the constant cost of a pass; one of which only a part
-    fits, a part of that. Where the pass gets long for the objective of one of those before it, it
-    joins only if it saves more than it costs, summed over those who wait. What is lost also delays
-    who is still to come: with a share `busy` of the time taken (`Load`), each of those who wait
-    stands for 1 / (1 - busy)^2, as the wait in a queue, busy / (1 - busy), grows with the load.
-    Answers that have begun, and what has no objective, join while there are rows.
+    All first tokens of a pass come at its end. One more prompt delays the prompts before it by the
+    time that it adds. It saves itself and all behind it the constant cost of a separate pass; if
+    only a part of it fits, that part of the cost. Once the pass is long for the objective of a
+    prompt before it, a prompt is batched only if it saves more than it costs, summed over the
+    requests that wait. Lost time also delays future requests. So each waiting request counts 1 / (1
+    - busy)^2, where `busy` is the share of the time that is taken (`Load`): the wait in a queue,
+    busy / (1 - busy), grows at this rate with the load. Preempted answers and requests without an
+    objective are batched while there are rows.
 
-    In a rush a prompt also waits where it would make an answer late that is on time (see
-    `_Answers`, which one last started at `began_s`); one that does not fit into the pass counts
-    with all of its rows.
+    Under overload, a prompt is also deferred if it would make an answer late that is on time.
+    `_Answers` has the rule; the last prompt started at `began_s`. A prompt that does not fit into
+    the pass counts with all of its rows.
     """
     if not queue:
         return queue
@@ -107,8 +107,9 @@ def joins(
 def _fill(
     view: View, running: list[Sequence], found: Serving, busy: float, began_s: float
 ) -> tuple[int, int]:
-    """The pass of the running requests and of those of the queue that join; how many of the former
-    take part, and how many rows are left: if any, all that did not join are held back."""
+    """The pass of the running requests and of the requests of the queue that are batched. Returns
+    how many running requests take part, and how many rows are left. If any are left, the other
+    requests of the queue are deferred."""
     most, latency, queue = view.budgets.max_batch_tokens, view.latency, found.queue
     served, left, ends = _add_running(running, most, found.work)
     ending = len(ends)
@@ -151,20 +152,21 @@ def _fill(
 
 @dataclass(slots=True)
 class _Answers:
-    """The running answers for whose sake prompts wait in a rush, since with all of them everybody
-    would be late: what they can spare, that is the longest pass after which each that is on time
-    still is (Echo's smallest slack, 5.1, here for prompts too), and when a prompt last started.
+    """The running answers for which prompts are deferred under overload. If all prompts started,
+    every request would be late.
 
-    Token i after the first is on time until i * TPOT after it. Nobody waits for an answer whose
-    next one is late already, or whose first one was, or whose decodes leave prompts no room.
+    Token i after the first is on time until i * TPOT after it. Ignored are answers whose first
+    token was late, whose next token is late already, or whose decodes leave prompts no time.
     """
 
+    # Longest pass, in seconds, after which every answer that is on time still is: Echo's smallest
+    # slack (5.1), applied to prompts too.
     spare_s: float = math.inf
-    began_s: float = -math.inf
+    began_s: float = -math.inf  # when a prompt last started
 
     @staticmethod
     def of(view: View, running: list[Sequence], began_s: float) -> _Answers:
-        """Those of these requests."""
+        """The answers among the `running` requests."""
         decodes = PassWork()
         decodes.decode_all([len(seq.tokens) for seq in running if seq.first_token_s is not None])
         least_s = view.latency.forward_s(decodes) / (1.0 - _LEAST_ROOM)
@@ -181,8 +183,8 @@ class _Answers:
         return _Answers(spare_s, began_s)
 
     def start(self, view: View, seq: Sequence, seconds: float) -> bool:
-        """Start a prompt that takes so long, unless it has to wait for them: not once none has
-        started for several TTFT objectives. Whether it starts."""
+        """Start a prompt whose pass takes `seconds`, unless it is deferred; returns whether it
+        starts. It is not deferred once none has started for several TTFT objectives."""
         ttft_s = min((seq.request.slo or view.default_slo).ttft_s, view.default_slo.ttft_s)
         if seconds > self.spare_s and view.now - self.began_s < _LONGEST_HOLD * ttft_s:
             return False
@@ -191,7 +193,7 @@ class _Answers:
 
 
 def _most_s(view: View, seq: Sequence) -> float:
-    """How long the pass in which `seq` ends may get without more ado."""
+    """How long the pass in which `seq` ends may get without further conditions."""
     request = seq.request
     if request.work_class is not WorkClass.ONLINE:
         return math.inf
@@ -199,8 +201,8 @@ def _most_s(view: View, seq: Sequence) -> float:
 
 
 def _held_s(view: View, deadlines: Deadlines, held: list[Sequence]) -> float:
-    """Seconds until a pass of those that are held back has to begin, at the latest; of a batch's
-    rows of them, as if they shared it."""
+    """Seconds until a pass of the deferred requests has to begin. It has at most a batch's rows of
+    them, as if they shared it."""
     work, due_s, left = PassWork(), math.inf, view.budgets.max_batch_tokens
     for seq in held:
         if left <= 0:
@@ -214,7 +216,7 @@ def _held_s(view: View, deadlines: Deadlines, held: list[Sequence]) -> float:
 
 
 def _start(view: View, seq: Sequence) -> int:
-    """The first token of a waiting sequence that is not cached."""
+    """The first position of a waiting sequence that is not cached."""
     return seq.computed or min(view.match(seq), len(seq.tokens) - 1)
 
 
@@ -227,8 +229,8 @@ def _span_s(view: View, start: int, rows: int) -> float:
 def _add_running(
     sequences: list[Sequence], left: int, work: PassWork
 ) -> tuple[int, int, list[Sequence]]:
-    """Add the rows of running requests to `work`, `left` at most; how many take part, what is left,
-    and whose prompts end."""
+    """Add at most `left` rows of running requests to `work`. Returns how many requests take part,
+    the rows left, and the sequences whose prompts end."""
     contexts: list[int] = []
     ending: list[Sequence] = []
     served = 0

@@ -1,9 +1,9 @@
-"""Who of the online requests goes first once some are too late to meet their objective.
+"""Which online requests go first once some are too late for their objective.
 
-First come, first served makes everybody late once the queue is longer than the objective. Here
-those that can still be in time go first, and late ones have a share of the starts and of the passes
-with prompts: none starves. Invariant: while nobody is late, the order is that of class and arrival,
-and all that run take part.
+With first come, first served, every request is late once the queue is longer than the objective.
+Here requests that can be in time go first. Late ones get a share of the starts and of the passes
+with prompts, so none starves. Invariant: while no request is late, the order is by class and
+arrival, and no running request is paused.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from tandem.scheduling.policies.unified.load import RUSH
 from tandem.scheduling.queues import first_waiting
 from tandem.scheduling.view import View
 
-# Late answers rest while they are at most so large a share of the requests that run, and all that
-# runs of the slots: else nobody has much of it, and they would keep others from starting.
+# Late answers are paused only while they are at most this share of the running requests, and
+# running sequences are at most this share of the slots. Otherwise pausing helps little, and paused
+# answers keep others from starting.
 _FEW = 0.5
 
 
 class Turns:
-    """Remembers whom it put first, how many of these have started, and how many passes had prompts.
+    """Keeps the requests that it put first, how many of these have started, and the number of
+    passes with prompts.
 
-    `late_share` of the starts are of late requests while others are in time, and beside prompts a
-    late answer has so large a share of the passes; with 1 the order is always that of class and
-    arrival, and everybody takes part.
+    `late_share` of the starts go to late requests while others are in time. Late answers take part
+    in the same share of the passes with prompts. With 1 the order is always by class and arrival,
+    and no request is paused.
     """
 
     def __init__(self, late_share: float) -> None:
@@ -36,7 +38,7 @@ class Turns:
     def queue(self, view: View, count: int) -> list[Sequence]:
         """The first `count` waiting sequences, in the order in which they should start.
 
-        Answers that have begun (and were preempted) come first: somebody reads them.
+        Preempted answers come first, since their clients are already reading.
         """
         first = first_waiting(view, count)
         if self._late_share >= 1.0 or not view.starts.any_late(view.now):
@@ -53,12 +55,12 @@ class Turns:
     def resting(
         self, view: View, serving: list[Sequence], joining: list[Sequence], busy: float
     ) -> set[int]:
-        """Which of the running requests leave the next pass to the others, by their numbers: while
-        those that are `joining` start, most of the answers that are late, each in its turn. Called
-        once for each pass of requests; `busy` is the share of the time that prompts have had.
+        """Ids of the running requests that are paused in the next pass. While prompts of `joining`
+        start, most of the late answers pause, in turns. Called once per pass of requests. `busy` is
+        the share of the time that prompts have had.
 
-        An answer is late if its first token came too late because its request had to wait: it has
-        missed its objective whatever happens now, and its row would delay those that have not.
+        An answer is late if its first token came too late because its request had to wait. It has
+        missed its objective whatever happens now, and its row would delay requests that have not.
         """
         share = self._late_share
         if not joining or share >= 1.0 or busy < RUSH:
@@ -75,7 +77,7 @@ class Turns:
         return {seq_id for seq_id, turn in turns if int((turn + 1) * share) == int(turn * share)}
 
     def _settle(self) -> None:
-        """Count the starts of those that were offered last: whoever stands first starts first."""
+        """Count how many of the requests offered last have started. They start in order."""
         for seq in self._offered:
             if seq.status is SequenceStatus.WAITING:
                 break
@@ -84,7 +86,7 @@ class Turns:
         self._offered = []
 
     def _merge(self, in_time: list[Sequence], late: list[Sequence], count: int) -> list[Sequence]:
-        """A late one whenever their share has grown to a whole start, else one that is in time."""
+        """A late request whenever their share makes up a whole start, else one in time."""
         merged: list[Sequence] = []
         credit, next_in_time, next_late = self._credit, 0, 0
         for _ in range(min(count, len(in_time) + len(late))):
