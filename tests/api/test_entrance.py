@@ -270,7 +270,7 @@ def test_every_answer_has_an_id_and_echoes_the_clients(http: httpx.Client) -> No
 
 
 @pytest.mark.parametrize(
-    "path", [*NOT_SERVED, "/v1/batches/b-1/cancel", "/v1/messages/count_tokens"]
+    "path", [*NOT_SERVED, "/v1/responses/r-1/cancel", "/v1/messages/count_tokens"]
 )
 def test_what_others_serve_is_refused_by_name(http: httpx.Client, path: str) -> None:
     answer = http.post(path, json={})

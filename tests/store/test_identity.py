@@ -74,7 +74,8 @@ async def age(store: Store, root: Path) -> None:
         ):
             change = f"UPDATE {table} SET {column} = :root || {column} WHERE {column} != ''"
             connection.execute(sa.text(change), {"root": f"{root}/"})
-        connection.exec_driver_sql("DROP TABLE identity")
+        for table in ("identity", "batch_results", "batches"):
+            connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("DROP INDEX feedback_by_same")
         for table, column in (
             ("jobs", "start_version"),

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from tandem.api.adapters import AdapterRequest, ImportRequest, RollBackRequest
+from tandem.api.batches import CreateBatchRequest
 from tandem.api.feedback import FeedbackRequest
 from tandem.api.fine_tuning import CreateJobRequest
 from tandem.api.guard import OPEN_ROUTES
@@ -36,6 +37,7 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/adapters/{name}/import": ImportRequest,
     "/v1/adapters/{name}/rollback": RollBackRequest,
     "/v1/feedback": FeedbackRequest,
+    "/v1/batches": CreateBatchRequest,
     "/v1/fine_tuning/jobs": CreateJobRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
@@ -45,6 +47,7 @@ WITHOUT_BODY = frozenset(
     (
         "/v1/adapters/{name}/versions/{version}/publish",
         "/v1/adapters/{name}/versions/{version}/refuse",
+        "/v1/batches/{batch_id}/cancel",
         "/v1/fine_tuning/jobs/{job_id}/cancel",
         "/v1/fine_tuning/jobs/{job_id}/pause",
         "/v1/fine_tuning/jobs/{job_id}/resume",
@@ -55,6 +58,7 @@ _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 _WHOSE = {"adapter": _TEXT, "user": _TEXT, "state": _TEXT, "keys": {"enum": ["all"]}}
 QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
     ("GET", "/v1/adapters/{name}/events"): {"limit": _NUMBER, "before": _NUMBER},
+    ("GET", "/v1/batches"): {"limit": _NUMBER, "after": _TEXT},
     ("GET", "/v1/feedback"): {**_WHOSE, "limit": _NUMBER, "after": _TEXT},
     ("DELETE", "/v1/feedback"): _WHOSE,
     ("GET", "/v1/files"): {

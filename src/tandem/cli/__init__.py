@@ -1,4 +1,4 @@
-"""The command line: serve, chat, adapters, feedback, finetune, bench, simulate, profile, doctor.
+"""The command line; one module a command, or a group of commands.
 
 Commands import what they need when they run, so that help and chat start without torch.
 """
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from tandem import __version__
-from tandem.cli import adapters, bench, feedback, finetune
+from tandem.cli import adapters, batch, bench, feedback, finetune
 from tandem.cli.fidelity import fidelity_command
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.cli.output import refusals, with_folder
@@ -29,6 +29,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(feedback.app, name="feedback")
 app.add_typer(finetune.app, name="finetune")
+app.add_typer(batch.app, name="batch")
 
 
 _SERVE_EXAMPLES = """\

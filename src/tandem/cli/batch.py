@@ -1,0 +1,202 @@
+"""`tandem batch`: answer a file of requests, through a running server or one of its own.
+
+Knows the batch API only. Invariant: leaving never ends a batch on a server that runs on.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tandem.cli.output import with_folder
+from tandem.cli.remote import (
+    DEFAULT_URL,
+    Key,
+    Remote,
+    RemoteError,
+    Unreachable,
+    Url,
+    connected,
+    plain,
+    table,
+)
+
+app = typer.Typer(help="Files of requests that are answered when there is room.")
+
+BatchId = Annotated[str, typer.Argument(help="Id of the batch")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="File for answers", callback=with_folder)
+]
+Errors = Annotated[
+    Path | None,
+    typer.Option(help="File for lines without an answer; default: beside it", callback=with_folder),
+]
+_POLL_S = 0.5
+_ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@app.command("run")
+def run_command(
+    requests: Annotated[Path, typer.Argument(help="JSONL as of OpenAI's batch API")],
+    out: Out = None,
+    errors: Errors = None,
+    serve: Annotated[
+        str, typer.Option(help="Serve this model for the batch alone, instead of asking --url")
+    ] = "",
+    window: Annotated[str, typer.Option(help="Time until it expires, such as 24h or 90m")] = "24h",
+    newest: Annotated[
+        bool, typer.Option("--newest", help="Answer with the newest version of an adapter")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+) -> None:
+    """Upload a file of requests, wait for the answers, and write them."""
+    console = Console(stderr=True)
+    with _server(serve, url, console) as address, connected(address, api_key) as server:
+        body: dict[str, Any] = {
+            "input_file_id": server.upload(requests, "batch"),
+            "endpoint": _endpoint(requests),
+            "completion_window": window,
+            "adapter_version": "newest" if newest else "pinned",
+        }
+        batch = server.post("batches", body)
+        console.print(plain(batch["id"]), markup=False, highlight=False)
+        target = out or requests.with_name(f"{requests.stem}.output.jsonl")
+        raise typer.Exit(_finish(server, batch["id"], target, errors, console))
+
+
+@app.command("watch")
+def watch_command(
+    batch_id: BatchId,
+    out: Out = None,
+    errors: Errors = None,
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+) -> None:
+    """Show the progress of a batch until it ends, then write its answers."""
+    console = Console(stderr=True)
+    target = out or Path(f"{batch_id}.output.jsonl")
+    with connected(url, api_key) as server:
+        raise typer.Exit(_finish(server, batch_id, target, errors, console))
+
+
+@app.command("list")
+def list_command(url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Show the batches of this API key, newest first."""
+    with connected(url, api_key) as server:
+        found = server.get("batches", limit=100)["data"]
+    rows = []
+    for batch in found:
+        counts = batch["request_counts"]
+        done = f"{counts['completed'] + counts['failed']}/{counts['total']}"
+        rows.append([batch["id"], batch["status"], done, counts["failed"], batch["model"] or ""])
+    Console().print(table(("id", "status", "lines", "failed", "model"), rows))
+
+
+@app.command("cancel")
+def cancel_command(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
+    """Give a batch up; what was answered is kept."""
+    with connected(url, api_key) as server:
+        batch = server.post(f"batches/{batch_id}/cancel")
+    print(plain(f"{batch['id']}: {batch['status']}"))
+
+
+def _endpoint(requests: Path) -> str:
+    """The first line's; the server looks at all of them."""
+    try:
+        with requests.open(encoding="utf-8-sig", errors="replace") as stream:
+            first = stream.readline()
+    except OSError as error:
+        raise RemoteError(f"cannot read {requests}: {error}") from error
+    found = re.search(r'"url"\s*:\s*"([^"]*)"', first)
+    return found[1] if found else "/v1/chat/completions"
+
+
+def _finish(server: Remote, batch_id: str, out: Path, errors: Path | None, console: Console) -> int:
+    """Wait, write, say what came of it; the exit code, 0 if every line has an answer."""
+    batch = _wait(server, batch_id, console)
+    for problem in (batch["errors"] or {"data": []})["data"]:
+        where = f"line {problem['line']}: " if problem["line"] else ""
+        console.print(plain(f"{where}{problem['message']}"), markup=False, style="red")
+    counts = batch["request_counts"]
+    beside = errors or out.with_name(f"{out.stem}.errors{out.suffix}")
+    for file_id, path in ((batch["output_file_id"], out), (batch["error_file_id"], beside)):
+        if file_id:
+            server.download(f"files/{file_id}/content", path)
+            console.print(plain(f"written to {path}"), markup=False, highlight=False)
+    told = f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer"
+    console.print(plain(told), markup=False, highlight=False)
+    return 0 if batch["status"] == "completed" and not counts["failed"] else 1
+
+
+def _wait(server: Remote, batch_id: str, console: Console) -> dict[str, Any]:
+    """A progress bar until the batch has ended; a server that is away is waited for."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task("validating", total=None)
+        try:
+            while True:
+                try:
+                    batch = server.get(f"batches/{batch_id}")
+                except Unreachable:
+                    progress.update(bar, description="no answer")
+                    time.sleep(_POLL_S)
+                    continue
+                counts = batch["request_counts"]
+                done, total = counts["completed"] + counts["failed"], counts["total"] or None
+                progress.update(bar, description=batch["status"], completed=done, total=total)
+                if batch["status"] in _ENDED:
+                    return batch
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            again = f"the batch goes on; see it again: tandem batch watch {batch_id}"
+            progress.console.print(plain(again), markup=False, highlight=False)
+            raise typer.Exit(130) from None
+
+
+@contextmanager
+def _server(model: str, url: str, console: Console) -> Iterator[str]:
+    """The address of a server: the one at `url`, or one that serves `model` meanwhile."""
+    if not model:
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="tandem-batch-") as state:
+        flags = ["--port", "0", "--store-directory", state, "--no-learning"]
+        command = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", model]
+        process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+        try:
+            yield _address(process, console)
+        finally:
+            process.terminate()
+            process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
+
+
+def _address(process: subprocess.Popen[str], console: Console) -> str:
+    """Once the server is ready; what it says until then is shown, later it is not."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if match := re.search(r"ready on (http://\S+)", line):
+            threading.Thread(target=_drain, args=(process,), daemon=True).start()
+            return match[1]
+        console.print(plain(line.rstrip()), markup=False, highlight=False)
+    raise RemoteError(f"the server ended with {process.wait()}")
+
+
+def _drain(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    for _ in process.stderr:
+        pass

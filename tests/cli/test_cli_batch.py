@@ -1,0 +1,84 @@
+"""`tandem batch` against a server over the scripted engine, and with one of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fake_engine import FakeEngine, Script
+from serving import live, make_app
+from tandem.cli import app
+
+RUNNER = CliRunner(env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with live(make_app(FakeEngine(lambda request, index: Script(delay_s=0.001)))) as url:
+        yield url
+
+
+def run(*arguments: str) -> Result:
+    return RUNNER.invoke(app, ["batch", *arguments])
+
+
+def requests(folder: Path, count: int = 5, **body: Any) -> Path:
+    path = folder / "in.jsonl"
+    asked = {"model": "demo", "prompt": "Rivers:", "max_tokens": 2} | body
+    lines = [
+        {"custom_id": f"r{n}", "method": "POST", "url": "/v1/completions", "body": asked}
+        for n in range(count)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def ids(path: Path) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+def test_a_file_is_answered(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out.jsonl"
+    result = run("run", str(requests(tmp_path)), "-o", str(out), "--url", url)
+    assert result.exit_code == 0, result.output
+    assert ids(out) == ["r0", "r1", "r2", "r3", "r4"]
+    assert "completed: 5 of 5 lines have an answer" in result.output
+    assert not (tmp_path / "new" / "out.errors.jsonl").exists()
+    listed = run("list", "--url", url)
+    assert "completed" in listed.output and "5/5" in listed.output
+    [batch_id] = [word for word in listed.output.split() if word.startswith("batch_")]
+    again = tmp_path / "again.jsonl"
+    assert run("watch", batch_id, "-o", str(again), "--url", url).exit_code == 0
+    assert again.read_text() == out.read_text()
+    refused = run("cancel", batch_id, "--url", url)
+    assert refused.exit_code == 1 and "cannot be cancelled" in refused.output
+
+
+def test_lines_without_an_answer_are_written_beside(url: str, tmp_path: Path) -> None:
+    result = run("run", str(requests(tmp_path, temperature=9)), "--url", url)
+    assert result.exit_code == 1
+    assert ids(tmp_path / "in.output.errors.jsonl") == ["r0", "r1", "r2", "r3", "r4"]
+    assert not (tmp_path / "in.output.jsonl").exists()
+
+
+def test_a_file_that_is_none_is_told_by_its_lines(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("{}\n[")
+    result = run("run", str(path), "--url", url)
+    assert result.exit_code == 1 and "line 2: it is not valid JSON" in result.output
+    missing = run("run", str(tmp_path / "none"), "--url", url)
+    assert missing.exit_code == 1 and "cannot read" in missing.output
+
+
+def test_an_engine_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    result = run("run", str(requests(tmp_path, 3)), "-o", str(out), "--serve", "demo")
+    assert result.exit_code == 0, result.output
+    assert ids(out) == ["r0", "r1", "r2"]
+    broken = run("run", str(requests(tmp_path, 3)), "--serve", str(tmp_path / "none"))
+    assert broken.exit_code == 1 and "there is no directory" in broken.output
