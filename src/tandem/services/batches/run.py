@@ -39,6 +39,7 @@ OUTPUT_PURPOSE = "batch_output"
 _AT_ONCE = 500  # lines of a file in memory
 _TRIES = 3
 _BYTES_A_TOKEN = 3
+_ANY_BYTES = 1 << 40
 _LOOK_S = 1.0
 _WORKING = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
 
@@ -79,12 +80,14 @@ class BatchRun:
         if file is None:
             await self._fail([BatchError("file_gone", "the input file is gone")])
             return
-        tools, endpoint = self._tools, self.batch.endpoint
-        plan = await asyncio.to_thread(
-            read_plan, file, endpoint, tools.most_lines, tools.most_bytes
-        )
+        limits = self._tools.most_lines, self._tools.most_bytes
+        if self.batch.total:  # it was validated; limits that were changed since do not concern it
+            limits = self.batch.total, _ANY_BYTES
+        plan = await asyncio.to_thread(read_plan, file, self.batch.endpoint, *limits)
         if self.batch.status is BatchStatus.VALIDATING and not await self._begin(plan):
             return
+        if len(plan.lines) != self.batch.total:
+            raise OSError(f"the input file of {self.batch.batch_id} is not what it was")
         if self.batch.status is not BatchStatus.FINALIZING:
             pinned = await self._pin()
             try:
@@ -254,7 +257,7 @@ class BatchRun:
     def _final(self) -> BatchStatus:
         if BatchStatus.CANCELLING.value in self.batch.stamps:
             return BatchStatus.CANCELLED
-        expired = any(error.code == "batch_expired" for error in self.batch.errors)
+        expired = BatchStatus.EXPIRED.value in self.batch.stamps
         return BatchStatus.EXPIRED if expired else BatchStatus.COMPLETED
 
     async def _close_lines(self, file: Path, plan: Plan) -> None:
@@ -281,8 +284,8 @@ class BatchRun:
             ]
             await self._store.write(rows.keep, self.batch, results)
         if not cancelled:
-            problem = BatchError(code, f"{len(left)} requests were not answered in time")
-            self.batch = replace(self.batch, errors=(problem,))
+            stamps = {**self.batch.stamps, BatchStatus.EXPIRED.value: self._tools.now()}
+            self.batch = replace(self.batch, stamps=stamps)
 
     async def _write(self, file_id: str, *, ok: bool) -> None:
         if await self._tools.files.known(file_id):
