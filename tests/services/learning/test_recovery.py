@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,15 @@ from tandem.store import adapters, events, files, samples
 # Children begin with everything imported, and without this process's threads.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["learning_child"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preloaded() -> None:
+    """The server of processes looks for what it is to load on its own path, and says nothing where
+    that is not found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
 
 
 def die_at(directory: Path, point: str, nth: int) -> None:
