@@ -7,11 +7,12 @@ answers can be compared token by token.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     Gemma2Config,
@@ -126,6 +127,17 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "olmo2": _olmo2,
     "granite": _granite,
 }
+
+
+def with_kernels(names: Iterable[str]) -> list[Any]:
+    """(name, kernels) for tests: each family with compiled kernels, some without. The rest without
+    is `make test-full`'s."""
+    return [
+        pytest.param(name, kernels, marks=[] if quick else [pytest.mark.full])
+        for name in names
+        for kernels in ("auto", "off")
+        for quick in [kernels == "auto" or name in ("llama", "gemma2")]
+    ]
 
 
 def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

@@ -50,7 +50,7 @@ from tandem.core.training import (
 from tandem.executor.executor import DeviceExecutor
 from tandem.executor.kv_storage import block_bytes
 from tandem.model.load import LoadedModel, load_model, prepare_model
-from tiny_models import VOCAB, clear_rows, make_model, reference_logits
+from tiny_models import VOCAB, clear_rows, make_model, reference_logits, with_kernels
 from training_harness import gentle
 
 EXAMPLES = 60 if os.environ.get("TANDEM_TEST_FULL") else 6
@@ -184,8 +184,7 @@ def wrong(name: str, prompt: list[int], answer: list[int], met: Met) -> list[int
     return (clear & (logits.argmax(-1) != torch.tensor(answer))).nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "kernels"), with_kernels(FAMILIES))
 def test_greedy_answers_are_transformers_own_beside_training(name: str, kernels: str) -> None:
     model, met = loaded(name, kernels), Met()
 
@@ -205,8 +204,7 @@ def test_greedy_answers_are_transformers_own_beside_training(name: str, kernels:
     assert met.shared_passes > EXAMPLES and met.slices > 0 and met.updates > 0, met
 
 
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "kernels"), with_kernels(FAMILIES))
 def test_a_leak_of_the_trained_adapter_is_noticed(name: str, kernels: str) -> None:
     """Negative control, in a situation with enough steps for the adapter to matter."""
     prompt = list(range(20, 30))
@@ -250,8 +248,7 @@ def test_log_probs_of_the_demo_model_drift_within_bounds_in_bf16(
     check_drift(measure(inexact, exact, together))
 
 
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "kernels"), with_kernels(FAMILIES))
 def test_log_probs_drift_within_bounds_in_bf16(name: str, kernels: str) -> None:
     inexact, exact = (
         prepare_model(gentle(name, dtype), ModelConfig(model=name, kernels=kernels))

@@ -36,6 +36,7 @@ from tiny_models import (
     make_model,
     reference_logits,
     save_adapter,
+    with_kernels,
 )
 
 EXAMPLES = 400 if os.environ.get("TANDEM_TEST_FULL") else 12
@@ -150,8 +151,10 @@ class Agreement:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    with_kernels(["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"]),
+)
 def test_greedy_equals_transformers(name: str, kernels: str, device: str) -> None:
     model, total = loaded(name, kernels, device), Agreement()
 
@@ -186,8 +189,7 @@ def adapter_paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize(("name", "kernels"), with_kernels(["llama", "qwen3", "gemma2"]))
 def test_greedy_with_adapters_equals_peft(
     name: str, kernels: str, device: str, adapter_paths: dict[str, dict[str, str]]
 ) -> None:

@@ -74,8 +74,9 @@ def compare(executor, base, kind, rng, pressure=0.0, haste=0.0):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mode", ["off", "auto"])
-@pytest.mark.parametrize("name", sorted(tiny_models.ARCHITECTURES))
+@pytest.mark.parametrize(
+    ("name", "mode"), tiny_models.with_kernels(sorted(tiny_models.ARCHITECTURES))
+)
 def test_equals_plain_autograd(name, mode, device):
     executor = make_executor(gentle(name).to(device), mode)
     for kind in sorted(ROLES):
