@@ -189,19 +189,15 @@ def plan_steps(
 ) -> list[StepPlan]:
     """Steps over `chosen`, once; each kind of sample has steps of its own.
 
-    A step of thumbs has as many likes as others have samples, and the dislikes among them beside:
-    an update moves the model as far whatever it is made of, and only likes say where to. A share of
-    each step is replay: of the samples `seen` by earlier versions those that were used least come
-    first, among them those with the highest loss. In a later `epoch` neighbours differ.
+    A share of each step is replay: of the samples `seen` by earlier versions those that were used
+    least come first, among them those with the highest loss. In a later `epoch` neighbours differ.
     """
     steps: list[StepPlan] = []
     for kind in SampleKind:
         new = _mixed([head for head in chosen if head.kind is kind])
         if not new:
             continue
-        fold = len(new) / max(1, sum(not is_dislike(head) for head in new))
-        whole = round(fold * settings.batch_samples)
-        replayed = round(fold * settings.replay_samples)
+        whole, replayed = settings.batch_samples, settings.replay_samples
         old = sorted(
             (head for head in seen if head.kind is kind),
             key=lambda head: (head.uses, -_loss(head), head.row),

@@ -89,7 +89,7 @@ class PreparedStep:
 class StepShape:
     """What the steps of one trainer have in common. `rows` bounds a micro-batch (0: nothing
     known). An update with less evidence than `full_samples` of weight 1 moves the model less (0:
-    only the weights count, not the number). Of thumbs the likes are evidence."""
+    only the weights count, not the number)."""
 
     trainer: str
     reference: Model
@@ -145,8 +145,7 @@ class StepMaker:
             sequences = sequences_of(batch, self._last, self._encoder.most_tokens)
             filled.append(await self._references.fill(self._shape.reference, sequences))
             self._last = batch[-1]
-        told = [each for each in encoded if each.desirable] or encoded
-        scale = self.room * self._shape.scale([each.weight for each in told])
+        scale = self.room * self._shape.scale([each.weight for each in encoded])
         step = TrainingStep(step_id, self._shape.trainer, loss, tuple(filled), urgency, scale)
         return PreparedStep(step, tuple(tuple(e.sample_id for e in batch) for batch in batches))
 
