@@ -1,8 +1,8 @@
 """Which fields are accepted without effect, and which fields and routes are refused by name.
 
 OpenAI's clients send many fields. A field that we do not implement is fine at its default and an
-error otherwise, so that nobody believes it had an effect. Invariant: no field is dropped in
-silence; docs/api.md lists these tables and a test compares them.
+error otherwise, so that nobody believes it had an effect. Invariant: no field with a value is
+dropped in silence; docs/api.md lists the tables of fields and a test compares them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A known field that only its default values pass; `advice` says what to do instead."""
+    """A known field, accepted only at a value in `defaults`; `advice` says what to do instead."""
 
     defaults: tuple[Any, ...]
     advice: str

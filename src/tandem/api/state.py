@@ -1,6 +1,7 @@
 """Routes about the server itself: /health, /ready, /metrics and /openapi.json.
 
-Invariant: /health is 200 only while an engine process lives, /ready only while it is heard of.
+Invariant: /health is 200 only while an engine process lives, /ready only while the engine takes
+requests.
 """
 
 from __future__ import annotations

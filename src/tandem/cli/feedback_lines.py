@@ -1,8 +1,8 @@
 """What a line of a JSONL file says, as a body of POST /v1/feedback.
 
 Knows three forms: ours, TRL's (`prompt`, `chosen`, `rejected`; `prompt`, `completion`; with
-`label`; texts or lists of messages) and OpenAI's for preferences. Sends nothing. Invariant: a line
-that cannot be used is one problem with a reason, and never an exception.
+`label`; texts or lists of messages) and OpenAI's for preferences and plain `messages`. Sends
+nothing. Invariant: a line that cannot be used raises one `LineError` with the reason.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def lines_of(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(line: bytes, *, raw: bool) -> Line:
-    """The feedback of a line. A `prompt` of TRL's form that is a text becomes the user's message
-    of a chat, or with `raw` stays as it is. Raises `LineError`."""
+    """The feedback of a line. A text `prompt` of TRL's form becomes a user message; with `raw` it
+    stays text. Raises `LineError`."""
     try:
         row = json.loads(line.decode(), parse_constant=_no_number)
     except UnicodeDecodeError as error:
@@ -86,7 +86,7 @@ def parse_line(line: bytes, *, raw: bool) -> Line:
 
 
 def _foreign(row: Mapping[str, Any], raw: bool) -> dict[str, Any]:
-    """What a line says that is a row of a training file."""
+    """The feedback body of a row in TRL's or OpenAI's form."""
     if "preferred_output" in row:
         given = row.get("input")
         messages = given.get("messages") if isinstance(given, dict) else None

@@ -1,7 +1,8 @@
 """A sequence: one choice of one request while it is being generated.
 
 The scheduler owns and changes it; policies and all other code only read it. Invariant: `0 <=
-computed <= len(tokens)`, and once decoding began only the last token may lack KV.
+computed <= len(tokens)`. While a sequence decodes, only its last token may lack KV; a preemption
+resets `computed`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class SequenceStatus(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. `ERROR` reaches the client as an error, the others as OpenAI has
-    them."""
+    """Why a sequence ended. `STOP` and `LENGTH` are OpenAI's; `ERROR` reaches the client as an
+    error, and of `ABORT` no client is told."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -66,8 +67,8 @@ class Sequence:
     computed: int = 0  # number of first tokens that have KV in the cache
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
-    # Number of prompt tokens with a log-probability (the first has none by definition). With
-    # `scoring`: number of first tokens that need no log-probability, or not again.
+    # Leading tokens that are scored already. It begins at 1: the first has no log-probability. With
+    # `scoring` it begins at the completion.
     scored: int = 1
     cached_tokens: int = 0  # found in the cache when it first ran
     preemptions: int = 0

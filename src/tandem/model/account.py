@@ -10,7 +10,7 @@ from tandem.model.load import LoadedModel
 
 def model_bytes(model: LoadedModel) -> dict[str, int]:
     """Bytes of the weights that forward passes read, of the packings for the backward, and of
-    kernels that a library compiled for products with them."""
+    oneDNN's cached kernels."""
     modules: set[nn.Module] = {*model.backbone.modules(), *model.head.linear.modules()}
     packed = {each for each in modules if isinstance(each, PackedLinear)}
     packed |= {each.group.joined for each in modules if isinstance(each, GroupMember)}

@@ -1,8 +1,8 @@
 """Batches and the results of their lines.
 
-A batch is worked on by one start of one server at a time: `claim` counts the start, and whatever a
-worker commits names it. Invariant: each line has one result at most, and no result comes from a
-start that is over.
+One start of one server works on a batch at a time. `claim` increments `batch.start`; a commit with
+an older number raises `Superseded`. Invariant: each line has one result at most, and no result
+comes from a start that is over.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def claim(connection: Connection, batch_id: str) -> BatchRecord | None:
 
 
 def update(connection: Connection, batch: BatchRecord, was: Sequence[BatchStatus]) -> bool:
-    """Replace what is kept of a batch if its status is one of `was`; whether it was.
+    """Replace a batch if its status is one of `was`. Returns whether it was replaced.
 
     Raises `Superseded`.
     """
@@ -148,7 +148,7 @@ def contents(
 
 
 def clear(connection: Connection, batch: BatchRecord) -> None:
-    """Forget the lines of results that stand in files now; what they count stays."""
+    """Empty the content of results that are written to files. The rows stay for `counts`."""
     _own(connection, batch)
     same = BATCH_RESULTS.c.batch_id == batch.batch_id
     connection.execute(sa.update(BATCH_RESULTS).where(same).values(content=""))

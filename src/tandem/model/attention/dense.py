@@ -14,15 +14,15 @@ from torch import Tensor
 from tandem.model.attention.base import AttentionParams
 from tandem.model.attention.sdpa import dot_product
 
-# Up to this (tokens of a sequence) x (head size), torch's backward of attention on a CPU is slower
-# in bfloat16 than in float32: 3.3 times at 190 x 32, equal at 256 x 64.
+# If (tokens of a sequence) x (head size) is at most this, torch's backward of attention on a CPU is
+# slower in bfloat16 than in float32: 3.3 times at 190 x 32, equal at 256 x 64.
 _SMALL_FOR_BFLOAT16 = 12288
 
 
 class DenseContext:
-    """An `AttentionContext`: `lengths[s]` consecutive rows belong to sequence s, from its start.
+    """An `AttentionContext`: sequence s has the next `lengths[s]` rows, from position 0 on.
 
-    Neighbouring sequences of equal length share one call.
+    Empty sequences are left out. Neighbouring sequences of equal length share one call.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:

@@ -1,9 +1,9 @@
 """Samples as token sequences for training and scoring.
 
-What was served keeps its token ids, and its end only where the model ended it. Everything else is
-tokenised here: prompt and completion apart, as TRL does, and the completion ends as the chat
-template ends an assistant's turn. Knows no store and no engine. Invariant: nothing is ever
-truncated; a sample that does not fit is refused with the reason.
+A served answer keeps its token ids. It keeps its end token only if the model produced it.
+Everything else is tokenised here: prompt and completion apart, as TRL does, and the completion ends
+as the chat template ends an assistant's turn. Knows no store and no engine. Invariant: nothing is
+ever truncated; a sample that does not fit is refused with the reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes samples for one model; `end_token` ends a completion that has no end of its own."""
+    """Encodes samples for one model; the first of `end_tokens` ends a completion without an end."""
 
     def __init__(self, tokenizer: Tokenizer, end_tokens: Sequence[int], limits: Limits) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +67,7 @@ class Encoder:
 
     @property
     def most_tokens(self) -> int:
-        """Of any sequence that the model is given."""
+        """Longest sequence that the model accepts, in tokens."""
         return self._limits.model_tokens
 
     def encode(self, sample: Sample) -> Encoded:
@@ -152,7 +152,7 @@ class Encoder:
         return served.tokenizer == self._tokenizer.identity
 
     def _refuse_long(self, text: str) -> None:
-        """Before its tokens take a hundred times as much memory as the text."""
+        """Refuse before tokenising: tokens need a hundred times the memory of the text."""
         limit, name = min(self._limits.named)
         if self._tokenizer.exceeds(text, limit):
             told = f"the tokens of {len(text)} characters"

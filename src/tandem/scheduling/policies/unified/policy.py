@@ -37,9 +37,8 @@ _UNKNOWN_LOSS = 0.6931471805599453
 # MACE's priorities: prompts begin one above learning and age at a quarter of its rate.
 _PROMPT_PRIORITY = 1.0
 _PROMPT_AGEING = 0.25
-# After an iteration in which no learning fits, the next one skips learning. After n such iterations
-# in a row, the next n skip it, up to `_MOST_UNASKED` and for at most `_UNASKED_S` seconds. To find
-# out that nothing fits takes time, too.
+# It takes time to find out that no learning fits. So after n iterations in a row in which none
+# fits, the next n skip learning: at most `_MOST_UNASKED`, for at most `_UNASKED_S` seconds.
 _MOST_UNASKED = 15
 _UNASKED_S = 0.1
 
@@ -60,11 +59,10 @@ class Options:
     patience_s: float = 30.0
     gamma: float = 0.3  # weight of urgency
     temporal_only: bool = False  # learning shares no pass with requests (for comparison)
-    # Under overload: share of the starts for requests that are too late for their TTFT objective,
-    # and share of the passes with prompts in which late answers have a row. 1: first come, first
-    # served.
+    # Under overload: share of the starts that go to late requests (past their TTFT objective). Also
+    # the share of prompt passes in which late answers get a row. 1: first come, first served.
     late_share: float = 0.125
-    # Share of the time that online requests leave: offline requests', if learning wants it too.
+    # Offline requests' share of the time that online requests leave, while learning has work, too.
     offline_share: float = 0.5
     # Seconds without a token, while others started, after which an offline request is starving. It
     # then goes before online requests and learning.
