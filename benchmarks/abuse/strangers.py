@@ -24,6 +24,7 @@ import httpx
 import typer
 
 LARGE_BYTES = 7_500_000
+BOMB_MIB = 1024  # unpacked
 SLOW = 16
 IDLE = 300
 PAUSE_S = 0.2
@@ -119,14 +120,14 @@ def large_bodies(model: str) -> dict[str, tuple[str, bytes]]:
 
 
 def bomb() -> bytes:
-    """A zip of a few kilobytes that would unpack to gigabytes, with a slow pattern as its
+    """A zip of a megabyte that would unpack to a thousand, with a slow pattern as its
     configuration."""
     config = json.dumps({"r": 8, "target_modules": "(a+)+$" * 1000})
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         archive.writestr("adapter_config.json", config)
         with archive.open("adapter_model.safetensors", "w", force_zip64=True) as weights:
-            for _ in range(1024):
+            for _ in range(BOMB_MIB):
                 weights.write(bytes(1 << 20))
     return packed.getvalue()
 

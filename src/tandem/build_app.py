@@ -61,7 +61,8 @@ from tandem.store import Store
 from tandem.telemetry.learning import LearningMetrics
 from tandem.telemetry.metrics import ServerMetrics
 
-# Of batches so many times as many lines as sequences run are in the engine, with so many tokens.
+# Lines of batches that are in the engine: so many times as many as sequences run, with so many
+# tokens together.
 _POOL_TIMES, _POOL_TOKENS = 2, 1 << 18
 
 
@@ -108,7 +109,7 @@ def build_app(
         rng=random.Random(os.urandom(16)),
         priorities=_traits(settings).heeds_priority,
     )
-    batches = build_batches(settings, client, store, files, keys, generation, models)
+    batches = build_batches(settings, store, tools, files, keys, generation, models)
     surface = Surface(
         client=client,
         generation=generation,
@@ -135,9 +136,9 @@ def build_app(
 async def _running(
     background: Background, receipts: Receipts, files: Files, batches: Batches
 ) -> AsyncIterator[None]:
-    await files.start()
-    await receipts.start()
     try:
+        await files.start()
+        await receipts.start()
         await background.start()
         await batches.start()
         yield
@@ -150,8 +151,8 @@ async def _running(
 
 def build_batches(
     settings: Settings,
-    client: EngineClient,
     store: Store,
+    tools: Tools,
     files: Files,
     keys: ApiKeys,
     generation: Generation,
@@ -163,10 +164,10 @@ def build_batches(
         BatchTools(
             store=store,
             files=files,
-            client=client,
+            client=tools.client,
             models=models,
             keys=keys,
-            respond=Lines(generation, models),
+            respond=Lines(generation, models, tools.receipts),
             pool=Pool(_POOL_TIMES * sequences, _POOL_TOKENS),
             most_lines=settings.batches.max_requests,
             most_file_bytes=settings.batches.max_file_bytes,

@@ -16,7 +16,7 @@ from tandem.api.connection import read
 from tandem.api.paging import read_limit, read_text
 from tandem.api.schemas import Body, Metadata
 from tandem.api.surface import Surface
-from tandem.core.batches import BatchCounts, BatchError, BatchRecord, BatchStatus
+from tandem.core.batches import BatchError, BatchRecord, BatchStatus
 from tandem.services.auth import Caller
 from tandem.services.batches.service import BatchAsk
 
@@ -71,7 +71,7 @@ def add_batch_routes(app: FastAPI, surface: Surface) -> None:
             output_kept_s=None if kept is None else float(kept.seconds),
             newest=body.adapter_version == "newest",
         )
-        return await _shown(surface, await surface.batches.create(ask, _caller(request)))
+        return _json(_batch_json(await surface.batches.create(ask, _caller(request))))
 
     @app.get("/v1/batches")
     async def list_batches(request: Request) -> Response:
@@ -79,8 +79,7 @@ def add_batch_routes(app: FastAPI, surface: Surface) -> None:
         limit = read_limit(request, 20, _MOST)
         after = read_text(request, "after")
         found = await surface.batches.listed(_caller(request).tenant, after, limit + 1)
-        counts = await surface.batches.counts(found[:limit])
-        page = [_batch_json(batch, counts[batch.batch_id]) for batch in found[:limit]]
+        page = [_batch_json(batch) for batch in found[:limit]]
         return _json(
             {
                 "object": "list",
@@ -94,13 +93,13 @@ def add_batch_routes(app: FastAPI, surface: Surface) -> None:
     @app.get("/v1/batches/{batch_id}")
     async def retrieve_batch(batch_id: str, request: Request) -> Response:
         """One of them."""
-        return await _shown(surface, await surface.batches.find(batch_id, _caller(request).tenant))
+        return _json(_batch_json(await surface.batches.find(batch_id, _caller(request).tenant)))
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(batch_id: str, request: Request) -> Response:
         """Give it up; what was answered is kept."""
         tenant = _caller(request).tenant
-        return await _shown(surface, await surface.batches.cancel(batch_id, tenant))
+        return _json(_batch_json(await surface.batches.cancel(batch_id, tenant)))
 
 
 def _caller(request: Request) -> Caller:
@@ -108,12 +107,7 @@ def _caller(request: Request) -> Caller:
     return caller
 
 
-async def _shown(surface: Surface, batch: BatchRecord) -> Response:
-    counts = await surface.batches.counts([batch])
-    return _json(_batch_json(batch, counts[batch.batch_id]))
-
-
-def _batch_json(batch: BatchRecord, counts: BatchCounts) -> dict[str, Any]:
+def _batch_json(batch: BatchRecord) -> dict[str, Any]:
     # Files are named before they are written.
     there = batch.status.ended
     stamps = {name: _whole(batch.stamps.get(status.value)) for status, name in _STAMPS.items()}
@@ -133,15 +127,15 @@ def _batch_json(batch: BatchRecord, counts: BatchCounts) -> dict[str, Any]:
         **stamps,
         "request_counts": {
             "total": batch.total,
-            "completed": counts.completed,
-            "failed": counts.failed,
+            "completed": batch.completed,
+            "failed": batch.failed,
         },
         "usage": {
-            "input_tokens": counts.input_tokens,
-            "input_tokens_details": {"cached_tokens": counts.cached_tokens},
-            "output_tokens": counts.output_tokens,
+            "input_tokens": batch.input_tokens,
+            "input_tokens_details": {"cached_tokens": batch.cached_tokens},
+            "output_tokens": batch.output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": counts.input_tokens + counts.output_tokens,
+            "total_tokens": batch.input_tokens + batch.output_tokens,
         },
         "metadata": batch.metadata or None,
     }

@@ -45,6 +45,7 @@ from tandem.core.slo import WorkClass
 from tandem.services.answering.answer import Answer
 from tandem.services.answering.generation import Options
 from tandem.services.answering.models import Models
+from tandem.services.answering.receipts import Receipts
 from tandem.services.auth import Caller
 
 ADAPTER_HEADER = "x-tandem-adapter"
@@ -116,12 +117,17 @@ async def _caller(request: Request, surface: Surface, body: SamplingFields) -> C
     """Who asks. Raises `NotFound` for an unknown model, `Forbidden` for one of others."""
     caller: Caller = request.state.caller
     caller.require_serve((await surface.models.resolve(body.model, caller.tenant)).name)
-    if body.store and not surface.receipts.enabled:
+    require_storable(body, surface.receipts)
+    return caller
+
+
+def require_storable(body: SamplingFields, receipts: Receipts) -> None:
+    """Raise `InvalidRequest` where an answer is to be kept and cannot be."""
+    if body.store and not receipts.enabled:
         raise InvalidRequest(
             "'store' is not possible: this server keeps no receipts (store.receipt_days is 0)",
             param="store",
         )
-    return caller
 
 
 def wants_of(body: SamplingFields, *, logprobs: bool) -> Wants:

@@ -15,15 +15,22 @@ from typing import TypeVar
 import msgspec
 
 from tandem.api.errors import failure
-from tandem.api.generation import Wants, chat_options, completion_options, header_of, wants_of
+from tandem.api.generation import (
+    Wants,
+    chat_options,
+    completion_options,
+    header_of,
+    require_storable,
+    wants_of,
+)
 from tandem.api.render import ChatShape, CompletionShape, Shape, WholeAnswer
 from tandem.api.schemas import ChatRequest, CompletionRequest, SamplingFields, parse
-from tandem.core.errors import EngineDead, InvalidRequest, TandemError
+from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.slo import WorkClass
-from tandem.core.version import AdapterVersion
 from tandem.services.answering.answer import Answer
 from tandem.services.answering.generation import Generation, Options
-from tandem.services.answering.models import Models
+from tandem.services.answering.models import Models, Pin
+from tandem.services.answering.receipts import Receipts
 from tandem.services.auth import Caller
 from tandem.services.batches.reply import Reply
 
@@ -34,12 +41,13 @@ Asked = TypeVar("Asked", bound=SamplingFields)
 class Lines:
     """See `tandem.services.batches.reply.Respond`."""
 
-    def __init__(self, generation: Generation, models: Models) -> None:
+    def __init__(self, generation: Generation, models: Models, receipts: Receipts) -> None:
         self._generation = generation
         self._models = models
+        self._receipts = receipts
 
     async def __call__(
-        self, endpoint: str, body: bytes, caller: Caller, pinned: AdapterVersion | None
+        self, endpoint: str, body: bytes, caller: Caller, pinned: Pin | None
     ) -> Reply:
         """The reply to a body."""
         try:
@@ -48,29 +56,30 @@ class Lines:
             return await self._complete(body, caller, pinned)
         except TandemError as error:
             told = failure(error)
-            if not 400 <= told.status < 500 or told.status == 429 or isinstance(error, EngineDead):
+            if not 400 <= told.status < 500 or told.status == 429:
                 raise
             return Reply(told.status, told.body)
 
-    async def _chat(self, raw: bytes, caller: Caller, pinned: AdapterVersion | None) -> Reply:
+    async def _chat(self, raw: bytes, caller: Caller, pinned: Pin | None) -> Reply:
         body = await _parsed(ChatRequest, raw)
-        await self._allow(body.model, caller)
+        await self._allow(body, caller)
         options = _offline(chat_options(body, caller), pinned, store=body.store)
         wants = wants_of(body, logprobs=bool(body.logprobs))
         turns = [message.rendered() for message in body.messages]
         answer = await self._generation.chat(turns, options)
         return await self._whole(answer, ChatShape(), wants)
 
-    async def _complete(self, raw: bytes, caller: Caller, pinned: AdapterVersion | None) -> Reply:
+    async def _complete(self, raw: bytes, caller: Caller, pinned: Pin | None) -> Reply:
         body = await _parsed(CompletionRequest, raw)
-        await self._allow(body.model, caller)
+        await self._allow(body, caller)
         options = _offline(completion_options(body, caller), pinned, store=body.store)
         wants = wants_of(body, logprobs=body.logprobs is not None)
         answer = await self._generation.complete(body.prompt, options)
         return await self._whole(answer, CompletionShape(), wants)
 
-    async def _allow(self, model: str, caller: Caller) -> None:
-        caller.require_serve((await self._models.resolve(model, caller.tenant)).name)
+    async def _allow(self, body: SamplingFields, caller: Caller) -> None:
+        caller.require_serve((await self._models.resolve(body.model, caller.tenant)).name)
+        require_storable(body, self._receipts)
 
     async def _whole(self, answer: Answer, shape: Shape, wants: Wants) -> Reply:
         whole = WholeAnswer(shape, wants.extras)
@@ -98,6 +107,6 @@ async def _parsed(kind: type[Asked], raw: bytes) -> Asked:
     return body
 
 
-def _offline(options: Options, pinned: AdapterVersion | None, *, store: bool | None) -> Options:
+def _offline(options: Options, pinned: Pin | None, *, store: bool | None) -> Options:
     """Nobody waits for a line, and nobody rates it unless its client says so (`store`)."""
     return replace(options, work_class=WorkClass.OFFLINE, pinned=pinned, receipt=store is True)

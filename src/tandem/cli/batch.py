@@ -5,6 +5,7 @@ Knows the batch API only. Invariant: leaving never ends a batch on a server that
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -74,7 +75,8 @@ def run_command(
         batch = server.post("batches", body)
         console.print(plain(batch["id"]), markup=False, highlight=False)
         target = out or requests.with_name(f"{requests.stem}.output.jsonl")
-        raise typer.Exit(_finish(server, batch["id"], target, errors, console))
+        kept = f"tandem batch watch {batch['id']}" if not serve else ""
+        raise typer.Exit(_finish(server, batch["id"], target, errors, console, kept))
 
 
 @app.command("watch")
@@ -89,7 +91,8 @@ def watch_command(
     console = Console(stderr=True)
     target = out or Path(f"{batch_id}.output.jsonl")
     with connected(url, api_key) as server:
-        raise typer.Exit(_finish(server, batch_id, target, errors, console))
+        again = f"tandem batch watch {batch_id}"
+        raise typer.Exit(_finish(server, batch_id, target, errors, console, again))
 
 
 @app.command("list")
@@ -120,13 +123,18 @@ def _endpoint(requests: Path) -> str:
             first = stream.readline()
     except OSError as error:
         raise RemoteError(f"cannot read {requests}: {error}") from error
-    found = re.search(r'"url"\s*:\s*"([^"]*)"', first)
-    return found[1] if found else "/v1/chat/completions"
+    try:
+        return str(json.loads(first)["url"])
+    except (ValueError, KeyError, TypeError):
+        return "/v1/chat/completions"
 
 
-def _finish(server: Remote, batch_id: str, out: Path, errors: Path | None, console: Console) -> int:
-    """Wait, write, say what came of it; the exit code, 0 if every line has an answer."""
-    batch = _wait(server, batch_id, console)
+def _finish(
+    server: Remote, batch_id: str, out: Path, errors: Path | None, console: Console, again: str
+) -> int:
+    """Wait, write, say what came of it; the exit code, 0 if every line has an answer. `again` is
+    the command that goes on with it (empty: the server ends with this command)."""
+    batch = _wait(server, batch_id, console, again)
     for problem in (batch["errors"] or {"data": []})["data"]:
         where = f"line {problem['line']}: " if problem["line"] else ""
         console.print(plain(f"{where}{problem['message']}"), markup=False, style="red")
@@ -141,8 +149,9 @@ def _finish(server: Remote, batch_id: str, out: Path, errors: Path | None, conso
     return 0 if batch["status"] == "completed" and not counts["failed"] else 1
 
 
-def _wait(server: Remote, batch_id: str, console: Console) -> dict[str, Any]:
-    """A progress bar until the batch has ended; a server that is away is waited for."""
+def _wait(server: Remote, batch_id: str, console: Console, again: str) -> dict[str, Any]:
+    """A progress bar until the batch has ended; a server that is away is waited for if it may come
+    back."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         bar = progress.add_task("validating", total=None)
@@ -151,6 +160,8 @@ def _wait(server: Remote, batch_id: str, console: Console) -> dict[str, Any]:
                 try:
                     batch = server.get(f"batches/{batch_id}")
                 except Unreachable:
+                    if not again:
+                        raise
                     progress.update(bar, description="no answer")
                     time.sleep(_POLL_S)
                     continue
@@ -161,8 +172,8 @@ def _wait(server: Remote, batch_id: str, console: Console) -> dict[str, Any]:
                     return batch
                 time.sleep(_POLL_S)
         except KeyboardInterrupt:
-            again = f"the batch goes on; see it again: tandem batch watch {batch_id}"
-            progress.console.print(plain(again), markup=False, highlight=False)
+            told = f"the batch goes on; see it again: {again}" if again else "the batch is given up"
+            progress.console.print(plain(told), markup=False, highlight=False)
             raise typer.Exit(130) from None
 
 

@@ -64,7 +64,14 @@ class BatchRecord:
     pinned: bool = True
     """Whether `version` is chosen when the work begins."""
     total: int = 0
-    """Lines of a file that was validated."""
+    """Lines of a file that was validated; 0 until then."""
+    completed: int = 0
+    """Lines with an answer."""
+    failed: int = 0
+    """Lines with an error."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
     output_file: str = ""
     """The id under which answers are written; it is given before the file is there."""
     error_file: str = ""
@@ -84,17 +91,6 @@ class LineResult:
     number: int
     ok: bool
     content: str
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCounts:
-    """Sums over the results of a batch."""
-
-    completed: int = 0
-    failed: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

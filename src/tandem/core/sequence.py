@@ -66,7 +66,6 @@ class Sequence:
     tokens: list[int]  # prompt + output
     computed: int = 0  # number of first tokens that have KV in the cache
     status: SequenceStatus = SequenceStatus.WAITING
-    finish_reason: FinishReason | None = None
     # Leading tokens that are scored already. It begins at 1: the first has no log-probability. With
     # `scoring` it begins at the completion.
     scored: int = 1

@@ -41,11 +41,6 @@ class Recorder:
                 rows = arena[:, start : start + len(span.tokens)]
                 self._targets.append((first, first + len(span.tokens), rows))
 
-    @property
-    def empty(self) -> bool:
-        """Whether the batch records nothing."""
-        return not self._spans
-
     def take(self, layer: int, hidden: Tensor) -> None:
         """`RowSink`: keep the recorded rows of `hidden` [rows, width]."""
         for start, stop, rows in self._targets:

@@ -200,9 +200,9 @@ class Learning:
         batch.opened = True
         self._books.open |= {each.number: (work, each) for each in batch.recordings}
         self._recorded_rows += batch.rows
-        work.revision = self._books.trainers[work.trainer].revision
+        revision = self._books.trainers[work.trainer].revision
         return [
-            OpenMicroBatch(each.number, work.trainer, work.revision, each.lengths)
+            OpenMicroBatch(each.number, work.trainer, revision, each.lengths)
             for each in batch.recordings
         ]
 

@@ -365,7 +365,6 @@ class Scheduler:
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.status is SequenceStatus.FINISHED:
             return
-        seq.finish_reason = reason
         self._promote_fork(seq)
         self.cache.remove_reader(seq)
         if self.cache.holds(seq):

@@ -165,7 +165,6 @@ class StepWork:
     micro_batches: list[MicroBatchWork] = field(default_factory=list)
     # not scored yet, in order, by seq id
     sequences: dict[int, Sequence] = field(default_factory=dict)
-    revision: int = 0  # the trainer's, known once the step has begun
     begun: bool = False
     started_s: float | None = None
     last_loss: float | None = None  # mean loss of the trainer's previous step; None: unknown

@@ -125,9 +125,10 @@ class ApiKeys:
         return self._callers[matches[0]]
 
     def of_tenant(self, tenant: str) -> Caller | None:
-        """What the key of a tenant may do now; None if there is none any more."""
+        """What the key of a tenant may do now; None if there is none any more. A server that needs
+        no keys lets everybody do everything, under the tenant's own name."""
         if not self._callers:
-            return Caller()
+            return Caller(tenant)
         return next((each for each in self._callers.values() if each.tenant == tenant), None)
 
 

@@ -16,13 +16,14 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tandem.core.errors import Conflict, InvalidRequest, NotFound, StoreError
 from tandem.core.learning import FileRecord
 from tandem.services.durable import flush_directory, make_directory
 from tandem.services.passed import Passed
-from tandem.store import Store, batches
+from tandem.store import Connection, Store, batches
 from tandem.store import files as rows
 
 UPLOAD_PURPOSES = ("fine-tune", "batch", "user_data")
@@ -75,11 +76,12 @@ class Files:
             if self._due_s.get(file.file_id, math.inf) <= ran_s
             or (file.expires_s is not None and file.expires_s <= passed_s)
         ]
-        read = await self._store.read(batches.being_read)
-        found = [file for file in found if file.file_id not in read]
+        removed = 0
         for file in found:
-            await self._remove(file)
-        return len(found)
+            with suppress(Conflict):  # once the batch has ended
+                await self._remove(file)
+                removed += 1
+        return removed
 
     async def create(
         self,
@@ -159,17 +161,10 @@ class Files:
     async def delete(self, file_id: str, tenant: str) -> None:
         """Forget a file and remove its bytes. Raises `NotFound`, and `Conflict` while a batch
         reads it."""
-        file = await self.find(file_id, tenant)
-        if reader := await self._store.read(batches.reading, file_id):
-            raise Conflict(
-                f"the file '{file_id}' is the input of {reader}; cancel that batch first, or wait "
-                "for its end",
-                param="file_id",
-            )
-        await self._remove(file)
+        await self._remove(await self.find(file_id, tenant))
 
     async def _remove(self, file: FileRecord) -> None:
-        await self._store.write(rows.delete, file.file_id)
+        await self._store.write(_delete, file.file_id)
         self._due_s.pop(file.file_id, None)
         await asyncio.to_thread(Path(file.path).unlink, missing_ok=True)
 
@@ -221,6 +216,16 @@ def gone(file: FileRecord) -> NotFound:
 def _flush(number: int, flush: Callable[[], None]) -> None:
     flush()
     os.fsync(number)
+
+
+def _delete(connection: Connection, file_id: str) -> None:
+    if reader := batches.reading(connection, file_id):
+        raise Conflict(
+            f"the file '{file_id}' is the input of {reader}; cancel that batch first, or wait for "
+            "its end",
+            param="file_id",
+        )
+    rows.delete(connection, file_id)
 
 
 def _finish(partial: Path, path: Path) -> None:

@@ -12,11 +12,13 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from tandem.core.batches import BatchCounts, BatchRecord, BatchStatus, LineResult
+from tandem.core.batches import BatchRecord, BatchStatus, LineResult
 from tandem.core.errors import Conflict
 from tandem.store.session import Connection
 from tandem.store.tables import BATCH_RESULTS, BATCHES, from_row, to_row
 
+# What `keep` counts, and nothing else writes.
+_COUNTED = ("completed", "failed", "input_tokens", "cached_tokens", "output_tokens")
 _OPEN = [status.value for status in BatchStatus if not status.ended]
 
 
@@ -48,10 +50,10 @@ def listed(
     return [from_row(BatchRecord, row) for row in rows]
 
 
-def unfinished(connection: Connection) -> list[BatchRecord]:
+def unfinished(connection: Connection) -> list[str]:
     """Batches of all tenants that have not ended, oldest first."""
-    query = sa.select(BATCHES).where(BATCHES.c.status.in_(_OPEN)).order_by(BATCHES.c.row)
-    return [from_row(BatchRecord, row) for row in connection.execute(query).mappings()]
+    query = sa.select(BATCHES.c.batch_id).where(BATCHES.c.status.in_(_OPEN))
+    return list(connection.execute(query.order_by(BATCHES.c.row)).scalars())
 
 
 def reading(connection: Connection, file_id: str) -> str | None:
@@ -60,12 +62,6 @@ def reading(connection: Connection, file_id: str) -> str | None:
         BATCHES.c.input_file == file_id, BATCHES.c.status.in_(_OPEN)
     )
     return connection.execute(query).scalar()
-
-
-def being_read(connection: Connection) -> set[str]:
-    """The input files of all batches that have not ended."""
-    query = sa.select(BATCHES.c.input_file).where(BATCHES.c.status.in_(_OPEN))
-    return set(connection.execute(query).scalars())
 
 
 def claim(connection: Connection, batch_id: str) -> BatchRecord | None:
@@ -103,34 +99,29 @@ def cancel(connection: Connection, batch_id: str, now_s: float) -> BatchRecord |
 
 
 def keep(connection: Connection, batch: BatchRecord, results: Sequence[LineResult]) -> None:
-    """Commit results of lines that have none. Raises `Superseded`."""
+    """Commit results of lines that have none, and count them. Raises `Superseded`."""
     _own(connection, batch)
-    connection.execute(sa.insert(BATCH_RESULTS), [to_row(result) for result in results])
+    kept = [
+        {"batch_id": each.batch_id, "number": each.number, "ok": each.ok, "content": each.content}
+        for each in results
+    ]
+    connection.execute(sa.insert(BATCH_RESULTS), kept)
+    gained = {
+        "completed": sum(each.ok for each in results),
+        "failed": sum(not each.ok for each in results),
+        "input_tokens": sum(each.input_tokens for each in results),
+        "cached_tokens": sum(each.cached_tokens for each in results),
+        "output_tokens": sum(each.output_tokens for each in results),
+    }
+    same = BATCHES.c.batch_id == batch.batch_id
+    counted = {name: BATCHES.c[name] + more for name, more in gained.items()}
+    connection.execute(sa.update(BATCHES).where(same).values(counted))
 
 
 def finished(connection: Connection, batch_id: str) -> set[int]:
     """The lines that have a result."""
     query = sa.select(BATCH_RESULTS.c.number).where(BATCH_RESULTS.c.batch_id == batch_id)
     return set(connection.execute(query).scalars())
-
-
-def counts(connection: Connection, batch_ids: Sequence[str]) -> dict[str, BatchCounts]:
-    """Sums over the results of each batch that has some."""
-    table = BATCH_RESULTS.c
-    ok = sa.case((table.ok, 1), else_=0)
-    query = (
-        sa.select(
-            table.batch_id,
-            sa.func.sum(ok),
-            sa.func.count() - sa.func.sum(ok),
-            sa.func.sum(table.input_tokens),
-            sa.func.sum(table.cached_tokens),
-            sa.func.sum(table.output_tokens),
-        )
-        .where(table.batch_id.in_(list(batch_ids)))
-        .group_by(table.batch_id)
-    )
-    return {row[0]: BatchCounts(*map(int, row[1:])) for row in connection.execute(query)}
 
 
 def contents(
@@ -147,20 +138,56 @@ def contents(
     return [(row[0], row[1]) for row in connection.execute(query)]
 
 
-def clear(connection: Connection, batch: BatchRecord) -> None:
-    """Empty the content of results that are written to files. The rows stay for `counts`."""
-    _own(connection, batch)
-    same = BATCH_RESULTS.c.batch_id == batch.batch_id
-    connection.execute(sa.update(BATCH_RESULTS).where(same).values(content=""))
+def cleared(connection: Connection, batch_id: str, limit: int) -> bool:
+    """Remove up to `limit` results of a batch that has ended; whether none is left.
+
+    A few at a time: nobody else writes meanwhile.
+    """
+    table = BATCH_RESULTS.c
+    some = sa.select(table.number).where(table.batch_id == batch_id).limit(limit)
+    numbers = list(connection.execute(some).scalars())
+    same = (table.batch_id == batch_id) & table.number.in_(numbers)
+    connection.execute(sa.delete(BATCH_RESULTS).where(same))
+    return len(numbers) < limit
+
+
+def uncleared(connection: Connection) -> list[str]:
+    """Batches that have ended and still have results."""
+    query = (
+        sa.select(BATCH_RESULTS.c.batch_id)
+        .join(BATCHES, BATCHES.c.batch_id == BATCH_RESULTS.c.batch_id)
+        .where(BATCHES.c.status.not_in(_OPEN))
+        .distinct()
+    )
+    return list(connection.execute(query).scalars())
+
+
+def num_open(connection: Connection, tenant: str) -> int:
+    """How many batches of a tenant have not ended."""
+    query = sa.select(sa.func.count()).where(
+        BATCHES.c.tenant == tenant, BATCHES.c.status.in_(_OPEN)
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def pinned(connection: Connection, adapter: str) -> dict[int, str]:
+    """Versions of an adapter that answer batches which have not ended, each with such a batch."""
+    query = sa.select(BATCHES.c.version, BATCHES.c.batch_id).where(
+        BATCHES.c.adapter == adapter, BATCHES.c.status.in_(_OPEN), BATCHES.c.version.is_not(None)
+    )
+    return {int(row[0]): row[1] for row in connection.execute(query)}
 
 
 def _own(connection: Connection, batch: BatchRecord) -> BatchRecord:
     kept = find(connection, batch.batch_id)
-    if kept is None or kept.start != batch.start:
+    if kept is None:
+        raise Superseded(f"batch {batch.batch_id} is gone")
+    if kept.start != batch.start:
         raise Superseded(f"another start of the server works on batch {batch.batch_id}")
     return kept
 
 
 def _write(connection: Connection, batch: BatchRecord) -> None:
     same = BATCHES.c.batch_id == batch.batch_id
-    connection.execute(sa.update(BATCHES).where(same).values(to_row(batch)))
+    row = {name: value for name, value in to_row(batch).items() if name not in _COUNTED}
+    connection.execute(sa.update(BATCHES).where(same).values(row))

@@ -265,6 +265,11 @@ BATCHES = _table(
     sa.Column("version", sa.BigInteger),
     sa.Column("pinned", sa.Boolean, nullable=False),
     _integer("total"),
+    _integer("completed"),
+    _integer("failed"),
+    _integer("input_tokens"),
+    _integer("cached_tokens"),
+    _integer("output_tokens"),
     _text("output_file"),
     _text("error_file"),
     sa.Column("output_kept_s", sa.Double),
@@ -286,9 +291,6 @@ BATCH_RESULTS = _table(
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("ok", sa.Boolean, nullable=False),
     _json("content"),
-    _integer("input_tokens"),
-    _integer("cached_tokens"),
-    _integer("output_tokens"),
 )
 
 REFERENCES = _table(

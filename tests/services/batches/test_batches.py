@@ -12,10 +12,11 @@ import pytest
 
 from fake_engine import FakeEngine
 from tandem.core.batches import BatchRecord, BatchStatus, LineResult
-from tandem.core.errors import EngineDead
+from tandem.core.errors import Conflict, EngineDead, NotFound, QuotaExceeded
 from tandem.core.learning import AdapterRecord, VersionRecord, VersionState
 from tandem.core.version import AdapterVersion
-from tandem.services.answering.models import Models
+from tandem.services.answering.answer import GenerationFailed
+from tandem.services.answering.models import Models, Pin, ServedModel, pinned_to
 from tandem.services.auth import ApiKeys, Caller
 from tandem.services.batches.plan import read_asks, read_plan
 from tandem.services.batches.pool import Pool
@@ -33,28 +34,28 @@ HERE = Caller()
 class Stage:
     """Batches of one start of a server over a store that outlives it."""
 
-    def __init__(self, store: Store, lines: int = 8) -> None:
+    def __init__(self, store: Store, lines: int = 8, keys: ApiKeys | None = None) -> None:
         self.store = store
         self.now_s = 1000.0
         self.engine = FakeEngine()
-        self.answered: list[tuple[str, AdapterVersion | None]] = []
+        self.answered: list[tuple[str, Pin | None]] = []
         self.at_once = self.most_at_once = 0
         self.answer: Callable[[str], Any] = lambda prompt: Reply(200, {"said": prompt}, 2, 1, 3)
         self.wait = asyncio.Event()
         self.wait.set()
         self.files = Files(store, store.directory / "files", 1 << 20, self.now)
-        self.batches = Batches(
-            BatchTools(
-                store, self.files, self.engine, Models(self.engine, "demo", 0), ApiKeys(),
-                self.respond, Pool(lines, 10_000), 1000, 1 << 20, 10_000, self.now,
-            )
+        self.pool = Pool(lines, 10_000)
+        self.tools = BatchTools(
+            store, self.files, self.engine, Models(self.engine, "demo", 0), keys or ApiKeys(),
+            self.respond, self.pool, 1000, 1 << 20, 10_000, self.now,
         )  # fmt: skip
+        self.batches = Batches(self.tools)
 
     def now(self) -> float:
         return self.now_s
 
     async def respond(
-        self, endpoint: str, body: bytes, caller: Caller, pinned: AdapterVersion | None
+        self, endpoint: str, body: bytes, caller: Caller, pinned: Pin | None
     ) -> Reply:
         prompt = json.loads(body)["prompt"]
         self.answered.append((prompt, pinned))
@@ -70,21 +71,26 @@ class Stage:
         finally:
             self.at_once -= 1
 
-    async def make(self, count: int, model: str = "demo", **more: Any) -> BatchRecord:
+    async def make(
+        self, count: int, model: str = "demo", caller: Caller = HERE, **more: Any
+    ) -> BatchRecord:
         async def content() -> AsyncIterator[bytes]:
             for number in range(count):
                 body = {"model": model, "prompt": f"p{number}"}
                 line = {"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": body}
                 yield json.dumps(line).encode() + b"\n"
 
-        file = await self.files.create("in.jsonl", "batch", "", content())
-        return await self.batches.create(BatchAsk(file.file_id, CHAT, "24h", **more), HERE)
+        file = await self.files.create("in.jsonl", "batch", caller.tenant, content())
+        return await self.batches.create(BatchAsk(file.file_id, CHAT, "24h", **more), caller)
 
     async def ended(self, batch: BatchRecord) -> BatchRecord:
         async with asyncio.timeout(10):
-            while not (batch := await self.batches.find(batch.batch_id, "")).status.ended:
+            while not (batch := await self.now_of(batch)).status.ended:
                 await asyncio.sleep(0.01)
         return batch
+
+    async def now_of(self, batch: BatchRecord) -> BatchRecord:
+        return await self.batches.find(batch.batch_id, batch.tenant)
 
     async def lines(self, file_id: str) -> list[dict[str, Any]]:
         if not file_id:
@@ -164,8 +170,8 @@ async def test_what_is_not_a_lines_fault_is_tried_again(
 
     stage.answer = answer
     batch = await stage.ended(await stage.make(4))
-    counts = (await stage.batches.counts([batch]))[batch.batch_id]
-    assert (batch.status, counts.completed, counts.failed) == (BatchStatus.COMPLETED, 4, 0)
+    assert (batch.status, batch.completed, batch.failed) == (BatchStatus.COMPLETED, 4, 0)
+    assert (batch.input_tokens, batch.cached_tokens, batch.output_tokens) == (0, 0, 0)
     assert len(failed) == 12
 
 
@@ -223,19 +229,188 @@ async def test_one_version_answers_all_lines_unless_the_newest_is_asked_for(
     store: Store, newest: bool
 ) -> None:
     stage = Stage(store)
-    path = str(store.directory / "adapters/formal/1")
-    version = VersionRecord("formal", 1, "hash", path, 0.0, VersionState.PUBLISHED)
-    await store.write(adapters.create, AdapterRecord("formal", 0.0, settings={}))
-    await store.write(adapters.allocate, "formal")
-    await store.write(adapters.publish, version)
-    await stage.engine.publish_adapter(AdapterVersion("formal", 1, "hash", path))
+    await formal(stage)
     batch = await stage.ended(await stage.make(3, "demo:formal", newest=newest))
     assert batch.status is BatchStatus.COMPLETED and batch.adapter == "formal"
     pins = {pinned for _, pinned in stage.answered}
     if newest:
         assert batch.version is None and pins == {None}
     else:
-        [pinned] = pins
-        assert pinned is not None and (pinned.number, pinned.content_hash) == (1, "hash")
-        assert batch.version == 1 and pinned.internal
+        [pin] = pins
+        assert pin is not None and pin.version is not None
+        assert (pin.version.number, pin.version.content_hash) == (1, "hash")
+        assert batch.version == 1 and pin.version.internal
     assert not any(name.startswith("~batch") for name in stage.engine.adapters)
+
+
+async def formal(stage: Stage) -> AdapterVersion:
+    """Version 1 of an adapter that learns."""
+    path = str(stage.store.directory / "adapters/formal/1")
+    version = VersionRecord("formal", 1, "hash", path, 0.0, VersionState.PUBLISHED)
+    await stage.store.write(adapters.create, AdapterRecord("formal", 0.0, settings={}))
+    await stage.store.write(adapters.allocate, "formal")
+    await stage.store.write(adapters.publish, version)
+    return await stage.engine.publish_adapter(AdapterVersion("formal", 1, "hash", path))
+
+
+async def test_nothing_of_the_pool_is_lost_whatever_ends_a_line(store: Store) -> None:
+    stage = Stage(store)
+    stage.wait.clear()
+    made = await stage.make(30)
+    await until(lambda: stage.at_once == 8)
+    await stage.batches.cancel(made.batch_id, "")
+    assert (await stage.ended(made)).status is BatchStatus.CANCELLED
+    another = await stage.make(30)
+    await until(lambda: stage.at_once == 8)
+    await stage.batches.stop()
+    assert another.status is BatchStatus.VALIDATING and stage.at_once == 0
+    async with asyncio.timeout(1):  # all of it is there
+        for _ in range(8):
+            await stage.pool.take(1250)
+
+
+async def test_a_cancelled_batch_that_was_never_read_ends_at_the_next_start(store: Store) -> None:
+    old = Stage(store)
+    async with old.tools.reading:  # it is not validated yet
+        made = await old.make(3)
+        await old.batches.cancel(made.batch_id, "")
+        await old.batches.stop()
+    new = Stage(store)
+    await new.batches.start()
+    batch = await new.ended(made)
+    assert (batch.status, batch.total, batch.failed) == (BatchStatus.CANCELLED, 3, 3)
+    errors = await new.lines(batch.error_file)
+    assert [line["error"]["code"] for line in errors] == ["batch_cancelled"] * 3
+    assert new.answered == []
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), GenerationFailed("nan"), EngineDead("x")])
+async def test_a_line_that_always_fails_costs_no_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("tandem.services.tasks.FIRST_S", 0.001)
+    stage = Stage(store)
+    stage.answer = lambda prompt: error if prompt == "p2" else Reply(200, {})
+    batch = await stage.ended(await stage.make(5))
+    assert (batch.status, batch.completed, batch.failed) == (BatchStatus.COMPLETED, 4, 1)
+    [line] = await stage.lines(batch.error_file)
+    assert line["custom_id"] == "r2" and line["response"]["status_code"] == 500
+    told = line["response"]["body"]["error"]
+    assert told["code"] == "generation_failed" and "ours" not in told["message"]
+
+
+async def test_a_file_that_changed_ends_the_batch_with_what_was_answered(store: Store) -> None:
+    old = Stage(store)
+    asked = list[str]()
+
+    def answer(prompt: str) -> Reply:
+        asked.append(prompt)
+        if len(asked) == 4:
+            old.wait.clear()
+        return Reply(200, {})
+
+    old.answer = answer
+    made = await old.make(20)
+    await until(lambda: old.at_once == 8 and not old.wait.is_set())
+    kept = (await old.now_of(made)).completed
+    await old.batches.stop()
+    assert kept > 0
+    path = await old.files.content(made.input_file, "")
+    path.write_text("{}\n")
+    new = Stage(store)
+    await new.batches.start()
+    batch = await new.ended(made)
+    assert batch.status is BatchStatus.FAILED
+    assert [error.code for error in batch.errors] == ["file_gone"]
+    assert len(await new.lines(batch.output_file)) == batch.completed >= kept
+    assert new.answered == []
+
+
+async def test_results_are_cleared_once_they_are_in_files(store: Store) -> None:
+    stage = Stage(store)
+    batch = await stage.ended(await stage.make(12))
+    async with asyncio.timeout(5):
+        while await store.read(rows.finished, batch.batch_id):
+            await asyncio.sleep(0.01)
+    assert (await stage.now_of(batch)).completed == 12
+    assert await store.read(rows.uncleared) == []
+
+
+async def test_a_key_has_so_many_batches_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.services.batches.service._MOST_OPEN", 2)
+    stage = Stage(store)
+    stage.wait.clear()
+    first, _ = await stage.make(1), await stage.make(1)
+    with pytest.raises(QuotaExceeded, match="2 batches of this API key"):
+        await stage.make(1)
+    await stage.make(1, caller=Caller("another"))
+    await stage.batches.cancel(first.batch_id, "")
+    await stage.ended(first)
+    await stage.make(1)
+
+
+async def test_the_base_answers_all_lines_of_an_adapter_without_versions(store: Store) -> None:
+    stage = Stage(store)
+    await store.write(adapters.create, AdapterRecord("formal", 0.0, settings={}))
+    stage.tools.models.announce("formal")
+    batch = await stage.ended(await stage.make(2, "demo:formal"))
+    assert (batch.status, batch.version) == (BatchStatus.COMPLETED, 0)
+    assert {pin for _, pin in stage.answered} == {Pin(None)}
+    served = ServedModel("demo:formal", "demo", AdapterVersion("formal", 1, "", ""), 64, "formal")
+    assert pinned_to(served, Pin(None)).adapter is None
+
+
+async def test_the_version_of_a_batch_stays_and_is_loaded_again(store: Store) -> None:
+    """A 404 for the pinned version is no answer: it is loaded, and the line tried again."""
+    stage, said = Stage(store), list[str]()
+    await formal(stage)
+
+    def answer(prompt: str) -> Reply:
+        said.append(prompt)
+        return Reply(404 if said.count(prompt) == 1 else 200, {})
+
+    stage.answer = answer
+    stage.wait.clear()
+    made = await stage.make(3, "demo:formal")
+    await until(lambda: stage.at_once == 3)
+    assert await store.read(rows.pinned, "formal") == {1: made.batch_id}
+    stage.wait.set()
+    batch = await stage.ended(made)
+    assert (batch.completed, batch.failed) == (3, 0) and len(said) == 6
+    assert await store.read(rows.pinned, "formal") == {}
+
+
+async def test_a_file_is_not_deleted_under_a_batch(store: Store) -> None:
+    stage = Stage(store)
+    stage.wait.clear()
+    made = await stage.make(2)
+    with pytest.raises(Conflict, match=made.batch_id):
+        await stage.files.delete(made.input_file, "")
+    await stage.batches.cancel(made.batch_id, "")
+    await stage.ended(made)
+    await stage.files.delete(made.input_file, "")
+    with pytest.raises(NotFound):
+        await stage.batches.create(BatchAsk(made.input_file, CHAT, "24h"), HERE)
+
+
+async def test_lines_wait_while_their_key_is_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.services.tasks.FIRST_S", 0.01)
+    owner = Caller("one")
+    known = ApiKeys([(b"digest", owner)])
+    old = Stage(store, keys=known)
+    old.wait.clear()
+    made = await old.make(2, caller=owner)
+    await until(lambda: old.at_once == 2)
+    await old.batches.stop()
+    without = Stage(store, keys=ApiKeys([(b"other", Caller("two"))]))
+    await without.batches.start()
+    await asyncio.sleep(0.1)
+    assert without.answered == []
+    await without.batches.stop()
+    open_server = Stage(store)  # needs no key: the owner's name stays with the batch
+    await open_server.batches.start()
+    assert (await open_server.ended(made)).completed == 2

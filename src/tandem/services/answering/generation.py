@@ -19,9 +19,8 @@ from tandem.core.learning import Messages, PromptTokens, Receipt
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
-from tandem.core.version import AdapterVersion
 from tandem.services.answering.answer import Answer, Tools
-from tandem.services.answering.models import BASE_LABEL, Models, ServedModel, pinned_to
+from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
 from tandem.services.answering.receipts import Draft
 
 _SEED_BITS = 63
@@ -59,7 +58,7 @@ class Options:
     user: str = ""
     receipt: bool = True
     work_class: WorkClass = WorkClass.ONLINE
-    pinned: AdapterVersion | None = None
+    pinned: Pin | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

@@ -37,11 +37,21 @@ class ServedModel:
     label: str = ""
 
 
-def pinned_to(model: ServedModel, version: AdapterVersion | None) -> ServedModel:
-    """`model`, answered by a version that is loaded under a name of its own (None: as it is)."""
-    if version is None or model.name is None:
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What answers instead of an adapter's current version: `version`, which is loaded under a name
+    of its own, or the base model (None)."""
+
+    version: AdapterVersion | None
+
+
+def pinned_to(model: ServedModel, pin: Pin | None) -> ServedModel:
+    """`model`, answered by what is pinned (None: as it is)."""
+    if pin is None or model.name is None:
         return model
-    return replace(model, adapter=version, label=f"{model.name}@{version.number}")
+    if pin.version is None:
+        return replace(model, adapter=None)
+    return replace(model, adapter=pin.version, label=f"{model.name}@{pin.version.number}")
 
 
 class Models:

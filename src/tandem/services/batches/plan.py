@@ -111,9 +111,15 @@ class _Reader:
         if not isinstance(found, dict):
             self._wrong(line, "invalid_json_line", "it is not a JSON object")
             return
-        if self._is_request(line, found):
-            self._ids.add(found["custom_id"])
-            self._keyed.append((_key(found["body"]), line))
+        if not self._is_request(line, found):
+            return
+        try:
+            msgspec.json.decode(raw, type=_Request)  # as it is read again later
+        except msgspec.MsgspecError:
+            self._wrong(line, "invalid_json_line", "a field stands in it twice")
+            return
+        self._ids.add(found["custom_id"])
+        self._keyed.append((_key(found["body"]), line))
 
     def plan(self) -> Plan:
         """Of all that was taken."""
@@ -161,9 +167,10 @@ class _Reader:
 
 
 def _lines(path: Path, most_bytes: int) -> Iterator[tuple[Line, bytes]]:
-    """Lines without their ends; blank ones at the end of the file are none. Of a longer line the
-    beginning alone is read, but its whole size is told."""
-    blank: list[tuple[Line, bytes]] = []
+    """Lines without their ends; blank ones at the end of the file are none, and of others that
+    follow each other the first is told. Of a longer line the beginning alone is read, but its whole
+    size is told."""
+    blank: Line | None = None  # the first of those that were not told yet
     with path.open("rb") as stream:
         number = offset = 0
         while raw := stream.readline(most_bytes + 2):
@@ -176,14 +183,15 @@ def _lines(path: Path, most_bytes: int) -> Iterator[tuple[Line, bytes]]:
             text = raw.rstrip(b"\r\n")
             if number == 1:
                 text = text.removeprefix(_BOM)
-            each = Line(number, offset, size if size > len(raw) else len(raw.rstrip(b"\r\n"))), text
+            line = Line(number, offset, size if size > len(raw) else len(raw.rstrip(b"\r\n")))
             offset += size
-            if text.strip():
-                yield from blank
-                blank.clear()
-                yield each
-            else:
-                blank.append(each)
+            if not text.strip():
+                blank = blank or line
+                continue
+            if blank is not None:
+                yield blank, b""
+                blank = None
+            yield line, text
 
 
 def _key(body: dict[str, Any]) -> str:
@@ -195,9 +203,17 @@ def _key(body: dict[str, Any]) -> str:
     used = 0
     for each in prompt if isinstance(prompt, list) else ():
         content = each.get("content") if isinstance(each, dict) else each
-        text = content if isinstance(content, str) else str(content)[:_KEY_CHARS]
+        text = content if isinstance(content, str) else _first_text(content)
         found.append(text[: _KEY_CHARS - used])
         used += len(text)
         if used >= _KEY_CHARS:
             break
     return "\n".join(found)
+
+
+def _first_text(content: object) -> str:
+    """Of a list of parts, or of token ids."""
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        text = content[0].get("text")
+        return text if isinstance(text, str) else ""
+    return str(content)[:_KEY_CHARS] if isinstance(content, int) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tandem.core.version import AdapterVersion
+from tandem.services.answering.models import Pin
 from tandem.services.auth import Caller
 
 
@@ -28,7 +28,7 @@ class Respond(Protocol):
     """
 
     async def __call__(
-        self, endpoint: str, body: bytes, caller: Caller, pinned: AdapterVersion | None
+        self, endpoint: str, body: bytes, caller: Caller, pinned: Pin | None
     ) -> Reply:
         """The reply to a body; `pinned` answers instead of the current version of its adapter."""
         ...

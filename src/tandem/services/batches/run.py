@@ -11,37 +11,45 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tandem.core.batches import BatchError, BatchRecord, BatchStatus, LineResult
-from tandem.core.errors import AdapterError, NotFound, TandemError
+from tandem.core.errors import (
+    EngineDead,
+    NotFound,
+    OutOfMemory,
+    Overloaded,
+    StoreError,
+    TandemError,
+)
 from tandem.core.ports import ServingEngine
 from tandem.core.version import INTERNAL, AdapterVersion
-from tandem.services.answering.answer import GenerationFailed
-from tandem.services.answering.models import Models
+from tandem.services.answering.models import Models, Pin
 from tandem.services.auth import ApiKeys
 from tandem.services.batches.plan import Line, Plan, read_asks, read_plan
 from tandem.services.batches.pool import Pool
 from tandem.services.batches.reply import Reply, Respond
 from tandem.services.files import Files
-from tandem.services.tasks import Backoff
+from tandem.services.learning.publish import engine_ready
+from tandem.services.tasks import Backoff, uninterrupted
 from tandem.store import Store, adapters
 from tandem.store import batches as rows
 
 logger = logging.getLogger(__name__)
 
 OUTPUT_PURPOSE = "batch_output"
-_AT_ONCE = 500  # lines of a file in memory
-_TRIES = 3
+_AT_ONCE = 50  # lines in memory, and results in one commit
+_TRIES, _DEATHS = 3, 10
 _BYTES_A_TOKEN = 3
 _ANY_BYTES = 1 << 40
 _LOOK_S = 1.0
-_WORKING = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class BatchTools:
     most_file_bytes: int
     most_bytes: int
     now: Callable[[], float]
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the lines of an input file are read: one file at a time."""
 
 
 class BatchRun:
@@ -76,36 +86,62 @@ class BatchRun:
 
     async def run(self) -> None:
         """Bring the batch to its end. Raises `Superseded`, `StoreError`, `OSError`."""
-        file = await self._input()
-        if file is None:
-            await self._fail([BatchError("file_gone", "the input file is gone")])
+        if self.batch.status is not BatchStatus.FINALIZING and not await self._all_lines():
             return
+        for file_id, ok in ((self.batch.output_file, True), (self.batch.error_file, False)):
+            if file_id:
+                await self._write(file_id, ok=ok)
+        await self._move(self.batch, self._final())
+
+    async def _all_lines(self) -> bool:
+        """Bring every line to a result; False if the batch has failed before its first."""
+        read = await self._read()
+        if not self.batch.total and not await self._begin(read):
+            return False
+        if read is None or len(read[1].lines) != self.batch.total:
+            gone = BatchError("file_gone", "the input file is gone, or is not what it was")
+            self.batch = replace(self.batch, errors=(gone,))
+        else:
+            pin = await self._pin()
+            try:
+                await self._answer(*read, pin)
+            finally:
+                await self._unpin(pin)
+            await self._close_lines(*read)
+        counted = await self._store.read(rows.find, self.batch.batch_id)
+        named = replace(
+            self.batch,
+            output_file=_file_id() if counted and counted.completed else "",
+            error_file=_file_id() if counted and counted.failed else "",
+        )
+        await self._move(named, BatchStatus.FINALIZING)
+        return True
+
+    async def _read(self) -> tuple[Path, Plan] | None:
+        """The input file and its lines; None if it is gone."""
+        try:
+            file = await self._tools.files.content(self.batch.input_file, self.batch.tenant)
+        except NotFound:
+            return None
         limits = self._tools.most_lines, self._tools.most_bytes
         if self.batch.total:  # it was validated; limits that were changed since do not concern it
             limits = self.batch.total, _ANY_BYTES
-        plan = await asyncio.to_thread(read_plan, file, self.batch.endpoint, *limits)
-        if self.batch.status is BatchStatus.VALIDATING and not await self._begin(plan):
-            return
-        if len(plan.lines) != self.batch.total:
-            raise OSError(f"the input file of {self.batch.batch_id} is not what it was")
-        if self.batch.status is not BatchStatus.FINALIZING:
-            pinned = await self._pin()
-            try:
-                await self._answer(file, plan, pinned)
-            finally:
-                await self._unpin(pinned)
-        await self._finalize(file, plan)
+        async with self._tools.reading:
+            plan = await asyncio.to_thread(read_plan, file, self.batch.endpoint, *limits)
+        return file, plan
 
-    async def _input(self) -> Path | None:
-        try:
-            return await self._tools.files.content(self.batch.input_file, self.batch.tenant)
-        except NotFound:
-            return None
+    @property
+    def _over(self) -> bool:
+        return self.cancelling.is_set() or self._tools.now() >= self.batch.expires_s
 
     # ------------------------------------------------------------------ beginning
 
-    async def _begin(self, plan: Plan) -> bool:
+    async def _begin(self, read: tuple[Path, Plan] | None) -> bool:
         """From `validating` on; False if the file is not what it should be."""
+        if read is None:
+            await self._fail([BatchError("file_gone", "the input file is gone")])
+            return False
+        plan = read[1]
         problems = list(plan.errors)
         adapter = version = None
         if not problems:
@@ -131,145 +167,151 @@ class BatchRun:
     async def _fail(self, problems: list[BatchError]) -> None:
         await self._move(replace(self.batch, errors=tuple(problems)), BatchStatus.FAILED)
 
-    async def _pin(self) -> AdapterVersion | None:
-        """Load the version that answers all lines, under a name of the batch's own."""
-        batch = self.batch
-        if batch.adapter is None or not batch.version:
+    async def _pin(self) -> Pin | None:
+        """Load the version that answers all lines, under a name of the batch's own; tried until the
+        batch is over."""
+        batch, backoff = self.batch, Backoff()
+        if batch.adapter is None or batch.version is None:
             return None
-        record = await self._store.read(adapters.version, batch.adapter, batch.version)
-        if record is None:
-            return None  # deleted meanwhile: the current one answers
-        name = f"{INTERNAL}batch/{batch.batch_id}"
-        loaded = AdapterVersion(name, record.number, record.content_hash, record.path)
-        try:
-            return await self._tools.client.publish_adapter(loaded)
-        except AdapterError as error:
-            logger.warning("version %s of %s: %s", batch.version, batch.adapter, error)
-            return None
+        if batch.version == 0:
+            return Pin(None)
+        while not self._over:
+            record = await self._store.read(adapters.version, batch.adapter, batch.version)
+            if record is None:
+                return None  # the adapter was deleted: lines are refused, or a new one answers
+            name = f"{INTERNAL}batch/{batch.batch_id}"
+            loaded = AdapterVersion(name, record.number, record.content_hash, record.path)
+            try:
+                await engine_ready(self._tools.client)
+                return Pin(await self._tools.client.publish_adapter(loaded))
+            except TandemError as error:
+                told = (batch.batch_id, batch.version, batch.adapter, error)
+                logger.warning("%s waits for version %s of %s: %s", *told)
+            await backoff.wait()
+        return None
 
-    async def _unpin(self, pinned: AdapterVersion | None) -> None:
-        if pinned is None:
+    async def _unpin(self, pin: Pin | None) -> None:
+        if pin is None or pin.version is None:
             return
         try:
-            await self._tools.client.unload_adapter(pinned.name)
+            await self._tools.client.unload_adapter(pin.version.name)
         except TandemError as error:
-            logger.debug("%s was not loaded any more: %s", pinned.name, error)
+            logger.debug("%s was not loaded any more: %s", pin.version.name, error)
 
     # ------------------------------------------------------------------ answering
 
-    async def _answer(self, file: Path, plan: Plan, pinned: AdapterVersion | None) -> None:
+    async def _answer(self, file: Path, plan: Plan, pin: Pin | None) -> None:
         """Results for the lines that have none, until all have one, the time is up, or somebody
         asked for the end."""
+        if self._over:
+            return
         done = await self._store.read(rows.finished, self.batch.batch_id)
         left = [line for line in plan.lines if line.number not in done]
-        under_way: set[asyncio.Task[None]] = set()
+        working = asyncio.create_task(self._launch(file, left, pin))
         ending = asyncio.create_task(self._ending())
         try:
-            for line in left:
-                taking = asyncio.create_task(self._tools.pool.take(_tokens_of(line)))
-                await asyncio.wait((taking, ending), return_when=asyncio.FIRST_COMPLETED)
-                if not taking.done():
-                    taking.cancel()
-                    await asyncio.gather(taking, return_exceptions=True)
-                    break
-                work = self._line(file, line, pinned, taking.result())
-                under_way.add(asyncio.create_task(work))
-                under_way = _reaped(under_way)
-            while under_way and not ending.done():
-                await asyncio.wait({*under_way, ending}, return_when=asyncio.FIRST_COMPLETED)
-                under_way = _reaped(under_way)
+            await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
         finally:
-            tasks = [*under_way, ending]
-            for each in tasks:
+            for each in (working, ending):
                 each.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(working, ending, return_exceptions=True)
+
+    async def _launch(self, file: Path, lines: Sequence[Line], pin: Pin | None) -> None:
+        """Work on lines, each as soon as there is room for it. Raises the first error."""
+        pool = self._tools.pool
+        try:
+            async with asyncio.TaskGroup() as group:
+                for line in lines:
+                    taken = await pool.take(_tokens_of(line))
+                    task = group.create_task(self._line(file, line, pin))
+                    task.add_done_callback(partial(_give_back, pool, taken))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from several
 
     async def _ending(self) -> None:
         """Wait for the end of the time, or for somebody who asks for the end."""
-        while not self.cancelling.is_set() and self._tools.now() < self.batch.expires_s:
+        while not self._over:
             try:
                 async with asyncio.timeout(_LOOK_S):
                     await self.cancelling.wait()
             except TimeoutError:
                 continue
 
-    async def _line(
-        self, file: Path, line: Line, pinned: AdapterVersion | None, taken: int
-    ) -> None:
-        try:
-            [ask] = await asyncio.to_thread(read_asks, file, [line])
-            reply = await self._reply(ask.body, pinned)
-            response = {
-                "status_code": reply.status,
-                "request_id": f"req_{uuid.uuid4().hex}",
-                "body": reply.body,
-            }
-            result = LineResult(
-                self.batch.batch_id,
-                line.number,
-                reply.status == 200,
-                _content(ask.custom_id, response, None),
-                reply.input_tokens,
-                reply.cached_tokens,
-                reply.output_tokens,
-            )
-            await self._store.write(rows.keep, self.batch, [result])
-        finally:
-            self._tools.pool.give_back(taken)
+    async def _line(self, file: Path, line: Line, pin: Pin | None) -> None:
+        [ask] = await asyncio.to_thread(read_asks, file, [line])
+        reply = await self._reply(ask.body, pin)
+        response = {
+            "status_code": reply.status,
+            "request_id": f"req_{uuid.uuid4().hex}",
+            "body": reply.body,
+        }
+        result = LineResult(
+            self.batch.batch_id,
+            line.number,
+            reply.status == 200,
+            _content(ask.custom_id, response, None),
+            reply.input_tokens,
+            reply.cached_tokens,
+            reply.output_tokens,
+        )
+        # Who closes the lines that are left must see this one, or not.
+        await uninterrupted(self._store.write(rows.keep, self.batch, [result]))
 
-    async def _reply(self, body: bytes, pinned: AdapterVersion | None) -> Reply:
+    async def _reply(self, body: bytes, pin: Pin | None) -> Reply:
         """What is not the line's fault is tried again: for ever where the server is at fault, a few
         times where it may be the line after all."""
-        backoff, failures = Backoff(), 0
+        backoff, met = Backoff(), Counter[type[Exception]]()
+        client, endpoint = self._tools.client, self.batch.endpoint
         while True:
+            await engine_ready(client)
             caller = self._tools.keys.of_tenant(self.batch.tenant)
-            if caller is None:
-                return _refused(401, "the API key that sent this batch is not known any more")
-            try:
-                return await self._tools.respond(self.batch.endpoint, body, caller, pinned)
-            except TandemError as error:
-                failures += isinstance(error, GenerationFailed)
-                if failures == _TRIES:
-                    return _refused(500, str(error))
-                logger.debug("a line of %s waits: %s", self.batch.batch_id, error)
+            if caller is not None:  # else its key was taken away; until it is back, lines wait
+                try:
+                    reply = await self._tools.respond(endpoint, body, caller, pin)
+                    if reply.status != 404 or pin is None or pin.version is None or met[NotFound]:
+                        return reply
+                    met[NotFound] += 1  # was it the pinned version that is not there?
+                    await client.publish_adapter(pin.version)
+                    continue
+                except Exception as error:
+                    met[type(error)] += 1
+                    if met[type(error)] == _most_tries(error):
+                        logger.warning("%s: a line fails", self.batch.batch_id, exc_info=error)
+                        return _failed(error)
+                    logger.debug("a line of %s waits: %s", self.batch.batch_id, error)
             await backoff.wait()
 
     # ------------------------------------------------------------------ the end
 
-    async def _finalize(self, file: Path, plan: Plan) -> None:
-        """Give the lines that have no result an error, write both files, end the batch."""
-        if self.batch.status is not BatchStatus.FINALIZING:
-            await self._close_lines(file, plan)
-            counted = await self._store.read(rows.counts, [self.batch.batch_id])
-            counts = counted.get(self.batch.batch_id)
-            named = replace(
-                self.batch,
-                output_file=_file_id() if counts and counts.completed else "",
-                error_file=_file_id() if counts and counts.failed else "",
-            )
-            await self._move(named, BatchStatus.FINALIZING)
-        for file_id, ok in ((self.batch.output_file, True), (self.batch.error_file, False)):
-            if file_id:
-                await self._write(file_id, ok=ok)
-        await self._move(self.batch, self._final())
-        await self._store.write(rows.clear, self.batch)
-
     def _final(self) -> BatchStatus:
-        if BatchStatus.CANCELLING.value in self.batch.stamps:
+        if self.batch.errors:
+            return BatchStatus.FAILED
+        if self._cancelled:
             return BatchStatus.CANCELLED
         expired = BatchStatus.EXPIRED.value in self.batch.stamps
         return BatchStatus.EXPIRED if expired else BatchStatus.COMPLETED
 
+    @property
+    def _cancelled(self) -> bool:
+        return BatchStatus.CANCELLING.value in self.batch.stamps
+
     async def _close_lines(self, file: Path, plan: Plan) -> None:
+        """Give the lines that have no result an error."""
         done = await self._store.read(rows.finished, self.batch.batch_id)
         left = [line for line in plan.lines if line.number not in done]
         if not left:
             return
-        cancelled = BatchStatus.CANCELLING.value in self.batch.stamps or self.cancelling.is_set()
-        code = "batch_cancelled" if cancelled else "batch_expired"
+        # Why they end is committed first: a start that goes on from here says the same.
+        stamps = {**self.batch.stamps}
+        if not self.cancelling.is_set():
+            stamps.setdefault(BatchStatus.EXPIRED.value, self._tools.now())
+        await self._move(replace(self.batch, stamps=stamps), BatchStatus.IN_PROGRESS)
+        code = "batch_cancelled" if self._cancelled else "batch_expired"
         message = (
             "the batch was cancelled before this request was answered"
-            if cancelled
+            if self._cancelled
             else "the batch's completion window ended before this request was answered"
         )
         error = {"code": code, "message": message}
@@ -283,9 +325,6 @@ class BatchRun:
                 for line, ask in zip(some, asks, strict=True)
             ]
             await self._store.write(rows.keep, self.batch, results)
-        if not cancelled:
-            stamps = {**self.batch.stamps, BatchStatus.EXPIRED.value: self._tools.now()}
-            self.batch = replace(self.batch, stamps=stamps)
 
     async def _write(self, file_id: str, *, ok: bool) -> None:
         if await self._tools.files.known(file_id):
@@ -313,31 +352,36 @@ class BatchRun:
             yield "".join(f"{content}\n" for _, content in found).encode()
 
     async def _move(self, changed: BatchRecord, status: BatchStatus) -> None:
-        """Commit the next status, unless somebody has asked for the end meanwhile."""
-        stamps = {**changed.stamps, status.value: self._tools.now()}
+        """Commit the next status, also when somebody has asked for the end meanwhile: of a batch
+        that is being cancelled, the work goes on under that name until its files are written."""
+        was = self.batch.status
+        stamps = {status.value: self._tools.now(), **changed.stamps}
+        if was is BatchStatus.CANCELLING and status is BatchStatus.IN_PROGRESS:
+            status = was
         moved = replace(changed, status=status, stamps=stamps)
-        if await self._store.write(rows.update, moved, (self.batch.status,)):
+        if await self._store.write(rows.update, moved, (was,)):
             self.batch = moved
             return
         kept = await self._store.read(rows.find, self.batch.batch_id)
         assert kept is not None and kept.status is BatchStatus.CANCELLING
         self.cancelling.set()
-        stamps |= kept.stamps
-        if status is BatchStatus.FAILED:  # nothing was begun: it ends as its file is
-            self.batch = replace(moved, stamps=stamps)
-        elif status is BatchStatus.IN_PROGRESS:
-            self.batch = replace(moved, stamps=stamps, status=BatchStatus.CANCELLING)
-        else:
-            self.batch = replace(moved, stamps=stamps)
-        await self._store.write(rows.update, self.batch, (BatchStatus.CANCELLING,))
+        self.batch = replace(self.batch, status=kept.status)
+        await self._move(replace(changed, stamps=changed.stamps | kept.stamps), status)
 
 
-def _reaped(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Those that go on; raises what one of the others raised."""
-    for task in tasks:
-        if task.done():
-            task.result()
-    return {task for task in tasks if not task.done()}
+def _give_back(pool: Pool, taken: int, _: asyncio.Task[None]) -> None:
+    pool.give_back(taken)
+
+
+def _most_tries(error: Exception) -> int | None:
+    """How often a line may meet an error (None: for ever)."""
+    match error:
+        case Overloaded() | StoreError():
+            return None  # never the line's fault
+        case EngineDead() | OutOfMemory():
+            return _DEATHS  # seldom: most lines are there by chance
+        case _:
+            return _TRIES
 
 
 def _tokens_of(line: Line) -> int:
@@ -355,10 +399,11 @@ def _content(custom_id: str, response: dict[str, Any] | None, error: dict[str, A
     return msgspec.json.encode(line).decode()
 
 
-def _refused(status: int, message: str) -> Reply:
-    code, kind = {401: "invalid_api_key"}.get(status, "generation_failed"), "server_error"
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    return Reply(status, {"error": error})
+def _failed(error: Exception) -> Reply:
+    told = str(error) if isinstance(error, TandemError) else "internal error; see the server's log"
+    kind = "server_error"
+    body = {"message": told, "type": kind, "param": None, "code": "generation_failed"}
+    return Reply(500, {"error": body})
 
 
 def _file_id() -> str:

@@ -10,15 +10,22 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.core.batches import BatchCounts, BatchRecord, BatchStatus
-from tandem.core.errors import InvalidRequest, NotFound, StoreError, WrongStatus
+from tandem.core.batches import BatchRecord, BatchStatus
+from tandem.core.errors import (
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    StoreError,
+    WrongStatus,
+)
 from tandem.services.auth import Caller
 from tandem.services.batches.run import BatchRun, BatchTools
 from tandem.services.tasks import Backoff
+from tandem.store import Connection, files
 from tandem.store import batches as rows
 
 logger = logging.getLogger(__name__)
@@ -28,6 +35,9 @@ PURPOSE = "batch"
 _WINDOW = re.compile(r"([1-9][0-9]{0,4})([mhd])")
 _SECONDS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 _MOST_WINDOW_S = 30 * 86_400.0
+_MOST_OPEN = 100  # of one key, that have not ended
+_RETRY_S = 60.0
+_CLEARED_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,11 @@ class Batches:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Go on with the batches that have not ended."""
-        for batch in await self._store.read(rows.unfinished):
-            self._launch(batch.batch_id)
+        """Go on with the batches that have not ended, and clear up behind those that have."""
+        for batch_id in await self._store.read(rows.unfinished):
+            self._launch(batch_id)
+        for batch_id in await self._store.read(rows.uncleared):
+            self._launch(batch_id)
 
     async def stop(self) -> None:
         """Stop working; what is under way is done again by the next start."""
@@ -66,7 +78,10 @@ class Batches:
         self._tasks.clear()
 
     async def create(self, ask: BatchAsk, caller: Caller) -> BatchRecord:
-        """Make a batch, which is validated next. Raises `InvalidRequest` and `NotFound`."""
+        """Make a batch, which is validated next.
+
+        Raises `InvalidRequest`, `NotFound`, and `QuotaExceeded` where too many have not ended.
+        """
         if ask.endpoint not in ENDPOINTS:
             known = " or ".join(ENDPOINTS)
             raise InvalidRequest(
@@ -99,7 +114,7 @@ class Batches:
             output_kept_s=ask.output_kept_s,
             metadata=dict(ask.metadata or {}),
         )
-        await self._store.write(rows.add, batch)
+        await self._store.write(_add, batch)
         self._launch(batch.batch_id)
         return batch
 
@@ -116,22 +131,17 @@ class Batches:
             await self.find(after, tenant, "after")
         return await self._store.read(rows.listed, tenant, after=after, limit=limit)
 
-    async def counts(self, batches: Sequence[BatchRecord]) -> dict[str, BatchCounts]:
-        """What is answered of each, by id."""
-        found = await self._store.read(rows.counts, [batch.batch_id for batch in batches])
-        return {batch.batch_id: found.get(batch.batch_id, BatchCounts()) for batch in batches}
-
     async def cancel(self, batch_id: str, tenant: str) -> BatchRecord:
-        """Give a batch up; what was answered is kept. Raises `NotFound`, and `WrongStatus` if it
-        has ended."""
+        """Give a batch up; what was answered is kept. One whose files are being written ends as it
+        would have. Raises `NotFound`, and `WrongStatus` if it has ended."""
         await self.find(batch_id, tenant)
         batch = await self._store.write(rows.cancel, batch_id, self._tools.now())
         assert batch is not None
-        if batch.status is not BatchStatus.CANCELLING:
+        if batch.status.ended:
             raise WrongStatus(
                 f"batch '{batch_id}' is {batch.status.value} and cannot be cancelled any more"
             )
-        if run := self._runs.get(batch_id):
+        if batch.status is BatchStatus.CANCELLING and (run := self._runs.get(batch_id)):
             run.cancelling.set()
         return batch
 
@@ -146,10 +156,11 @@ class Batches:
         while True:
             try:
                 batch = await self._store.write(rows.claim, batch_id)
-                if batch is None:
-                    return
-                run = self._runs[batch_id] = BatchRun(batch, self._tools)
-                await run.run()
+                if batch is not None:
+                    run = self._runs[batch_id] = BatchRun(batch, self._tools)
+                    await run.run()
+                while not await self._store.write(rows.cleared, batch_id, _CLEARED_AT_ONCE):
+                    pass
                 return
             except rows.Superseded as error:
                 logger.warning("%s", error)
@@ -161,6 +172,17 @@ class Batches:
             finally:
                 self._runs.pop(batch_id, None)
             await backoff.wait()
+
+
+def _add(connection: Connection, batch: BatchRecord) -> None:
+    if rows.num_open(connection, batch.tenant) >= _MOST_OPEN:
+        raise QuotaExceeded(
+            f"{_MOST_OPEN} batches of this API key have not ended; wait for one, or cancel it",
+            retry_after_s=_RETRY_S,
+        )
+    if files.find(connection, batch.input_file) is None:
+        raise NotFound(f"there is no file '{batch.input_file}'", param="input_file_id")
+    rows.add(connection, batch)
 
 
 def _window_s(text: str) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tandem.core.errors import AdapterError, DiskError, EngineDead, NotFound, StoreError
 from tandem.core.learning import EventRecord, VersionRecord, VersionState
-from tandem.core.ports import EngineClient, EngineState
+from tandem.core.ports import EngineClient, EngineState, ServingEngine
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.durable import flush_directory, make_directory
 from tandem.services.learning.strays import remove_strays
@@ -326,7 +326,7 @@ def _adapter_version(record: VersionRecord) -> AdapterVersion:
     return AdapterVersion(record.adapter, record.number, record.content_hash, record.path)
 
 
-async def engine_ready(client: EngineClient) -> None:
+async def engine_ready(client: ServingEngine) -> None:
     """Wait until the engine takes requests again."""
     while client.state is not EngineState.READY:
         await asyncio.sleep(_ENGINE_POLL_S)

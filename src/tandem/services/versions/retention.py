@@ -3,8 +3,8 @@ versions that are not current and of jobs that ended.
 
 Training goes on from the current version; one step of roll back goes on from its parent. The
 optimiser's state of all others is twice an adapter's size and is never read. Knows no engine.
-Invariant: a version that answers, may be gone back to with one step, waits for a decision or is a
-reference stays, and every version that stays can answer.
+Invariant: a version that answers, may be gone back to with one step, waits for a decision, is a
+reference or answers a batch stays, and every version that stays can answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeVar
 from tandem.core.errors import StoreError
 from tandem.core.learning import EventRecord, JobStatus, VersionRecord, VersionState
 from tandem.services.learning.settings import BASE, reference_number
-from tandem.store import Connection, Store, adapters, events, jobs
+from tandem.store import Connection, Store, adapters, batches, events, jobs
 
 Subject = TypeVar("Subject")
 
@@ -49,6 +49,7 @@ def forget_versions(
     reference = record.settings.get("reference", retention.reference)
     needed = {record.current, reference_number(reference)}
     needed |= {each.parent for each in known if each.number == record.current}
+    needed |= batches.pinned(connection, adapter).keys()
     gone = [
         adapters.delete_version(connection, adapter, each.number)
         for each in known[: -retention.versions]

@@ -27,7 +27,7 @@ from tandem.services.versions import changes
 from tandem.services.versions.adapters import Adapters, check_name
 from tandem.services.versions.checkpoints import loaded_checkpoint
 from tandem.services.versions.imports import Imports
-from tandem.store import adapters, events, jobs, samples
+from tandem.store import adapters, batches, events, jobs, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Versions:
         """Forget one version and its files; its number is not given again.
 
         Raises `NotFound`, or `Conflict` where it is needed: it answers, waits for a decision, or
-        is the reference of the adapter's settings or of a job.
+        is the reference of the adapter's settings or of a job, or answers a batch.
         """
         await self._version(name, number)
         async with self._learner.held(name):
@@ -154,6 +154,12 @@ class Versions:
             if users := await self._store.read(jobs.referring, name, number):
                 raise Conflict(
                     f"version {number} is the reference of {users[0]}; cancel that job first",
+                    param="version",
+                )
+            if batch := (await self._store.read(batches.pinned, name)).get(number):
+                raise Conflict(
+                    f"version {number} answers {batch}; cancel that batch first, or wait for its "
+                    "end",
                     param="version",
                 )
             event = self._event(name, f"version {number} deleted", number)
