@@ -35,8 +35,8 @@ from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.auth import ApiKeys
 from tandem.services.background import Background
 from tandem.services.batches.pool import Pool
-from tandem.services.batches.run import BatchTools
 from tandem.services.batches.service import Batches
+from tandem.services.batches.tools import BatchTools
 from tandem.services.feedback.service import FeedbackService, Hooks, Rules, Sources
 from tandem.services.files import Files
 from tandem.services.jobs.service import Jobs

@@ -21,8 +21,8 @@ from tandem.services.auth import ApiKeys, Caller
 from tandem.services.batches.plan import read_asks, read_plan
 from tandem.services.batches.pool import Pool
 from tandem.services.batches.reply import Reply
-from tandem.services.batches.run import BatchTools
 from tandem.services.batches.service import BatchAsk, Batches
+from tandem.services.batches.tools import BatchTools
 from tandem.services.files import Files
 from tandem.store import Store, adapters
 from tandem.store import batches as rows

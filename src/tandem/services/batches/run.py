@@ -11,9 +11,8 @@ import asyncio
 import logging
 import math
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,54 +21,27 @@ import msgspec
 
 from tandem.core.batches import BatchError, BatchRecord, BatchStatus, LineResult
 from tandem.core.errors import (
-    EngineDead,
     NotFound,
-    OutOfMemory,
-    Overloaded,
-    StoreError,
     TandemError,
 )
-from tandem.core.ports import ServingEngine
 from tandem.core.version import INTERNAL, AdapterVersion
-from tandem.services.answering.models import Models, Pin
-from tandem.services.auth import ApiKeys
+from tandem.services.answering.models import Pin
+from tandem.services.batches.attempts import reply_to
 from tandem.services.batches.plan import Line, Plan, read_asks, read_plan
 from tandem.services.batches.pool import Pool
-from tandem.services.batches.reply import Reply, Respond
-from tandem.services.files import Files
+from tandem.services.batches.tools import BatchTools
 from tandem.services.learning.publish import engine_ready
 from tandem.services.tasks import Backoff, uninterrupted
-from tandem.store import Store, adapters
+from tandem.store import adapters
 from tandem.store import batches as rows
 
 logger = logging.getLogger(__name__)
 
 OUTPUT_PURPOSE = "batch_output"
 _AT_ONCE = 50  # lines in memory, and results in one commit
-_TRIES, _DEATHS = 3, 10
 _BYTES_A_TOKEN = 3
 _ANY_BYTES = 1 << 40
 _LOOK_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTools:
-    """What all batches work with. `most_lines` and `most_file_bytes` bound a file, `most_bytes`
-    one line of it; `now` is in seconds since the epoch."""
-
-    store: Store
-    files: Files
-    client: ServingEngine
-    models: Models
-    keys: ApiKeys
-    respond: Respond
-    pool: Pool
-    most_lines: int
-    most_file_bytes: int
-    most_bytes: int
-    now: Callable[[], float]
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the lines of an input file are read: one file at a time."""
 
 
 class BatchRun:
@@ -241,7 +213,7 @@ class BatchRun:
 
     async def _line(self, file: Path, line: Line, pin: Pin | None) -> None:
         [ask] = await asyncio.to_thread(read_asks, file, [line])
-        reply = await self._reply(ask.body, pin)
+        reply = await reply_to(ask.body, self.batch, self._tools, pin)
         response = {
             "status_code": reply.status,
             "request_id": f"req_{uuid.uuid4().hex}",
@@ -258,30 +230,6 @@ class BatchRun:
         )
         # Who closes the lines that are left must see this one, or not.
         await uninterrupted(self._store.write(rows.keep, self.batch, [result]))
-
-    async def _reply(self, body: bytes, pin: Pin | None) -> Reply:
-        """What is not the line's fault is tried again: for ever where the server is at fault, a few
-        times where it may be the line after all."""
-        backoff, met = Backoff(), Counter[type[Exception]]()
-        client, endpoint = self._tools.client, self.batch.endpoint
-        while True:
-            await engine_ready(client)
-            caller = self._tools.keys.of_tenant(self.batch.tenant)
-            if caller is not None:  # else its key was taken away; until it is back, lines wait
-                try:
-                    reply = await self._tools.respond(endpoint, body, caller, pin)
-                    if reply.status != 404 or pin is None or pin.version is None or met[NotFound]:
-                        return reply
-                    met[NotFound] += 1  # was it the pinned version that is not there?
-                    await client.publish_adapter(pin.version)
-                    continue
-                except Exception as error:
-                    met[type(error)] += 1
-                    if met[type(error)] == _most_tries(error):
-                        logger.warning("%s: a line fails", self.batch.batch_id, exc_info=error)
-                        return _failed(error)
-                    logger.debug("a line of %s waits: %s", self.batch.batch_id, error)
-            await backoff.wait()
 
     # ------------------------------------------------------------------ the end
 
@@ -373,17 +321,6 @@ def _give_back(pool: Pool, taken: int, _: asyncio.Task[None]) -> None:
     pool.give_back(taken)
 
 
-def _most_tries(error: Exception) -> int | None:
-    """How often a line may meet an error (None: for ever)."""
-    match error:
-        case Overloaded() | StoreError():
-            return None  # never the line's fault
-        case EngineDead() | OutOfMemory():
-            return _DEATHS  # seldom: most lines are there by chance
-        case _:
-            return _TRIES
-
-
 def _tokens_of(line: Line) -> int:
     """About; bodies have names of fields in them, too."""
     return math.ceil(line.size / _BYTES_A_TOKEN)
@@ -397,13 +334,6 @@ def _content(custom_id: str, response: dict[str, Any] | None, error: dict[str, A
         "error": error,
     }
     return msgspec.json.encode(line).decode()
-
-
-def _failed(error: Exception) -> Reply:
-    told = str(error) if isinstance(error, TandemError) else "internal error; see the server's log"
-    kind = "server_error"
-    body = {"message": told, "type": kind, "param": None, "code": "generation_failed"}
-    return Reply(500, {"error": body})
 
 
 def _file_id() -> str:

@@ -23,7 +23,8 @@ from tandem.core.errors import (
     WrongStatus,
 )
 from tandem.services.auth import Caller
-from tandem.services.batches.run import BatchRun, BatchTools
+from tandem.services.batches.run import BatchRun
+from tandem.services.batches.tools import BatchTools
 from tandem.services.tasks import Backoff
 from tandem.store import Connection, files
 from tandem.store import batches as rows
