@@ -7,8 +7,9 @@ Invariant: the same options give the same report.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from tandem.bench.workload import PlannedRequest
 from tandem.core.errors import InvalidRequest
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
-from tandem.core.slo import Slo
+from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import (
     LossKind,
     LossSpec,
@@ -80,6 +81,7 @@ class SimulatedRun:
     busy_share: float  # of the device
     cached_share: float
     losses: tuple[StepLoss, ...] = ()  # of each such step
+    offline: Summary | None = None  # of the requests of a batch; `summary` is of the others
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -110,6 +112,12 @@ def arrivals_of(
     return arrivals, [TrainerSpec(TRAINER)] if steps else []
 
 
+def steps_of(training: Training, vocabulary: int, seed: int) -> Iterator[TrainingStep]:
+    """Steps without end."""
+    rng = Random(f"{seed}/pairs")
+    return (_step(number, training, vocabulary, rng) for number in count())
+
+
 def _step(number: int, training: Training, vocabulary: int, rng: Random) -> TrainingStep:
     """Pairs of random tokens. Half of each sequence is the prompt."""
     tokens = training.pair_tokens
@@ -127,9 +135,11 @@ def _step(number: int, training: Training, vocabulary: int, rng: Random) -> Trai
     return TrainingStep(f"step-{number}", TRAINER, LossSpec(LossKind.DPO, training.beta), batches)
 
 
-def outcomes_of(report: SimReport) -> list[Outcome]:
-    """Outcomes as the load generator would see them, without the times between tokens."""
-    return [_outcome(place, each) for place, each in enumerate(report.outcomes.values())]
+def outcomes_of(report: SimReport, work_class: WorkClass = WorkClass.ONLINE) -> list[Outcome]:
+    """Outcomes of one class of requests as the load generator would see them, without the times
+    between tokens."""
+    found = [each for each in report.outcomes.values() if each.work_class is work_class]
+    return [_outcome(place, each) for place, each in enumerate(found)]
 
 
 def _outcome(index: int, found: SimOutcome) -> Outcome:
@@ -158,6 +168,7 @@ def describe(
 ) -> SimulatedRun:
     """The figures of a run. `moments` may be empty."""
     outcomes = list(report.outcomes.values())
+    online, offline = outcomes_of(report), outcomes_of(report, WorkClass.OFFLINE)
     rows = sum(moment.training for moment in moments)
     prompt = sum(each.prompt_tokens for each in outcomes)
     ended_s = max(report.ended_s, 1e-9)
@@ -165,7 +176,7 @@ def describe(
     return SimulatedRun(
         policy=policy,
         profile=profile,
-        summary=replace(summarise(outcomes_of(report), slo), itl=None),
+        summary=replace(summarise(online, slo), itl=None),
         iterations=report.iterations,
         simulated_s=report.ended_s,
         real_s=real_s,
@@ -175,6 +186,7 @@ def describe(
         busy_share=sum(moment.seconds for moment in moments) / ended_s,
         cached_share=sum(each.cached_tokens for each in outcomes) / max(prompt, 1),
         losses=tuple([StepLoss(step.finished_s, step.revision, step.loss) for step in applied]),
+        offline=replace(summarise(offline), itl=None) if offline else None,
         options=options,
     )
 

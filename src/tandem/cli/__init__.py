@@ -17,6 +17,7 @@ from tandem.cli import adapters, batch, bench, feedback, finetune
 from tandem.cli.fidelity import fidelity_command
 from tandem.cli.flags import settings_from, takes_settings
 from tandem.cli.output import refusals, with_folder
+from tandem.cli.plan_flags import plan_command
 from tandem.cli.remote import DEFAULT_URL, Key, Url
 from tandem.cli.simulate_flags import simulate_command
 
@@ -123,6 +124,7 @@ def profile_command(
 
 
 app.command("simulate")(simulate_command)
+app.command("plan")(plan_command)
 bench.app.command("fidelity")(fidelity_command)
 
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from tandem.bench.measure import Distribution
+from tandem.bench.offline import read_batch
 from tandem.bench.options import WorkloadOptions, build_workload
 from tandem.bench.report import as_table
 from tandem.bench.simulation import (
@@ -45,6 +46,7 @@ class SimulateOptions:
     timeline: bool = False
     noise: bool = True
     loss_curve: Path | None = None
+    batch: Path | None = None  # offline requests, from the beginning on
 
 
 def simulate(
@@ -68,7 +70,8 @@ def simulate(
         on_plan=timeline if options.timeline else None,
     )
     leaps = None if options.timeline else executor
-    run = Simulation(loop, clock, arrivals, trainers, leaps=leaps)
+    offline = read_batch(options.batch, workload.vocabulary) if options.batch else []
+    run = Simulation(loop, clock, arrivals, trainers, leaps=leaps, offline=iter(offline))
     end_s = planned[-1].at_s
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
@@ -88,6 +91,7 @@ def simulate(
             "requests": len(planned),
             "policy_options": dict(scheduling.policy_options),
             "loss_curve": str(options.loss_curve or "model"),
+            "batch": str(options.batch or ""),
         },
     )
     return found, report, timeline
@@ -108,6 +112,9 @@ def show(found: SimulatedRun, console: Console) -> None:
         table.add_row("their loss", f"{first.loss:.3f} to {last.loss:.3f} at {last.at_s:.1f} s")
     if found.training_tokens_s:
         table.add_row("training tokens/s", f"{found.training_tokens_s:.1f}")
+    if found.offline is not None:
+        table.add_row("batch lines", f"{found.offline.completed} of {found.offline.requests}")
+        table.add_row("their output tokens/s", f"{found.offline.output_token_rate:.1f}")
     if found.busy_share:
         table.add_row("device busy", f"{found.busy_share:.1%}")
     console.print(table)
@@ -139,6 +146,10 @@ _COMPARED: dict[str, Callable[[SimulatedRun], str]] = {
     "per output token, p50 (ms)": lambda run: _milliseconds(run.summary.tpot, "p50"),
     "per output token, p99 (ms)": lambda run: _milliseconds(run.summary.tpot, "p99"),
     "output tokens/s": lambda run: f"{run.summary.output_token_rate:.1f}",
+    "batch lines complete": lambda run: f"{run.offline.completed}" if run.offline else "",
+    "their output tokens/s": lambda run: (
+        f"{run.offline.output_token_rate:.1f}" if run.offline else ""
+    ),
     "training steps": lambda run: f"{run.steps}" if run.steps else "",
     "training tokens/s": lambda run: (
         f"{run.training_tokens_s:.1f}" if run.training_tokens_s else ""

@@ -16,6 +16,7 @@ from tandem.config import resolve
 from tandem.core.errors import InvalidRequest
 
 _PROFILE = "A file of `tandem profile`, or DEVICE:SHAPE of a data sheet, as a100-40g:llama-3-8b."
+_BATCH = "JSONL of OpenAI's batch API: offline requests, from the beginning on."
 _CURVE = "CSV with step,train_loss, as a job's result file; default: a model of the falling loss."
 # The load where no trace is given.
 _RATE, _DURATION_S = 2.0, 600.0
@@ -46,6 +47,7 @@ def simulate_command(
     ] = None,
     max_prompt_tokens: Annotated[int | None, typer.Option(help="Clip prompts.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(help="Clip outputs.")] = None,
+    batch: Annotated[Path | None, typer.Option(help=_BATCH)] = None,
     retrain_rate: Annotated[float, typer.Option(help="Preference pairs a request.")] = 0.0,
     training_steps: Annotated[
         int, typer.Option(help="Steps that are queued at the beginning.")
@@ -106,6 +108,7 @@ def simulate_command(
             timeline=figures or bool(retrain_rate or training_steps),
             noise=noise,
             loss_curve=loss_curve,
+            batch=batch,
         )
         base = out or Path("simulation.json")
         runs, drawn = [], []

@@ -8,7 +8,7 @@ engine. Invariant: the same simulated loop, arrivals and seed give the same outc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.core.clock import WaitingClock
@@ -24,6 +24,8 @@ from tandem.sim.leap import Leaper
 
 # Steps of a supply to keep queued: one that runs and the next one.
 _STEPS_AHEAD = 2
+# Offline requests of a stream that are in the engine, as the server keeps its batches' lines there.
+_OFFLINE_AHEAD = 256
 # A policy that runs nothing for this long while requests wait is taken to run nothing ever.
 _STALL_S = 10.0
 
@@ -47,6 +49,7 @@ class SimOutcome:
     arrival_s: float
     prompt_tokens: int
     slo: Slo | None = None  # the objective that it brought
+    work_class: WorkClass = WorkClass.ONLINE
     first_s: float = math.nan
     last_s: float = math.nan
     output_tokens: int = 0
@@ -102,10 +105,12 @@ class Simulation:
         sample_s: float = 1.0,
         leaps: SimExecutor | None = None,
         supply: Callable[[], TrainingStep] | None = None,
+        offline: Iterator[Request] | None = None,
     ) -> None:
         """Occupancy is sampled every `sample_s` seconds. With `leaps`, which is the loop's executor
         and must have no listener, equal iterations are advanced at once. `supply` makes a step
-        whenever fewer than two are queued; the run then ends with its last request."""
+        whenever fewer than two are queued; the run then ends with its last request. Of `offline`,
+        some are always in the engine, from the beginning on."""
         self._loop, self._clock = loop, clock
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
         self._next = 0
@@ -114,6 +119,8 @@ class Simulation:
         self._leaper = Leaper(loop.scheduler) if leaps is not None else None
         self._sample_due_s = 0.0
         self._supply = supply
+        self._offline = offline
+        self._num_offline = 0
         self._unfinished = 0
         for spec in trainers:
             loop.open_trainer(spec)
@@ -190,17 +197,29 @@ class Simulation:
         while self._next < len(arrivals) and arrivals[self._next].at_s <= now:
             arrival = arrivals[self._next]
             self._next += 1
-            work = arrival.work
-            if isinstance(work, TrainingStep):
-                self._loop.add_step(work)
-                continue
-            outcome = SimOutcome(work.request_id, arrival.at_s, len(work.prompt), work.slo)
-            self.report.outcomes[work.request_id] = outcome
-            try:
-                self._loop.add(replace(work, arrival_s=self._origin_s + arrival.at_s))
-                self._unfinished += 1
-            except InvalidRequest:  # a server would continue too
-                outcome.error = "refused"
+            if isinstance(arrival.work, TrainingStep):
+                self._loop.add_step(arrival.work)
+            else:
+                self._add(arrival.work, arrival.at_s)
+        while self._offline is not None and self._num_offline < _OFFLINE_AHEAD:
+            if (request := next(self._offline, None)) is None:
+                self._offline = None
+            elif self._add(request, now):
+                self._num_offline += 1
+
+    def _add(self, request: Request, at_s: float) -> bool:
+        """False if the engine refuses it; a server would continue, too."""
+        outcome = SimOutcome(
+            request.request_id, at_s, len(request.prompt), request.slo, request.work_class
+        )
+        self.report.outcomes[request.request_id] = outcome
+        try:
+            self._loop.add(replace(request, arrival_s=self._origin_s + at_s))
+        except InvalidRequest:
+            outcome.error = "refused"
+            return False
+        self._unfinished += 1
+        return True
 
     def _feed(self, supply: Callable[[], TrainingStep]) -> bool:
         """Keep steps queued. False if no requests are left."""
@@ -250,6 +269,8 @@ class Simulation:
             if event.finish_reason is None:
                 continue
             self._unfinished -= 1
+            if self._offline is not None and outcome.work_class is WorkClass.OFFLINE:
+                self._num_offline -= 1
             outcome.finished = event.finish_reason is not FinishReason.ERROR
             if not outcome.finished:
                 outcome.error = event.error or "failed"
