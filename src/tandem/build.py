@@ -67,7 +67,8 @@ def build_loop(
     settings = resolve_model(settings)
     # A wrong name shall not cost a model load.
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
-    executor, rates = build_executor(settings, progress), None
+    shares = not settings.model.threads  # a number that the user chose is kept
+    executor, rates = build_executor(settings, progress, share_cores=shares), None
     if settings.scheduling.accustom_s and not settings.scheduling.profile:
         from tandem.executor.profile import rough_rates
 
@@ -82,9 +83,13 @@ def build_loop(
 
 
 def build_executor(
-    settings: Settings, progress: Progress = lambda stage, done: None
+    settings: Settings,
+    progress: Progress = lambda stage, done: None,
+    *,
+    share_cores: bool = False,
 ) -> DeviceExecutor:
-    """Load the model onto its device, with room for KV and recordings."""
+    """Load the model onto its device, with room for KV and recordings. What is measured on it is
+    that of one number of threads, unless it may `share_cores`."""
     spin_briefly()
     from tandem.allocator import keep_large_blocks
     from tandem.executor.executor import DeviceExecutor
@@ -102,7 +107,7 @@ def build_executor(
         settings.scheduling,
         settings.adapters,
         settings.learning,
-        share_cores=not settings.model.threads,  # a number that the user chose is kept
+        share_cores=share_cores,
     )
 
 
