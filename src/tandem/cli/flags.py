@@ -58,7 +58,7 @@ HELP = {
         "float32, bfloat16 or float16"
     ),
     "model.max_model_len": "Longest prompt + output of one choice in tokens; 0: the model's own",
-    "model.threads": "CPU threads for computing; 0: all cores",
+    "model.threads": "CPU threads for computing; 0: as many as other processes leave cores",
     "model.kernels": "Kernels for the frozen weights; auto picks the fastest that works",
     "cache.block_size": "Tokens in one KV block",
     "cache.memory_bytes": "Memory for the KV cache, e.g. 4GiB; 0: a share of what is free",
