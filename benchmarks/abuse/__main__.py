@@ -161,6 +161,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
 ) -> None:
     """Ask alone, ask beside strangers, compare."""
+    out.mkdir(parents=True, exist_ok=True)
     machine = describe("cpu", len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory(prefix="abuse-") as folder:
         spec = ServerSpec(model, port, Path(folder) / "store", LOG)

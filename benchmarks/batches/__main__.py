@@ -204,6 +204,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the result.")] = RESULTS,
 ) -> None:
     """Run the batch, kill the server meanwhile, count."""
+    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="batches-") as folder:
         server = Server(model, port, Path(folder) / "store")
         server.start()

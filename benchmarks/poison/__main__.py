@@ -122,6 +122,7 @@ def main(
     sizes = Sizes(least, most, settings=settings_of(setting or []))
     plan = Plan(runs, seed, at_once, until_s, sizes, Patience(quiet, limit))
     machine = describe("cpu", len(os.sched_getaffinity(0)))
+    out.mkdir(parents=True, exist_ok=True)
     stem = out / f"poison-{slug(machine)}"
     path = stem.with_suffix(".jsonl")
     with tempfile.TemporaryDirectory(prefix="poison-") as folder:

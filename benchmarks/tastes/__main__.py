@@ -114,6 +114,7 @@ def main(
         again,
         own,
     )
+    out.mkdir(parents=True, exist_ok=True)
     machine = describe("cpu", len(os.sched_getaffinity(0)))
     stem = out / f"tastes-{slug(machine)}"
     paths = stem.with_suffix(".jsonl"), Path(f"{stem}-trickle.jsonl")
