@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.api.connection import read
-from tandem.api.paging import read_limit, read_text
+from tandem.api.paging import page_json, read_limit, read_text
 from tandem.api.schemas import Body, Metadata
 from tandem.api.surface import Surface
 from tandem.core.batches import BatchError, BatchRecord, BatchStatus
@@ -79,16 +79,7 @@ def add_batch_routes(app: FastAPI, surface: Surface) -> None:
         limit = read_limit(request, 20, _MOST)
         after = read_text(request, "after")
         found = await surface.batches.listed(_caller(request).tenant, after, limit + 1)
-        page = [_batch_json(batch) for batch in found[:limit]]
-        return _json(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": len(found) > limit,
-            }
-        )
+        return _json(page_json([_batch_json(batch) for batch in found], limit))
 
     @app.get("/v1/batches/{batch_id}")
     async def retrieve_batch(batch_id: str, request: Request) -> Response:

@@ -16,7 +16,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import FileResponse
 
 from tandem.api.errors import BodyTooLarge
-from tandem.api.paging import parse_number, read_limit, read_text
+from tandem.api.paging import page_json, parse_number, read_limit, read_text
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import FileRecord
@@ -61,16 +61,7 @@ def add_file_routes(app: FastAPI, surface: Surface) -> None:
             ascending=order == "asc",
             limit=limit + 1,
         )
-        page = [_file_json(file) for file in found[:limit]]
-        return _json(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": len(found) > limit,
-            }
-        )
+        return _json(page_json([_file_json(file) for file in found], limit))
 
     @app.get("/v1/files/{file_id}")
     async def retrieve_file(file_id: str, request: Request) -> Response:

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
 from tandem.api.connection import read
-from tandem.api.paging import parse_number, read_limit, read_text
+from tandem.api.paging import page_json, parse_number, read_limit, read_text
 from tandem.api.schemas import Body, Metadata
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
@@ -71,7 +71,7 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
         limit = read_limit(request, 20, _MOST)
         after = read_text(request, "after")
         found = await _jobs(surface).listed(_caller(request).tenant, after, limit + 1)
-        return _page([_job_json(surface, job) for job in found], limit)
+        return _json(page_json([_job_json(surface, job) for job in found], limit))
 
     @app.get("/v1/fine_tuning/jobs/{job_id}")
     async def retrieve_job(job_id: str, request: Request) -> Response:
@@ -84,7 +84,7 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
         limit = read_limit(request, 20, _MOST)
         tenant = _caller(request).tenant
         found = await _jobs(surface).events(job_id, tenant, _event_number(request), limit + 1)
-        return _page([_event_json(event) for event in found], limit)
+        return _json(page_json([_event_json(event) for event in found], limit))
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/checkpoints")
     async def list_job_checkpoints(job_id: str, request: Request) -> Response:
@@ -94,7 +94,7 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
         jobs = _jobs(surface)
         job = await jobs.find(job_id, tenant)
         found = await jobs.checkpoints(job_id, tenant, read_text(request, "after"), limit + 1)
-        return _page([_checkpoint_json(surface, job, record) for record in found], limit)
+        return _json(page_json([_checkpoint_json(surface, job, record) for record in found], limit))
 
 
 def _add_steering(app: FastAPI, surface: Surface) -> None:
@@ -198,20 +198,6 @@ def _checkpoint_json(surface: Surface, job: JobRecord, record: CheckpointRecord)
         "metrics": {name: value for name, value in shown.items() if value is not None},
         "step_number": record.step,
     }
-
-
-def _page(data: list[dict[str, Any]], limit: int) -> Response:
-    """A page of OpenAI's lists; `data` has one more than `limit` if there is more."""
-    shown = data[:limit]
-    return _json(
-        {
-            "object": "list",
-            "data": shown,
-            "has_more": len(data) > limit,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
-        }
-    )
 
 
 def _json(body: dict[str, Any]) -> Response:

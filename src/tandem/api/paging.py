@@ -1,6 +1,8 @@
-"""Query parameters of lists: how many, and where a page continues."""
+"""Pages of lists: how many are asked for, where a page continues, and its JSON."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from starlette.requests import Request
 
@@ -47,3 +49,15 @@ def read_text(request: Request, name: str) -> str | None:
     if not text.strip():
         raise InvalidRequest(f"'{name}' is empty; leave it out", param=name)
     return text[:128]
+
+
+def page_json(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """A page of OpenAI's lists; `data` has one more than `limit` if there is more."""
+    shown = data[:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(data) > limit,
+    }
