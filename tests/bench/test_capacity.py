@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tandem.bench.capacity import Run, fewest, peak, plan_capacity, share
@@ -14,6 +15,8 @@ from tandem.bench.measure import summarise
 from tandem.bench.offline import again, endless, read_batch
 from tandem.bench.workload import PlannedRequest
 from tandem.cli import app
+from tandem.cli.plan import Replica
+from tandem.config import resolve
 from tandem.core.errors import InvalidRequest
 from tandem.core.slo import WorkClass
 
@@ -124,3 +127,14 @@ def test_a_batch_beside_a_simulated_load(tmp_path: Path) -> None:
     report = json.loads(out.read_text())
     assert (report["summary"]["requests"], report["summary"]["completed"]) == (8, 8)
     assert (report["offline"]["requests"], report["offline"]["completed"]) == (300, 300)
+
+
+def test_what_should_have_ended_and_did_not_counts_as_missed() -> None:
+    """Beside other work a run ends with the trace. Under twice what a replica can do, requests that
+    never get their turn are misses, not unknown."""
+    settings = resolve({"scheduling": {"ttft_slo": 0.5, "tpot_slo": 0.05}}, environ={})
+    replica = Replica("a100-40g:llama-3-8b", settings, None, 64, 8, Console(quiet=True))
+    requests = [PlannedRequest(n, n / 20, (n + 1,) * 2000, 20) for n in range(200)]
+    run = replica(requests, beside="offline")
+    assert run.online.errors["unfinished"] > 50
+    assert run.attainment < 0.5

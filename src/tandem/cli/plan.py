@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tandem.bench.capacity import Capacity, Run
 from tandem.bench.figures import new_figure, save
-from tandem.bench.measure import summarise
+from tandem.bench.measure import Outcome, summarise
 from tandem.bench.offline import again, endless, read_batch
 from tandem.bench.simulation import TRAINER, Training, arrivals_of, outcomes_of, steps_of
 from tandem.bench.workload import PlannedRequest
@@ -65,9 +65,8 @@ class Replica:
         report = run.run(until_s=last_s if beside else _PATIENCE * last_s)
         scheduling = self.settings.scheduling
         slo = Slo(scheduling.ttft_slo, scheduling.tpot_slo)
-        # What arrives just before the end of such a run cannot end in it.
-        due = [each for each in outcomes_of(report) if not beside or each.error != "unfinished"]
-        summary = summarise(due, slo)
+        online = outcomes_of(report)
+        summary = summarise([each for each in online if _due(each, load, slo, report.ended_s)], slo)
         offline = outcomes_of(report, WorkClass.OFFLINE)
         step_tokens = 2 * training.pairs * training.pair_tokens
         return Run(
@@ -81,6 +80,12 @@ class Replica:
         if self.batch is not None:
             return again(read_batch(self.batch, vocabulary))
         return endless(self.prompt_tokens, self.output_tokens, vocabulary, 0)
+
+
+def _due(found: Outcome, load: Sequence[PlannedRequest], slo: Slo, ended_s: float) -> bool:
+    """Whether a request has ended or should have: the run may be over before it was to end."""
+    answer_s = slo.ttft_s + load[found.index].output_tokens * slo.tpot_s
+    return found.error != "unfinished" or load[found.index].at_s + answer_s <= ended_s
 
 
 def table_of(plans: Sequence[Capacity]) -> Table:
