@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from tandem.core.errors import AccountingError
 from tandem.core.plan import BlockCopy
 from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
 from tandem.kv.eviction import (
     Eviction,
     EvictionQueue,
     IdleBlock,
-    LeastRecentlyUsed,
+    ReadersLast,
     idle_blocks,
 )
+from tandem.kv.offline_pool import OfflinePool
 from tandem.kv.pool import BlockPool
-from tandem.kv.prefix_tree import Node, PrefixTree, Reader
+from tandem.kv.prefix_tree import Node, PrefixTree
 from tandem.kv.tables import BlockTable
 
 
@@ -49,7 +51,6 @@ class KVCache:
         *,
         groups: int = 1,
         prefix_caching: bool = True,
-        eviction: Eviction | None = None,
     ) -> None:
         assert num_blocks > 0 and block_size > 0 and groups > 0
         self.num_blocks = num_blocks
@@ -58,9 +59,11 @@ class KVCache:
         self._prefix_caching = prefix_caching
         self._pools = [BlockPool(num_blocks) for _ in range(groups)]
         self._tree = PrefixTree(block_size)
-        self._leaving = EvictionQueue(eviction or LeastRecentlyUsed(), self._tree, self._is_held)
+        self._leaving = EvictionQueue(ReadersLast(), self._tree, self._is_held)
         self._tables: dict[int, BlockTable] = {}
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, Node] = {}  # the last node that each waiting sequence would read
+        self._wanted = 0  # idle nodes with readers
+        self.offline = OfflinePool(block_size)
 
     # ------------------------------------------------------------------ queries
 
@@ -84,6 +87,20 @@ class KVCache:
     def cached_blocks(self) -> int:
         """Blocks without a holder whose content is cached."""
         return self._pools[0].idle
+
+    def wanted_evictions(self, num_blocks: int) -> float:
+        """How many blocks that a waiting sequence would read have to go for `num_blocks` new ones:
+        those beyond the others, or by their share if the strategy does not spare them."""
+        evicted, idle = num_blocks - self.free_blocks, self.cached_blocks
+        if evicted <= 0 or idle == 0:
+            return 0.0
+        if self._leaving.strategy.spares_readers:
+            return max(0.0, evicted - (idle - self._wanted))
+        return evicted * self._wanted / idle
+
+    def evict_by(self, strategy: Eviction) -> None:
+        """Use another strategy from now on."""
+        self._leaving = EvictionQueue(strategy, self._tree, self._is_held)
 
     def idle_blocks(self) -> list[IdleBlock]:
         """Every cached block without a holder, children after parents. Costs O(blocks)."""
@@ -109,6 +126,11 @@ class KVCache:
         """Tokens of the sequence that are cached now. Pins nothing."""
         return len(self._match(seq)) * self.block_size
 
+    def new_blocks(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks that a waiting sequence of so many tokens needs beside those that others hold."""
+        held = sum(1 for node in self._match(seq) if self._is_held(node))
+        return self._blocks_for(num_tokens) - held
+
     def missing_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """New blocks needed to forward `num_tokens` more tokens of an attached sequence."""
         table = self._tables[seq.seq_id]
@@ -129,7 +151,7 @@ class KVCache:
         If so, the order in which they take blocks does not matter.
         """
         ends = [self._tables[seq.seq_id].last_node for seq in sequences]
-        return len(set(ends)) == len(ends) and not any(node.children for node in ends)
+        return len(set(ends)) == len(ends) and not any(node.cached_children for node in ends)
 
     def table(self, seq: Sequence, end: int) -> tuple[tuple[int, ...], ...]:
         """Blocks that cover positions `[0, end)`, per group."""
@@ -211,9 +233,11 @@ class KVCache:
         while (len(table.nodes) + 1) * size <= seq.computed:
             index, parent = len(table.nodes), table.last_node
             tokens = tuple(seq.tokens[index * size : (index + 1) * size])
-            mine, node = table.logical(index), parent.children.get(tokens)
+            mine, node = table.logical(index), self._tree.find(parent, tokens)
             if node is None:
                 node = self._tree.insert(parent, tokens, mine)
+                if node.readers:
+                    self.offline.note_cached(node)
             elif node.blocks != mine:  # computed twice at the same time: one copy stays
                 self._hold(node)
                 table.replace(index, node.blocks)
@@ -241,6 +265,7 @@ class KVCache:
         since their content cannot be trusted.
         """
         table = self._tables.pop(seq.seq_id)
+        online = seq.request.work_class is WorkClass.ONLINE and seq.scoring is None
         for index in range(len(table) - 1, -1, -1):
             blocks = table.logical(index)
             if index >= len(table.nodes):
@@ -248,29 +273,48 @@ class KVCache:
                 continue
             node = table.nodes[index]
             self._tree.touch(node)
+            node.online |= online
             last = [p.release(b, keep=True) for p, b in zip(self._pools, blocks, strict=True)]
             if not all(last):
                 continue
-            if discard and not node.children:
+            self._wanted += node.readers > 0
+            if discard and not node.cached_children:
                 self._evict(node)
             else:
                 self._leaving.offer(node)
 
     def add_reader(self, seq: Sequence) -> None:
-        """A waiting sequence announces which blocks it will read. They are evicted later."""
-        if not self._prefix_caching or seq.seq_id in self._readers or _private(seq):
-            return
-        limit = min(_reusable(seq), len(seq.tokens) - 1)
-        reader = self._tree.add_reader(_adapter_hash(seq), seq.request.tenant, seq.tokens, limit)
-        self._readers[seq.seq_id] = reader
-        self._offer_again(reader.node)
+        """A waiting sequence announces which blocks it will read. They are evicted later.
+
+        Offline sequences enter the pool `offline`. Idempotent.
+        """
+        shared = self._prefix_caching and not _private(seq)
+        if shared and seq.seq_id not in self._readers:
+            limit = min(_reusable(seq), len(seq.tokens) - 1)
+            key = (_adapter_hash(seq), seq.request.tenant)
+            last = self._tree.add_reader(*key, seq.tokens, limit)
+            self._readers[seq.seq_id] = last
+            self._wanted += self._read_by_one(last)
+            self._offer_again(_deepest_cached(last))
+        if seq.request.work_class is WorkClass.OFFLINE and seq.scoring is None:
+            self.offline.add(seq, self._readers.get(seq.seq_id))
 
     def remove_reader(self, seq: Sequence) -> None:
         """The sequence no longer waits. Idempotent."""
-        reader = self._readers.pop(seq.seq_id, None)
-        if reader is not None:
-            self._tree.remove_reader(reader)
-            self._offer_again(reader.node)
+        self.offline.remove(seq.seq_id)
+        last = self._readers.pop(seq.seq_id, None)
+        if last is not None:
+            self._wanted -= self._read_by_one(last)
+            self._tree.remove_reader(last)
+            self._offer_again(_deepest_cached(last))
+
+    def _read_by_one(self, last: Node) -> int:
+        """How many idle blocks up to `last` have one reader: the one whose prefix ends there."""
+        node, found = _deepest_cached(last), 0
+        while node.readers == 1 and node.parent is not None:
+            found += not self._is_held(node)
+            node = node.parent
+        return found
 
     def retire(self, adapter: str, *, retired: bool = True) -> None:
         """Evict blocks of this adapter version first from now on; undo with `retired=False`."""
@@ -295,7 +339,8 @@ class KVCache:
 
     def check(self) -> None:  # noqa: C901
         """Account for every block and reader. Raises `AccountingError`. Costs O(blocks)."""
-        self._tree.check()
+        self._tree.check(self._readers.values())
+        self.offline.check()
         in_tree = list(self._tree.nodes())
         for group, pool in enumerate(self._pools):
             holders: dict[int, int] = {}
@@ -320,6 +365,9 @@ class KVCache:
                 continue
             if self._is_held(node) and not self._is_held(parent):
                 raise AccountingError("a held node has an idle parent")
+        wanted = sum(1 for node in in_tree if node.readers and not self._is_held(node))
+        if wanted != self._wanted:
+            raise AccountingError(f"{wanted} idle blocks have readers, counted were {self._wanted}")
 
     # ------------------------------------------------------------------ inside
 
@@ -356,6 +404,7 @@ class KVCache:
             pool.release(block, keep=False)
 
     def _hold(self, node: Node) -> None:
+        self._wanted -= node.readers > 0 and not self._is_held(node)
         for pool, block in zip(self._pools, node.blocks, strict=True):
             pool.retain(block)
         self._tree.touch(node)
@@ -370,11 +419,20 @@ class KVCache:
     def _evict(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
-        self._tree.remove(node)
+        self._wanted -= node.readers > 0
         for pool, block in zip(self._pools, node.blocks, strict=True):
             pool.reclaim(block)
+        self._tree.remove(node)
         self.counters.evictions_blocks += 1
         self._offer_again(parent)
+
+
+def _deepest_cached(node: Node) -> Node:
+    """The last cached node on the way to this one; the root if none is cached."""
+    while not node.cached:
+        assert node.parent is not None
+        node = node.parent
+    return node
 
 
 def _adapter_hash(seq: Sequence) -> str | None:

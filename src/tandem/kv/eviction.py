@@ -17,17 +17,47 @@ from tandem.kv.prefix_tree import Node, PrefixTree
 class Eviction(Protocol):
     """Orders evictable nodes."""
 
+    @property
+    def spares_readers(self) -> bool:
+        """Whether blocks without readers are evicted before those with readers."""
+        ...
+
     def key(self, node: Node) -> tuple[float, ...]:
         """Sort key of an idle leaf; the lowest is evicted first. Must not change the node."""
         ...
 
 
 class LeastRecentlyUsed:
+    """Blocks of retired adapter versions first, then the oldest."""
+
+    spares_readers = False
+
+    def key(self, node: Node) -> tuple[float, ...]:
+        """Retired, least recently used."""
+        return (not node.namespace.retired, node.last_access)
+
+
+class ReadersLast:
     """Blocks of retired adapter versions first, then blocks without readers, then the oldest."""
+
+    spares_readers = True
 
     def key(self, node: Node) -> tuple[float, ...]:
         """Retired, without readers, least recently used."""
         return (not node.namespace.retired, node.readers > 0, node.last_access)
+
+
+class ByClass:
+    """Echo's priorities (section 4.2): a block with readers has their number, one that an online
+    request has left 0.5, any other 0. The lowest goes first, then the oldest. Running sequences
+    hold their blocks. Blocks of retired adapter versions go before all."""
+
+    spares_readers = True
+
+    def key(self, node: Node) -> tuple[float, ...]:
+        """Retired, priority, least recently used."""
+        priority = node.readers or (0.5 if node.online else 0.0)
+        return (not node.namespace.retired, priority, node.last_access)
 
 
 class EvictionQueue:
@@ -36,7 +66,7 @@ class EvictionQueue:
     def __init__(
         self, strategy: Eviction, tree: PrefixTree, is_held: Callable[[Node], bool]
     ) -> None:
-        self._strategy, self._tree, self._is_held = strategy, tree, is_held
+        self.strategy, self._tree, self._is_held = strategy, tree, is_held
         self._heap: list[tuple[tuple[float, ...], int, Node]] = []
         self._pushes = 0
         self._wish: tuple[int, ...] = ()
@@ -45,12 +75,11 @@ class EvictionQueue:
 
     def may_go(self, node: Node) -> bool:
         """Whether a node is an idle leaf of the tree."""
-        linked = node.parent is not None and node.parent.children.get(node.tokens) is node
-        return linked and not node.children and not self._is_held(node)
+        return bool(node.blocks) and not node.cached_children and not self._is_held(node)
 
     def offer(self, node: Node) -> None:
         """A node became an idle leaf, or its key changed. Other nodes are skipped by `next`."""
-        if node.children:
+        if node.cached_children:
             return
         self._push(node)
         if node.blocks[0] in self._places:
@@ -78,14 +107,14 @@ class EvictionQueue:
         while True:
             while self._heap:
                 key, _, node = heapq.heappop(self._heap)
-                if self.may_go(node) and self._strategy.key(node) == key:
+                if self.may_go(node) and self.strategy.key(node) == key:
                     return node
             self._rebuild()
             assert self._heap, "the caller has made sure that a block is available"
 
     def _push(self, node: Node) -> None:
         self._pushes += 1
-        heapq.heappush(self._heap, (self._strategy.key(node), self._pushes, node))
+        heapq.heappush(self._heap, (self.strategy.key(node), self._pushes, node))
 
     def _push_wished(self, node: Node) -> None:
         self._pushes += 1
@@ -115,23 +144,21 @@ class IdleBlock:
     last_access: int  # orders by use
     leaf: bool  # can be evicted now; others after their children
     adapter: str | None
+    online: bool  # whether an online request has used it
 
 
 def idle_blocks(tree: PrefixTree, is_held: Callable[[Node], bool]) -> list[IdleBlock]:
     """Every cached block without a holder, children after parents. Costs O(blocks)."""
-    depths: dict[int, int] = {}
-    found = []
-    for node in tree.nodes():
-        depths[id(node)] = depth = depths.get(id(node.parent), -1) + 1
-        if not is_held(node):
-            found.append(
-                IdleBlock(
-                    node.blocks[0],
-                    depth,
-                    node.readers,
-                    node.last_access,
-                    not node.children,
-                    node.namespace.adapter,
-                )
-            )
-    return found
+    return [
+        IdleBlock(
+            node.blocks[0],
+            node.depth - 1,
+            node.readers,
+            node.last_access,
+            not node.cached_children,
+            node.namespace.adapter,
+            node.online,
+        )
+        for node in tree.nodes()
+        if not is_held(node)
+    ]

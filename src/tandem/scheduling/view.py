@@ -7,7 +7,7 @@ of `decide`. Invariant: nothing reachable from it pins blocks or changes state.
 from __future__ import annotations
 
 from collections.abc import Iterable, ValuesView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from tandem.core.decision import Decision
@@ -17,7 +17,8 @@ from tandem.core.slo import Slo, WorkClass
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.memory import DemandWindow
 from tandem.kv.cache import KVCache
-from tandem.kv.eviction import IdleBlock
+from tandem.kv.eviction import Eviction, IdleBlock, ReadersLast
+from tandem.kv.offline_pool import OfflinePool
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.starts import StartTimes
 from tandem.scheduling.state import SchedulerState
@@ -163,6 +164,20 @@ class View:
         """Cached blocks that no sequence holds, with their future readers. Costs O(blocks)."""
         return self._cache.idle_blocks()
 
+    @property
+    def offline_pool(self) -> OfflinePool:
+        """The offline sequences of `waiting` by length and cached prefix: the cache's own, not to
+        be changed."""
+        return self._cache.offline
+
+    def new_blocks(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks that a waiting sequence of so many tokens needs beside those that others hold."""
+        return self._cache.new_blocks(seq, num_tokens)
+
+    def wanted_evictions(self, num_blocks: int) -> float:
+        """Blocks with future readers that have to go for so many new ones."""
+        return self._cache.wanted_evictions(num_blocks)
+
     def match(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence whose KV is cached now. Pins nothing."""
         return self._cache.match(seq)
@@ -186,6 +201,7 @@ class Traits:
     records_in_parts: bool = False
     trains: bool = True  # training steps eventually run
     heeds_priority: bool = False  # requests are ordered by their `priority`
+    eviction: Eviction = field(default_factory=ReadersLast)  # of the KV cache
 
 
 @runtime_checkable

@@ -1,0 +1,255 @@
+"""Echo (sections 3 to 5): offline requests in the time and memory that online requests leave.
+
+The plan of an iteration is that of the last one with small changes: online requests first, first
+come, first served; then the offline requests of the last batch; and once the whole online queue is
+in, one more offline decode that has its blocks, and one more offline prompt. These are chosen by
+the largest (benefit - punishment) / time. Benefit and punishment are tokens: those computed or
+found in the cache, and those evicted although a waiting request would read them. Learning gets what
+`priority` gives it.
+
+Where this departs from the paper, docs/policies.md says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.core.decision import Candidate, Decision
+from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
+from tandem.estimators.work import PassWork
+from tandem.kv.eviction import ByClass, LeastRecentlyUsed
+from tandem.kv.offline_pool import Offered
+from tandem.scheduling.queues import num_online, slices_within
+from tandem.scheduling.view import Policy, Traits, View
+
+# Share of TPOT to aim at: an objective that is aimed at exactly is missed every other time.
+_AIM = 0.9
+# Seconds of backward slices in an iteration with requests (at least one layer), and without.
+_BESIDE_S = 0.02
+_ALONE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The paper's ablations (section 7.1): BS has none of its three parts, Echo has all."""
+
+    estimator: bool = True  # E: an iteration ends before the first online token is due
+    scheduler: bool = True  # S: offline requests are chosen by score, else first come, first served
+    # M: blocks are evicted by class and readers, and memory is left for the online requests to come
+    cache: bool = True
+    # Benefit of a prompt's token, and of a generated one. The paper gives none.
+    prefill_weight: float = 1.0
+    decode_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.scheduler and not self.estimator:
+            raise ValueError("the scheduler needs the estimator's times")
+        if min(self.prefill_weight, self.decode_weight) <= 0.0:
+            raise ValueError("prefill_weight and decode_weight must be above 0")
+
+
+def create(options: Options = Options()) -> Policy:
+    """The policy of this file."""
+    return Echo(options)
+
+
+class Deadlines:
+    """When the next token of each online request is due, in seconds on the engine's clock.
+
+    The first is due at arrival + TTFT, token i after it at i * 0.9 TPOT after the first. A missed
+    deadline moves to one TPOT from now, and later ones move along.
+    """
+
+    def __init__(self) -> None:
+        self._moved_s: dict[int, float] = {}
+
+    def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
+        """Seconds until the first of their next tokens is due (equation 5); infinity if there is
+        none."""
+        least_s = math.inf
+        for seq in sequences:
+            slo, made = view.slo(seq), seq.output_tokens
+            if made and seq.first_token_s is not None:
+                due_s = seq.first_token_s + made * _AIM * slo.tpot_s
+            else:
+                due_s = seq.request.arrival_s + slo.ttft_s
+            slack_s = due_s + self._moved_s.get(seq.seq_id, 0.0) - view.now
+            if slack_s < 0.0:
+                tpot_s = _AIM * slo.tpot_s
+                self._moved_s[seq.seq_id] = self._moved_s.get(seq.seq_id, 0.0) + tpot_s - slack_s
+                slack_s = tpot_s
+            least_s = min(least_s, slack_s)
+        if len(self._moved_s) > 2 * view.budgets.max_sequences:
+            alive = {seq.seq_id for seq in (*view.serving, *view.waiting)}
+            self._moved_s = {key: moved for key, moved in self._moved_s.items() if key in alive}
+        return least_s
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What an iteration will run, nearly as admission will grant it."""
+
+    work: PassWork
+    rows: int  # left
+    seconds: float = math.inf  # that the pass may take
+    benefit: float = 0.0  # of what is in it
+    full: bool = False  # whether something was cut or is late
+
+    def add(self, view: View, seq: Sequence, weight: float) -> None:
+        """Add what is left of a sequence, as far as there are rows; each is worth `weight`."""
+        start = seq.computed or view.match(seq)
+        wanted = len(seq.tokens) - start
+        rows = min(wanted, self.rows)
+        if rows > 0:
+            self.rows -= rows
+            self.benefit += weight * rows
+            if seq.decoding:
+                self.work.decode(len(seq.tokens))
+            else:
+                self.work.span(start, rows, draws=int(rows == wanted))
+        self.full |= rows < wanted or view.latency.forward_s(self.work) > self.seconds
+
+
+class Echo:
+    """Keeps the deadlines that have moved."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._deadlines = Deadlines()
+        self.traits = Traits(eviction=ByClass() if options.cache else LeastRecentlyUsed())
+
+    def decide(self, view: View) -> Decision:
+        """The batch of the last iteration, adjusted; learning behind it."""
+        serving, waiting = view.serving, view.waiting_in_order
+        first = num_online(serving)
+        running, offline = serving[:first], serving[first:]
+        # Decodes go first: a prompt may take all the time there is.
+        online = sorted(running, key=lambda seq: not seq.decoding)
+        online += waiting[: min(num_online(waiting), view.budgets.max_sequences)]
+        batch = self._batch(view, online)
+        if self._options.scheduler:
+            chosen = self._choose(view, batch, offline)
+            offline = self._by_score(view, batch, offline)
+        else:
+            chosen = [*offline, *_first_offline(view)]
+        victims = [seq for seq in view.running_in_order[: len(serving) - 1 : -1]]
+        victims += [*reversed(offline), *reversed(running)]
+        wanted = [Candidate(seq.seq_id, None, True) for seq in online]
+        wanted += [Candidate(seq.seq_id, None, seq.computed > 0) for seq in chosen]
+        wanted += [Candidate(seq.seq_id) for seq in view.learning_in_order]
+        budget_s = _BESIDE_S if online or chosen else _ALONE_S
+        slices, _ = slices_within(view.steps, view.latency, budget_s, True)
+        return Decision.on_device(
+            tuple(wanted),
+            slices=tuple(slices),
+            victims=tuple([seq.seq_id for seq in victims]),
+            seconds=batch.seconds if math.isfinite(batch.seconds) else None,
+        )
+
+    def _batch(self, view: View, online: list[Sequence]) -> _Batch:
+        """The online requests, in the time until the first of their tokens is due. There is time
+        for every decode and a block of a prompt in any case."""
+        batch = _Batch(PassWork(), view.budgets.max_batch_tokens)
+        if online and self._options.estimator:
+            least = PassWork()
+            least.decode_all([len(seq.tokens) for seq in online if seq.decoding])
+            least.span(0, view.block_size)
+            slack_s = self._deadlines.slack_s(view, online)
+            batch.seconds = max(slack_s, view.latency.forward_s(least))
+        for seq in online:
+            batch.add(view, seq, self._weight(seq))
+        return batch
+
+    def _choose(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
+        """The offline requests of the last batch; one more decode, and one more prompt, once the
+        online queue is in. Short contexts first, since these add least time."""
+        plan = view.last_plan
+        lanes = plan.lanes if plan is not None else ()
+        last = {span.seq_id for lane in lanes for span in lane.spans}
+        decodes = sorted([seq for seq in offline if seq.decoding], key=lambda seq: len(seq.tokens))
+        chosen = [seq for seq in decodes if seq.seq_id in last]
+        resting = [seq for seq in decodes if seq.seq_id not in last]
+        if not batch.full:
+            chosen += resting[:1]
+        chosen += [seq for seq in offline if not seq.decoding and seq.seq_id in last]
+        for seq in chosen:
+            batch.add(view, seq, self._weight(seq))
+        if not batch.full and batch.rows > 0:
+            resting = [seq for seq in offline if not seq.decoding and seq.seq_id not in last]
+            chosen += self._one_prompt(view, batch, resting)
+        return chosen
+
+    def _one_prompt(
+        self, view: View, batch: _Batch, resting: list[Sequence]
+    ) -> list[Sequence]:
+        """The prompt with the best score (equation 4) that fits: one that was paused, or the best
+        of each bucket of the pool."""
+        offers = [Offered(seq, seq.computed) for seq in resting]
+        if len(view.running) < view.budgets.max_sequences:
+            offers += view.offline_pool.best_of_buckets()
+        scored = [(self._score(view, batch, each), each.seq) for each in offers]
+        scored.sort(key=lambda pair: (-pair[0], pair[1].order))
+        for score, seq in scored:
+            if score > 0.0 and (seq.computed or self._leaves_room(view, seq)):
+                return [seq]
+        return []
+
+    def _score(self, view: View, batch: _Batch, offered: Offered) -> float:
+        """(Benefit - punishment) / time of the iteration with a prompt. What is cached of it counts
+        as if it was computed now."""
+        seq, start, weight = offered.seq, offered.cached_tokens, self._options.prefill_weight
+        rows = min(len(seq.tokens) - start, batch.rows)
+        work = batch.work.copy()
+        work.span(start, rows)
+        seconds = view.latency.forward_s(work)
+        if seconds > batch.seconds:  # it gets the part that there is time for
+            before_s = view.latency.forward_s(batch.work)
+            rows = int(rows * (batch.seconds - before_s) / (seconds - before_s))
+            if rows < view.block_size:
+                return 0.0
+            seconds = batch.seconds
+        missing = 0 if seq.computed else -(-len(seq.tokens) // view.block_size)
+        missing -= start // view.block_size if missing else 0
+        punishment = weight * view.block_size * view.wanted_evictions(missing)
+        found = 0 if seq.computed else start
+        return (batch.benefit + weight * (found + rows) - punishment) / seconds
+
+    def _leaves_room(self, view: View, seq: Sequence) -> bool:
+        """Whether the blocks of offline requests, with this one, leave those that online requests
+        will want (sections 4.2, 5.3). If no other offline request runs, what these hold now counts
+        alone; otherwise a long prompt might never start."""
+        if not self._options.cache:
+            return True
+        online = view.held_blocks(WorkClass.ONLINE)
+        held = max(0, view.num_blocks - view.available_blocks - online)
+        demand = view.online_demand_blocks if held else online
+        new = view.new_blocks(seq, len(seq.tokens) + seq.request.sampling.max_tokens)
+        return held + new + demand <= view.num_blocks
+
+    def _by_score(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
+        """Running offline requests, the one last whose preemption leaves the best score. The
+        punishment is what it computed itself: its prefix is shared."""
+        seconds = view.latency.forward_s(batch.work)
+
+        def without(seq: Sequence) -> tuple[float, int]:
+            decodes = seq.decoding
+            gone_s = view.latency.added_decode_s(len(seq.tokens)) if decodes else 0.0
+            own = self._options.prefill_weight * (seq.computed - seq.cached_tokens)
+            kept = batch.benefit - self._weight(seq) * decodes - own
+            return kept / max(seconds - gone_s, 1e-6), seq.seq_id
+
+        return sorted(offline, key=without)
+
+    def _weight(self, seq: Sequence) -> float:
+        options = self._options
+        return options.decode_weight if seq.decoding else options.prefill_weight
+
+
+def _first_offline(view: View) -> list[Sequence]:
+    """The offline requests that have waited longest, as many as may start."""
+    waiting, slots = view.waiting_in_order, view.budgets.max_sequences - len(view.running)
+    begin = num_online(waiting)
+    return waiting[begin : begin + max(0, slots)]
