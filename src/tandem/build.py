@@ -122,9 +122,15 @@ def join_loop(
     """An engine loop over a given executor; `rates` were measured (none: the configured profile's,
     else guesses)."""
     info, scheduling = executor.info, settings.scheduling
-    cache = KVCache(info.num_blocks, info.block_size, prefix_caching=settings.cache.prefix_caching)
+    policy = build_policy(scheduling.policy, scheduling.policy_options)
+    cache = KVCache(
+        info.num_blocks,
+        info.block_size,
+        prefix_caching=settings.cache.prefix_caching,
+        eviction=policy.traits.eviction,
+    )
     scheduler = Scheduler(
-        build_policy(scheduling.policy, scheduling.policy_options),
+        policy,
         cache,
         Budgets(scheduling.max_sequences, scheduling.max_batch_tokens),
         info,

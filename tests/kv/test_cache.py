@@ -11,8 +11,10 @@ from tandem.core.errors import AccountingError
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import Scoring, Sequence
+from tandem.core.slo import WorkClass
 from tandem.core.version import AdapterVersion
 from tandem.kv.cache import KVCache
+from tandem.kv.eviction import ByClass, LeastRecentlyUsed
 
 SIZE = 4
 
@@ -289,6 +291,45 @@ def test_check_notices_a_lost_block():
         cache.check()
 
 
+def test_least_recently_used_does_not_heed_readers():
+    cache = KVCache(3, SIZE, eviction=LeastRecentlyUsed())
+    compute(cache, old := sequence(0, [1] * 4))
+    compute(cache, young := sequence(1, [2] * 4))
+    for seq in (old, young):
+        cache.release(seq)
+    cache.add_reader(waiting := sequence(2, [1] * 5))
+    compute(cache, sequence(3, [3] * 8))
+    assert cache.match(waiting) == 0, "its block was the oldest"
+    assert cache.match(sequence(4, [2] * 5)) == 4
+
+
+def test_echo_evicts_by_class_and_readers():
+    """Offline without readers, then what an online request left, then by the number of readers."""
+    cache = KVCache(10, SIZE, eviction=ByClass())
+    offline = {"work_class": WorkClass.OFFLINE}
+    left = {
+        "wanted by two": sequence(0, [0] * 4, **offline),
+        "wanted": sequence(1, [1] * 4, **offline),
+        "online": sequence(2, [2] * 4),
+        "offline": sequence(3, [3] * 4, **offline),
+    }
+    for seq in left.values():
+        compute(cache, seq)
+        cache.release(seq)
+    for number, first in enumerate((0, 0, 1)):
+        cache.add_reader(sequence(10 + number, [first] * 5, **offline))
+    assert [cache.wanted_evictions(blocks) for blocks in (6, 8, 9, 10)] == [0, 0, 1, 2]
+    gone = []
+    for number in range(10):
+        compute(cache, sequence(20 + number, [9, number, 0, 0]))
+        gone += [
+            name
+            for name, seq in left.items()
+            if name not in gone and not cache.match(sequence(99, [*seq.tokens, 0]))
+        ]
+    assert gone == ["offline", "online", "wanted", "wanted by two"]
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Random sequences of calls; `check` after each."""
 
@@ -300,10 +341,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.next_id = 0
 
     @rule(
-        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20), adapter=st.sampled_from("AB")
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        adapter=st.sampled_from("AB"),
+        work_class=st.sampled_from([WorkClass.ONLINE, WorkClass.OFFLINE]),
     )
-    def wait(self, tokens: list[int], adapter: str) -> None:
-        seq = sequence(self.next_id, tokens, adapter)
+    def wait(self, tokens: list[int], adapter: str, work_class: WorkClass) -> None:
+        seq = sequence(self.next_id, tokens, adapter, work_class=work_class)
         self.next_id += 1
         self.waiting.append(seq)
         self.cache.add_reader(seq)

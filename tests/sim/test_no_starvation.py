@@ -29,6 +29,10 @@ STARVES = {
         "online": "training goes first, for as long as there is any",
         "offline": "classes come in order, and there is no ageing",
     },
+    "echo": {
+        "offline": "they run once the whole online queue is in",
+        "learning": "it comes behind all requests; the paper has none",
+    },
     "ekya": {"offline": "classes come in order, and there is no ageing"},
     "fcfs": {
         "offline": "classes come in order, and there is no ageing",

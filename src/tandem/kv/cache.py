@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from tandem.core.errors import AccountingError
 from tandem.core.plan import BlockCopy
 from tandem.core.sequence import Sequence
-from tandem.core.slo import WorkClass
 from tandem.kv.eviction import (
     Eviction,
     EvictionQueue,
@@ -25,6 +24,7 @@ from tandem.kv.eviction import (
 from tandem.kv.offline_pool import OfflinePool
 from tandem.kv.pool import BlockPool
 from tandem.kv.prefix_tree import Node, PrefixTree
+from tandem.kv.readers import Readers, is_private, namespace_of, shared_tokens
 from tandem.kv.tables import BlockTable
 
 
@@ -51,6 +51,7 @@ class KVCache:
         *,
         groups: int = 1,
         prefix_caching: bool = True,
+        eviction: Eviction | None = None,
     ) -> None:
         assert num_blocks > 0 and block_size > 0 and groups > 0
         self.num_blocks = num_blocks
@@ -59,11 +60,9 @@ class KVCache:
         self._prefix_caching = prefix_caching
         self._pools = [BlockPool(num_blocks) for _ in range(groups)]
         self._tree = PrefixTree(block_size)
-        self._leaving = EvictionQueue(ReadersLast(), self._tree, self._is_held)
+        self._leaving = EvictionQueue(eviction or ReadersLast(), self._tree, self._is_held)
         self._tables: dict[int, BlockTable] = {}
-        self._readers: dict[int, Node] = {}  # the last node that each waiting sequence would read
-        self._wanted = 0  # idle nodes with readers
-        self.offline = OfflinePool(block_size)
+        self._readers = Readers(self._tree, block_size, self._is_held, self._offer_again)
 
     # ------------------------------------------------------------------ queries
 
@@ -88,6 +87,11 @@ class KVCache:
         """Blocks without a holder whose content is cached."""
         return self._pools[0].idle
 
+    @property
+    def offline(self) -> OfflinePool:
+        """The offline sequences that wait."""
+        return self._readers.offline
+
     def wanted_evictions(self, num_blocks: int) -> float:
         """How many blocks that a waiting sequence would read have to go for `num_blocks` new ones:
         those beyond the others, or by their share if the strategy does not spare them."""
@@ -95,12 +99,8 @@ class KVCache:
         if evicted <= 0 or idle == 0:
             return 0.0
         if self._leaving.strategy.spares_readers:
-            return max(0.0, evicted - (idle - self._wanted))
-        return evicted * self._wanted / idle
-
-    def evict_by(self, strategy: Eviction) -> None:
-        """Use another strategy from now on."""
-        self._leaving = EvictionQueue(strategy, self._tree, self._is_held)
+            return max(0.0, evicted - (idle - self._readers.wanted))
+        return evicted * self._readers.wanted / idle
 
     def idle_blocks(self) -> list[IdleBlock]:
         """Every cached block without a holder, children after parents. Costs O(blocks)."""
@@ -168,7 +168,7 @@ class KVCache:
         self.remove_reader(seq)
         found = self._match(seq)
         # A private table stays at the root, so any permanent root will do.
-        key = (None, "") if _private(seq) else (_adapter_hash(seq), seq.request.tenant)
+        key = (None, "") if is_private(seq) else namespace_of(seq)
         root = self._tree.root(*key)
         table = BlockTable(len(self._pools), root)
         for node in found:
@@ -181,7 +181,7 @@ class KVCache:
     def count_lookup(self, seq: Sequence, hits_tokens: int) -> None:
         """Count an `attach` that led to an admission. A preempted sequence that finds its own
         blocks again has saved nothing, so it is not counted."""
-        if _private(seq) or seq.preemptions:
+        if is_private(seq) or seq.preemptions:
             return
         self.counters.queries_tokens += len(seq.tokens)
         self.counters.hits_tokens += hits_tokens
@@ -228,7 +228,7 @@ class KVCache:
         table, size = self._tables[seq.seq_id], self.block_size
         if (len(table.nodes) + 1) * size > seq.computed:  # the usual decode
             return
-        if not self._prefix_caching or _private(seq) or seq.mixed:
+        if not self._prefix_caching or is_private(seq) or seq.mixed:
             return
         while (len(table.nodes) + 1) * size <= seq.computed:
             index, parent = len(table.nodes), table.last_node
@@ -265,7 +265,7 @@ class KVCache:
         since their content cannot be trusted.
         """
         table = self._tables.pop(seq.seq_id)
-        online = seq.request.work_class is WorkClass.ONLINE and seq.scoring is None
+        online = seq.order[0] == 0
         for index in range(len(table) - 1, -1, -1):
             blocks = table.logical(index)
             if index >= len(table.nodes):
@@ -277,7 +277,7 @@ class KVCache:
             last = [p.release(b, keep=True) for p, b in zip(self._pools, blocks, strict=True)]
             if not all(last):
                 continue
-            self._wanted += node.readers > 0
+            self._readers.wanted += node.readers > 0
             if discard and not node.cached_children:
                 self._evict(node)
             else:
@@ -288,33 +288,11 @@ class KVCache:
 
         Offline sequences enter the pool `offline`. Idempotent.
         """
-        shared = self._prefix_caching and not _private(seq)
-        if shared and seq.seq_id not in self._readers:
-            limit = min(_reusable(seq), len(seq.tokens) - 1)
-            key = (_adapter_hash(seq), seq.request.tenant)
-            last = self._tree.add_reader(*key, seq.tokens, limit)
-            self._readers[seq.seq_id] = last
-            self._wanted += self._read_by_one(last)
-            self._offer_again(_deepest_cached(last))
-        if seq.request.work_class is WorkClass.OFFLINE and seq.scoring is None:
-            self.offline.add(seq, self._readers.get(seq.seq_id))
+        self._readers.add(seq, shared=self._prefix_caching and not is_private(seq))
 
     def remove_reader(self, seq: Sequence) -> None:
         """The sequence no longer waits. Idempotent."""
-        self.offline.remove(seq.seq_id)
-        last = self._readers.pop(seq.seq_id, None)
-        if last is not None:
-            self._wanted -= self._read_by_one(last)
-            self._tree.remove_reader(last)
-            self._offer_again(_deepest_cached(last))
-
-    def _read_by_one(self, last: Node) -> int:
-        """How many idle blocks up to `last` have one reader: the one whose prefix ends there."""
-        node, found = _deepest_cached(last), 0
-        while node.readers == 1 and node.parent is not None:
-            found += not self._is_held(node)
-            node = node.parent
-        return found
+        self._readers.remove(seq)
 
     def retire(self, adapter: str, *, retired: bool = True) -> None:
         """Evict blocks of this adapter version first from now on; undo with `retired=False`."""
@@ -339,8 +317,7 @@ class KVCache:
 
     def check(self) -> None:  # noqa: C901
         """Account for every block and reader. Raises `AccountingError`. Costs O(blocks)."""
-        self._tree.check(self._readers.values())
-        self.offline.check()
+        self._readers.check()
         in_tree = list(self._tree.nodes())
         for group, pool in enumerate(self._pools):
             holders: dict[int, int] = {}
@@ -365,17 +342,13 @@ class KVCache:
                 continue
             if self._is_held(node) and not self._is_held(parent):
                 raise AccountingError("a held node has an idle parent")
-        wanted = sum(1 for node in in_tree if node.readers and not self._is_held(node))
-        if wanted != self._wanted:
-            raise AccountingError(f"{wanted} idle blocks have readers, counted were {self._wanted}")
 
     # ------------------------------------------------------------------ inside
 
     def _match(self, seq: Sequence) -> list[Node]:
-        if not self._prefix_caching or _private(seq):
+        if not self._prefix_caching or is_private(seq):
             return []
-        limit = min(_reusable(seq), len(seq.tokens) - 1)
-        return self._tree.match(_adapter_hash(seq), seq.request.tenant, seq.tokens, limit)
+        return self._tree.match(*namespace_of(seq), seq.tokens, shared_tokens(seq))
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -404,7 +377,7 @@ class KVCache:
             pool.release(block, keep=False)
 
     def _hold(self, node: Node) -> None:
-        self._wanted -= node.readers > 0 and not self._is_held(node)
+        self._readers.wanted -= node.readers > 0 and not self._is_held(node)
         for pool, block in zip(self._pools, node.blocks, strict=True):
             pool.retain(block)
         self._tree.touch(node)
@@ -419,34 +392,9 @@ class KVCache:
     def _evict(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
-        self._wanted -= node.readers > 0
+        self._readers.wanted -= node.readers > 0
         for pool, block in zip(self._pools, node.blocks, strict=True):
             pool.reclaim(block)
         self._tree.remove(node)
         self.counters.evictions_blocks += 1
         self._offer_again(parent)
-
-
-def _deepest_cached(node: Node) -> Node:
-    """The last cached node on the way to this one; the root if none is cached."""
-    while not node.cached:
-        assert node.parent is not None
-        node = node.parent
-    return node
-
-
-def _adapter_hash(seq: Sequence) -> str | None:
-    return seq.adapter.content_hash if seq.adapter is not None else None
-
-
-def _private(seq: Sequence) -> bool:
-    return seq.scoring is not None and seq.scoring.private
-
-
-def _reusable(seq: Sequence) -> int:
-    """Tokens that may come from the cache. Positions that are still to be scored may not."""
-    if seq.scoring is not None:
-        return seq.scored - 1
-    if seq.request.sampling.prompt_logprobs is None or seq.scored >= seq.prompt_tokens:
-        return len(seq.tokens)
-    return seq.scored - 1

@@ -1,4 +1,4 @@
-"""The offline requests that wait, by prompt length and prefix: which of them finds most in the cache.
+"""Offline requests that wait, by prompt length and prefix: which of them finds most in the cache.
 
 A bucket has the prompts of one length, to a factor of two, as a tree (Echo, section 6). It counts
 its prompts at each node of the prefix tree and keeps the cached nodes by depth. So the request with

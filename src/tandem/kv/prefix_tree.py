@@ -1,4 +1,4 @@
-"""Radix tree over full blocks: which token prefixes have their KV in the cache, and which are wanted.
+"""Radix tree over full blocks: which token prefixes are in the cache, and which will be read.
 
 A node is one full block, identified by (parent, its tokens). A root stands for one namespace
 (adapter content hash, tenant salt), so no adapter version or tenant finds KV of another. Waiting
@@ -180,30 +180,32 @@ class PrefixTree:
 
     def check(self, readers: Iterable[Node]) -> None:
         """Verify links and counts, given the last node of each reader. Raises `AccountingError`."""
-        if (num_cached := sum(1 for _ in self.nodes())) != self._num_cached:
-            raise AccountingError(f"the tree counts {self._num_cached} nodes, there are {num_cached}")
-        counted: Counter[int] = Counter()
+        if (cached := sum(1 for _ in self.nodes())) != self._num_cached:
+            raise AccountingError(f"the tree counts {self._num_cached} nodes, there are {cached}")
+        counted: Counter[Node] = Counter()
         for last in readers:
             node = last
             while node.parent is not None:
-                counted[id(node)] += 1
+                counted[node] += 1
                 node = node.parent
         stack = [namespace.root for namespace in self._namespaces.values()]
         while stack:
             node = stack.pop()
-            children = node.children.values()
-            stack.extend(children)
-            if any(child.parent is not node or child.depth != node.depth + 1 for child in children):
-                raise AccountingError("a prefix-tree node is not its parent's child")
-            if node.cached_children != sum(1 for child in children if child.blocks):
-                raise AccountingError("a node counts its cached children wrongly")
-            if node.cached_children and not node.cached:
-                raise AccountingError("a cached node has a parent that is not cached")
-            if node.parent is None:
-                continue
-            if node.readers != counted[id(node)]:
-                raise AccountingError(
-                    f"a node counts {node.readers} readers, there are {counted[id(node)]}"
-                )
-            if not (node.readers or node.blocks):
-                raise AccountingError("a node is neither cached nor read")
+            stack.extend(node.children.values())
+            _check_node(node, counted[node])
+
+
+def _check_node(node: Node, readers: int) -> None:
+    children = node.children.values()
+    if any(child.parent is not node or child.depth != node.depth + 1 for child in children):
+        raise AccountingError("a prefix-tree node is not its parent's child")
+    if node.cached_children != sum(1 for child in children if child.blocks):
+        raise AccountingError("a node counts its cached children wrongly")
+    if node.cached_children and not node.cached:
+        raise AccountingError("a cached node has a parent that is not cached")
+    if node.parent is None:
+        return
+    if node.readers != readers:
+        raise AccountingError(f"a node counts {node.readers} readers, there are {readers}")
+    if not (node.readers or node.blocks):
+        raise AccountingError("a node is neither cached nor read")

@@ -60,7 +60,6 @@ class Scheduler:
         cache; each lane has the whole of `budgets` for itself."""
         self.state = SchedulerState(default_slo)
         self.cache = cache
-        cache.evict_by(policy.traits.eviction)
         self.budgets = budgets
         self.latency = LatencyModel(rates or Rates.guess_for(model))
         self.demand = DemandWindow()

@@ -22,7 +22,7 @@ from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.kv.eviction import ByClass, LeastRecentlyUsed
 from tandem.kv.offline_pool import Offered
-from tandem.scheduling.queues import num_online, slices_within
+from tandem.scheduling.queues import is_waiting, num_online, slices_within
 from tandem.scheduling.view import Policy, Traits, View
 
 # Share of TPOT to aim at: an objective that is aimed at exactly is missed every other time.
@@ -130,21 +130,27 @@ class Echo:
         online = sorted(running, key=lambda seq: not seq.decoding)
         online += waiting[: min(num_online(waiting), view.budgets.max_sequences)]
         batch = self._batch(view, online)
+        preempted: list[Sequence] = []
         if self._options.scheduler:
-            chosen = self._choose(view, batch, offline)
             offline = self._by_score(view, batch, offline)
+            preempted = offline[: _in_the_way(view, online, offline)]
+            offline = offline[len(preempted) :]
+            chosen = self._choose(view, batch, offline)
         else:
             chosen = [*offline, *_first_offline(view)]
-        victims = [seq for seq in view.running_in_order[: len(serving) - 1 : -1]]
-        victims += [*reversed(offline), *reversed(running)]
+            offline.reverse()
+        learning = view.running_in_order[len(serving) :]
+        victims = [*reversed(learning), *offline, *reversed(running)]
         wanted = [Candidate(seq.seq_id, None, True) for seq in online]
-        wanted += [Candidate(seq.seq_id, None, seq.computed > 0) for seq in chosen]
-        wanted += [Candidate(seq.seq_id) for seq in view.learning_in_order]
-        budget_s = _BESIDE_S if online or chosen else _ALONE_S
-        slices, _ = slices_within(view.steps, view.latency, budget_s, True)
+        first_come = not self._options.scheduler  # then none is preempted for one that came later
+        wanted += [Candidate(e.seq_id, None, first_come and not is_waiting(e)) for e in chosen]
+        wanted += [Candidate(seq.seq_id) for seq in (*learning, *view.learning_in_order)]
+        slices_s = _BESIDE_S if online or chosen else _ALONE_S
+        slices, _ = slices_within(view.steps, view.latency, slices_s, True)
         return Decision.on_device(
             tuple(wanted),
             slices=tuple(slices),
+            preempt=tuple([seq.seq_id for seq in preempted]),
             victims=tuple([seq.seq_id for seq in victims]),
             seconds=batch.seconds if math.isfinite(batch.seconds) else None,
         )
@@ -182,9 +188,7 @@ class Echo:
             chosen += self._one_prompt(view, batch, resting)
         return chosen
 
-    def _one_prompt(
-        self, view: View, batch: _Batch, resting: list[Sequence]
-    ) -> list[Sequence]:
+    def _one_prompt(self, view: View, batch: _Batch, resting: list[Sequence]) -> list[Sequence]:
         """The prompt with the best score (equation 4) that fits: one that was paused, or the best
         of each bucket of the pool."""
         offers = [Offered(seq, seq.computed) for seq in resting]
@@ -230,7 +234,7 @@ class Echo:
         return held + new + demand <= view.num_blocks
 
     def _by_score(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
-        """Running offline requests, the one last whose preemption leaves the best score. The
+        """Running offline requests, the one first whose preemption leaves the best score. The
         punishment is what it computed itself: its prefix is shared."""
         seconds = view.latency.forward_s(batch.work)
 
@@ -241,11 +245,25 @@ class Echo:
             kept = batch.benefit - self._weight(seq) * decodes - own
             return kept / max(seconds - gone_s, 1e-6), seq.seq_id
 
-        return sorted(offline, key=without)
+        return sorted(offline, key=without, reverse=True)
 
     def _weight(self, seq: Sequence) -> float:
         options = self._options
         return options.decode_weight if seq.decoding else options.prefill_weight
+
+
+def _in_the_way(view: View, online: list[Sequence], offline: list[Sequence]) -> int:
+    """How many of the offline requests, in their order, have to give their blocks to the online
+    requests that wait."""
+    waiting = [seq for seq in online if is_waiting(seq)]
+    missing = sum([view.new_blocks(seq, len(seq.tokens)) for seq in waiting])
+    missing -= view.available_blocks - len(view.running) - len(waiting)
+    count = 0
+    while waiting and missing > 0 and count < len(offline):
+        seq = offline[count]
+        missing -= (seq.computed - seq.cached_tokens) // view.block_size + 1
+        count += 1
+    return count
 
 
 def _first_offline(view: View) -> list[Sequence]:

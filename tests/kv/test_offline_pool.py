@@ -1,0 +1,70 @@
+"""The pool of waiting offline requests: which request of each bucket has the longest cached prefix.
+
+That it stays right under any sequence of calls, the state machine of `test_cache` checks.
+"""
+
+from __future__ import annotations
+
+from test_cache import SIZE, compute, sequence
+
+from tandem.core.slo import WorkClass
+from tandem.kv.cache import KVCache
+
+
+def offline(seq_id: int, tokens: list[int], adapter: str | None = None):
+    return sequence(seq_id, tokens, adapter, work_class=WorkClass.OFFLINE)
+
+
+def best(cache: KVCache) -> list[tuple[int, int]]:
+    return [(each.seq.seq_id, each.cached_tokens) for each in cache.offline.best_of_buckets()]
+
+
+def test_the_oldest_comes_first_while_nothing_is_cached():
+    cache = KVCache(20, SIZE)
+    for number in range(3):
+        cache.add_reader(offline(number, [number] * 9))
+    assert best(cache) == [(0, 0)] and len(cache.offline) == 3
+
+
+def test_the_longest_cached_prefix_is_found_and_followed_as_blocks_come_and_go():
+    cache = KVCache(4, SIZE)
+    document = [1] * 8
+    cache.add_reader(offline(0, [0] * 12))
+    cache.add_reader(shares := offline(1, [*document, 2, 2, 2, 2]))
+    compute(cache, first := offline(2, [*document, 3, 3]))
+    assert best(cache) == [(1, 8)]
+    cache.release(first)
+    compute(cache, sequence(3, [4] * 12))  # one of the document's blocks has to go
+    assert best(cache) == [(1, 4)]
+    cache.remove_reader(shares)
+    assert best(cache) == [(0, 0)]
+    cache.check()
+
+
+def test_each_bucket_has_prompts_of_one_length():
+    cache = KVCache(20, SIZE)
+    compute(cache, offline(9, [1] * 8))
+    cache.add_reader(offline(0, [1] * 6))
+    cache.add_reader(offline(1, [1] * 30))
+    cache.add_reader(offline(2, [5] * 30))
+    assert best(cache) == [(0, 4), (1, 8)]
+
+
+def test_only_offline_requests_are_in_it_once_and_nothing_is_shared_between_adapters():
+    cache = KVCache(20, SIZE)
+    compute(cache, offline(9, [1] * 8, "A"))
+    cache.add_reader(sequence(0, [1] * 8))
+    assert best(cache) == []
+    cache.add_reader(other := offline(1, [1] * 9, "B"))
+    cache.add_reader(other)
+    assert best(cache) == [(1, 0)]
+    cache.add_reader(offline(2, [1] * 9, "A"))
+    assert best(cache) == [(2, 8)]
+
+
+def test_without_prefix_caching_the_oldest_is_offered():
+    cache = KVCache(20, SIZE, prefix_caching=False)
+    cache.add_reader(offline(0, [0] * 9))
+    compute(cache, offline(9, [1] * 8))
+    cache.add_reader(offline(1, [1] * 9))
+    assert best(cache) == [(0, 0)]
