@@ -5,8 +5,9 @@
 Each line asks a question; questions share beginnings. Online requests arrive at random meanwhile
 (`--rate`). At random moments the server or its engine is killed with SIGKILL, and a killed server
 is started again on the same store. At the end every line must stand in the files once, and some
-answers are compared with the same requests sent alone. Exit status 1 if anything is missing, twice
-or different.
+answers are compared with the same requests sent alone. One line of fifty asks for what is refused.
+Two more batches run beside it: one expires, one is cancelled. Exit status 1 if anything is missing,
+twice or different.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
 import psutil
 import typer
+from openai.types import Batch
 
 from benchmarks.live.questions import TAUGHT_QUESTIONS
 from benchmarks.reporting.machine import describe, slug
@@ -36,10 +38,14 @@ from benchmarks.reporting.machine import describe, slug
 RESULTS = Path(__file__).parents[1] / "results"
 LOG = Path(".bench-cache/batches.log")
 ENDED = ("completed", "failed", "expired", "cancelled")
-CHAT = "/v1/chat/completions"
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 START_S = 300.0
 POLL_S = 0.5
 TOKENS = 24
+REFUSED = 50  # one line of so many asks for more tokens than there can be
+BESIDE = 200  # lines of the batch that expires, and of the one that is cancelled
+WINDOW = "1m"  # of the batch that expires
+CANCEL_AT = 0.3  # share of the first batch's lines
 
 
 @dataclass(slots=True)
@@ -106,7 +112,8 @@ def lines_of(count: int, model: str, seed: int) -> list[dict[str, Any]]:
     for number in range(count):
         first, second = rng.choice(TAUGHT_QUESTIONS[:20]), rng.choice(TAUGHT_QUESTIONS)
         turns = [{"role": "user", "content": f"{first} Then: {second} ({number})"}]
-        body = {"model": model, "messages": turns, "max_tokens": TOKENS, "temperature": 0}
+        most = TOKENS if number % REFUSED else 10**9
+        body = {"model": model, "messages": turns, "max_tokens": most, "temperature": 0}
         line = {"custom_id": f"line-{number}", "method": "POST", "url": CHAT, "body": body}
         found.append(line)
     rng.shuffle(found)
@@ -138,15 +145,73 @@ async def ask(url: str, model: str, rate: float, online: Online, ended: asyncio.
         await asyncio.gather(*under_way)
 
 
+def create(client: openai.OpenAI, lines: list[dict[str, Any]], window: str = "24h") -> Batch:
+    """Upload the lines and begin."""
+    text = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("lines.jsonl", text), purpose="batch")
+    asked: Any = window  # the client's type knows 24h only
+    return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window=asked)
+
+
+def results_of(client: openai.OpenAI, batch: Batch) -> list[list[dict[str, Any]]]:
+    """Lines of the output file and of the error file."""
+    return [
+        [json.loads(line) for line in client.files.content(found).text.splitlines()]
+        if found
+        else []
+        for found in (batch.output_file_id, batch.error_file_id)
+    ]
+
+
+def account(client: openai.OpenAI, key: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Wait for the end, and compare the files with the lines and with the counts."""
+    while (batch := client.batches.retrieve(key)).status not in ENDED:
+        time.sleep(POLL_S)
+    output, errors = results_of(client, batch)
+    times = Counter(line["custom_id"] for line in output + errors)
+    asked = {line["custom_id"]: line["body"] for line in lines}
+    refused = {key for key, body in asked.items() if body["max_tokens"] > TOKENS}
+    codes = Counter(
+        line["error"]["code"] if line["error"] else str(line["response"]["status_code"])
+        for line in errors
+    )
+    counts = batch.request_counts
+    assert counts is not None
+    return {
+        "status": batch.status,
+        "lines": len(lines),
+        "output": len(output),
+        "errors": dict(codes),
+        "missing": len(asked.keys() - times.keys()),
+        "twice": sum(count > 1 for count in times.values()),
+        "answered though refused": len(refused & {line["custom_id"] for line in output}),
+        "counts agree": (counts.total, counts.completed, counts.failed)
+        == (len(lines), len(output), len(errors)),
+    }
+
+
+def wrong(found: dict[str, Any]) -> list[str]:
+    """What of the invariant does not hold."""
+    faults = [f"{found['different']} answers differ"] if found["different"] else []
+    ends = ("completed", "expired", "cancelled")
+    for end, each in zip(ends, (found["batch"], *found["beside"]), strict=True):
+        bad = each["missing"] or each["twice"] or each["answered though refused"]
+        if each["status"] != end or bad or not each["counts agree"]:
+            faults.append(f"the batch that should be {end}: {each}")
+    refused = -(-found["batch"]["lines"] // REFUSED)
+    if found["batch"]["errors"] != {"400": refused}:
+        faults.append(f"{refused} lines should be refused: {found['batch']['errors']}")
+    return faults
+
+
 async def study(
     server: Server, lines: list[dict[str, Any]], kills: int, rate: float, seed: int
 ) -> dict[str, Any]:
     """Make the batch, kill, wait for its end, compare."""
     rng, online, ended = Random(seed), Online(), asyncio.Event()
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=20)
-    text = "\n".join(map(json.dumps, lines)).encode()
-    file = client.files.create(file=("lines.jsonl", text), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    batch = create(client, lines)
+    expiring, cancelled = (create(client, lines[:BESIDE], window) for window in (WINDOW, "24h"))
     begun_s = time.monotonic()
     asking = asyncio.create_task(ask(server.url, server.model, rate, online, ended))
     moments = sorted(rng.uniform(0.05, 0.95) for _ in range(kills))
@@ -162,16 +227,13 @@ async def study(
             killed["engine" if engine else "server"] += 1
             print(f"{share:.0%}: the {'engine' if engine else 'server'} is killed", flush=True)
             await asyncio.to_thread(server.kill, engine)
+        if share >= CANCEL_AT and cancelled.status == "in_progress":
+            cancelled = await asyncio.to_thread(client.batches.cancel, cancelled.id)
     seconds = time.monotonic() - begun_s
     ended.set()
     await asking
-    output, errors = (
-        [json.loads(line) for line in client.files.content(found).text.splitlines()]
-        if found
-        else []
-        for found in (batch.output_file_id, batch.error_file_id)
-    )
-    times = Counter(line["custom_id"] for line in output + errors)
+    output, _ = results_of(client, batch)
+    beside = [account(client, each.id, lines[:BESIDE]) for each in (expiring, cancelled)]
     wanted = {line["custom_id"]: line["body"] for line in lines}
     some = rng.sample(output, min(50, len(output)))
     different = 0
@@ -180,13 +242,9 @@ async def study(
         said = line["response"]["body"]["choices"][0]["message"]["content"]
         different += said != alone.choices[0].message.content
     return {
-        "status": batch.status,
         "seconds": seconds,
-        "lines": len(lines),
-        "output": len(output),
-        "errors": len(errors),
-        "missing": len(wanted.keys() - times.keys()),
-        "twice": sum(count > 1 for count in times.values()),
+        "batch": account(client, batch.id, lines),
+        "beside": beside,
         "compared": len(some),
         "different": different,
         "killed": dict(killed),
@@ -217,8 +275,9 @@ def main(
     text = json.dumps({"machine": machine, "model": model} | found, indent=1)
     (out / f"batches-{slug(machine)}.json").write_text(text + "\n")
     print(text)
-    wrong = found["missing"] or found["twice"] or found["different"] or found["errors"]
-    raise typer.Exit(1 if wrong or found["status"] != "completed" else 0)
+    faults = wrong(found)
+    print("\n".join(faults))
+    raise typer.Exit(1 if faults else 0)
 
 
 if __name__ == "__main__":
