@@ -1,0 +1,1 @@
+"""The planner's answer for this machine, and a sweep of the engine beside it."""
