@@ -45,7 +45,7 @@ TOKENS = 24
 REFUSED = 50  # one line of so many asks for more tokens than there can be
 BESIDE = 200  # lines of the batch that expires, and of the one that is cancelled
 WINDOW = "1m"  # of the batch that expires
-CANCEL_AT = 0.3  # share of the first batch's lines
+CANCEL_AT = 0.05  # share of the first batch's lines
 
 
 @dataclass(slots=True)
@@ -227,7 +227,7 @@ async def study(
             killed["engine" if engine else "server"] += 1
             print(f"{share:.0%}: the {'engine' if engine else 'server'} is killed", flush=True)
             await asyncio.to_thread(server.kill, engine)
-        if share >= CANCEL_AT and cancelled.status == "in_progress":
+        if share >= CANCEL_AT and cancelled.status in ("validating", "in_progress"):
             cancelled = await asyncio.to_thread(client.batches.cancel, cancelled.id)
     seconds = time.monotonic() - begun_s
     ended.set()

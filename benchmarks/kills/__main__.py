@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -390,7 +390,7 @@ def main(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.process.pid, signal.SIGKILL)
-    text = json.dumps(asdict(report), indent=2)
+    text = json.dumps(vars(report), indent=2)
     print(text, flush=True)
     if out is not None:
         out.write_text(f"{text}\n", encoding="utf-8")
