@@ -156,17 +156,26 @@ class Echo:
         )
 
     def _batch(self, view: View, online: list[Sequence]) -> _Batch:
-        """The online requests, in the time until the first of their tokens is due. There is time
-        for every decode and a block of a prompt in any case."""
-        batch = _Batch(PassWork(), view.budgets.max_batch_tokens)
-        if online and self._options.estimator:
+        """The online requests, in the time until the first of their tokens is due.
+
+        There is time for every decode and a block of a prompt in any case. Prompts are not cut for
+        their own deadlines, or those that are late would hold each other up.
+        """
+        batch, latency = _Batch(PassWork(), view.budgets.max_batch_tokens), view.latency
+        decodes = [seq for seq in online if seq.output_tokens]
+        timed = bool(online) and self._options.estimator
+        if timed:
             least = PassWork()
-            least.decode_all([len(seq.tokens) for seq in online if seq.decoding])
+            least.decode_all([len(seq.tokens) for seq in decodes])
             least.span(0, view.block_size)
-            slack_s = self._deadlines.slack_s(view, online)
-            batch.seconds = max(slack_s, view.latency.forward_s(least))
+            slack_s = self._deadlines.slack_s(view, decodes)
+            batch.seconds = max(slack_s, latency.forward_s(least))
         for seq in online:
             batch.add(view, seq, self._weight(seq))
+        if timed and not batch.full:
+            prompts = [seq for seq in online if not seq.output_tokens]
+            due_s = self._deadlines.slack_s(view, prompts)
+            batch.seconds = min(batch.seconds, max(due_s, latency.forward_s(batch.work)))
         return batch
 
     def _choose(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
@@ -197,7 +206,7 @@ class Echo:
         scored = [(self._score(view, batch, each), each.seq) for each in offers]
         scored.sort(key=lambda pair: (-pair[0], pair[1].order))
         for score, seq in scored:
-            if score > 0.0 and (seq.computed or self._leaves_room(view, seq)):
+            if (score > 0.0 or not view.running) and (seq.computed or self._leaves_room(view, seq)):
                 return [seq]
         return []
 
@@ -215,23 +224,25 @@ class Echo:
             if rows < view.block_size:
                 return 0.0
             seconds = batch.seconds
-        missing = 0 if seq.computed else -(-len(seq.tokens) // view.block_size)
-        missing -= start // view.block_size if missing else 0
+        missing = -(-(start + rows) // view.block_size) - -(-start // view.block_size)
         punishment = weight * view.block_size * view.wanted_evictions(missing)
         found = 0 if seq.computed else start
         return (batch.benefit + weight * (found + rows) - punishment) / seconds
 
     def _leaves_room(self, view: View, seq: Sequence) -> bool:
-        """Whether the blocks of offline requests, with this one, leave those that online requests
-        will want (sections 4.2, 5.3). If no other offline request runs, what these hold now counts
-        alone; otherwise a long prompt might never start."""
+        """Whether the blocks of offline requests at their ends, with this one, leave those that
+        online requests will want (sections 4.2, 5.3). If no other offline request runs, what these
+        hold now counts alone; otherwise a long prompt might never start."""
         if not self._options.cache:
             return True
         online = view.held_blocks(WorkClass.ONLINE)
         held = max(0, view.num_blocks - view.available_blocks - online)
         demand = view.online_demand_blocks if held else online
-        new = view.new_blocks(seq, len(seq.tokens) + seq.request.sampling.max_tokens)
-        return held + new + demand <= view.num_blocks
+        new = view.new_blocks(seq, _at_its_end(seq))
+        offline = view.serving[num_online(view.serving) :]
+        size = view.block_size
+        grow = sum([-(-_at_its_end(each) // size) - -(-each.computed // size) for each in offline])
+        return held + grow + new + demand <= view.num_blocks
 
     def _by_score(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
         """Running offline requests, the one first whose preemption leaves the best score. The
@@ -250,6 +261,11 @@ class Echo:
     def _weight(self, seq: Sequence) -> float:
         options = self._options
         return options.decode_weight if seq.decoding else options.prefill_weight
+
+
+def _at_its_end(seq: Sequence) -> int:
+    """Tokens of a sequence with its longest answer."""
+    return seq.prompt_tokens + seq.request.sampling.max_tokens
 
 
 def _in_the_way(view: View, online: list[Sequence], offline: list[Sequence]) -> int:

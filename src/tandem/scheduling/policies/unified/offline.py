@@ -1,7 +1,8 @@
 """The offline requests of an iteration. They have no objective and use what online ones leave.
 
-Reads the view, changes nothing. Invariant: they are in order of arrival. A starving one is not
-among them, nor one that comes before an online request in the queue: the queue has both.
+Reads the view, changes nothing. Invariant: those that run are in order of arrival, those that wait
+in that of their value (Echo, equation 4). A starving one is not among them, nor one that comes
+before an online request in the queue: the queue has both.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass, field
 
 from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
+from tandem.estimators.work import PassWork
+from tandem.kv.offline_pool import Offered
 from tandem.scheduling.queues import num_online
 from tandem.scheduling.view import View
 
-# Most requests that begin in an iteration: it bounds the prefixes to look up.
-_MOST_BEGIN = 8
 # Share of the sequence slots that is reserved for learning while there is some.
 _KEPT_SHARE = 0.125
 
@@ -25,15 +26,25 @@ class OfflineRequests:
     """Offline requests that may take part in an iteration."""
 
     running: list[Sequence] = field(default_factory=list)
-    waiting: list[Sequence] = field(default_factory=list)  # the first ones, if one could start
+    waiting: list[Sequence] = field(default_factory=list)  # the best ones, if one could start
     alone: bool = False  # whether there is no online request beside them
 
     def __bool__(self) -> bool:
         return bool(self.running or self.waiting)
 
-    def begin(self, view: View) -> Iterator[tuple[Sequence, int]]:
-        """The waiting ones, each with the number of its cached tokens."""
-        return ((seq, view.match(seq)) for seq in self.waiting)
+    def begin(self, view: View) -> Iterator[tuple[Sequence, int, int]]:
+        """The waiting ones, each with the number of its cached tokens, and of the blocks that it
+        needs beside those that others hold.
+
+        Beside other offline requests one begins only if it leaves the blocks that online requests
+        will want (Echo 4.2, 5.3).
+        """
+        held = view.held_blocks(WorkClass.ONLINE)
+        spare = view.available_blocks + held - view.online_demand_blocks
+        for seq in self.waiting:
+            blocks = view.new_blocks(seq, len(seq.tokens))
+            if blocks <= spare or not self.running:
+                yield seq, view.match(seq), blocks
 
 
 def any_offline(view: View, serving: list[Sequence]) -> bool:
@@ -69,11 +80,16 @@ def set_apart(
     slots = view.budgets.max_sequences - len(view.running) - len(queue)
     slots -= _kept_slots(view) if learns else 0
     if slots > 0:
-        waits, taken = view.waiting_in_order, set(queue)
-        begin = num_online(waits)
-        some = waits[begin : begin + _MOST_BEGIN]
-        waiting = [seq for seq in some if seq not in taken][:slots]
+        offered = sorted(view.offline_pool.best_of_buckets(), key=lambda each: -_value(view, each))
+        waiting = [each.seq for each in offered if each.seq not in set(queue)][:slots]
     return online, queue, OfflineRequests(running, waiting, alone=not (first or queue))
+
+
+def _value(view: View, offered: Offered) -> float:
+    """Tokens a second that come of a prompt, those of its cached prefix included."""
+    work, length = PassWork(), len(offered.seq.tokens)
+    work.span(offered.cached_tokens, length - offered.cached_tokens, draws=1)
+    return length / view.latency.added_s(work)
 
 
 def _kept_slots(view: View) -> int:

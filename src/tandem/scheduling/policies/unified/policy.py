@@ -14,6 +14,7 @@ from itertools import chain
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
 from tandem.estimators.work import PassWork
+from tandem.kv.eviction import ByClass
 from tandem.scheduling.policies.unified.deadlines import Deadlines
 from tandem.scheduling.policies.unified.earnings import Balance, Earnings
 from tandem.scheduling.policies.unified.learning_time import FULL_SHARE, LearningPart, LearningTime
@@ -97,7 +98,7 @@ class _Offline:
 class Unified:
     """Keeps learning's unused earned time, the deadlines that have moved, and whose turn it is."""
 
-    traits = Traits(decodes_alike=True, records_in_parts=True)
+    traits = Traits(decodes_alike=True, records_in_parts=True, eviction=ByClass())
 
     def __init__(self, options: Options) -> None:
         self._options = options

@@ -125,13 +125,13 @@ class Room:
     def serve(
         self,
         running: list[Sequence],
-        waiting: Iterable[tuple[Sequence, int]],
+        waiting: Iterable[tuple[Sequence, int, int]],
         *,
         every_decode: bool,
         needed: bool,
     ) -> list[Candidate]:
         """Offline requests that fit: decodes, prompts that have begun, then those of `waiting`,
-        each with the number of its cached tokens.
+        each with the number of its cached tokens, and of the blocks that it needs.
 
         With `every_decode` all decodes run, whatever the time. With `needed` at least one piece
         runs.
@@ -145,9 +145,9 @@ class Room:
         self.tokens -= fitting
         found = [Candidate(seq.seq_id, None, True) for seq in decodes[:fitting]]
         if fitting == len(decodes):
-            begun = [(seq, seq.computed) for seq in running if not seq.decoding]
-            for seq, start in chain(begun, waiting if self.slots > 0 else ()):
-                rows = self._prompt(seq, start, needed=needed and not found)
+            begun = [(seq, seq.computed, 0) for seq in running if not seq.decoding]
+            for seq, start, blocks in chain(begun, waiting if self.slots > 0 else ()):
+                rows = self._prompt(seq, start, blocks, needed=needed and not found)
                 if rows > 0:
                     found.append(Candidate(seq.seq_id, rows, seq.status is SequenceStatus.RUNNING))
                 if rows < len(seq.tokens) - start:
@@ -165,10 +165,10 @@ class Room:
         work.decode_all([len(seq.tokens) for seq in decodes[:count]])
         return self.latency.forward_s(work) <= self.pass_s
 
-    def _prompt(self, seq: Sequence, start: int, *, needed: bool) -> int:
-        """How many rows of a prompt fit from position `start` on. Counts them as granted."""
+    def _prompt(self, seq: Sequence, start: int, blocks: int, *, needed: bool) -> int:
+        """How many rows of a prompt fit from position `start` on. Counts them as granted, with the
+        `blocks` that it needs."""
         starts = is_waiting(seq)
-        blocks = -(-len(seq.tokens) // self.block_size) if starts else 0
         if starts and (self.slots <= 0 or (blocks > self.blocks and not self.empty)):
             return 0
         left = len(seq.tokens) - start

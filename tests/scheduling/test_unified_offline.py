@@ -1,0 +1,52 @@
+"""Offline requests under `unified`: what finds most in the cache first, and room for online."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from test_echo import DOCUMENT, add, step
+
+from fake_executor import FakeExecutor
+from tandem.core.slo import Slo
+from tandem.kv.cache import KVCache
+from tandem.kv.eviction import ByClass
+from tandem.scheduling.registry import build_policy
+from tandem.scheduling.scheduler import Scheduler
+from tandem.scheduling.view import Budgets
+
+
+def scheduler(blocks: int, tokens: int = 64) -> Scheduler:
+    policy = build_policy("unified")
+    info = replace(FakeExecutor(blocks, 4, max_model_len=200).info, eos_token_ids=())
+    cache = KVCache(blocks, 4, eviction=policy.traits.eviction)
+    return Scheduler(policy, cache, Budgets(8, tokens), info, default_slo=Slo(1.0, 1.0))
+
+
+def test_the_request_that_finds_its_document_starts_before_older_ones():
+    target = scheduler(100)
+    add(target, "first", (*DOCUMENT, 1), answer=1)
+    step(target)
+    add(target, "older", range(13))
+    add(target, "shares", (*DOCUMENT, 2))
+    assert step(target)[0] == ("shares", 12, 1)
+
+
+def test_offline_requests_leave_what_online_ones_will_want():
+    """Online requests have held 20 of 60 blocks of late."""
+    target = scheduler(60)
+    add(target, "online", range(76), answer=4, offline=False)
+    now = 0.0
+    while target.state.all:
+        step(target, now := now + 1.0)
+    for number in range(7):
+        add(target, f"offline {number}", [number] * 39, answer=1)
+    most = 0
+    while target.state.num_waiting:
+        step(target, now := now + 0.1)
+        most = max(most, target.cache.held_blocks)
+    assert 19 <= target.demand.demand <= 30
+    assert most + target.demand.demand <= 60
+
+
+def test_blocks_are_evicted_by_class():
+    assert isinstance(build_policy("unified").traits.eviction, ByClass)
