@@ -117,14 +117,18 @@ async def mixed(options: SoakOptions, url: str, adapters: int) -> SoakReport:
 
 async def teach(api: Api, names: list[str], rng: Random, end_s: float) -> None:
     """A preference for a random adapter twice a second; now and then one is deleted."""
+    taught: dict[str, None] = {}
     while time.monotonic() < end_s:
         name, question = rng.choice(names), rng.choice(TAUGHT_QUESTIONS)
         word = rng.choice(("Arr", "Indeed", "Well"))
         turns = [{"role": "user", "content": question}]
         pair = {"chosen": f"{word}! That is known.", "rejected": "That is known."}
         await api.teach(name, {"messages": turns, "preference": pair})
+        taught[name] = None
         if rng.randrange(DELETED_ONE_IN) == 0:
-            await api.forget(rng.choice(names))
+            gone = rng.choice([*taught])
+            del taught[gone]
+            await api.forget(gone)
         await asyncio.sleep(TEACH_EVERY_S)
 
 
