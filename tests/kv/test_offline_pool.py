@@ -62,6 +62,42 @@ def test_only_offline_requests_are_in_it_once_and_nothing_is_shared_between_adap
     assert best(cache) == [(2, 8)]
 
 
+def test_a_start_that_failed_costs_no_place():
+    cache = KVCache(20, SIZE)
+    sequences = [offline(number, [number] * 9) for number in range(3)]
+    for seq in sequences:
+        cache.add_reader(seq)
+    cache.attach(sequences[0])
+    cache.release(sequences[0], used=False)
+    cache.add_reader(sequences[0])
+    assert best(cache) == [(0, 0)]
+
+
+def test_several_with_the_longest_prefix_are_offered_or_the_oldest():
+    cache = KVCache(20, SIZE)
+    for number in range(4):
+        cache.add_reader(offline(number, [1, 1, 1, 1, number, 0, 0, 0, 0]))
+    cache.add_reader(offline(4, [7] * 9))
+    found = [(each.seq.seq_id, each.cached_tokens) for each in cache.offline.best_of_buckets(3)]
+    assert found == [(0, 0), (1, 0), (2, 0)]
+    compute(cache, offline(9, [1] * 5))
+    found = [(each.seq.seq_id, each.cached_tokens) for each in cache.offline.best_of_buckets(9)]
+    assert found == [(0, 4), (1, 4), (2, 4), (3, 4)]
+
+
+def test_blocks_that_were_not_used_keep_their_class_and_age():
+    cache = KVCache(20, SIZE)
+    compute(cache, seq := offline(0, [1] * 9))
+    cache.release(seq)
+    before = cache.idle_blocks()
+    cache.attach(refused := sequence(1, [1] * 9))
+    cache.release(refused, used=False)
+    assert [(each.online, each.last_access > 0) for each in before] == [
+        (each.online, each.last_access > 0) for each in cache.idle_blocks()
+    ]
+    assert not any(each.online for each in cache.idle_blocks())
+
+
 def test_without_prefix_caching_the_oldest_is_offered():
     cache = KVCache(20, SIZE, prefix_caching=False)
     cache.add_reader(offline(0, [0] * 9))

@@ -138,6 +138,54 @@ def test_a_prompt_larger_than_the_threshold_starts_alone():
     assert step(target, now + 1.0) == [("offline", 0, 140)]
 
 
+def test_decodes_come_back_at_once_after_a_busy_iteration():
+    target, _ = scheduler(blocks=200, tokens=16)
+    for number in range(4):
+        add(target, f"offline {number}", [number] * 4, answer=20)
+    for _ in range(6):
+        step(target)
+    add(target, "online", range(100, 116), answer=2, offline=False)
+    assert [name for name, *_ in step(target)] == ["online"]
+    assert len(step(target)) == 5
+
+
+def test_a_late_first_token_is_no_slack_for_the_next():
+    target, policy = scheduler(slo=Slo(1.0, 0.1))
+    add(target, "online", range(8), offline=False)
+    for now in (10.0, 10.01):
+        step(target, now)
+    assert policy.last.lanes["device"].seconds <= 0.1
+
+
+def test_a_prefix_that_online_requests_share_counts_once():
+    target, _ = scheduler(blocks=100, tokens=200)
+    for number in range(6):
+        add(target, f"online {number}", (*range(120), 500 + number), answer=20, offline=False)
+    for _ in range(3):
+        step(target)
+    add(target, "first", range(300, 320), answer=4)
+    add(target, "second", range(400, 420), answer=4)
+    for _ in range(2):
+        step(target)
+    assert target.state.num_running == 8
+
+
+def test_a_prompt_goes_on_though_somebody_reads_every_other_block():
+    target, _ = scheduler(blocks=40, tokens=14)
+    for number in range(9):
+        add(target, f"left {number}", [number] * 13, answer=1)
+    while target.state.all:
+        step(target)
+    add(target, "paused", range(100, 121), answer=1)
+    step(target)
+    for number in range(9):
+        add(target, f"reads {number}", [*[number] * 13, 99], answer=1)
+    names: set[str] = set()
+    while target.state.all:
+        names |= {name for name, *_ in step(target)}
+    assert "paused" in names and len(names) == 10
+
+
 def test_the_scheduler_needs_the_estimator():
     with pytest.raises(InvalidRequest, match="needs the estimator"):
         build_policy("echo", {"estimator": "false"})

@@ -31,6 +31,17 @@ def test_the_request_that_finds_its_document_starts_before_older_ones():
     assert step(target)[0] == ("shares", 12, 1)
 
 
+def test_many_short_prompts_begin_together():
+    target = scheduler(400, tokens=200)
+    for number in range(16):
+        add(target, f"offline {number}", [number] * 13, answer=1)
+    iterations = 0
+    while target.state.all:
+        step(target)
+        iterations += 1
+    assert iterations <= 4
+
+
 def test_offline_requests_leave_what_online_ones_will_want():
     """Online requests have held 20 of 60 blocks of late."""
     target = scheduler(60)

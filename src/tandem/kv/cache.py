@@ -93,8 +93,8 @@ class KVCache:
         return self._readers.offline
 
     def wanted_evictions(self, num_blocks: int) -> float:
-        """How many blocks that a waiting sequence would read have to go for `num_blocks` new ones:
-        those beyond the others, or by their share if the strategy does not spare them."""
+        """How many blocks with waiting readers have to go for `num_blocks` new ones: what is left
+        to evict once the others are gone, or their share if the strategy does not spare them."""
         evicted, idle = num_blocks - self.free_blocks, self.cached_blocks
         if evicted <= 0 or idle == 0:
             return 0.0
@@ -258,8 +258,8 @@ class KVCache:
         table.nodes.extend(source.nodes)
         self._tables[child.seq_id] = table
 
-    def release(self, seq: Sequence, *, discard: bool = False) -> None:
-        """Remove a sequence's table. Its blocks in the tree stay there, idle.
+    def release(self, seq: Sequence, *, discard: bool = False, used: bool = True) -> None:
+        """Remove a sequence's table. Its blocks in the tree stay there, idle; `used` by it or not.
 
         With `discard`, its blocks that no other sequence holds or continues leave the tree too,
         since their content cannot be trusted.
@@ -272,8 +272,9 @@ class KVCache:
                 self._drop(blocks)
                 continue
             node = table.nodes[index]
-            self._tree.touch(node)
-            node.online |= online
+            if used:
+                self._tree.touch(node)
+                node.online |= online
             last = [p.release(b, keep=True) for p, b in zip(self._pools, blocks, strict=True)]
             if not all(last):
                 continue
@@ -284,10 +285,7 @@ class KVCache:
                 self._leaving.offer(node)
 
     def add_reader(self, seq: Sequence) -> None:
-        """A waiting sequence announces which blocks it will read. They are evicted later.
-
-        Offline sequences enter the pool `offline`. Idempotent.
-        """
+        """A waiting sequence announces which blocks it will read. Offline ones enter `offline`."""
         self._readers.add(seq, shared=self._prefix_caching and not is_private(seq))
 
     def remove_reader(self, seq: Sequence) -> None:

@@ -9,14 +9,18 @@ cached node with a prompt of a bucket is in that bucket's heap.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from msgspec import Struct
 
 from tandem.core.errors import AccountingError
 from tandem.core.sequence import Sequence
 from tandem.kv.prefix_tree import Node
+
+_arrival: Callable[[Sequence], tuple[int, float, int]] = attrgetter("order")
 
 
 class Offered(Struct, frozen=True, gc=False):
@@ -30,11 +34,32 @@ class _Bucket:
     """Sequences of about one length."""
 
     def __init__(self) -> None:
-        self.oldest: dict[int, Sequence] = {}  # all of them by `seq_id`, oldest entry first
+        self.by_arrival: list[Sequence] = []
         self.counts: dict[Node, int] = {}  # sequences at or below a node
+        self.children: dict[Node, dict[Node, None]] = {}  # those of a node with sequences
         self.ends: dict[Node, dict[int, Sequence]] = {}  # sequences whose last node it is
         self._deepest: list[tuple[int, int, Node]] = []
         self._pushes = 0
+
+    def count(self, node: Node) -> None:
+        """One more sequence at or below a node."""
+        self.counts[node] = self.counts.get(node, 0) + 1
+        if self.counts[node] > 1 or node.parent is None:
+            return
+        self.children.setdefault(node.parent, {})[node] = None
+        if node.blocks:
+            self.push(node)
+
+    def uncount(self, node: Node) -> None:
+        """One fewer."""
+        self.counts[node] -= 1
+        if self.counts[node] or node.parent is None:
+            return
+        del self.counts[node]
+        siblings = self.children[node.parent]
+        del siblings[node]
+        if not siblings:
+            del self.children[node.parent]
 
     def push(self, node: Node) -> None:
         """A node with sequences became cached, or a cached node got its first sequence."""
@@ -46,22 +71,24 @@ class _Bucket:
         self._pushes += 1
         heapq.heappush(self._deepest, (-node.depth, self._pushes, node))
 
-    def best(self) -> tuple[Sequence, int]:
-        """The sequence with the longest cached prefix, else the oldest; and that prefix's blocks.
-
-        The bucket is not empty.
-        """
+    def best(self, most: int) -> tuple[list[Sequence], int]:
+        """Up to `most` sequences with the longest cached prefix, and its blocks; if nothing is
+        cached, those that came first. The bucket is not empty."""
         while self._deepest:
             node = self._deepest[0][2]
             if node.blocks and node in self.counts:
-                return self._below(node), node.depth
+                return self._below(node, most), node.depth
             heapq.heappop(self._deepest)
-        return next(iter(self.oldest.values())), 0
+        return self.by_arrival[:most], 0
 
-    def _below(self, node: Node) -> Sequence:
-        while node not in self.ends:
-            node = next(child for child in node.children.values() if child in self.counts)
-        return next(iter(self.ends[node].values()))
+    def _below(self, node: Node, most: int) -> list[Sequence]:
+        found: list[Sequence] = []
+        nodes = [node]
+        while nodes and len(found) < most:
+            node = nodes.pop()
+            found += sorted(self.ends.get(node, {}).values(), key=_arrival)
+            nodes += reversed(self.children.get(node, {}))
+        return found[:most]
 
 
 class OfflinePool:
@@ -75,53 +102,50 @@ class OfflinePool:
     def __len__(self) -> int:
         return len(self._places)
 
-    def best_of_buckets(self) -> Iterator[Offered]:
-        """Of each bucket that has any, shortest prompts first: the sequence with the longest cached
-        prefix, else its oldest."""
+    def best_of_buckets(self, most: int = 1) -> Iterator[Offered]:
+        """Of each bucket that has any, shortest prompts first: up to `most` of the sequences with
+        the longest cached prefix; if nothing is cached, those that came first."""
         for length in sorted(self._buckets):
-            seq, blocks = self._buckets[length].best()
-            yield Offered(seq, blocks * self._block_size)
+            sequences, blocks = self._buckets[length].best(most)
+            for seq in sequences:
+                yield Offered(seq, blocks * self._block_size)
 
     def add(self, seq: Sequence, last: Node | None) -> None:
-        """A sequence waits; `last` is the last node of its prefix (None: it may not be shared).
-        Idempotent."""
+        """A sequence waits; `last` is the last node of its prefix (None: it may not be shared). One
+        that is here already stays as it is."""
         if seq.seq_id in self._places:
             return
         length = len(seq.tokens).bit_length()
         bucket = self._buckets.setdefault(length, _Bucket())
         self._places[seq.seq_id] = length, last
-        bucket.oldest[seq.seq_id] = seq
+        insort(bucket.by_arrival, seq, key=_arrival)
         if last is None:
             return
         bucket.ends.setdefault(last, {})[seq.seq_id] = seq
-        node, counts = last, bucket.counts
+        node = last
         while node.parent is not None:
-            counts[node] = counts.get(node, 0) + 1
-            if counts[node] == 1 and node.blocks:
-                bucket.push(node)
+            bucket.count(node)
             node = node.parent
 
-    def remove(self, seq_id: int) -> None:
+    def remove(self, seq: Sequence) -> None:
         """A sequence no longer waits. Idempotent."""
-        place = self._places.pop(seq_id, None)
+        place = self._places.pop(seq.seq_id, None)
         if place is None:
             return
         length, last = place
         bucket = self._buckets[length]
-        del bucket.oldest[seq_id]
-        if not bucket.oldest:
+        del bucket.by_arrival[bisect_left(bucket.by_arrival, seq.order, key=_arrival)]
+        if not bucket.by_arrival:
             del self._buckets[length]
             return
         if last is None:
             return
-        del bucket.ends[last][seq_id]
+        del bucket.ends[last][seq.seq_id]
         if not bucket.ends[last]:
             del bucket.ends[last]
-        node, counts = last, bucket.counts
+        node = last
         while node.parent is not None:
-            counts[node] -= 1
-            if not counts[node]:
-                del counts[node]
+            bucket.uncount(node)
             node = node.parent
 
     def note_cached(self, node: Node) -> None:
@@ -132,6 +156,8 @@ class OfflinePool:
 
     def check(self) -> None:
         """Compare what each bucket says with a walk over it. Raises `AccountingError`."""
+        if len(self._places) != sum(len(each.by_arrival) for each in self._buckets.values()):
+            raise AccountingError("a waiting offline request is in no bucket, or in two")
         for bucket in self._buckets.values():
             counted: Counter[Node] = Counter()
             for last, sequences in bucket.ends.items():
@@ -139,9 +165,11 @@ class OfflinePool:
                 while node.parent is not None:
                     counted[node] += len(sequences)
                     node = node.parent
-            if counted != bucket.counts:
+            if counted != bucket.counts or counted.keys() != {
+                child for children in bucket.children.values() for child in children
+            }:
                 raise AccountingError("a bucket of waiting offline requests is counted wrongly")
             most = max([node.depth for node in counted if node.blocks], default=0)
-            seq, blocks = bucket.best()
-            if blocks != most or seq.seq_id not in bucket.oldest:
+            offered, blocks = bucket.best(1)
+            if blocks != most or offered[0] not in bucket.by_arrival:
                 raise AccountingError(f"a bucket offers {blocks} cached blocks, it has {most}")

@@ -43,7 +43,7 @@ class Readers:
 
     def remove(self, seq: Sequence) -> None:
         """A sequence no longer waits. Idempotent."""
-        self.offline.remove(seq.seq_id)
+        self.offline.remove(seq)
         last = self._last.pop(seq.seq_id, None)
         if last is not None:
             self.wanted -= self._read_by_one(last)

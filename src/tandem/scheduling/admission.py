@@ -248,7 +248,7 @@ class Admission:
             if missing + reserve <= self._cache.available_blocks:
                 break
             if not (candidate.may_preempt and self._preempt_for(seq, grant)):
-                self._cache.release(seq)
+                self._cache.release(seq, used=False)
                 seq.computed = 0
                 self._cache.add_reader(seq)
                 return False

@@ -1,11 +1,10 @@
 """Echo (sections 3 to 5): offline requests in the time and memory that online requests leave.
 
-The plan of an iteration is that of the last one with small changes: online requests first, first
-come, first served; then the offline requests of the last batch; and once the whole online queue is
-in, one more offline decode that has its blocks, and one more offline prompt. These are chosen by
-the largest (benefit - punishment) / time. Benefit and punishment are tokens: those computed or
-found in the cache, and those evicted although a waiting request would read them. Learning gets what
-`priority` gives it.
+Online requests go first, first come, first served. Then come the offline requests that run, as far
+as there is time until the first online token is due. Once the whole online queue is in, one more
+offline prompt may start: the one with the largest (benefit - punishment) / time. Benefit and
+punishment are tokens: those that are computed or found in the cache, and those that are evicted
+although a waiting request would read them. Learning comes last, in the time that is left.
 
 Where this departs from the paper, docs/policies.md says why.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
@@ -64,7 +63,7 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._moved_s: dict[int, float] = {}
+        self._moved_s: dict[tuple[int, bool], float] = {}  # by `seq_id`, and whether it has a token
 
     def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
         """Seconds until the first of their next tokens is due (equation 5); infinity if there is
@@ -76,14 +75,15 @@ class Deadlines:
                 due_s = seq.first_token_s + made * _AIM * slo.tpot_s
             else:
                 due_s = seq.request.arrival_s + slo.ttft_s
-            slack_s = due_s + self._moved_s.get(seq.seq_id, 0.0) - view.now
+            key = (seq.seq_id, made > 0)
+            slack_s = due_s + self._moved_s.get(key, 0.0) - view.now
             if slack_s < 0.0:
                 tpot_s = _AIM * slo.tpot_s
-                self._moved_s[seq.seq_id] = self._moved_s.get(seq.seq_id, 0.0) + tpot_s - slack_s
+                self._moved_s[key] = self._moved_s.get(key, 0.0) + tpot_s - slack_s
                 slack_s = tpot_s
             least_s = min(least_s, slack_s)
         if len(self._moved_s) > 2 * view.budgets.max_sequences:
-            alive = {seq.seq_id for seq in (*view.serving, *view.waiting)}
+            alive = {(seq.seq_id, seq.output_tokens > 0) for seq in (*view.serving, *view.waiting)}
             self._moved_s = {key: moved for key, moved in self._moved_s.items() if key in alive}
         return least_s
 
@@ -97,19 +97,24 @@ class _Batch:
     seconds: float = math.inf  # that the pass may take
     benefit: float = 0.0  # of what is in it
     full: bool = False  # whether something was cut or is late
+    starting: list[Sequence] = field(default_factory=list)  # what waits and gets rows
 
     def add(self, view: View, seq: Sequence, weight: float) -> None:
         """Add what is left of a sequence, as far as there are rows; each is worth `weight`."""
+        if self.rows <= 0:
+            self.full = True
+            return
+        if is_waiting(seq):
+            self.starting.append(seq)
         start = seq.computed or view.match(seq)
         wanted = len(seq.tokens) - start
         rows = min(wanted, self.rows)
-        if rows > 0:
-            self.rows -= rows
-            self.benefit += weight * rows
-            if seq.decoding:
-                self.work.decode(len(seq.tokens))
-            else:
-                self.work.span(start, rows, draws=int(rows == wanted))
+        self.rows -= rows
+        self.benefit += weight * rows
+        if seq.decoding:
+            self.work.decode(len(seq.tokens))
+        else:
+            self.work.span(start, rows, draws=int(rows == wanted))
         self.full |= rows < wanted or view.latency.forward_s(self.work) > self.seconds
 
 
@@ -133,7 +138,7 @@ class Echo:
         preempted: list[Sequence] = []
         if self._options.scheduler:
             offline = self._by_score(view, batch, offline)
-            preempted = offline[: _in_the_way(view, online, offline)]
+            preempted = offline[: self._in_the_way(view, batch.starting, offline)]
             offline = offline[len(preempted) :]
             chosen = self._choose(view, batch, offline)
         else:
@@ -179,34 +184,25 @@ class Echo:
         return batch
 
     def _choose(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
-        """The offline requests of the last batch; one more decode, and one more prompt, once the
-        online queue is in. Short contexts first, since these add least time."""
-        plan = view.last_plan
-        lanes = plan.lanes if plan is not None else ()
-        last = {span.seq_id for lane in lanes for span in lane.spans}
-        decodes = sorted([seq for seq in offline if seq.decoding], key=lambda seq: len(seq.tokens))
-        chosen = [seq for seq in decodes if seq.seq_id in last]
-        resting = [seq for seq in decodes if seq.seq_id not in last]
-        if not batch.full:
-            chosen += resting[:1]
-        chosen += [seq for seq in offline if not seq.decoding and seq.seq_id in last]
+        """The offline requests that have their blocks, decodes first, short contexts before long
+        ones, since these add least time; and one more prompt, if the online queue is in."""
+        chosen = sorted(offline, key=lambda seq: (not seq.decoding, len(seq.tokens), seq.order))
         for seq in chosen:
             batch.add(view, seq, self._weight(seq))
         if not batch.full and batch.rows > 0:
-            resting = [seq for seq in offline if not seq.decoding and seq.seq_id not in last]
-            chosen += self._one_prompt(view, batch, resting)
+            chosen += self._one_prompt(view, batch)
         return chosen
 
-    def _one_prompt(self, view: View, batch: _Batch, resting: list[Sequence]) -> list[Sequence]:
-        """The prompt with the best score (equation 4) that fits: one that was paused, or the best
-        of each bucket of the pool."""
-        offers = [Offered(seq, seq.computed) for seq in resting]
-        if len(view.running) < view.budgets.max_sequences:
-            offers += view.offline_pool.best_of_buckets()
+    def _one_prompt(self, view: View, batch: _Batch) -> list[Sequence]:
+        """Of the prompts that the buckets offer the one with the best score (equation 4) for which
+        there is room."""
+        if len(view.running) >= view.budgets.max_sequences:
+            return []
+        offers = view.offline_pool.best_of_buckets()
         scored = [(self._score(view, batch, each), each.seq) for each in offers]
         scored.sort(key=lambda pair: (-pair[0], pair[1].order))
         for score, seq in scored:
-            if (score > 0.0 or not view.running) and (seq.computed or self._leaves_room(view, seq)):
+            if (score > 0.0 or not batch.work.tokens) and self._leaves_room(view, seq):
                 return [seq]
         return []
 
@@ -226,37 +222,52 @@ class Echo:
             seconds = batch.seconds
         missing = -(-(start + rows) // view.block_size) - -(-start // view.block_size)
         punishment = weight * view.block_size * view.wanted_evictions(missing)
-        found = 0 if seq.computed else start
-        return (batch.benefit + weight * (found + rows) - punishment) / seconds
+        return (batch.benefit + weight * (start + rows) - punishment) / seconds
 
     def _leaves_room(self, view: View, seq: Sequence) -> bool:
         """Whether the blocks of offline requests at their ends, with this one, leave those that
-        online requests will want (sections 4.2, 5.3). If no other offline request runs, what these
-        hold now counts alone; otherwise a long prompt might never start."""
+        online requests will want (sections 4.2, 5.3).
+
+        The first offline request need not leave more than online requests hold now. Else a long
+        prompt would never start."""
         if not self._options.cache:
             return True
-        online = view.held_blocks(WorkClass.ONLINE)
-        held = max(0, view.num_blocks - view.available_blocks - online)
-        demand = view.online_demand_blocks if held else online
-        new = view.new_blocks(seq, _at_its_end(seq))
-        offline = view.serving[num_online(view.serving) :]
-        size = view.block_size
+        offline, size = view.serving[num_online(view.serving) :], view.block_size
+        more = view.online_demand_blocks - view.held_blocks(WorkClass.ONLINE) if offline else 0.0
         grow = sum([-(-_at_its_end(each) // size) - -(-each.computed // size) for each in offline])
-        return held + grow + new + demand <= view.num_blocks
+        return grow + view.new_blocks(seq, _at_its_end(seq)) + more <= view.available_blocks
 
     def _by_score(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
-        """Running offline requests, the one first whose preemption leaves the best score. The
-        punishment is what it computed itself: its prefix is shared."""
-        seconds = view.latency.forward_s(batch.work)
+        """Running offline requests, the one first whose preemption leaves the best score (equation
+        4) if all of them take part. The punishment is what it computed itself: its prefix is
+        shared."""
+        latency, work = view.latency, batch.work.copy()
+        decodes = [seq for seq in offline if seq.decoding]
+        work.decode_all([len(seq.tokens) for seq in decodes])
+        seconds, benefit = latency.forward_s(work), batch.benefit
+        benefit += self._options.decode_weight * len(decodes)
 
         def without(seq: Sequence) -> tuple[float, int]:
-            decodes = seq.decoding
-            gone_s = view.latency.added_decode_s(len(seq.tokens)) if decodes else 0.0
-            own = self._options.prefill_weight * (seq.computed - seq.cached_tokens)
-            kept = batch.benefit - self._weight(seq) * decodes - own
-            return kept / max(seconds - gone_s, 1e-6), seq.seq_id
+            gone, gone_s = self._options.prefill_weight * _own_tokens(seq), 0.0
+            if seq.decoding:
+                gone += self._options.decode_weight
+                gone_s = latency.added_decode_s(len(seq.tokens))
+            return (benefit - gone) / max(seconds - gone_s, 1e-6), seq.seq_id
 
         return sorted(offline, key=without, reverse=True)
+
+    def _in_the_way(self, view: View, starting: list[Sequence], offline: list[Sequence]) -> int:
+        """How many of the offline requests, in their order, have to give their blocks to the online
+        requests that start. Learning gives its blocks before."""
+        missing = sum([view.new_blocks(seq, len(seq.tokens)) for seq in starting])
+        learning = view.running_in_order[len(view.serving) :]
+        missing -= view.available_blocks + view.blocks_of(learning)
+        missing += len(view.running) + len(starting)
+        count = 0
+        while starting and missing > 0 and count < len(offline):
+            missing -= _own_tokens(offline[count]) // view.block_size + 1
+            count += 1
+        return count
 
     def _weight(self, seq: Sequence) -> float:
         options = self._options
@@ -268,18 +279,9 @@ def _at_its_end(seq: Sequence) -> int:
     return seq.prompt_tokens + seq.request.sampling.max_tokens
 
 
-def _in_the_way(view: View, online: list[Sequence], offline: list[Sequence]) -> int:
-    """How many of the offline requests, in their order, have to give their blocks to the online
-    requests that wait."""
-    waiting = [seq for seq in online if is_waiting(seq)]
-    missing = sum([view.new_blocks(seq, len(seq.tokens)) for seq in waiting])
-    missing -= view.available_blocks - len(view.running) - len(waiting)
-    count = 0
-    while waiting and missing > 0 and count < len(offline):
-        seq = offline[count]
-        missing -= (seq.computed - seq.cached_tokens) // view.block_size + 1
-        count += 1
-    return count
+def _own_tokens(seq: Sequence) -> int:
+    """Tokens of a running sequence that it computed itself."""
+    return max(0, seq.computed - seq.cached_tokens)
 
 
 def _first_offline(view: View) -> list[Sequence]:

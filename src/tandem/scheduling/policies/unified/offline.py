@@ -1,7 +1,7 @@
 """The offline requests of an iteration. They have no objective and use what online ones leave.
 
 Reads the view, changes nothing. Invariant: those that run are in order of arrival, those that wait
-in that of their value (Echo, equation 4). A starving one is not among them, nor one that comes
+by their value (Echo, equation 4). A starving one is not among them, nor one that comes
 before an online request in the queue: the queue has both.
 """
 
@@ -17,6 +17,8 @@ from tandem.kv.offline_pool import Offered
 from tandem.scheduling.queues import num_online
 from tandem.scheduling.view import View
 
+# Most requests of one bucket that begin in an iteration: it bounds the prefixes to look up.
+_MOST_BEGIN = 8
 # Share of the sequence slots that is reserved for learning while there is some.
 _KEPT_SHARE = 0.125
 
@@ -41,10 +43,12 @@ class OfflineRequests:
         """
         held = view.held_blocks(WorkClass.ONLINE)
         spare = view.available_blocks + held - view.online_demand_blocks
+        alone = not self.running
         for seq in self.waiting:
             blocks = view.new_blocks(seq, len(seq.tokens))
-            if blocks <= spare or not self.running:
+            if blocks <= spare or alone:
                 yield seq, view.match(seq), blocks
+                spare, alone = spare - blocks, False
 
 
 def any_offline(view: View, serving: list[Sequence]) -> bool:
@@ -80,8 +84,10 @@ def set_apart(
     slots = view.budgets.max_sequences - len(view.running) - len(queue)
     slots -= _kept_slots(view) if learns else 0
     if slots > 0:
-        offered = sorted(view.offline_pool.best_of_buckets(), key=lambda each: -_value(view, each))
-        waiting = [each.seq for each in offered if each.seq not in set(queue)][:slots]
+        offered = list(view.offline_pool.best_of_buckets(_MOST_BEGIN))
+        offered.sort(key=lambda each: -_value(view, each))
+        taken = set(queue)
+        waiting = [each.seq for each in offered if each.seq not in taken][:slots]
     return online, queue, OfflineRequests(running, waiting, alone=not (first or queue))
 
 
