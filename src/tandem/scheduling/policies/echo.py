@@ -127,7 +127,7 @@ class Echo:
         self.traits = Traits(eviction=ByClass() if options.cache else LeastRecentlyUsed())
 
     def decide(self, view: View) -> Decision:
-        """The batch of the last iteration, adjusted; learning behind it."""
+        """Online requests, then running offline ones, then one more prompt; learning last."""
         serving, waiting = view.serving, view.waiting_in_order
         first = num_online(serving)
         running, offline = serving[:first], serving[first:]
