@@ -23,7 +23,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from benchmarks.planner.__main__ import loads
+from benchmarks.planner.load import TRACE, loads, settings_of
 from benchmarks.reporting.machine import describe, slug
 from tandem.bench.fidelity import Account, Steps
 from tandem.bench.figures import new_figure, save
@@ -31,8 +31,8 @@ from tandem.bench.measure import percentile, summarise
 from tandem.bench.offline import endless
 from tandem.bench.simulation import Training, arrivals_of, outcomes_of
 from tandem.bench.workload import PlannedRequest
-from tandem.build import build_executor, join_loop, resolve_model
-from tandem.config import Settings, resolve
+from tandem.build import build_executor, join_loop
+from tandem.config import Settings
 from tandem.core.clock import SleepingClock
 from tandem.core.ports import Executor
 from tandem.core.slo import Slo, WorkClass
@@ -206,9 +206,7 @@ def draw(found: Found, folder: Path, stem: str) -> None:
 
 def main(
     model: Annotated[str, typer.Option(help="What is served.")] = "smollm2",
-    trace: Annotated[Path, typer.Option(help="Recorded requests.")] = Path(
-        "../shared/data/traces/azure_llm_2023_conv.csv.gz"
-    ),
+    trace: Annotated[Path, typer.Option(help="Recorded requests.")] = TRACE,
     rate: Annotated[float, typer.Option(help="Online requests/s.")] = 0.5,
     seconds: Annotated[float, typer.Option(help="Of each run.")] = 1200.0,
     context: Annotated[int, typer.Option(help="Tokens an online request may have.")] = 1024,
@@ -219,10 +217,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the result.")] = RESULTS,
 ) -> None:
     """Measure the three runs."""
-    scheduling = {"policy": policy, "ttft_slo": ttft_slo, "tpot_slo": tpot_slo}
-    settings = resolve_model(
-        resolve({"model": {"model": model}, "scheduling": scheduling}, environ={})
-    )
+    settings = settings_of(model, ttft_slo, tpot_slo, policy)
     slo, console = Slo(ttft_slo, tpot_slo), Console(stderr=True)
     executor = build_executor(settings, lambda stage, done: None)
     profile = measure(executor, settings, profile_seconds, lambda done: None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -23,14 +23,12 @@ import msgspec
 import typer
 from rich.console import Console
 
+from benchmarks.planner.load import TRACE, loads, settings_of
 from benchmarks.reporting.machine import describe, slug
-from tandem.bench.lengths import parse_lengths
 from tandem.bench.measure import summarise
-from tandem.bench.options import Arrivals, WorkloadOptions, build_workload
 from tandem.bench.simulation import Training, arrivals_of, outcomes_of
-from tandem.bench.workload import Limits, PlannedRequest
-from tandem.build import build_executor, build_simulation, join_loop, resolve_model
-from tandem.config import Settings, resolve
+from tandem.bench.workload import PlannedRequest
+from tandem.build import build_executor, build_simulation, join_loop
 from tandem.core.clock import SleepingClock, VirtualClock, WaitingClock
 from tandem.core.slo import Slo
 from tandem.engine.loop import EngineLoop
@@ -91,39 +89,9 @@ def attained(
     return summarise(outcomes_of(report), slo).goodput_share or 0.0
 
 
-def loads(
-    trace: Path, seconds: float, context: int, vocabulary: int
-) -> Callable[[float], list[PlannedRequest]]:
-    """The recorded load at a rate: so many seconds of it, each request cut to the context."""
-    lengths = parse_lengths("1")  # the trace has them
-
-    def at(rate: float) -> list[PlannedRequest]:
-        options = WorkloadOptions(
-            Arrivals.TRACE,
-            lengths,
-            lengths,
-            Limits(duration_s=seconds),
-            rate=rate,
-            trace=trace,
-            vocabulary=vocabulary,
-        )
-        return [
-            replace(
-                each,
-                prompt=each.prompt[: context // 2],
-                output_tokens=min(each.output_tokens, context // 4),
-            )
-            for each in build_workload(options)
-        ]
-
-    return at
-
-
 def main(
     model: Annotated[str, typer.Option(help="What is served.")] = "smollm2",
-    trace: Annotated[Path, typer.Option(help="Recorded requests.")] = Path(
-        "../shared/data/traces/azure_llm_2023_conv.csv.gz"
-    ),
+    trace: Annotated[Path, typer.Option(help="Recorded requests.")] = TRACE,
     seconds: Annotated[float, typer.Option(help="Of arrivals in each run of the engine.")] = 120.0,
     context: Annotated[int, typer.Option(help="Tokens a request may have, about.")] = 1024,
     ttft_slo: Annotated[float, typer.Option(help="Seconds to the first token.")] = 2.0,
@@ -134,12 +102,7 @@ def main(
 ) -> None:
     """Ask the planner and the engine."""
     console = Console(stderr=True)
-    settings: Settings = resolve_model(
-        resolve(
-            {"model": {"model": model}, "scheduling": {"ttft_slo": ttft_slo, "tpot_slo": tpot_slo}},
-            environ={},
-        )
-    )
+    settings = settings_of(model, ttft_slo, tpot_slo)
     slo = Slo(ttft_slo, tpot_slo)
     executor = build_executor(settings, lambda stage, done: None)
     at = loads(trace, seconds, context, executor.info.vocab_size)
