@@ -59,5 +59,21 @@ def test_offline_requests_leave_what_online_ones_will_want():
     assert most + target.demand.demand <= 60
 
 
+def test_what_shares_nothing_has_its_turn():
+    """Of every 21 offline requests that begin one is the one that came first."""
+    target = scheduler(100)
+    add(target, "first", (*DOCUMENT, 1), answer=1)
+    step(target)
+    add(target, "alone", range(200, 213), answer=1)
+    begun: list[str] = []
+    for number in range(80):
+        add(target, f"shares {number}", (*DOCUMENT, number), answer=1)
+        if number >= 15:  # there are always some that share
+            begun += [name for name, *_ in step(target)]
+        if "alone" in begun:
+            break
+    assert 15 <= begun.index("alone") <= 36
+
+
 def test_blocks_are_evicted_by_class():
     assert isinstance(build_policy("unified").traits.eviction, ByClass)

@@ -188,3 +188,18 @@ def test_everybody_is_listed_once_and_in_order_but_for_one(
         assert found == [waiting[0], *[seq for seq in usual if seq is not waiting[0]]]
     else:
         assert found == usual
+
+
+def test_a_waiting_one_has_no_claim_while_others_of_its_class_go_on():
+    stage, overdue = Stage(), Overdue(0.25, 10.0)
+    stage.offline()
+    running = stage.offline()
+    stage.state.run(running)
+    for _ in range(30):
+        stage.now += 1.0
+        running.tokens.append(1)
+        stage.pass_by(overdue, 1)
+    assert overdue.sequence is None
+    stage.now += 20.0
+    stage.pass_by(overdue, 4)
+    assert overdue.sequence is running

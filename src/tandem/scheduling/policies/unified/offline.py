@@ -64,12 +64,14 @@ def set_apart(
     overdue: Sequence | None,
     *,
     learns: bool,
+    oldest_first: bool,
 ) -> tuple[list[Sequence], list[Sequence], OfflineRequests]:
     """Split the requests: online ones that run, online ones that wait, and offline ones. A starving
     offline request counts as online.
 
     No offline request may begin without a free slot. If something `learns`, its reserved slots do
-    not count as free: long answers would block it.
+    not count as free: long answers would block it. With `oldest_first` no other may begin before
+    the one that came first.
     """
     first = num_online(serving)
     online, running = serving[:first], serving[first:]
@@ -84,10 +86,14 @@ def set_apart(
     slots = view.budgets.max_sequences - len(view.running) - len(queue)
     slots -= _kept_slots(view) if learns else 0
     if slots > 0:
-        offered = list(view.offline_pool.best_of_buckets(_MOST_BEGIN))
-        offered.sort(key=lambda each: -_value(view, each))
-        taken = set(queue)
-        waiting = [each.seq for each in offered if each.seq not in taken][:slots]
+        waits, taken = view.waiting_in_order, set(queue)
+        if oldest_first:
+            best = waits[num_online(waits) :][:1]
+        else:
+            offered = list(view.offline_pool.best_of_buckets(_MOST_BEGIN))
+            offered.sort(key=lambda each: -_value(view, each))
+            best = [each.seq for each in offered]
+        waiting = [seq for seq in best if seq not in taken][:slots]
     return online, queue, OfflineRequests(running, waiting, alone=not (first or queue))
 
 

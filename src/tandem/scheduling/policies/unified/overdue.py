@@ -15,9 +15,9 @@ from tandem.scheduling.view import View
 
 
 class Overdue:
-    """The oldest offline request, waiting or running, is starving once it has had no token for
-    `patience_s` seconds while at least `1 / share` other sequences started, learning's included. It
-    counts as starving until it ends. Then the next one may be at once.
+    """The oldest offline request that runs, or that waits if none runs, is starving once it has had
+    no token for `patience_s` seconds while at least `1 / share` other sequences started, learning's
+    included. It counts as starving until it ends. Then the next one may be at once.
 
     A waiting one goes before everything except preempted answers. A running one gets its rows and
     blocks first and is protected from preemption.
@@ -96,14 +96,12 @@ class Overdue:
             self._overdue = oldest
 
     def _find_oldest(self, view: View) -> Sequence | None:
-        """The oldest offline request other than the starving one."""
-        oldest: Sequence | None = None
+        """The oldest offline request other than the starving one: of those that run, else of those
+        that wait. A waiting one has no claim while others of its class go on."""
         for sequences in (view.running_in_order, view.waiting_in_order):
             place = num_online(sequences)
             if place < len(sequences) and sequences[place] is self._overdue:
                 place += 1
             if place < len(sequences) and sequences[place].request.work_class is WorkClass.OFFLINE:
-                seq = sequences[place]
-                if oldest is None or seq.order < oldest.order:
-                    oldest = seq
-        return oldest
+                return sequences[place]
+        return None

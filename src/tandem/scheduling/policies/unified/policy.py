@@ -65,10 +65,13 @@ class Options:
     late_share: float = 0.125
     # Offline requests' share of the time that online requests leave, while learning has work, too.
     offline_share: float = 0.5
-    # Seconds without a token, while others started, after which an offline request is starving. It
-    # then goes before online requests and learning.
+    # Seconds without a token, while others started, after which the oldest offline request that
+    # runs, or that waits if none runs, is starving. It then goes before online requests and
+    # learning.
     offline_patience_s: float = 30.0
-    overdue_share: float = 0.05  # largest share of the starts for starving requests
+    # Largest share of the starts for starving requests; share of the starts of offline requests for
+    # the one that came first.
+    overdue_share: float = 0.05
 
     def __post_init__(self) -> None:
         if min(self.ceiling_s, self.idle_s, self.patience_s, self.offline_patience_s) <= 0.0:
@@ -110,6 +113,7 @@ class Unified:
             self._deadlines, self._overdue, options.ceiling_s, options.idle_s, options.min_share
         )
         self._offline_earned = Earnings()
+        self._begun = 0  # offline requests that began since the oldest one had its turn
         self._balance = Balance(options.offline_share)
         self._served = False
         self._gave_way = False  # the last plan was preemptible, or the one before lost its pass
@@ -146,7 +150,10 @@ class Unified:
         if batch:
             queue = self._overdue.queue(view, queue)
             overdue = self._overdue.sequence
-            serving, queue, offline = set_apart(view, serving, queue, overdue, learns=learns)
+            turn = self._begun * self._options.overdue_share >= 1.0
+            serving, queue, offline = set_apart(
+                view, serving, queue, overdue, learns=learns, oldest_first=turn
+            )
         items = self._items(view, scored, queue) if learns else []
         if not (items or batch):
             self._forget()
@@ -268,6 +275,10 @@ class Unified:
         used_s = room.work_s - before_s
         earned.spend(used_s)
         room.pass_s = before_s + max(used_s, spare_s)
+        waits = {seq.seq_id for seq in offline.waiting}
+        if begun := sum([each.seq_id in waits for each in found]):
+            turn = self._begun * self._options.overdue_share >= 1.0
+            self._begun = 0 if turn else self._begun + begun
         return _Offline(found, used_s, room)
 
     def _learn(
