@@ -42,9 +42,7 @@ def arrivals(load: Load) -> list[Arrival]:
     """As the engine takes them."""
     found = []
     for each in load:
-        sampling = SamplingParams(
-            max_tokens=each.output_tokens, temperature=0.0, ignore_eos=True
-        )
+        sampling = SamplingParams(max_tokens=each.output_tokens, temperature=0.0, ignore_eos=True)
         found.append(Arrival(each.at_s, Request(f"online-{each.index}", each.prompt, sampling)))
     return found
 

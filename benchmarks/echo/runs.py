@@ -21,7 +21,7 @@ from tandem.sim.executor import SimExecutor
 from tandem.sim.run import Arrival, SimOutcome, SimReport, Simulation
 
 # Samples of a run, and bins of what is counted over time.
-SAMPLES, BINS = 360, 60
+SAMPLES, BINS = 240, 60
 _CENTILES = 100
 
 

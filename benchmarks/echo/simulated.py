@@ -78,11 +78,11 @@ def find_rate(plan: Plan) -> tuple[float, dict[float, float]]:
         seconds = plan.peak_s + plan.slo.ttft_s
         work = runs.Work("", load, [], seconds, plan.slo)
         report, _ = runs.execute(loop, clock, work, executor)
-        return runs.attained(runs.due(list(report.outcomes.values()), work, report.ended_s), plan.slo)
+        return runs.attained(
+            runs.due(list(report.outcomes.values()), work, report.ended_s), plan.slo
+        )
 
-    return online.highest_rate(
-        attained, load_at, wanted=plan.wanted, peak_s=plan.peak_s, first=8.0
-    )
+    return online.highest_rate(attained, load_at, wanted=plan.wanted, peak_s=plan.peak_s, first=8.0)
 
 
 def offline_of(plan: Plan, dataset: str) -> list[Request]:

@@ -51,7 +51,9 @@ class Watch:
         for seq in scheduler.state.running.values():
             sequences[seq.request.work_class].append(seq)
         online, offline = (
-            set(chain.from_iterable(cache.table(seq, len(seq.tokens))[0] for seq in sequences[kind]))
+            set(
+                chain.from_iterable(cache.table(seq, len(seq.tokens))[0] for seq in sequences[kind])
+            )
             for kind in (WorkClass.ONLINE, WorkClass.OFFLINE)
         )
         self._online_last -= offline
