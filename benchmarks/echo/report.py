@@ -7,7 +7,7 @@ said, and each number stands beside its unit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -15,8 +15,7 @@ from benchmarks.echo.policies import BASELINE, ECHO, OURS
 from benchmarks.echo.pools import SOURCES
 from benchmarks.echo.runs import Run
 
-# Echo's figure 6: the best gain over BS.
-PAPER_GAIN = 3.3
+# The data set of the goals, and of the figures over time.
 GOAL_DATASET = "loogle-short"
 
 
@@ -37,9 +36,9 @@ class Setup:
     block_size: int
     seconds: float
     rounds: int
-    pools: dict[str, str]
     gain: float
     settings: dict[str, Any]
+    pools: dict[str, str] = field(default_factory=dict)  # in words, by data set
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,14 @@ def described(name: str, offline: Sequence[Request]) -> str:
     )
 
 
+def brief(run: Run) -> str:
+    """A run in a line."""
+    return (
+        f"{run.dataset:13} {run.policy:8} round {run.round + 1}: {run.tokens_s:8.0f} offline"
+        f" tokens/s, {run.hit_share:.0%} hits, {run.attainment:.1%} attained"
+    )
+
+
 def _short(run: dict[str, Any]) -> dict[str, Any]:
     """With fewer digits, and samples as rows."""
     for name in ("ttft_s", "tpot_s"):

@@ -160,9 +160,10 @@ def due(outcomes: Sequence[SimOutcome], work: Work, ended_s: float) -> list[SimO
     return [each for each in outcomes if counts(each)]
 
 
-def attained(outcomes: Sequence[SimOutcome], slo: Slo) -> float:
-    """Share of these inside both objectives."""
-    return _share(sum(_met(each, slo) == "both" for each in outcomes), len(outcomes))
+def alone(work: Work, found: tuple[SimReport, list[Sample]]) -> float:
+    """Share of a run's online requests inside both objectives."""
+    counted = due(list(found[0].outcomes.values()), work, found[0].ended_s)
+    return _share(sum(_met(each, work.slo) == "both" for each in counted), len(counted))
 
 
 def _met(found: SimOutcome, slo: Slo) -> str:

@@ -1,6 +1,6 @@
-"""Echo's setting in simulation: an 8B model on one A100 with 40 GB.
+"""Echo's setting in simulation: an 8B model on one A100 with 40 GB, or any other profile.
 
-Knows the profile and how a run is made. Invariant: the same plan gives the same runs.
+Invariant: the same plan gives the same runs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.echo import online, runs
 from benchmarks.echo.policies import Variant
-from benchmarks.echo.pools import Limits, encoder, pool
+from benchmarks.echo.pools import Encode, Limits, pool
 from tandem.build import build_simulation
-from tandem.config import resolve
+from tandem.config import Settings, resolve
 from tandem.core.clock import VirtualClock
 from tandem.core.request import Request
 from tandem.core.slo import Slo
@@ -27,14 +27,17 @@ DEVICE, SHAPE = "a100-40g", "llama-3-8b"
 NAME, CONTEXT = "llama-3.1-8b", 131_072
 # Of the device's memory, for weights and KV (vLLM's default).
 MEMORY_SHARE = 0.9
-ALONE = Variant("priority")
+# Of online requests without any others.
+ALONE = Variant("fcfs")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same in all runs; `rate` in online requests/s."""
+    """What is the same in all runs. `wanted` is the attainment of online requests alone, in the
+    busiest `peak_s` seconds; `limits.scale` is of their lengths, too."""
 
     data: Path
+    profile: Profile
     seconds: float
     slo: Slo
     limits: Limits
@@ -43,8 +46,33 @@ class Plan:
     wanted: float
     peak_s: float
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return self.profile.info.vocab_size
 
-def profile() -> Profile:
+    def settings_of(self, variant: Variant) -> Settings:
+        """Of an engine under a policy."""
+        scheduling = {
+            "policy": variant.policy,
+            "policy_options": variant.options,
+            "ttft_slo": self.slo.ttft_s,
+            "tpot_slo": self.slo.tpot_s,
+            "max_sequences": self.max_sequences,
+            "max_batch_tokens": self.max_batch_tokens,
+        }
+        return resolve({"scheduling": scheduling}, environ={})
+
+    def load_at(self, rate: float) -> online.Load:
+        """The online requests of every run."""
+        return online.load(self.data, rate, self.seconds, self.limits.scale, self.vocabulary)
+
+    def pool(self, dataset: str, encode: Encode) -> list[Request]:
+        """The offline requests of a data set."""
+        return pool(dataset, self.data, encode, self.limits, self.vocabulary)
+
+
+def paper_profile() -> Profile:
     """The device's data sheet, with all memory below `MEMORY_SHARE` that weights leave for KV."""
     device, shape = DEVICES[DEVICE], replace(SHAPES[SHAPE], name=NAME, context=CONTEXT)
     found = compute_profile(device, shape)
@@ -66,41 +94,22 @@ def simulate(
     return runs.figures(name, work, loop, runs.execute(loop, clock, work, executor, on_progress))
 
 
-def find_rate(plan: Plan) -> tuple[float, dict[float, float]]:
+def find_rate(plan: Plan, first: float) -> tuple[float, dict[float, float]]:
     """The highest rate at which online requests alone meet their objectives at the peak, and the
-    attainments of the rates tried."""
-
-    def load_at(rate: float) -> online.Load:
-        return online.load(plan.data, rate, plan.seconds, 1.0, profile().info.vocab_size)
+    attainments of the rates tried, beginning with `first`."""
 
     def attained(load: online.Load) -> float:
         loop, clock, executor = _engine(plan, ALONE)
-        seconds = plan.peak_s + plan.slo.ttft_s
-        work = runs.Work("", load, [], seconds, plan.slo)
-        report, _ = runs.execute(loop, clock, work, executor)
-        return runs.attained(
-            runs.due(list(report.outcomes.values()), work, report.ended_s), plan.slo
-        )
+        work = runs.Work("", load, [], plan.peak_s + plan.slo.ttft_s, plan.slo)
+        return runs.alone(work, runs.execute(loop, clock, work, executor))
 
-    return online.highest_rate(attained, load_at, wanted=plan.wanted, peak_s=plan.peak_s, first=8.0)
-
-
-def offline_of(plan: Plan, dataset: str) -> list[Request]:
-    """The pool of a data set."""
-    encode = encoder(plan.data)
-    return pool(dataset, plan.data, encode, plan.limits, profile().info.vocab_size)
+    return online.highest_rate(
+        attained, plan.load_at, wanted=plan.wanted, peak_s=plan.peak_s, first=first
+    )
 
 
 def _engine(plan: Plan, variant: Variant) -> tuple[EngineLoop, VirtualClock, SimExecutor]:
-    scheduling = {
-        "policy": variant.policy,
-        "policy_options": variant.options,
-        "ttft_slo": plan.slo.ttft_s,
-        "tpot_slo": plan.slo.tpot_s,
-        "max_sequences": plan.max_sequences,
-        "max_batch_tokens": plan.max_batch_tokens,
-    }
     clock = VirtualClock()
-    settings = resolve({"scheduling": scheduling}, environ={})
-    loop, executor = build_simulation(settings, profile(), clock, noise=False)
+    settings = plan.settings_of(variant)
+    loop, executor = build_simulation(settings, plan.profile, clock, noise=False)
     return loop, clock, executor

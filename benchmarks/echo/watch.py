@@ -1,4 +1,4 @@
-"""Looks at an engine between two iterations: who holds KV blocks, what is cached, what is predicted.
+"""Looks at an engine between two iterations: who holds KV blocks, what is cached and predicted.
 
 For `Simulation.run(on_progress=...)`. Reads the scheduler's state and changes nothing. Invariant:
 the parts of a sample add up to all blocks.
@@ -51,10 +51,8 @@ class Watch:
         for seq in scheduler.state.running.values():
             sequences[seq.request.work_class].append(seq)
         online, offline = (
-            set(
-                chain.from_iterable(cache.table(seq, len(seq.tokens))[0] for seq in sequences[kind])
-            )
-            for kind in (WorkClass.ONLINE, WorkClass.OFFLINE)
+            set(chain.from_iterable([cache.table(seq, len(seq.tokens))[0] for seq in chosen]))
+            for chosen in (sequences[WorkClass.ONLINE], sequences[WorkClass.OFFLINE])
         )
         self._online_last -= offline
         self._online_last |= online
