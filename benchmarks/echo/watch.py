@@ -23,9 +23,9 @@ class Sample:
     online: int  # running requests
     offline: int
     held_online: int  # KV blocks of running requests
-    held_offline: int
+    held_offline: int  # the others that are held
     cached_read: int  # without a holder: some waiting request will read them
-    cached_online: int  # no waiting request will; last held by an online one
+    cached_online: int  # no waiting request will; an online one has used them
     cached_rest: int
     free: int
     demand: int
@@ -33,15 +33,10 @@ class Sample:
 
 
 class Watch:
-    """Samples of one run, by the engine's clock less `began_s`.
-
-    A cached block is an online request's if such a request held it when a sample was taken, and no
-    offline request did later. Requests that run for less than two samples may be missed.
-    """
+    """Samples of one run."""
 
     def __init__(self, loop: EngineLoop) -> None:
         self._scheduler = loop.scheduler
-        self._online_last: set[int] = set()
         self.samples: list[Sample] = []
 
     def __call__(self, now: float) -> None:
@@ -50,27 +45,24 @@ class Watch:
         sequences: dict[WorkClass, list[Sequence]] = {each: [] for each in WorkClass}
         for seq in scheduler.state.running.values():
             sequences[seq.request.work_class].append(seq)
-        online, offline = (
-            set(chain.from_iterable([cache.table(seq, len(seq.tokens))[0] for seq in chosen]))
-            for chosen in (sequences[WorkClass.ONLINE], sequences[WorkClass.OFFLINE])
-        )
-        self._online_last -= offline
-        self._online_last |= online
+        online = sequences[WorkClass.ONLINE]
+        tables = [cache.table(seq, len(seq.tokens))[0] for seq in online]
+        held_online = len(set(chain.from_iterable(tables)))
         idle = cache.idle_blocks()
         read = sum(block.readers > 0 for block in idle)
-        left = sum(not block.readers and block.block in self._online_last for block in idle)
+        left = sum(block.online and not block.readers for block in idle)
         self.samples.append(
             Sample(
                 now,
-                len(sequences[WorkClass.ONLINE]),
-                len(sequences[WorkClass.OFFLINE]),
                 len(online),
-                cache.held_blocks - len(online),
+                len(sequences[WorkClass.OFFLINE]),
+                held_online,
+                cache.held_blocks - held_online,
                 read,
                 left,
                 len(idle) - read - left,
                 cache.free_blocks,
-                cache.held_by(sequences[WorkClass.ONLINE]),
+                cache.held_by(online),
                 scheduler.demand.demand,
             )
         )
