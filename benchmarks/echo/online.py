@@ -26,10 +26,12 @@ Load = list[PlannedRequest]
 
 
 def load(data: Path, rate: float, seconds: float, scale: float, vocabulary: int) -> Load:
-    """The first `seconds` of the trace replayed at `rate` requests/s on average."""
-    times_s = [record.at_s or 0.0 for record in read_trace(data / TRACE)]
-    at_s = [each for each in replay(times_s, rate=rate) if each < seconds]
-    if len(at_s) < 2:
+    """The middle of the trace, `seconds` of it if all is replayed at `rate` requests/s on average.
+    It begins at 0. Raises `InvalidRequest` if nothing arrives."""
+    times_s = replay([record.at_s or 0.0 for record in read_trace(data / TRACE)], rate=rate)
+    first_s = max(0.0, (times_s[-1] - seconds) / 2.0)
+    at_s = [each - first_s for each in times_s if first_s <= each < first_s + seconds]
+    if not at_s:
         raise InvalidRequest(f"at {rate:g} requests/s nothing arrives in {seconds:g} s")
     made = chats(len(at_s), scale, vocabulary, "online")
     return [

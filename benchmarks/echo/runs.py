@@ -161,9 +161,10 @@ def due(outcomes: Sequence[SimOutcome], work: Work, ended_s: float) -> list[SimO
 
 
 def alone(work: Work, found: tuple[SimReport, list[Sample]]) -> float:
-    """Share of a run's online requests inside both objectives."""
+    """Share of a run's online requests inside both objectives; all if there are none."""
     counted = due(list(found[0].outcomes.values()), work, found[0].ended_s)
-    return _share(sum(_met(each, work.slo) == "both" for each in counted), len(counted))
+    missed = sum(_met(each, work.slo) != "both" for each in counted)
+    return 1.0 - _share(missed, len(counted))
 
 
 def _met(found: SimOutcome, slo: Slo) -> str:
