@@ -92,11 +92,14 @@ class Study:
         for round_ in range(self.rounds):
             for dataset in self.datasets:
                 turn = round_ % len(labels)
+                work = Work(dataset, load, pools[dataset], self.plan.seconds, self.plan.slo)
                 for label in labels[turn:] + labels[:turn]:
-                    clock, plan = SleepingClock(), self.plan
-                    work = Work(dataset, load, pools[dataset], plan.seconds, plan.slo)
-                    loop = self.loop(self.variants[label], clock)
-                    yield figures(label, work, loop, execute(loop, clock, work), round_)
+                    yield self._run(label, work, round_)
+
+    def _run(self, label: str, work: Work, round_: int) -> Run:
+        clock = SleepingClock()
+        loop = self.loop(self.variants[label], clock)
+        return figures(label, work, loop, execute(loop, clock, work), round_)
 
 
 def kv_bytes(folder: Path, itemsize: int) -> int:
