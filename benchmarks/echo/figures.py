@@ -141,7 +141,8 @@ def hits(runs: Sequence[Run]) -> Figure:
     axes.set_ylim(0.0, 1.02)
     axes.set_xlabel("minutes")
     axes.set_ylabel("offline prompt tokens from the cache")
-    axes.legend(fontsize=8)
+    if axes.lines:
+        axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     return figure
 

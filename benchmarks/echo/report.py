@@ -127,7 +127,8 @@ def as_page(setup: Setup, runs: Sequence[Run], pictures: Sequence[tuple[str, str
         "the seconds until the pool was empty or the run ended. A prompt token counts whether it "
         "was computed or found in the cache. *Hits* is the share of offline prompt tokens found in "
         "the cache when a request first ran. Attainment is over online requests that ended or "
-        "should have ended before the run did; an answer's TPOT is its mean.",
+        "whose first token was due before the run ended. An answer's TPOT is its mean, also of one "
+        "that had not ended.",
         "",
     ]
     for name, said in pictures:

@@ -57,7 +57,7 @@ class Run:
     round: int
     seconds: float  # until the pool was empty, or all that the run had
     emptied: bool
-    online_requests: int  # that ended or should have
+    online_requests: int  # that ended, or whose first token was due
     attainment: float  # of them, inside both objectives
     ttft_met: float
     tpot_met: float
@@ -116,7 +116,7 @@ def figures(
     outcomes = list(report.outcomes.values())
     offline = [each for each in outcomes if each.work_class is WorkClass.OFFLINE]
     counted = due(outcomes, work, report.ended_s)
-    met = [_met(each, work.slo) for each in counted]
+    met = [_met(each, work.slo, report.ended_s) for each in counted]
     done = [each for each in offline if each.finished]
     emptied = bool(offline) and len(done) == len(work.offline)
     seconds = max(each.last_s for each in done) if emptied else report.ended_s
@@ -147,31 +147,26 @@ def figures(
 
 
 def due(outcomes: Sequence[SimOutcome], work: Work, ended_s: float) -> list[SimOutcome]:
-    """Online requests that have ended, or that should have before the run was over."""
-    wanted = {f"online-{each.index}": each for each in work.load}
-
-    def counts(found: SimOutcome) -> bool:
-        planned = wanted.get(found.request_id)
-        if planned is None:
-            return False
-        answer_s = work.slo.ttft_s + planned.output_tokens * work.slo.tpot_s
-        return found.finished or found.error is not None or planned.at_s + answer_s <= ended_s
-
-    return [each for each in outcomes if counts(each)]
+    """Online requests that have ended, or whose first token was due before the run was over."""
+    begun_s = ended_s - work.slo.ttft_s
+    online_ones = [each for each in outcomes if each.work_class is WorkClass.ONLINE]
+    return [each for each in online_ones if each.finished or each.arrival_s <= begun_s]
 
 
 def alone(work: Work, found: tuple[SimReport, list[Sample]]) -> float:
     """Share of a run's online requests inside both objectives; all if there are none."""
-    counted = due(list(found[0].outcomes.values()), work, found[0].ended_s)
-    missed = sum(_met(each, work.slo) != "both" for each in counted)
+    ended_s = found[0].ended_s
+    counted = due(list(found[0].outcomes.values()), work, ended_s)
+    missed = sum(_met(each, work.slo, ended_s) != "both" for each in counted)
     return 1.0 - _share(missed, len(counted))
 
 
-def _met(found: SimOutcome, slo: Slo) -> str:
-    """As `Slo.met`. What has not ended met nothing."""
-    if not found.finished:
+def _met(found: SimOutcome, slo: Slo, ended_s: float) -> str:
+    """As `Slo.met`. What has not ended is judged by its pace until then."""
+    if found.error is not None or not found.output_tokens:
         return "neither"
-    return slo.met(found.ttft_s, found.tpot_s or 0.0)
+    pace_s = (ended_s - found.first_s) / found.output_tokens
+    return slo.met(found.ttft_s, (found.tpot_s or 0.0) if found.finished else pace_s)
 
 
 def _tokens(found: SimOutcome) -> int:

@@ -169,6 +169,17 @@ def test_what_had_no_time_to_end_does_not_count(data: Path) -> None:
     assert (run.online_requests, run.attainment, run.emptied) == (1, 1.0, False)
 
 
+def test_what_is_late_counts_though_it_has_not_ended(data: Path) -> None:
+    """With answers too long for the run, and far more requests than places."""
+    plan = plan_of(data, seconds=4.0)
+    load = [PlannedRequest(number, 0.0, (number, 2), 900) for number in range(64)]
+    work = Work("", load, [], 4.0, Slo(1.0, 0.05))
+    run = simulate(plan, "fcfs", Variant("fcfs"), work)
+    assert (run.online_requests, run.ttft_met) == (64, 0.5)
+    slow = replace(work, slo=Slo(1.0, 0.001))
+    assert simulate(plan, "fcfs", Variant("fcfs"), slow).tpot_met == 0.0
+
+
 def setup_of(stem: str = "echo-test") -> Setup:
     return Setup(
         stem, "Title", "Where.", {}, 2.0, {"2.00": 0.95}, (1.0, 0.05), 0.9, 80, BLOCK, 20.0, 1,
