@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from benchmarks.echo.results import brief, described, write
 from benchmarks.echo.runs import Run, Work, alone, execute, figures
 from benchmarks.echo.simulated import ALONE, Plan, find_rate
 from benchmarks.reporting.machine import describe, slug
+from tandem.bench.machine import busy_cpu_s
 from tandem.build import build_executor, join_loop, resolve_model
 from tandem.config import Settings, resolve
 from tandem.core.clock import SleepingClock
@@ -46,6 +48,7 @@ BLOCK_TOKENS = 16
 _USUAL_CONTEXT = 128
 # The rate that the simulation finds is lowered until the engine attains what is wanted, too.
 _LOWER, _TRIES = 0.85, 6
+_WARM_UP_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,17 @@ class Study:
     def _run(self, label: str, work: Work, round_: int) -> Run:
         clock = SleepingClock()
         loop = self.loop(self.variants[label], clock)
-        return figures(label, work, loop, execute(loop, clock, work), round_)
+        own_s, busy_s, began_s = time.process_time(), busy_cpu_s(), clock.now()
+        report = execute(loop, clock, work)
+        others_s = busy_cpu_s() - busy_s - (time.process_time() - own_s)
+        others = others_s / (os.cpu_count() or 1) / (clock.now() - began_s)
+        return replace(figures(label, work, loop, report, round_), others=max(0.0, others))
+
+    def warm_up(self, load: online.Load, offline: list[Request]) -> None:
+        """The first passes of a model take longer than others."""
+        clock = SleepingClock()
+        work = Work("", load[:4], offline[:4], _WARM_UP_S, self.plan.slo)
+        execute(self.loop(ALONE, clock), clock, work)
 
 
 def kv_bytes(folder: Path, itemsize: int) -> int:
@@ -176,9 +189,10 @@ def main(
     plan = Plan(data, profile, seconds, objectives, limits, *scheduling, attainment, check_s)
     datasets, variants = dataset or [GOAL_DATASET], chosen(policy)
     study = Study(plan, executor, settings, variants, datasets, rounds, check_s)
-    found, tried = (rate, {}) if rate else study.checked_rate()
     encode = own_encoder(settings)
     pools = {name: plan.pool(name, encode) for name in datasets}
+    study.warm_up(plan.load_at(rate or 1.0), pools[datasets[0]])
+    found, tried = (rate, {}) if rate else study.checked_rate()
     setup = Setup(
         stem=f"echo-{slug(machine)}",
         title="Echo's figures, measured on the engine",

@@ -121,7 +121,7 @@ def as_page(setup: Setup, runs: Sequence[Run], pictures: Sequence[tuple[str, str
         lines.append("")
     for dataset in dict.fromkeys(row.dataset for row in found):
         lines += _table(dataset, [row for row in found if row.dataset == dataset])
-    lines += _demand(runs)
+    lines += _demand(runs) + _others(runs)
     lines += [
         "Offline tokens/s are prompt and answer tokens of the offline requests that finished, over "
         "the seconds until the pool was empty or the run ended. A prompt token counts whether it "
@@ -168,6 +168,18 @@ def _table(dataset: str, found: Sequence[Row]) -> list[str]:
             f"{row.ttft_met:.1%} | {row.tpot_met:.1%} | {row.preemptions:.0f} |"
         )
     return [*lines, ""]
+
+
+def _others(runs: Sequence[Run]) -> list[str]:
+    """How much of the machine was somebody else's, where that matters."""
+    taken = [run.others for run in runs if run.others]
+    if not taken:
+        return []
+    return [
+        f"Other processes took {fmean(taken):.1%} of this machine's cores, in the worst run "
+        f"{max(taken):.1%}. With more than a few percent the figures are not to be used.",
+        "",
+    ]
 
 
 def _demand(runs: Sequence[Run]) -> list[str]:

@@ -70,6 +70,7 @@ class Run:
     preemptions: int
     iterations: int
     demand_error: float  # mean relative error of the mean demand, of the engine's own count
+    others: float = 0.0  # share of this machine's cores that other processes took
     bins: list[Bin] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
