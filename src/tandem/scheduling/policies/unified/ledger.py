@@ -14,7 +14,7 @@ from tandem.core.decision import Candidate, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
-from tandem.scheduling.policies.unified.learning import PIECE_TOKENS, LearningItem
+from tandem.scheduling.policies.unified.rest import PIECE_TOKENS, LearningItem
 from tandem.scheduling.queues import is_waiting, slices_within
 
 

@@ -14,21 +14,22 @@ from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.scheduling.policies.unified.deadlines import Deadlines
 from tandem.scheduling.policies.unified.deficit import Deficit
-from tandem.scheduling.policies.unified.learning import LearningItem, learning_items
 from tandem.scheduling.policies.unified.ledger import Ledger
-from tandem.scheduling.policies.unified.load import Load, last_step
-from tandem.scheduling.policies.unified.offline import (
+from tandem.scheduling.policies.unified.online import (
+    Load,
+    OnlinePass,
+    last_step,
+    span_s,
+    start_of,
+    starting_order,
+)
+from tandem.scheduling.policies.unified.rest import (
+    LearningItem,
     is_offline,
+    learning_items,
     offline_value,
     offline_waiting,
     oldest_offline,
-)
-from tandem.scheduling.policies.unified.online import (
-    OnlinePass,
-    due_s,
-    online_pass,
-    prompt_s,
-    starting_order,
 )
 from tandem.scheduling.queues import is_waiting, num_online
 from tandem.scheduling.view import Policy, Traits, View
@@ -37,6 +38,8 @@ from tandem.scheduling.view import Policy, Traits, View
 _IDLE_S = 0.5
 # An iteration takes at most this share of the time that the next request may wait.
 _WAIT_SHARE = 0.25
+# Largest share of the slack that learning takes alone.
+_ALONE_SHARE = 0.5
 # Largest margin for wrong predictions, relative to the time used. A missed deadline moves, but
 # unused time is lost.
 _MOST_MARGIN = 0.2
@@ -205,7 +208,8 @@ class Unified:
             self._online.forget()
             return
         first = view.starts.late(view.now, 1)[0]
-        self._late = (first, prompt_s(view, first))
+        start = start_of(view, first)
+        self._late = (first, span_s(view, start, len(first.tokens) - start))
         self._online.earn(view.now)
 
     def _set_apart(self, view: View, scene: _Scene, online: int, *, learns: bool) -> None:
@@ -231,7 +235,6 @@ class Unified:
         """The counter of offline requests, and the starving one. It earns while the oldest waits
         for its next token, and nothing while all of the time is `free`."""
         oldest, (before, tokens) = oldest_offline(view), self._oldest
-        assert oldest is not None
         self._oldest = (oldest, len(oldest.tokens))
         if free:
             self._offline.forget()
@@ -273,20 +276,20 @@ class Unified:
         rest, busy = bool(scene.items or scene.offline or scene.waiting), self._load.busy
         if not (rest or scene.queue):
             return _Budget(OnlinePass())
-        online = online_pass(view, scene.running, scene.queue, busy, scene.owed)
+        online = OnlinePass.of(view, scene.running, scene.queue, busy, scene.owed)
         if not rest:
             return _Budget(online)
         self._deadlines.forget_ended(view)
         margin = 1.0 + min(_MOST_MARGIN, view.latency.uncertainty)
-        slack_s = due_s(view, self._deadlines, scene.running, online) / margin - online.seconds
+        slack_s = online.due_s(view, self._deadlines) / margin - online.seconds
         ceiling_s = min(self._options.ceiling_s, _WAIT_SHARE * self._deadlines.wait_s(view))
-        if not online.rows:
+        if not online.work.tokens:
             return _Budget(online, min(slack_s, ceiling_s), 0.0 if scene.queue else _IDLE_S)
         pause_s = self._options.ceiling_s - (view.now - self._served_s)
         spare_s = min(slack_s, min(ceiling_s, pause_s) - online.seconds)
         # Slack that learning takes makes answers end later, beside the next prompts. The wait in
         # their queue grows with the load as 1 / (1 - busy)^2.
-        alone_s = min((1.0 - busy) ** 2 * slack_s, pause_s)
+        alone_s = min(_ALONE_SHARE * (1.0 - busy) ** 2 * slack_s, pause_s)
         return _Budget(online, spare_s, 0.0 if scene.queue else alone_s)
 
     # ------------------------------------------------------------------ rank
@@ -306,8 +309,7 @@ class Unified:
             spare = view.available_blocks + view.blocks_of(scene.running)
             spare -= view.online_demand_blocks
         for seq in prompts:
-            start = view.match(seq) if is_waiting(seq) else seq.computed
-            start = min(start, len(seq.tokens) - 1)
+            start = start_of(view, seq)
             ranked.append((offline_value(view, seq, start, spare), [seq], start))
         ranked.sort(key=lambda each: -each[0])
         return ranked
@@ -315,43 +317,52 @@ class Unified:
     # ------------------------------------------------------------------ fill
 
     def _fill(self, view: View, scene: _Scene, budget: _Budget, ranked: list[_Ranked]) -> _Plan:
-        """Grant time and place in the order of the ranks. Time that learning has earned is used
-        beside the online requests, where nothing preempts it; without any, after a lost pass."""
+        """Grant time and place in the order of the ranks."""
         plan, online = _Plan(), budget.online
         if not ranked:
             return plan
-        idle, owed = not online.rows, bool(scene.items) and self._learning.starving
-        apart = self._options.temporal_only and bool(online.rows or len(ranked) > 1)
-        if scene.items and (owed or not ranked[0][1]):
-            if apart and self._served:  # otherwise it is the requests' turn
-                seconds = max(budget.spare_s, self._learning.seconds if owed else 0.0)
-                self._learn_alone(view, scene, plan, seconds, needed=owed)
-                plan.preemptible &= not owed
-            elif not (apart or (owed and (self._lost or not idle))):
-                self._learn_alone(view, scene, plan, budget.alone_s, needed=idle)
-        if plan.learns:
-            return plan
+        idle = not online.work.tokens
+        apart = self._options.temporal_only and (not idle or len(ranked) > 1)
+        owed = bool(scene.items) and self._learning.starving
+        if owed or not ranked[0][1]:
+            self._try_alone(view, scene, budget, plan, apart=apart)
+            if plan.learns:
+                return plan
         ledger = self._ledger(view, scene, online)
-        ledger.seconds = online.seconds + budget.spare_s
         if owed and not apart:
-            ahead = online.rows - online.running_rows  # rows that waiting requests would take
-            ledger.rows += ahead
-            ledger.seconds = max(ledger.seconds, online.seconds + self._learning.seconds)
+            ledger.rows += online.joining_rows  # it goes before the waiting requests
+            ledger.seconds += max(budget.spare_s, self._learning.seconds)
             self._learn(ledger, scene.items[:1], plan, needed=True)
-            ledger.rows -= ahead
-            ledger.seconds = max(ledger.work_s, online.seconds + budget.spare_s)
+            ledger.rows -= online.joining_rows
+        ledger.seconds = online.seconds + budget.spare_s
         ledger.slots -= len(scene.queue)
         ledger.blocks -= sum([-(-len(seq.tokens) // view.block_size) for seq in scene.queue])
-        only = idle and not scene.items and not scene.queue
+        free = idle and not (scene.items or scene.queue)
         for _, sequences, start in ranked:
             needed = idle and not (plan.learns or plan.after)
             if sequences and sequences[0].decoding:
-                plan.after += ledger.decodes(sequences, needed=needed, timed=not only)
+                plan.after += ledger.decodes(sequences, needed=needed, timed=not free)
             elif sequences:
                 plan.after += ledger.prompt(sequences[0], start, needed=needed)
             elif not apart:
                 self._learn(ledger, scene.items, plan, needed=needed)
         return plan
+
+    def _try_alone(
+        self, view: View, scene: _Scene, budget: _Budget, plan: _Plan, *, apart: bool
+    ) -> None:
+        """Learning in an iteration of its own, if there is time for it; `apart`: in turns.
+
+        Time that learning has earned is used beside the online requests, where nothing preempts it,
+        and without any after a lost pass.
+        """
+        idle, owed = not budget.online.work.tokens, self._learning.starving
+        if apart and self._served:
+            seconds = max(budget.spare_s, self._learning.seconds if owed else 0.0)
+            self._learn_alone(view, scene, plan, seconds, needed=owed)
+            plan.preemptible &= not owed
+        elif not apart and not (owed and (self._lost or not idle)):
+            self._learn_alone(view, scene, plan, budget.alone_s, needed=idle)
 
     def _ledger(self, view: View, scene: _Scene, online: OnlinePass) -> Ledger:
         running, kept = len(view.running_in_order), scene.kept
@@ -360,7 +371,7 @@ class Unified:
             view.latency,
             view.block_size,
             not running,
-            view.budgets.max_batch_tokens - online.rows,
+            online.left if online.work.tokens else view.budgets.max_batch_tokens,
             online.seconds,
             view.available_blocks - running,
             view.budgets.max_sequences - running,
