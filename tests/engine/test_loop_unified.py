@@ -101,14 +101,14 @@ def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
     def granted_rows(error: float) -> int:
         costs = Costs(iteration_s=0.02, token_s=0.002)
         bench = Bench(
-            options={"ceiling_s": "0.14"}, num_blocks=200, max_batch_tokens=64,
+            options={"temporal_only": "true"}, num_blocks=200, max_batch_tokens=64,
             recording_tokens=200, costs=costs,
         )  # fmt: skip
         bench.open("t")
         bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
         bench.run()
         bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=1.0, tpot_s=0.1)))
-        for _ in range(4):  # saves up slack
+        for _ in range(3):  # saves up slack
             bench.step()
         bench.loop.add_step(sft_step("s", "t", [30, 30]))
         bench.scheduler.latency.forward.errors.mean = error
@@ -239,10 +239,10 @@ def test_overdue_learning_that_stands_in_the_way_goes_on(temporal, rows):
 
 def test_overdue_learning_keeps_its_blocks_in_iterations_that_it_has_no_part_of():
     """An offline answer grows in its turns until there are none left."""
-    options = {"patience_s": "0.05", "min_share": "1", "temporal_only": "true"}
+    options = {"patience_s": "0.3", "min_share": "0.05", "temporal_only": "true"}
     bench = Bench(options=options, num_blocks=13, max_batch_tokens=4, costs=SLOW)
     bench.open("t")
-    bench.loop.add(request("r", tuple(range(8)), 28, work_class=WorkClass.OFFLINE))
+    bench.loop.add(request("r", tuple(range(10)), 28, work_class=WorkClass.OFFLINE))
     bench.step()
     bench.loop.add_step(sft_step("s", "t", [34]))
     bench.clock.advance(1.0)
