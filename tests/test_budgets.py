@@ -17,7 +17,6 @@ OVER = {
     "executor/training.py:TrainingState": 16,
     "kv/cache.py:KVCache": 28,
     "scheduling/learning.py:Learning": 22,
-    "scheduling/policies/unified/learning_time.py:LearningTime": 14,
     "scheduling/training.py:StepWork": 14,
     "scheduling/view.py:View": 26,
     "services/learning/publish.py:Publisher": 16,

@@ -1,7 +1,8 @@
 """The default policy: online requests first, offline requests and learning in what is left.
 
-`policy` decides. The other modules give it the load, deadlines, order and prompts of requests, and
-the time, capacity and balance of learning. See docs/unified.md.
+`policy` decides in five steps. The other modules know the online requests (`deadlines`, `load`,
+`online`), the rest (`offline`, `learning`), and the account (`ledger`, `deficit`). See
+docs/unified.md.
 """
 
 from tandem.scheduling.policies.unified.policy import Options, Unified, create
