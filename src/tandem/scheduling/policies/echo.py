@@ -197,7 +197,7 @@ class Echo:
         scored = [(self._score(view, batch, each), each.seq) for each in offers]
         scored.sort(key=lambda pair: (-pair[0], pair[1].order))
         for score, seq in scored:
-            if score > 0.0 and (seq.computed or self._leaves_room(view, seq)):
+            if (score > 0.0 or not view.running) and (seq.computed or self._leaves_room(view, seq)):
                 return [seq]
         return []
 
@@ -215,8 +215,7 @@ class Echo:
             if rows < view.block_size:
                 return 0.0
             seconds = batch.seconds
-        missing = 0 if seq.computed else -(-len(seq.tokens) // view.block_size)
-        missing -= start // view.block_size if missing else 0
+        missing = -(-(start + rows) // view.block_size) - -(-start // view.block_size)
         punishment = weight * view.block_size * view.wanted_evictions(missing)
         found = 0 if seq.computed else start
         return (batch.benefit + weight * (found + rows) - punishment) / seconds

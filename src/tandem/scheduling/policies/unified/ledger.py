@@ -56,11 +56,11 @@ class Ledger:
         self.rows -= count
         return [Candidate(seq.seq_id, None, True) for seq in sequences[:count]]
 
-    def prompt(self, seq: Sequence, start: int, *, needed: bool) -> list[Candidate]:
+    def prompt(self, seq: Sequence, start: int, blocks: int, *, needed: bool) -> list[Candidate]:
         """The rows of an offline prompt that fit from position `start` on; with `needed` at least a
-        piece."""
+        piece. One that waits needs so many `blocks`."""
         starts = is_waiting(seq)
-        if starts and not self._place(seq, starving=False):
+        if starts and not self._place(blocks, starving=False):
             return []
         left = len(seq.tokens) - start
 
@@ -69,7 +69,7 @@ class Ledger:
 
         rows = self._take(left, min(left, PIECE_TOKENS), add, needed=needed)
         if rows and starts:
-            self._hold(seq)
+            self._hold(blocks)
         return [Candidate(seq.seq_id, rows, not starts)] if rows else []
 
     def forwards(self, item: LearningItem, *, needed: bool) -> list[Candidate]:
@@ -79,7 +79,9 @@ class Ledger:
         trains = int(item.step is not None)
         for seq in sorted(item.sequences, key=is_waiting):
             starts, left = is_waiting(seq), seq.remaining
-            if starts and not (self._place(seq, starving=item.starving) and self._opens(item, seq)):
+            blocks = -(-len(seq.tokens) // self.block_size)
+            placed = not starts or self._place(blocks, starving=item.starving)
+            if not placed or (starts and not self._opens(item, seq)):
                 break
 
             def add(work: PassWork, rows: int, start: int = seq.computed) -> None:
@@ -89,7 +91,7 @@ class Ledger:
             least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
             rows = self._take(left, least, add, needed=needed and not found)
             if rows and starts:
-                self._hold(seq)
+                self._hold(blocks)
             if rows:
                 found.append(Candidate(seq.seq_id, rows, item.starving))
             if rows < left:
@@ -124,14 +126,12 @@ class Ledger:
             self.rows -= rows
         return max(0, rows)
 
-    def _place(self, seq: Sequence, *, starving: bool) -> bool:
-        """Whether there is a slot and blocks for a waiting sequence."""
-        blocks = -(-len(seq.tokens) // self.block_size)
+    def _place(self, blocks: int, *, starving: bool) -> bool:
+        """Whether there is a slot and so many blocks for a waiting sequence."""
         fits = blocks <= (self.reclaimable if starving else self.blocks)
         return self.slots > 0 and (fits or self.empty)
 
-    def _hold(self, seq: Sequence) -> None:
-        blocks = -(-len(seq.tokens) // self.block_size)
+    def _hold(self, blocks: int) -> None:
         self.blocks -= blocks
         self.reclaimable -= blocks
         self.slots -= 1

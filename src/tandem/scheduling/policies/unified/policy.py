@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.kv.eviction import ByClass
 from tandem.scheduling.policies.unified.deadlines import Deadlines
 from tandem.scheduling.policies.unified.deficit import Deficit
 from tandem.scheduling.policies.unified.ledger import Ledger
@@ -107,9 +108,9 @@ class _Budget:
     alone_s: float = 0.0  # for learning without the online requests, while none of them waits
 
 
-# Work of one rank: its value per second, its sequences (none: all of learning), and the first
-# position to compute if it is one prompt.
-_Ranked = tuple[float, list[Sequence], int]
+# Work of one rank: its value per second, its sequences (none: all of learning), and if it is one
+# prompt, the first position to compute and the blocks that it needs beside those that others hold.
+_Ranked = tuple[float, list[Sequence], int, int]
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ class Unified:
     """Keeps the deficit counters, the deadlines that have moved, and how long a preemptible pass
     may be."""
 
-    traits = Traits(decodes_alike=True, records_in_parts=True)
+    traits = Traits(decodes_alike=True, records_in_parts=True, eviction=ByClass())
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -299,19 +300,33 @@ class Unified:
         ranked: list[_Ranked] = []
         if scene.items:
             value = self._options.training_weight * scene.items[0].value(view.latency)
-            ranked.append((value, [], 0))
+            ranked.append((value, [], 0, 0))
         decodes = [seq for seq in scene.offline if seq.decoding]
         if decodes:
-            ranked.append((offline_value(view, decodes[0], 0, 0.0), decodes, 0))
-        prompts = [seq for seq in scene.offline if not seq.decoding] + scene.waiting
-        spare = 0.0
-        if scene.waiting:
-            spare = view.available_blocks + view.blocks_of(scene.running)
-            spare -= view.online_demand_blocks
-        for seq in prompts:
-            start = start_of(view, seq)
-            ranked.append((offline_value(view, seq, start, spare), [seq], start))
+            ranked.append((offline_value(view, decodes[0], 0, 0.0), decodes, 0, 0))
+        for seq in scene.offline:
+            if not seq.decoding:
+                value = offline_value(view, seq, seq.computed, 0.0)
+                ranked.append((value, [seq], seq.computed, 0))
+        ranked += self._rank_waiting(view, scene)
         ranked.sort(key=lambda each: -each[0])
+        return ranked
+
+    def _rank_waiting(self, view: View, scene: _Scene) -> list[_Ranked]:
+        """Waiting offline requests that are worth more than what has to go for them: blocks that
+        others will read, and blocks that online requests will want (Echo 4.2, 5.3). While no
+        offline request runs, nothing counts as lost, so that one always may start."""
+        if not scene.waiting:
+            return []
+        ranked: list[_Ranked] = []
+        spare = view.available_blocks + view.blocks_of(scene.running) - view.online_demand_blocks
+        for seq in scene.waiting:
+            start, length = start_of(view, seq), len(seq.tokens)
+            blocks = view.new_blocks(seq, length)
+            missing = -(-(length - start) // view.block_size)
+            lost = max(view.wanted_evictions(missing), blocks - spare) if scene.offline else 0.0
+            if (value := offline_value(view, seq, start, max(0.0, lost))) > 0.0:
+                ranked.append((value, [seq], start, blocks))
         return ranked
 
     # ------------------------------------------------------------------ fill
@@ -338,12 +353,12 @@ class Unified:
         ledger.slots -= len(scene.queue)
         ledger.blocks -= sum([-(-len(seq.tokens) // view.block_size) for seq in scene.queue])
         free = idle and not (scene.items or scene.queue)
-        for _, sequences, start in ranked:
+        for _, sequences, start, blocks in ranked:
             needed = idle and not (plan.learns or plan.after)
             if sequences and sequences[0].decoding:
                 plan.after += ledger.decodes(sequences, needed=needed, timed=not free)
             elif sequences:
-                plan.after += ledger.prompt(sequences[0], start, needed=needed)
+                plan.after += ledger.prompt(sequences[0], start, blocks, needed=needed)
             elif not apart:
                 self._learn(ledger, scene.items, plan, needed=needed)
         return plan

@@ -14,14 +14,12 @@ from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
-from tandem.scheduling.queues import is_lone_score, is_waiting, num_online, startable_scores
+from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
 from tandem.scheduling.training import MicroBatchWork, StepWork
 from tandem.scheduling.view import View
 
 # Least rows of a piece of a forward, unless fewer are left: each piece has a fixed cost.
 PIECE_TOKENS = 64
-# Waiting offline requests that are compared in an iteration: it bounds the prefixes to look up.
-_COMPARED = 8
 # MACE's gamma: weight of a step's urgency (its last loss) against its age in patiences.
 _GAMMA = 0.3
 # Urgency of a score: that of a sample whose loss is unknown (log 2).
@@ -34,10 +32,9 @@ def is_offline(seq: Sequence) -> bool:
 
 
 def offline_waiting(view: View) -> list[Sequence]:
-    """Waiting offline requests that are considered: the first by arrival."""
-    waits = view.waiting_in_order
-    begin = num_online(waits)
-    return waits[begin : begin + _COMPARED]
+    """Waiting offline requests that are considered: of each bucket of lengths, the one that finds
+    most of its prompt in the cache, else the oldest."""
+    return [offered.seq for offered in view.offline_pool.best_of_buckets()]
 
 
 def oldest_offline(view: View) -> Sequence:
@@ -47,20 +44,19 @@ def oldest_offline(view: View) -> Sequence:
     return min([seq for first in firsts for seq in first], key=lambda seq: seq.order)
 
 
-def offline_value(view: View, seq: Sequence, start: int, spare_blocks: float) -> float:
-    """Echo's benefit less punishment, a second (5.2), of the rest of a sequence from `start` on.
+def offline_value(view: View, seq: Sequence, start: int, lost_blocks: float) -> float:
+    """Echo's benefit less punishment, a second (equation 4), of the rest of a sequence from `start`
+    on.
 
     The benefit is the tokens that come of it: one of a decode, all of a prompt, those of a cached
-    prefix included. The punishment is the tokens that would have to be computed again: those beyond
-    `spare_blocks`, the blocks that online requests will not want back.
+    prefix included. The punishment is the tokens of `lost_blocks`, which will be computed again.
     """
     latency, length = view.latency, len(seq.tokens)
     if seq.decoding:
         return 1.0 / latency.added_decode_s(length)
     work = PassWork()
     work.span(start, length - start, draws=1)
-    lost = length - spare_blocks * view.block_size if is_waiting(seq) else 0.0
-    return (length - min(max(0.0, lost), length)) / latency.added_s(work)
+    return (length - lost_blocks * view.block_size) / latency.added_s(work)
 
 
 # A struct, since one is made for every step in every iteration (docs/adr/0017).
