@@ -238,11 +238,11 @@ def test_overdue_learning_that_stands_in_the_way_goes_on(temporal, rows):
 
 
 def test_overdue_learning_keeps_its_blocks_in_iterations_that_it_has_no_part_of():
-    """An offline answer grows in its turns until there are none left."""
-    options = {"patience_s": "0.3", "min_share": "0.05", "temporal_only": "true"}
+    """An answer grows in its turns until there are none left."""
+    options = {"patience_s": "0.01", "min_share": "1", "temporal_only": "true"}
     bench = Bench(options=options, num_blocks=13, max_batch_tokens=4, costs=SLOW)
     bench.open("t")
-    bench.loop.add(request("r", tuple(range(10)), 28, work_class=WorkClass.OFFLINE))
+    bench.loop.add(request("r", tuple(range(10)), 28))
     bench.step()
     bench.loop.add_step(sft_step("s", "t", [34]))
     bench.clock.advance(1.0)

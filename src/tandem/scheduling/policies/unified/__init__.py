@@ -1,7 +1,7 @@
 """The default policy: online requests first, offline requests and learning in what is left.
 
-`policy` decides in five steps. The other modules know the online requests (`deadlines`, `load`,
-`online`), the rest (`offline`, `learning`), and the account (`ledger`, `deficit`). See
+`policy` decides in five steps, of which `observe` is the first. The other modules know the online
+requests (`deadlines`, `online`), the rest (`rest`), and the account (`ledger`, `deficit`). See
 docs/unified.md.
 """
 

@@ -11,28 +11,13 @@ import math
 from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
-from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.core.sequence import Sequence
 from tandem.kv.eviction import ByClass
 from tandem.scheduling.policies.unified.deadlines import Deadlines
-from tandem.scheduling.policies.unified.deficit import Deficit
 from tandem.scheduling.policies.unified.ledger import Ledger
-from tandem.scheduling.policies.unified.online import (
-    Load,
-    OnlinePass,
-    last_step,
-    span_s,
-    start_of,
-    starting_order,
-)
-from tandem.scheduling.policies.unified.rest import (
-    LearningItem,
-    is_offline,
-    learning_items,
-    offline_value,
-    offline_waiting,
-    oldest_offline,
-)
-from tandem.scheduling.queues import is_waiting, num_online
+from tandem.scheduling.policies.unified.observe import Observer, Scene
+from tandem.scheduling.policies.unified.online import OnlinePass, last_step, start_of
+from tandem.scheduling.policies.unified.rest import LearningItem, offline_value
 from tandem.scheduling.view import Policy, Traits, View
 
 # Longest iteration of learning while there are no requests, in seconds. It is preemptible.
@@ -44,19 +29,15 @@ _ALONE_SHARE = 0.5
 # Largest margin for wrong predictions, relative to the time used. A missed deadline moves, but
 # unused time is lost.
 _MOST_MARGIN = 0.2
-# Share of the time that the request which is late for the longest time earns.
-_LATE_SHARE = 0.125
-_LATE_PATIENCE_S = 1.0
-# Most seconds of waiting after which learning is starving, until its cost is known.
-_TRIAL_S = 1.0
 # The next preemptible pass is this much shorter after a lost one, and longer after a completed one:
 # about one in five is lost, whatever the load.
 _AFTER_LOSS, _AFTER_END = 0.5, 1.2
 # Learning that found no place beside requests is not considered again for so many seconds, since
 # finding that out takes time.
 _AGAIN_S = 0.05
-# Share of the sequence slots that offline requests leave to learning.
-_KEPT_SHARE = 0.125
+# Where both offline requests and learning want the spare time: share of the time of the one that is
+# worth more which the other one earns.
+_SECOND_SHARE = 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +68,6 @@ def create(options: Options = Options()) -> Policy:
 
 
 @dataclass(slots=True)
-class _Scene:
-    """What an iteration could run."""
-
-    running: list[Sequence]  # online requests; a starving offline one is first
-    queue: list[Sequence]  # those that wait, in the order of their starts
-    owed: Sequence | None = None  # the one of the queue that starts whatever it costs
-    offline: list[Sequence] = field(default_factory=list)  # other offline requests that run
-    waiting: list[Sequence] = field(default_factory=list)  # other offline requests that may start
-    items: list[LearningItem] = field(default_factory=list)
-    kept: list[Sequence] = field(default_factory=list)  # starving: protected from preemption
-
-
-@dataclass(slots=True)
 class _Budget:
     """The pass of the online requests, and times in seconds."""
 
@@ -124,6 +92,7 @@ class _Plan:
     preemptible: bool = False
     learned: set[int] = field(default_factory=set)  # ids of learning's sequences
     learned_s: float = 0.0  # seconds of learning
+    offline_s: float = 0.0  # seconds of offline requests
     spent_s: float = 0.0  # those that the deficit counter counts
     pass_s: float = 0.0  # seconds of a preemptible pass
     step: int | None = None  # the iteration that ended before
@@ -143,21 +112,11 @@ class Unified:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._deadlines = Deadlines()
-        self._load = Load()
-        # The counters of the classes. That of online requests is for the one that is late for the
-        # longest time, that of offline requests for the oldest one.
-        self._online = Deficit(_LATE_SHARE, _LATE_PATIENCE_S)
-        self._offline = Deficit(options.min_share, options.patience_s)
-        self._learning = Deficit(options.min_share, options.patience_s)
-        self._late: tuple[Sequence, float] | None = None  # that request, and seconds of its prompt
-        self._oldest: tuple[Sequence | None, int] = (None, 0)  # that request, and its tokens
-        # What is starving stays so until it has ended: a request, and a step or a score.
-        self._starving: Sequence | None = None
-        self._starving_item: object = None
-        self._first: Sequence | None = None  # the first request that the last plan was to start
+        self._observer = Observer(options.min_share, options.patience_s)
+        self._learning_ranks = False  # whether learning is worth more than offline requests
+        self._behind_s = 0.0  # what the one that is worth less has earned of the spare time
         self._served = False  # whether the last plan had the online requests
         self._served_s = -math.inf  # when the last such plan ended
-        self._again_s = -math.inf  # when learning is considered again
         self._pass_s = _IDLE_S  # longest preemptible pass
         self._lost = False  # whether the last plan was preempted
         self._plan: _Plan | None = None  # the last plan, if it had learning
@@ -172,109 +131,18 @@ class Unified:
 
     # ------------------------------------------------------------------ observe
 
-    def _observe(self, view: View) -> _Scene:
-        """What waits and runs, and what each class is owed."""
-        self._load.note(view)
+    def _observe(self, view: View) -> Scene:
+        """What waits and runs, and what came of the last plan."""
         self._settle(view)
         if self._served:
             self._served_s = view.now
-        running, serving, waits = view.running_in_order, view.serving, view.waiting_in_order
-        learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
-        batch = any(order and is_offline(order[-1]) for order in (serving, waits))
-        online = num_online(serving) if batch else len(serving)
-        self._count_late(view)
-        count = max(0, view.budgets.max_sequences - online) + 1
-        scene = _Scene(serving, starting_order(view, count, owed=self._online.starving))
-        if self._online.starving and self._late is not None:
-            scene.owed = self._late[0]
-        if batch:
-            self._set_apart(view, scene, online, learns=learns)
-        else:
-            self._offline.forget()
-            self._starving = None
-        busy = bool(scene.running or scene.queue)
-        if not learns:
-            self._learning.forget()
-            self._again_s, self._starving_item = -math.inf, None
-        elif batch or not busy or view.now >= self._again_s:
-            self._add_learning(view, scene, running[len(serving) :])
-        return scene
-
-    def _count_late(self, view: View) -> None:
-        """The counter of online requests. It earns while a late one waits."""
-        if self._late is not None and self._online.starving and not is_waiting(self._late[0]):
-            self._online.spend(self._late[1])
-        self._late = None
-        if not view.starts.any_late(view.now):
-            self._online.forget()
-            return
-        first = view.starts.late(view.now, 1)[0]
-        start = start_of(view, first)
-        self._late = (first, span_s(view, start, len(first.tokens) - start))
-        self._online.earn(view.now)
-
-    def _set_apart(self, view: View, scene: _Scene, online: int, *, learns: bool) -> None:
-        """Set the offline requests apart. A starving one counts as online until it has ended."""
-        scene.running, scene.offline = scene.running[:online], scene.running[online:]
-        scene.queue = [seq for seq in scene.queue if not is_offline(seq)]
-        starving = self._count_oldest(view, free=not (scene.running or scene.queue or learns))
-        if starving is not None and is_waiting(starving):
-            begun = sum([seq.output_tokens > 0 for seq in scene.queue])  # these are first
-            scene.queue.insert(begun, starving)
-        elif starving is not None:
-            scene.offline.remove(starving)
-            scene.running.insert(0, starving)
-            scene.kept.append(starving)
-        most = view.budgets.max_sequences
-        kept = min(max(1, int(_KEPT_SHARE * most)), most - 1) if learns else 0
-        slots = max(0, most - len(view.running) - len(scene.queue) - kept)
-        if slots:
-            found = [seq for seq in offline_waiting(view) if seq is not starving]
-            scene.waiting = found[:slots]
-
-    def _count_oldest(self, view: View, *, free: bool) -> Sequence | None:
-        """The counter of offline requests, and the starving one. It earns while the oldest waits
-        for its next token, and nothing while all of the time is `free`."""
-        oldest, (before, tokens) = oldest_offline(view), self._oldest
-        self._oldest = (oldest, len(oldest.tokens))
-        if free:
-            self._offline.forget()
-        else:
-            self._offline.earn(view.now)
-            if oldest is before and len(oldest.tokens) > tokens:
-                self._offline.spend(view.latency.added_decode_s(tokens))
-        if self._starving is None or self._starving.status is SequenceStatus.FINISHED:
-            self._starving = oldest if self._offline.starving and not free else None
-        return self._starving
-
-    def _add_learning(self, view: View, scene: _Scene, scored: list[Sequence]) -> None:
-        """Learning work in order. The first is starving once learning has waited for its patience,
-        and until it has ended."""
-        scene.items = items = learning_items(view, scored, self._options.patience_s)
-        if not items:
-            self._learning.forget()
-            return
-        # Until its cost is known, nothing may seem to fit.
-        guessed = view.latency.guessed and not scene.queue
-        self._learning.patience_s = min(self._options.patience_s, _TRIAL_S if guessed else math.inf)
-        self._learning.earn(view.now)
-        places = [n for n, item in enumerate(items) if item.key is self._starving_item]
-        self._starving_item = None
-        if places or self._learning.starving:
-            item = items.pop(places[0] if places else 0)
-            items.insert(0, item)
-            item.starving, self._starving_item = True, item.key
-            # Sequences without computed tokens lose nothing by a preemption.
-            scene.kept += [seq for seq in item.sequences if seq.computed]
-            # While its blocks keep a request from starting, it goes on as if none waited.
-            if scene.kept and scene.queue and scene.queue[0] is self._first:
-                scene.queue = []
+        return self._observer.scene(view)
 
     # ------------------------------------------------------------------ budget
 
-    def _budget(self, view: View, scene: _Scene) -> _Budget:
+    def _budget(self, view: View, scene: Scene) -> _Budget:
         """The pass of the online requests, and the seconds that they can spare."""
-        rest, busy = bool(scene.items or scene.offline or scene.waiting), self._load.busy
+        rest, busy = bool(scene.items or scene.offline or scene.waiting), self._observer.busy
         if not (rest or scene.queue):
             return _Budget(OnlinePass())
         online = OnlinePass.of(view, scene.running, scene.queue, busy, scene.owed)
@@ -295,7 +163,7 @@ class Unified:
 
     # ------------------------------------------------------------------ rank
 
-    def _rank(self, view: View, scene: _Scene) -> list[_Ranked]:
+    def _rank(self, view: View, scene: Scene) -> list[_Ranked]:
         """Offline requests and learning, what is worth most per second first."""
         ranked: list[_Ranked] = []
         if scene.items:
@@ -310,9 +178,16 @@ class Unified:
                 ranked.append((value, [seq], seq.computed, 0))
         ranked += self._rank_waiting(view, scene)
         ranked.sort(key=lambda each: -each[0])
+        if not scene.items or len(ranked) == 1:
+            self._behind_s = 0.0
+            return ranked
+        if self._learning_ranks != (not ranked[0][1]):
+            self._learning_ranks, self._behind_s = not ranked[0][1], 0.0
+        if self._behind_s > 0.0:  # the other one's turn
+            ranked.sort(key=lambda each: bool(each[1]) != self._learning_ranks)
         return ranked
 
-    def _rank_waiting(self, view: View, scene: _Scene) -> list[_Ranked]:
+    def _rank_waiting(self, view: View, scene: Scene) -> list[_Ranked]:
         """Waiting offline requests that are worth more than what has to go for them: blocks that
         others will read, and blocks that online requests will want (Echo 4.2, 5.3). While no
         offline request runs, nothing counts as lost, so that one always may start."""
@@ -331,14 +206,14 @@ class Unified:
 
     # ------------------------------------------------------------------ fill
 
-    def _fill(self, view: View, scene: _Scene, budget: _Budget, ranked: list[_Ranked]) -> _Plan:
+    def _fill(self, view: View, scene: Scene, budget: _Budget, ranked: list[_Ranked]) -> _Plan:
         """Grant time and place in the order of the ranks."""
         plan, online = _Plan(), budget.online
         if not ranked:
             return plan
         idle = not online.work.tokens
         apart = self._options.temporal_only and (not idle or len(ranked) > 1)
-        owed = bool(scene.items) and self._learning.starving
+        owed = bool(scene.items) and self._observer.learning.starving
         if owed or not ranked[0][1]:
             self._try_alone(view, scene, budget, plan, apart=apart)
             if plan.learns:
@@ -346,7 +221,7 @@ class Unified:
         ledger = self._ledger(view, scene, online)
         if owed and not apart:
             ledger.rows += online.joining_rows  # it goes before the waiting requests
-            ledger.seconds += max(budget.spare_s, self._learning.seconds)
+            ledger.seconds += max(budget.spare_s, self._observer.learning.seconds)
             self._learn(ledger, scene.items[:1], plan, needed=True)
             ledger.rows -= online.joining_rows
         ledger.seconds = online.seconds + budget.spare_s
@@ -354,32 +229,33 @@ class Unified:
         ledger.blocks -= sum([-(-len(seq.tokens) // view.block_size) for seq in scene.queue])
         free = idle and not (scene.items or scene.queue)
         for _, sequences, start, blocks in ranked:
-            needed = idle and not (plan.learns or plan.after)
+            needed, before_s = idle and not (plan.learns or plan.after), ledger.work_s
             if sequences and sequences[0].decoding:
                 plan.after += ledger.decodes(sequences, needed=needed, timed=not free)
             elif sequences:
                 plan.after += ledger.prompt(sequences[0], start, blocks, needed=needed)
             elif not apart:
                 self._learn(ledger, scene.items, plan, needed=needed)
+            plan.offline_s += ledger.work_s - before_s if sequences else 0.0
         return plan
 
     def _try_alone(
-        self, view: View, scene: _Scene, budget: _Budget, plan: _Plan, *, apart: bool
+        self, view: View, scene: Scene, budget: _Budget, plan: _Plan, *, apart: bool
     ) -> None:
         """Learning in an iteration of its own, if there is time for it; `apart`: in turns.
 
         Time that learning has earned is used beside the online requests, where nothing preempts it,
         and without any after a lost pass.
         """
-        idle, owed = not budget.online.work.tokens, self._learning.starving
+        idle, owed = not budget.online.work.tokens, self._observer.learning.starving
         if apart and self._served:
-            seconds = max(budget.spare_s, self._learning.seconds if owed else 0.0)
+            seconds = max(budget.spare_s, self._observer.learning.seconds if owed else 0.0)
             self._learn_alone(view, scene, plan, seconds, needed=owed)
             plan.preemptible &= not owed
         elif not apart and not (owed and (self._lost or not idle)):
             self._learn_alone(view, scene, plan, budget.alone_s, needed=idle)
 
-    def _ledger(self, view: View, scene: _Scene, online: OnlinePass) -> Ledger:
+    def _ledger(self, view: View, scene: Scene, online: OnlinePass) -> Ledger:
         running, kept = len(view.running_in_order), scene.kept
         free = view.num_blocks - view.blocks_of(kept) - len(kept) if kept else math.inf
         return Ledger(
@@ -397,7 +273,7 @@ class Unified:
         )
 
     def _learn_alone(
-        self, view: View, scene: _Scene, plan: _Plan, seconds: float, *, needed: bool
+        self, view: View, scene: Scene, plan: _Plan, seconds: float, *, needed: bool
     ) -> None:
         """Learning without the online requests: slices, or else a preemptible pass."""
         if seconds <= 0.0 and not needed:
@@ -429,19 +305,22 @@ class Unified:
 
     # ------------------------------------------------------------------ emit
 
-    def _emit(self, view: View, scene: _Scene, budget: _Budget, plan: _Plan) -> Decision:
+    def _emit(self, view: View, scene: Scene, budget: _Budget, plan: _Plan) -> Decision:
         """The order of the candidates, and who may be preempted for them: learning first, then the
         latest arrival of the lowest class."""
+        used = (plan.learned_s, plan.offline_s)
+        first_s, second_s = used if self._learning_ranks else reversed(used)
+        self._behind_s = max(-1.0, self._behind_s + _SECOND_SHARE * first_s - second_s)
         joining = [] if plan.alone else budget.online.joining
         self._served = not plan.alone
-        self._first = joining[0] if joining else None
+        self._observer.first = joining[0] if joining else None
         self._plan = plan if plan.learns else None
         if plan.learns:
-            plan.spent_s, plan.step = self._learning.spend(plan.learned_s), last_step(view)
-        elif scene.items and not (self._starving_item or self._options.temporal_only):
-            self._again_s = view.now + _AGAIN_S
+            plan.spent_s, plan.step = self._observer.learning.spend(plan.learned_s), last_step(view)
+        elif scene.items and not (self._observer.starving_item or self._options.temporal_only):
+            self._observer.again_s = view.now + _AGAIN_S
         order = [] if plan.alone else [Candidate(s.seq_id, None, True) for s in scene.running]
-        if order and scene.running[0] is self._starving:  # it leaves each other one a row
+        if order and scene.running[0] is self._observer.starving:  # it leaves each other one a row
             rows = max(1, view.budgets.max_batch_tokens - len(order) + 1)
             order[0] = Candidate(order[0].seq_id, rows, True)
         order += plan.before
@@ -472,7 +351,7 @@ class Unified:
                 spans = any(span.seq_id in plan.learned for span in lane.spans)
                 done |= spans or bool(lane.slices or lane.updates)
         if not done:
-            self._learning.give_back(plan.spent_s)
+            self._observer.learning.give_back(plan.spent_s)
         if self._lost:
             self._pass_s = _AFTER_LOSS * plan.pass_s
         elif ran and plan.pass_s:
