@@ -252,5 +252,5 @@ def test_the_engine_runs_in_turns(data: Path) -> None:
     assert [(run.policy, run.round) for run in found] == [
         ("BS", 0), ("unified", 0), ("unified", 1), ("BS", 1)
     ]  # fmt: skip
-    assert all(run.offline_requests for run in found)
+    assert all(run.iterations and run.samples for run in found)  # however busy the machine
     assert rows(found)[0].policy == "BS" and len(rows(found)) == 2

@@ -156,17 +156,26 @@ class Echo:
         )
 
     def _batch(self, view: View, online: list[Sequence]) -> _Batch:
-        """The online requests, in the time until the first of their tokens is due. There is time
-        for every decode and a block of a prompt in any case."""
-        batch = _Batch(PassWork(), view.budgets.max_batch_tokens)
-        if online and self._options.estimator:
+        """The online requests, in the time until the first of their tokens is due.
+
+        There is time for every decode and a block of a prompt in any case. Prompts are not cut for
+        their own deadlines, or those that are late would hold each other up.
+        """
+        batch, latency = _Batch(PassWork(), view.budgets.max_batch_tokens), view.latency
+        decodes = [seq for seq in online if seq.output_tokens]
+        timed = bool(online) and self._options.estimator
+        if timed:
             least = PassWork()
-            least.decode_all([len(seq.tokens) for seq in online if seq.decoding])
+            least.decode_all([len(seq.tokens) for seq in decodes])
             least.span(0, view.block_size)
-            slack_s = self._deadlines.slack_s(view, online)
-            batch.seconds = max(slack_s, view.latency.forward_s(least))
+            slack_s = self._deadlines.slack_s(view, decodes)
+            batch.seconds = max(slack_s, latency.forward_s(least))
         for seq in online:
             batch.add(view, seq, self._weight(seq))
+        if timed and not batch.full:
+            prompts = [seq for seq in online if not seq.output_tokens]
+            due_s = self._deadlines.slack_s(view, prompts)
+            batch.seconds = min(batch.seconds, max(due_s, latency.forward_s(batch.work)))
         return batch
 
     def _choose(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
