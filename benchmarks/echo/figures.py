@@ -93,12 +93,8 @@ def latencies(setup: Setup, runs: Sequence[Run]) -> Figure:
             said = f"{run.policy} ({run.attainment:.0%})"
             axes.plot(values, shares, label=said, color=_colour(place))
         axes.axvline(objective, color="black", linestyle="--", linewidth=1.0)
-<<<<<<< HEAD
-        axes.set_xscale("log")
-=======
         if name == "ttft_s":
             axes.set_xscale("log")
->>>>>>> echo-bench
         axes.set_xlabel(label)
         axes.set_ylabel("share of requests")
         axes.grid(alpha=0.3)
@@ -173,11 +169,7 @@ def memory(setup: Setup, runs: Sequence[Run]) -> Figure:
     for axes in panels[len(runs) :]:
         axes.set_axis_off()
     figure.axes[0].set_ylabel("share of KV blocks")
-<<<<<<< HEAD
-    figure.axes[0].set_xlabel("minutes")
-=======
     figure.supxlabel("minutes", fontsize=9)
->>>>>>> echo-bench
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8
     )

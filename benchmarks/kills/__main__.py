@@ -234,7 +234,9 @@ class Load:
     def _wait_ended(self, job: str) -> None:
         while not self._ended.is_set():
             with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, ValueError):
-                if self._server.get(f"/v1/fine_tuning/jobs/{job}")["status"] not in OPEN:
+                ended = self._server.get(f"/v1/fine_tuning/jobs/{job}")
+                if ended["status"] not in OPEN:  # its adapter goes, or the places would be full
+                    httpx.delete(f"{self._server.url}/v1/models/{ended['fine_tuned_model']}")
                     return
             time.sleep(0.5)
 

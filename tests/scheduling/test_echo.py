@@ -123,9 +123,9 @@ def test_offline_requests_leave_what_online_ones_will_want(cache: str):
     for _ in range(6):
         step(target, now := now + 0.1)
     assert 19 <= target.demand.demand <= 30
-    fitting = (60 - int(target.demand.demand)) // 10  # each needs 10 blocks
-    assert (target.state.num_running == fitting) == (cache == "true")
-    assert target.state.num_running >= fitting
+    held = target.cache.held_blocks
+    assert held >= 20, "some of them run"
+    assert (held + target.demand.demand <= 60) == (cache == "true")
 
 
 def test_a_prompt_larger_than_the_threshold_starts_alone():
