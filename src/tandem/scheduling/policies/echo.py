@@ -230,16 +230,19 @@ class Echo:
         return (batch.benefit + weight * (found + rows) - punishment) / seconds
 
     def _leaves_room(self, view: View, seq: Sequence) -> bool:
-        """Whether the blocks of offline requests, with this one, leave those that online requests
-        will want (sections 4.2, 5.3). If no other offline request runs, what these hold now counts
-        alone; otherwise a long prompt might never start."""
+        """Whether the blocks of offline requests at their ends, with this one, leave those that
+        online requests will want (sections 4.2, 5.3). If no other offline request runs, what these
+        hold now counts alone; otherwise a long prompt might never start."""
         if not self._options.cache:
             return True
         online = view.held_blocks(WorkClass.ONLINE)
         held = max(0, view.num_blocks - view.available_blocks - online)
         demand = view.online_demand_blocks if held else online
-        new = view.new_blocks(seq, len(seq.tokens) + seq.request.sampling.max_tokens)
-        return held + new + demand <= view.num_blocks
+        new = view.new_blocks(seq, _at_its_end(seq))
+        offline = view.serving[num_online(view.serving) :]
+        size = view.block_size
+        grow = sum([-(-_at_its_end(each) // size) - -(-each.computed // size) for each in offline])
+        return held + grow + new + demand <= view.num_blocks
 
     def _by_score(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
         """Running offline requests, the one first whose preemption leaves the best score. The
@@ -258,6 +261,11 @@ class Echo:
     def _weight(self, seq: Sequence) -> float:
         options = self._options
         return options.decode_weight if seq.decoding else options.prefill_weight
+
+
+def _at_its_end(seq: Sequence) -> int:
+    """Tokens of a sequence with its longest answer."""
+    return seq.prompt_tokens + seq.request.sampling.max_tokens
 
 
 def _in_the_way(view: View, online: list[Sequence], offline: list[Sequence]) -> int:
