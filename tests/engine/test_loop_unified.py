@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from learning_bench import SLOW, Bench, request, sft_step
 
-import tandem.scheduling.policies.unified.policy as policy
+import tandem.scheduling.policies.unified.observe as observe
 from fake_executor import Costs
 from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import ScoreRequest
@@ -171,9 +171,9 @@ def test_learning_that_gets_nothing_is_looked_at_less_often(monkeypatch, iterati
         looked.append(view.now)
         return found(view, *rest)
 
-    found = policy.learning_items
-    monkeypatch.setattr(policy, "learning_items", look)
-    monkeypatch.setattr(policy, "_TRIAL_S", math.inf)
+    found = observe.learning_items
+    monkeypatch.setattr(observe, "learning_items", look)
+    monkeypatch.setattr(observe, "_TRIAL_S", math.inf)
     costs = Costs(iteration_s=iteration_s, token_s=1e-4)
     bench = Bench(options={"min_share": "1e-6"}, num_blocks=200, costs=costs)
     bench.open("t")

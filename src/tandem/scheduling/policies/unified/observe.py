@@ -27,6 +27,9 @@ _LATE_SHARE = 0.125
 _LATE_PATIENCE_S = 1.0
 # Most seconds of waiting after which learning is starving, until its cost is known.
 _TRIAL_S = 1.0
+# Learning that found no place beside requests is not considered again for as long as it has had
+# none, at most so many seconds, since finding that out takes time.
+_AGAIN_S = 0.05
 # Share of the sequence slots that offline requests leave to learning.
 _KEPT_SHARE = 0.125
 
@@ -46,7 +49,7 @@ class Scene:
 
 class Observer:
     """Looks at what there is, once per decision. `first` is the first request that the last plan
-    was to start; learning beside requests is not considered before `again_s`."""
+    was to start."""
 
     def __init__(self, min_share: float, patience_s: float) -> None:
         """Both are options of the policy."""
@@ -63,7 +66,8 @@ class Observer:
         self.starving: Sequence | None = None
         self.starving_item: object = None
         self.first: Sequence | None = None
-        self.again_s = -math.inf
+        self._had_place_s: float | None = None  # when learning last had a place
+        self._again_s = -math.inf  # when it is considered again
 
     @property
     def busy(self) -> float:
@@ -90,10 +94,17 @@ class Observer:
         busy = bool(scene.running or scene.queue)
         if not learns:
             self.learning.forget()
-            self.again_s, self.starving_item = -math.inf, None
-        elif batch or not busy or view.now >= self.again_s:
+            self._had_place_s, self._again_s, self.starving_item = None, -math.inf, None
+        elif batch or not busy or view.now >= self._again_s:
             self._add_learning(view, scene, running[len(serving) :])
         return scene
+
+    def look_again(self, now: float, *, vain: bool) -> None:
+        """Note when to consider learning again; `vain`: it was considered and had no place."""
+        if vain and self._had_place_s is not None:
+            self._again_s = now + min(_AGAIN_S, now - self._had_place_s)
+        elif vain or now >= self._again_s:
+            self._had_place_s = now
 
     def _count_late(self, view: View) -> None:
         """The counter of online requests. It earns while a late one waits."""

@@ -26,15 +26,14 @@ _IDLE_S = 0.5
 _WAIT_SHARE = 0.25
 # Largest share of the slack that learning takes alone.
 _ALONE_SHARE = 0.5
+# A pass of learning alone is worth it if it may be so many times as long as beside the requests.
+_MUCH_LONGER = 2.0
 # Largest margin for wrong predictions, relative to the time used. A missed deadline moves, but
 # unused time is lost.
 _MOST_MARGIN = 0.2
 # The next preemptible pass is this much shorter after a lost one, and longer after a completed one:
 # about one in five is lost, whatever the load.
 _AFTER_LOSS, _AFTER_END = 0.5, 1.2
-# Learning that found no place beside requests is not considered again for so many seconds, since
-# finding that out takes time.
-_AGAIN_S = 0.05
 # Where both offline requests and learning want the spare time: share of the time of the one that is
 # worth more which the other one earns.
 _SECOND_SHARE = 0.125
@@ -250,10 +249,11 @@ class Unified:
         idle, owed = not budget.online.work.tokens, self._observer.learning.starving
         if apart and self._served:
             seconds = max(budget.spare_s, self._observer.learning.seconds if owed else 0.0)
-            self._learn_alone(view, scene, plan, seconds, needed=owed)
+            self._learn_alone(view, scene, plan, seconds, 0.0, needed=owed)
             plan.preemptible &= not owed
         elif not apart and not (owed and (self._lost or not idle)):
-            self._learn_alone(view, scene, plan, budget.alone_s, needed=idle)
+            beside_s = 0.0 if idle else budget.spare_s
+            self._learn_alone(view, scene, plan, budget.alone_s, beside_s, needed=idle)
 
     def _ledger(self, view: View, scene: Scene, online: OnlinePass) -> Ledger:
         running, kept = len(view.running_in_order), scene.kept
@@ -273,9 +273,17 @@ class Unified:
         )
 
     def _learn_alone(
-        self, view: View, scene: Scene, plan: _Plan, seconds: float, *, needed: bool
+        self,
+        view: View,
+        scene: Scene,
+        plan: _Plan,
+        seconds: float,
+        beside_s: float,
+        *,
+        needed: bool,
     ) -> None:
-        """Learning without the online requests: slices, or else a preemptible pass."""
+        """Learning without the online requests: slices, or else a preemptible pass. Beside them a
+        pass costs less, so one alone has to be longer if a piece fits beside them (`beside_s`)."""
         if seconds <= 0.0 and not needed:
             return
         ledger = self._ledger(view, scene, OnlinePass())
@@ -284,7 +292,10 @@ class Unified:
             plan.slices += ledger.slices(item, needed=False)
         plan.learned_s = seconds - ledger.seconds
         if not plan.slices:
-            ledger.seconds = min(seconds, max(self._pass_s, scene.items[0].piece_s(view.latency)))
+            piece_s = scene.items[0].piece_s(view.latency)
+            ledger.seconds = min(seconds, max(self._pass_s, piece_s))
+            if piece_s <= beside_s and ledger.seconds <= _MUCH_LONGER * beside_s:
+                return
             self._learn(ledger, scene.items, plan, needed=needed)
             plan.pass_s = ledger.work_s
         plan.alone = plan.preemptible = plan.learns
@@ -317,8 +328,8 @@ class Unified:
         self._plan = plan if plan.learns else None
         if plan.learns:
             plan.spent_s, plan.step = self._observer.learning.spend(plan.learned_s), last_step(view)
-        elif scene.items and not (self._observer.starving_item or self._options.temporal_only):
-            self._observer.again_s = view.now + _AGAIN_S
+        apart = self._observer.starving_item or self._options.temporal_only
+        self._observer.look_again(view.now, vain=bool(scene.items) and not (plan.learns or apart))
         order = [] if plan.alone else [Candidate(s.seq_id, None, True) for s in scene.running]
         if order and scene.running[0] is self._observer.starving:  # it leaves each other one a row
             rows = max(1, view.budgets.max_batch_tokens - len(order) + 1)
