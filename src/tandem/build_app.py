@@ -53,6 +53,7 @@ from tandem.services.learning.publish import Publisher
 from tandem.services.learning.references import References
 from tandem.services.learning.settings import defaults
 from tandem.services.learning.tools import LearningTools
+from tandem.services.passed import Passed
 from tandem.services.versions.adapters import Adapters
 from tandem.services.versions.checkpoints import Checkpoints
 from tandem.services.versions.retention import Retention
@@ -173,6 +174,7 @@ def build_batches(
             most_file_bytes=settings.batches.max_file_bytes,
             most_bytes=settings.server.max_body_bytes,
             now=time.time,
+            passed=Passed(store, time.time, time.monotonic),
         )
     )
 

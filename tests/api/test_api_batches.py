@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,12 @@ def slowly(request: Request, index: int) -> Script:
 
 
 def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
-    with served(tmp_path, FakeEngine(slowly)) as url, client_of(url) as client:
+    asked = count()
+
+    def first_ones(request: Request, index: int) -> Script:
+        return Script(delay_s=0.05 if next(asked) < 20 else 60.0)
+
+    with served(tmp_path, FakeEngine(first_ones)) as url, client_of(url) as client:
         lines = [chat(number) for number in range(400)]
         made = begin(client, lines)
         deadline = time.monotonic() + 20
@@ -312,7 +318,7 @@ def test_an_engine_that_dies_costs_no_line(tmp_path: Path) -> None:
     with served(tmp_path, engine) as url, client_of(url) as client:
         made = begin(client, [chat(number) for number in range(10)])
         deadline = time.monotonic() + 10
-        while not died:
+        while engine.state is not EngineState.DEAD:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         engine.state = EngineState.READY

@@ -66,7 +66,7 @@ def test_refusals_are_one_line() -> None:
     result = CliRunner().invoke(app, ["serve", "--prompt-tokens", "gauss:3"])
     assert result.exit_code == 2
     assert "lengths 'gauss:3'" in result.output
-    result = CliRunner().invoke(app, ["serve", "--url", "nowhere", "--max-requests", "1"])
+    result = CliRunner().invoke(app, ["serve", "--url", "ftp://nowhere", "--max-requests", "1"])
     assert result.exit_code == 2
 
 

@@ -144,8 +144,11 @@ async def test_first_model_is_asked_from_the_server() -> None:
 
 def test_addresses() -> None:
     assert Origin.parse("https://host/api/v1") == Origin("host", 443, True, "/api")
-    with pytest.raises(InvalidRequest):
-        Origin.parse("localhost:8000")
+    assert Origin.parse("localhost:8000") == Origin("localhost", 8000, False, "")
+    assert Origin.parse("[::1]:8000/v1") == Origin("::1", 8000, False, "")
+    for wrong in ("ftp://host", "http://", "", "http://host:port", "http://[bad"):
+        with pytest.raises(InvalidRequest, match="is not a server's address"):
+            Origin.parse(wrong)
 
 
 async def test_hundreds_of_streams_at_once() -> None:

@@ -97,6 +97,23 @@ def test_a_device_that_is_not_there_is_known_before_anything_is_loaded(tmp_path:
         assert done.exit_code == 2 and "torch finds no CUDA device" in done.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "{}"],
+        ["serve", "./{}.gguf"],
+        ["serve", "demo", "--adapter", "x={}"],
+        ["serve", "demo", "--adapter-root", "{}"],
+        ["profile", "demo", "--out", "{}/x.json"],
+    ],
+)
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path, words: list[str]) -> None:
+    given = [word.replace("{}", "x" * 300) for word in words]
+    state = ["--port", "0", "--store-directory", str(tmp_path)] if words[0] == "serve" else []
+    done = RUNNER.invoke(app, [*given, *state])
+    assert done.exit_code == 2 and "File name too long" in done.output, done.exception
+
+
 def with_server(**given: object) -> Settings:
     return replace(Settings(), server=replace(ServerConfig(), **given))  # type: ignore[arg-type]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import typer
 
@@ -39,9 +41,10 @@ def test_own_errors_are_one_line_and_a_status(
     assert capsys.readouterr().err == f"error: {error}\n"
 
 
-def test_other_errors_are_not_hidden() -> None:
-    with pytest.raises(ZeroDivisionError), refusals():
-        raise ZeroDivisionError
+@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EIO, "broken")])
+def test_other_errors_are_not_hidden(error: Exception) -> None:
+    with pytest.raises(type(error)), refusals():
+        raise error
 
 
 @pytest.mark.parametrize(

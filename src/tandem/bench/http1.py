@@ -33,13 +33,17 @@ class Origin:
 
     @staticmethod
     def parse(url: str) -> Origin:
-        """From `http://host:port`, with or without a trailing `/v1`."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        """From `http://host:port` or `host:port`, with or without a trailing `/v1`."""
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.scheme not in ("http", "https"):
             raise InvalidRequest(f"{url!r} is not a server's address; write http://HOST:PORT")
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return Origin(parts.hostname, parts.port or (443 if tls else 80), tls, prefix)
+        return Origin(host, port or (443 if tls else 80), tls, prefix)
 
     def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
         """The bytes of one request."""

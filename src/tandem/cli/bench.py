@@ -28,7 +28,7 @@ from tandem.core.slo import Slo
 
 app = typer.Typer(help="Measure servers and the simulator.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Option(help="The server, e.g. http://127.0.0.1:8000.")]
+Url = Annotated[str, typer.Option(help="The server, e.g. 127.0.0.1:8000.", envvar="TANDEM_URL")]
 Model = Annotated[str, typer.Option(help="Model id; default: the first that the server lists.")]
 Key = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key, if needed.")]
 Seed = Annotated[int, typer.Option(help="Same seed and flags, same workload.")]

@@ -24,6 +24,7 @@ from tandem.services.batches.reply import Reply
 from tandem.services.batches.service import BatchAsk, Batches
 from tandem.services.batches.tools import BatchTools
 from tandem.services.files import Files
+from tandem.services.passed import Passed
 from tandem.store import Store, adapters
 from tandem.store import batches as rows
 
@@ -34,9 +35,12 @@ HERE = Caller()
 class Stage:
     """Batches of one start of a server over a store that outlives it."""
 
-    def __init__(self, store: Store, lines: int = 8, keys: ApiKeys | None = None) -> None:
+    def __init__(
+        self, store: Store, lines: int = 8, keys: ApiKeys | None = None, now_s: float = 1000.0
+    ) -> None:
         self.store = store
-        self.now_s = 1000.0
+        self.now_s = now_s
+        self.ran_s = 5.0
         self.engine = FakeEngine()
         self.answered: list[tuple[str, Pin | None]] = []
         self.at_once = self.most_at_once = 0
@@ -48,6 +52,7 @@ class Stage:
         self.tools = BatchTools(
             store, self.files, self.engine, Models(self.engine, "demo", 0), keys or ApiKeys(),
             self.respond, self.pool, 1000, 1 << 20, 10_000, self.now,
+            Passed(store, self.now, lambda: self.ran_s),
         )  # fmt: skip
         self.batches = Batches(self.tools)
 
@@ -120,6 +125,7 @@ async def test_what_is_not_answered_in_time_has_expired(store: Store) -> None:
     slow = await stage.make(20)
     await until(lambda: stage.at_once == 8)
     stage.now_s += 86_401
+    stage.ran_s += 86_401
     batch = await stage.ended(slow)
     assert batch.status is BatchStatus.EXPIRED and "expired" in batch.stamps
     assert batch.errors == ()
@@ -127,6 +133,34 @@ async def test_what_is_not_answered_in_time_has_expired(store: Store) -> None:
     assert len(errors) == 20 and batch.output_file == ""
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
     assert stage.at_once == 0  # what was under way was given up
+
+
+async def test_a_clock_that_is_ahead_ends_no_batch(store: Store) -> None:
+    """Set wrong while a server runs or before it starts; a batch that it dates has its window."""
+    before, days_s = Stage(store), 60 * 86_400.0
+    await before.batches.start()
+    before.wait.clear()
+    old = await before.make(20)
+    await until(lambda: before.at_once == 8)
+    before.now_s += days_s
+    await asyncio.sleep(1.2)  # the time is looked at each second
+    assert not (await before.now_of(old)).status.ended
+    await before.batches.stop()
+    stage = Stage(store, now_s=1000.0 + days_s)
+    stage.wait.clear()
+    await stage.batches.start()
+    new = await stage.make(5)
+    while (await stage.now_of(new)).status is BatchStatus.VALIDATING:
+        await asyncio.sleep(0.01)
+    stage.ran_s += 86_399
+    await asyncio.sleep(1.2)
+    for batch in (old, new):
+        assert not (await stage.now_of(batch)).status.ended
+    stage.ran_s += 2
+    stage.now_s += 86_401
+    for batch in (old, new):
+        assert (await stage.ended(batch)).status is BatchStatus.EXPIRED
+    await stage.batches.stop()
 
 
 async def test_memory_is_bounded_however_many_lines_wait(store: Store) -> None:

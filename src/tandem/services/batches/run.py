@@ -53,11 +53,14 @@ class BatchRun:
         self._store = tools.store
         self.cancelling = asyncio.Event()
         """Somebody asked for its end."""
+        self._lag_s = 0.0
         if batch.status is BatchStatus.CANCELLING:
             self.cancelling.set()
 
     async def run(self) -> None:
         """Bring the batch to its end. Raises `Superseded`, `StoreError`, `OSError`."""
+        # It may have been made by a clock that is ahead: its window is no longer for that.
+        self._lag_s = max(0.0, self.batch.created_s - await self._tools.passed.time_s())
         if self.batch.status is not BatchStatus.FINALIZING and not await self._all_lines():
             return
         for file_id, ok in ((self.batch.output_file, True), (self.batch.error_file, False)):
@@ -102,9 +105,9 @@ class BatchRun:
             plan = await asyncio.to_thread(read_plan, file, self.batch.endpoint, *limits)
         return file, plan
 
-    @property
-    def _over(self) -> bool:
-        return self.cancelling.is_set() or self._tools.now() >= self.batch.expires_s
+    async def _over(self) -> bool:
+        passed_s = await self._tools.passed.time_s() + self._lag_s
+        return self.cancelling.is_set() or passed_s >= self.batch.expires_s
 
     # ------------------------------------------------------------------ beginning
 
@@ -147,7 +150,7 @@ class BatchRun:
             return None
         if batch.version == 0:
             return Pin(None)
-        while not self._over:
+        while not await self._over():
             record = await self._store.read(adapters.version, batch.adapter, batch.version)
             if record is None:
                 return None  # the adapter was deleted: lines are refused, or a new one answers
@@ -175,7 +178,7 @@ class BatchRun:
     async def _answer(self, file: Path, plan: Plan, pin: Pin | None) -> None:
         """Results for the lines that have none, until all have one, the time is up, or somebody
         asked for the end."""
-        if self._over:
+        if await self._over():
             return
         done = await self._store.read(rows.finished, self.batch.batch_id)
         left = [line for line in plan.lines if line.number not in done]
@@ -204,7 +207,7 @@ class BatchRun:
 
     async def _ending(self) -> None:
         """Wait for the end of the time, or for somebody who asks for the end."""
-        while not self._over:
+        while not await self._over():
             try:
                 async with asyncio.timeout(_LOOK_S):
                     await self.cancelling.wait()

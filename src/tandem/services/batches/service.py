@@ -64,7 +64,9 @@ class Batches:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Go on with the batches that have not ended, and clear up behind those that have."""
+        """Go on with the batches that have not ended, and clear up behind those that have.
+        Nothing is kept before."""
+        await self._tools.passed.time_s()
         for batch_id in await self._store.read(rows.unfinished):
             self._launch(batch_id)
         for batch_id in await self._store.read(rows.uncleared):

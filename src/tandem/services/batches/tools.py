@@ -12,13 +12,14 @@ from tandem.services.auth import ApiKeys
 from tandem.services.batches.pool import Pool
 from tandem.services.batches.reply import Respond
 from tandem.services.files import Files
+from tandem.services.passed import Passed
 from tandem.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTools:
     """`most_lines` and `most_file_bytes` bound a file, `most_bytes`
-    one line of it; `now` is in seconds since the epoch."""
+    one line of it; `now` is in seconds since the epoch, and `passed` what is believed of it."""
 
     store: Store
     files: Files
@@ -31,5 +32,6 @@ class BatchTools:
     most_file_bytes: int
     most_bytes: int
     now: Callable[[], float]
+    passed: Passed
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the lines of an input file are read: one file at a time."""
