@@ -170,7 +170,9 @@ class Unified:
         decodes = [seq for seq in scene.offline if seq.decoding]
         if decodes:
             ranked.append((offline_value(view, decodes[0], 0, 0.0), decodes, 0))
-        prompts = [seq for seq in scene.offline if not seq.decoding] + scene.waiting
+        prompts = scene.waiting
+        if len(decodes) < len(scene.offline):
+            prompts = [*[seq for seq in scene.offline if not seq.decoding], *prompts]
         spare = 0.0
         if scene.waiting:
             spare = view.available_blocks + view.blocks_of(scene.running)
