@@ -108,8 +108,7 @@ def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
         bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
         bench.run()
         bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=1.0, tpot_s=0.1)))
-        for _ in range(3):  # saves up slack
-            bench.step()
+        bench.step()
         bench.loop.add_step(sft_step("s", "t", [30, 30]))
         bench.scheduler.latency.forward.errors.mean = error
         bench.step()

@@ -321,7 +321,7 @@ def test_an_offline_request_does_not_starve_beside_learning_that_always_holds_bl
     online request starts at all."""
     options = {"patience_s": patience_s, "min_share": "0.1"}
     found = beside_endless_scores((51, 5), 3, 8, temporal_only=temporal, **options)
-    assert found.iterations < MANY and found.steps > 5
+    assert found.iterations < MANY and found.steps >= 3
     waits = [after[0] - before[-1] for before, after in pairwise(([0.0], *found.offline))]
     assert max(waits) < 3.0
     # Scores for which there are no blocks take no time.

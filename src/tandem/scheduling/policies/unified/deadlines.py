@@ -18,6 +18,9 @@ from tandem.scheduling.view import View
 # Share of TPOT to aim at. An objective that is aimed at exactly is missed every other time, and new
 # requests slow down the answers that run.
 _AIM = 0.8
+# Longer answers may lag by one token: else one that has just got its first token would leave no
+# slack, however far ahead the others are. Shorter ones cannot catch up.
+_SHORT_TOKENS = 4
 # Number of recent requests that predict how long the next ones can wait. Of every `_SPARED` of
 # them, the one that could wait least is ignored.
 _REMEMBERED = 64
@@ -27,11 +30,12 @@ _SPARED = 24
 class Deadlines:
     """Deadlines of online requests, in seconds on the engine's clock.
 
-    The first token is due at arrival + TTFT, token i after it at i * 0.8 TPOT after the first token
-    came. Echo (5.1) counts from the time at which the first token was due. But TPOT counts from the
-    first token itself, so an early first token is no slack for later ones. A request behind its
-    deadline has no slack. A request behind its objective has lost it: its deadline moves to 0.8
-    TPOT from now, and later deadlines move along, so that it can save up slack again.
+    The first token is due at arrival + TTFT, token i after it at (i + 1) * 0.8 TPOT after the first
+    token came (i * 0.8 TPOT in answers of at most four tokens). Echo (5.1) counts from the time at
+    which the first token was due. But TPOT counts from the first token itself, so an early first
+    token is no slack for later ones. A request behind its deadline has no slack. A request behind
+    its objective has lost it: its deadline moves to 0.8 TPOT from now, and later deadlines move
+    along, so that it can save up slack again.
     """
 
     def __init__(self) -> None:
@@ -76,7 +80,7 @@ class Deadlines:
         if length > seq.prompt_tokens:
             self._remember(view, seq, slo.ttft_s)
             first_s = view.now if seq.first_token_s is None else seq.first_token_s
-            clock = (first_s - seq.prompt_tokens * tpot_s, tpot_s)
+            clock = (first_s + (_lag(seq) - seq.prompt_tokens) * tpot_s, tpot_s)
             self._clocks[seq.seq_id] = clock
             slack_s = clock[0] + length * tpot_s - view.now
             return slack_s if slack_s >= 0.0 else self._behind_s(view, seq, clock)
@@ -86,8 +90,9 @@ class Deadlines:
     def _behind_s(self, view: View, seq: Sequence, clock: tuple[float, float]) -> float:
         """Slack of a sequence behind its deadline: 0, or one token's time if the deadline moves."""
         base_s, tpot_s = clock
-        first_s = base_s + seq.prompt_tokens * tpot_s
-        if first_s + seq.output_tokens * view.slo(seq).tpot_s >= view.now:
+        first_s = base_s + (seq.prompt_tokens - _lag(seq)) * tpot_s
+        counted = min(seq.output_tokens + 1, seq.request.sampling.max_tokens - 1)
+        if first_s + counted * view.slo(seq).tpot_s >= view.now:
             return 0.0
         self._clocks[seq.seq_id] = (view.now + (1 - len(seq.tokens)) * tpot_s, tpot_s)
         return tpot_s
@@ -107,3 +112,8 @@ class Deadlines:
         if len(self._clocks) > 2 * view.budgets.max_sequences:
             alive = {seq.seq_id for seq in (*view.serving, *view.waiting)}
             self._clocks = {key: value for key, value in self._clocks.items() if key in alive}
+
+
+def _lag(seq: Sequence) -> int:
+    """Tokens that an answer may lag."""
+    return int(seq.request.sampling.max_tokens > _SHORT_TOKENS)
