@@ -324,5 +324,7 @@ def test_an_offline_request_does_not_starve_beside_learning_that_always_holds_bl
     assert found.iterations < MANY and found.steps >= 3
     waits = [after[0] - before[-1] for before, after in pairwise(([0.0], *found.offline))]
     assert max(waits) < 3.0
-    # Scores for which there are no blocks take no time.
-    assert max(times[-1] - times[0] for times in found.offline) < 4 * 0.021 + 0.01
+    # Scores for which there are no blocks take no time. In turns, one that is starving may take a
+    # block of the request, which is computed again.
+    again_s = 0.053 if temporal == "true" else 0.0
+    assert max(times[-1] - times[0] for times in found.offline) < 4 * 0.021 + 0.01 + again_s

@@ -120,3 +120,21 @@ def test_a_small_recording_does_not_open_before_a_large_one_that_waits_for_room(
         each = item(number, [20], 0, starving=False)
         each.step = Opens(rows)  # type: ignore[assignment]
         assert bool(left.forwards(each, needed=False)) == fits
+
+
+def offline(number: int, length: int, status: SequenceStatus) -> Sequence:
+    request = Request(str(number), (1,) * length, work_class=WorkClass.OFFLINE)
+    return Sequence(number, request, 0, None, [1] * length, status=status)
+
+
+def test_no_other_prompt_begins_while_one_does_not_end():
+    """Prompts that share its prefix would compute it again."""
+    running, waiting = SequenceStatus.RUNNING, SequenceStatus.WAITING
+    target = ledger(rows=300, seconds=10.0)
+    assert target.prompt(offline(1, 200, running), 100, 0, needed=False)[0].max_tokens == 100
+    assert target.prompt(offline(2, 100, waiting), 0, 7, needed=False)[0].max_tokens == 100
+    assert target.prompt(offline(3, 150, waiting), 0, 10, needed=False)[0].max_tokens == 100
+    assert target.prompt(offline(4, 100, waiting), 0, 7, needed=False) == []
+    target.rows = 300
+    assert target.prompt(offline(4, 100, waiting), 0, 7, needed=False) == []
+    assert target.prompt(offline(5, 100, running), 0, 0, needed=False)[0].max_tokens == 100

@@ -33,6 +33,7 @@ class Ledger:
     reclaimable: float  # blocks for a starving sequence: all that are not protected
     work: PassWork = field(default_factory=PassWork)
     work_s: float = 0.0
+    _begins: bool = True  # whether another offline prompt may begin
     _opened: set[int] = field(default_factory=set)  # recordings that this iteration opens
 
     @property
@@ -58,16 +59,18 @@ class Ledger:
 
     def prompt(self, seq: Sequence, start: int, blocks: int, *, needed: bool) -> list[Candidate]:
         """The rows of an offline prompt that fit from position `start` on; with `needed` at least a
-        piece. One that waits needs so many `blocks`."""
-        starts = is_waiting(seq)
-        if starts and not self._place(blocks, starving=False):
+        piece. One that waits needs so many `blocks`, and begins only if all prompts before it end:
+        those that share its prefix would compute it again."""
+        starts, left = is_waiting(seq), len(seq.tokens) - start
+        if starts and not (self._begins and self._place(blocks, starving=False)):
+            self._begins = False
             return []
-        left = len(seq.tokens) - start
 
         def add(work: PassWork, rows: int) -> None:
             work.span(start, rows, draws=int(rows == left))
 
         rows = self._take(left, min(left, PIECE_TOKENS), add, needed=needed)
+        self._begins &= rows == left
         if rows and starts:
             self._hold(blocks)
         return [Candidate(seq.seq_id, rows, not starts)] if rows else []

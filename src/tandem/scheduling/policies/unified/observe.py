@@ -28,7 +28,7 @@ _TRIAL_S = 1.0
 # none, at most so many seconds, since finding that out takes time.
 _AGAIN_S = 0.05
 # So many offline requests begin by their value; then the one that came first begins.
-_MOST_BEFORE = 20
+_MOST_BEFORE = 100
 # Share of the sequence slots that offline requests leave to learning.
 _KEPT_SHARE = 0.125
 
@@ -60,7 +60,7 @@ class Observer:
         self._offline = Deficit(min_share, patience_s)
         self.learning = Deficit(min_share, patience_s)
         self._late: tuple[Sequence, float] | None = None  # that request, and seconds of its prompt
-        self._oldest: tuple[Sequence | None, int] = (None, 0)  # that request, and its tokens
+        self._oldest: tuple[Sequence | None, int] = (None, 0)  # that request, and how far it came
         # What is starving stays so until it has ended: a request, and a step or a score.
         self.starving: Sequence | None = None
         self.starving_item: object = None
@@ -149,16 +149,18 @@ class Observer:
         self._begun = 0 if first_had_turn else self._begun + len(begun)
 
     def _count_oldest(self, view: View, *, free: bool) -> Sequence | None:
-        """The counter of offline requests, and the starving one. It earns while the oldest waits
-        for its next token, and nothing while all of the time is `free`."""
-        oldest, (before, tokens) = oldest_offline(view), self._oldest
-        self._oldest = (oldest, len(oldest.tokens))
+        """The counter of offline requests, and the starving one. It earns while there are some, and
+        spends what brings the oldest one further than it ever was; nothing while all of the time is
+        `free`."""
+        oldest, (before, reached) = oldest_offline(view), self._oldest
+        reached = reached if oldest is before else oldest.computed
+        self._oldest = (oldest, max(reached, oldest.computed))
         if free:
             self._offline.forget()
         else:
             self._offline.earn(view.now)
-            if oldest is before and len(oldest.tokens) > tokens:
-                self._offline.spend(view.latency.added_decode_s(tokens))
+            if oldest.computed > reached:
+                self._offline.spend(span_s(view, reached, oldest.computed - reached))
         if self.starving is None or self.starving.status is SequenceStatus.FINISHED:
             self.starving = oldest if self._offline.starving and not free else None
         return self.starving

@@ -171,12 +171,13 @@ class Unified:
         decodes = [seq for seq in scene.offline if seq.decoding]
         if decodes:
             ranked.append((offline_value(view, decodes[0], 0, 0.0), decodes, 0, 0))
+        waiting = self._rank_waiting(view, scene) if scene.waiting else []
         for seq in scene.offline:
-            if not seq.decoding:
+            if not seq.decoding:  # before those that wait, whatever it is worth
                 value = offline_value(view, seq, seq.computed, 0.0)
-                ranked.append((value, [seq], seq.computed, 0))
-        if scene.waiting:
-            ranked += self._rank_waiting(view, scene)
+                best = waiting[0][0] if waiting else 0.0
+                ranked.append((max(value, best), [seq], seq.computed, 0))
+        ranked += waiting
         ranked.sort(key=lambda each: -each[0])
         if not scene.items or len(ranked) == 1:
             self._behind_s = 0.0
