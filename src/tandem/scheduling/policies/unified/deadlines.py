@@ -17,7 +17,7 @@ from tandem.scheduling.view import View
 
 # Share of TPOT to aim at. An objective that is aimed at exactly is missed every other time, and new
 # requests slow down the answers that run.
-_AIM = 0.85
+_AIM = 0.9
 # Longer answers may lag by one token: else one that has just got its first token would leave no
 # slack, however far ahead the others are. Shorter ones cannot catch up.
 _SHORT_TOKENS = 4
@@ -30,17 +30,17 @@ _SPARED = 24
 class Deadlines:
     """Deadlines of online requests, in seconds on the engine's clock.
 
-    The first token is due at arrival + TTFT, token i after it at (i + 1) * 0.85 TPOT after the
-    first token came (i * 0.85 TPOT in answers of at most four tokens). Echo (5.1) counts from the
+    The first token is due at arrival + TTFT, token i after it at (i + 1) * 0.9 TPOT after the
+    first token came (i * 0.9 TPOT in answers of at most four tokens). Echo (5.1) counts from the
     time at which the first token was due. But TPOT counts from the first token itself, so an early
     first token is no slack for later ones. A request behind its deadline has no slack. A request
-    behind its objective has lost it: its deadline moves to 0.85 TPOT from now, and later deadlines
+    behind its objective has lost it: its deadline moves to 0.9 TPOT from now, and later deadlines
     move along, so that it can save up slack again.
     """
 
     def __init__(self) -> None:
         # Of a sequence with a token: its next token is due at the first number + the second, which
-        # is 0.85 TPOT, times the length of prompt and answer.
+        # is 0.9 TPOT, times the length of prompt and answer.
         self._clocks: dict[int, tuple[float, float]] = {}
         self._waits_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None

@@ -30,7 +30,8 @@ class Deficit:
     def earn(self, now: float) -> None:
         """The class waits at `now`, and has since the last call."""
         if self._since_s is not None:
-            self._waited_s = min(self._waited_s + now - self._since_s, self.patience_s)
+            waited_s = self._waited_s + now - self._since_s
+            self._waited_s = min(max(waited_s, -self.patience_s), self.patience_s)
         self._since_s = now
         self.starving = self._waited_s >= self.patience_s
 

@@ -22,8 +22,10 @@ from tandem.scheduling.policies.unified.rest import (
 from tandem.scheduling.queues import is_waiting, num_online
 from tandem.scheduling.view import View
 
-# Most seconds of waiting after which learning is starving, until its cost is known.
+# Most seconds of waiting after which learning is starving while its cost may be predicted far too
+# high: until it is known, and after so many seconds without a place.
 _TRIAL_S = 1.0
+_VAIN_S = 5.0
 # Learning that found no place beside requests is not considered again for as long as it has had
 # none, at most so many seconds, since finding that out takes time.
 _AGAIN_S = 0.05
@@ -172,9 +174,9 @@ class Observer:
         if not items:
             self.learning.forget()
             return
-        # Until its cost is known, nothing may seem to fit.
-        guessed = view.latency.guessed and not scene.queue
-        self.learning.patience_s = min(self._patience_s, _TRIAL_S if guessed else math.inf)
+        vain = self._had_place_s is not None and view.now - self._had_place_s > _VAIN_S
+        trial = (view.latency.guessed or vain) and not scene.queue
+        self.learning.patience_s = min(self._patience_s, _TRIAL_S if trial else math.inf)
         self.learning.earn(view.now)
         places = [n for n, item in enumerate(items) if item.key is self.starving_item]
         self.starving_item = None
