@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import math
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.services.lengths.lexicon import LICENCE, WORDS, Lexicon
 from tandem.services.lengths.reading import MOST_WORDS, read
@@ -75,6 +78,13 @@ def test_a_question_for_one_fact_is_not_open() -> None:
 )
 def test_any_text_has_scores(text: str) -> None:
     assert all(score >= 0.0 for score in SCORER.score(text).features)
+
+
+@given(st.text(max_size=400))
+def test_whatever_is_said_has_scores(text: str) -> None:
+    scores = SCORER.score(text)
+    assert all(math.isfinite(score) and score >= 0.0 for score in scores.features)
+    assert scores.single_rule(5) > 0.0
 
 
 def test_the_place_of_a_word_says_what_it_may_be() -> None:
