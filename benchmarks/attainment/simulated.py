@@ -77,7 +77,7 @@ class Plan:
 @dataclass(frozen=True)
 class Found:
     """Of one run: percent of the online requests; rows whose update was made, and tokens of offline
-    requests that have begun to be answered, a second."""
+    requests that ended, a second."""
 
     attained: float
     training_tokens_s: float
