@@ -119,7 +119,7 @@ def found(
         for each in online
         if each.output_tokens
     ]
-    tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.output_tokens)
+    tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.finished)
     return Found(sum(met) / len(online), len(report.steps), tokens)
 
 
@@ -142,7 +142,7 @@ def test_a_batch_that_waits_leaves_online_requests_their_objectives(trains):
     beside = found("unified", 10.0, 0, batch=300, trains=trains)
     assert alone.attained > 0.9
     assert beside.attained > alone.attained - 0.03
-    assert beside.offline_tokens > 20_000
+    assert beside.offline_tokens > 10_000
     # In order of class alone, prompts of the batch fill every pass.
     assert found("no_retrain", 10.0, 0, batch=300, trains=trains).attained < 0.5
 

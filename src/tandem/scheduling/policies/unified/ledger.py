@@ -52,6 +52,7 @@ class Ledger:
 
         most = min(max(0, self.rows), len(sequences))
         count = max(_most(most, fits), min(most, int(needed)))
+        self._begins &= count == len(sequences)
         self.work.decode_all([len(seq.tokens) for seq in sequences[:count]])
         self.work_s = self.latency.forward_s(self.work)
         self.rows -= count
@@ -59,8 +60,8 @@ class Ledger:
 
     def prompt(self, seq: Sequence, start: int, blocks: int, *, needed: bool) -> list[Candidate]:
         """The rows of an offline prompt that fit from position `start` on; with `needed` at least a
-        piece. One that waits needs so many `blocks`, and begins only if all prompts before it end:
-        those that share its prefix would compute it again."""
+        piece. One that waits needs so many `blocks`. It begins only if all decodes before it fit
+        and all prompts before it end: those that share its prefix would compute it again."""
         starts, left = is_waiting(seq), len(seq.tokens) - start
         if starts and not (self._begins and self._place(blocks, starving=False)):
             self._begins = False

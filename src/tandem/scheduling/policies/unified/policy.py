@@ -168,14 +168,16 @@ class Unified:
         if scene.items:
             value = self._options.training_weight * scene.items[0].value(view.latency)
             ranked.append((value, [], 0, 0))
+        # Those that run go before those that wait: these are worth so much only once they end.
+        waiting = self._rank_waiting(view, scene) if scene.waiting else []
+        best = waiting[0][0] if waiting else 0.0
         decodes = [seq for seq in scene.offline if seq.decoding]
         if decodes:
-            ranked.append((offline_value(view, decodes[0], 0, 0.0), decodes, 0, 0))
-        waiting = self._rank_waiting(view, scene) if scene.waiting else []
+            value = offline_value(view, decodes[0], 0, 0.0)
+            ranked.append((max(value, best), decodes, 0, 0))
         for seq in scene.offline:
-            if not seq.decoding:  # before those that wait, whatever it is worth
+            if not seq.decoding:
                 value = offline_value(view, seq, seq.computed, 0.0)
-                best = waiting[0][0] if waiting else 0.0
                 ranked.append((max(value, best), [seq], seq.computed, 0))
         ranked += waiting
         ranked.sort(key=lambda each: -each[0])
