@@ -120,8 +120,8 @@ class Batches:
         if self._gathering is None:
             return self._first(waiting, places)
         wanted = math.floor(self._gathering.factor * self._size)
-        if batch and len(waiting) < wanted:
-            return []
+        if len(waiting) < wanted:
+            return [] if batch else self._first(waiting, places)
         first = self._first(waiting, wanted)
         # Else short offline requests would go before long online ones.
         return self._gathering.cut(
