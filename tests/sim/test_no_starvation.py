@@ -24,7 +24,13 @@ from tandem.core.training import ScoreRequest, StepOutcome, TrainingStep
 from tandem.scheduling.registry import known_policies
 
 # By design: what a policy does not promise under such a load.
+BATCHES = {
+    "offline": "classes come in order, and there is no ageing",
+    "learning": "it starts when no request can",
+}
 STARVES = {
+    **dict.fromkeys(("fifo", "hpf", "luf", "muf"), BATCHES),
+    "rt_lm": {"offline": "classes come in order, and there is no ageing"},
     "adainf": {
         "online": "training goes first, for as long as there is any",
         "offline": "classes come in order, and there is no ageing",
