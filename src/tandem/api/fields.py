@@ -22,7 +22,7 @@ class Refused:
     advice: str
 
 
-_NO_TOOLS = "tools are not supported; describe the tool in the prompt and parse the answer"
+_OLD_TOOLS = "send 'tools' and 'tool_calls', which OpenAI has put in its place"
 _TEXT_ONLY = "only text in and text out is supported"
 
 UNUSED = {
@@ -40,11 +40,8 @@ _SAMPLED = {
 }
 
 CHAT_REFUSED = {
-    "tools": Refused(([],), _NO_TOOLS),
-    "tool_choice": Refused(("none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": Refused((True, False), _NO_TOOLS),
-    "functions": Refused(([],), _NO_TOOLS),
-    "function_call": Refused(("none", "auto"), _NO_TOOLS),
+    "functions": Refused(([],), _OLD_TOOLS),
+    "function_call": Refused(("none", "auto"), _OLD_TOOLS),
     "response_format": Refused(({"type": "text"},), "only {'type': 'text'} is supported"),
     "modalities": Refused((["text"],), _TEXT_ONLY),
     "audio": Refused((), _TEXT_ONLY),
@@ -62,9 +59,7 @@ COMPLETION_REFUSED = {
 }
 
 MESSAGE_REFUSED = {
-    "tool_calls": Refused(([],), _NO_TOOLS),
-    "tool_call_id": Refused((), _NO_TOOLS),
-    "function_call": Refused((), _NO_TOOLS),
+    "function_call": Refused((), _OLD_TOOLS),
     "audio": Refused((), _TEXT_ONLY),
     "refusal": Refused((), "send a refusal as the message's content"),
     "annotations": Refused(([],), _TEXT_ONLY),

@@ -39,6 +39,7 @@ from tandem.api.schemas import (
     slo_of_header,
 )
 from tandem.api.surface import Surface
+from tandem.api.tools import calling_of
 from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import WorkClass
@@ -178,6 +179,7 @@ def chat_options(body: ChatRequest, caller: Caller) -> Options:
         options,
         add_generation_prompt=asks(body),
         continue_final_message=bool(body.continue_final_message),
+        calling=calling_of(body.tools, body.tool_choice, body.parallel_tool_calls),
     )
 
 

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
+from tandem.api.tools import ToolCalls, ToolChoice, Tools
 from tandem.core.errors import InvalidRequest
 
 MAX_STOPS = 16
@@ -45,7 +46,13 @@ _PART = {
     "required": ["type", "text"],
     "additionalProperties": False,
 }
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]}
+_CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": _PART, "minItems": 1},
+        {"type": "null"},
+    ]
+}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT = {"anyOf": [{"type": "string"}, _IDS]}
 _PROMPTS = {"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1}]}
@@ -96,8 +103,8 @@ def _logit_bias(value: object) -> object:
 
 
 def _content(value: object) -> object:
-    """Text, or a list of text parts, which are joined."""
-    if isinstance(value, str):
+    """Text, or a list of text parts, which are joined; or nothing beside tool calls."""
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string or a list of parts of type 'text'")
@@ -196,17 +203,56 @@ class SamplingFields(Body):
 
 
 class Message(Body):
-    """One turn of a conversation; `developer` is OpenAI's newer word for `system`."""
+    """One turn of a conversation; `developer` is OpenAI's newer word for `system`, and `reasoning`
+    vLLM's for `reasoning_content`."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content), WithJsonSchema(_CONTENT)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_content), WithJsonSchema(_CONTENT)] = None
     name: str | None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
-    def rendered(self) -> dict[str, str]:
+    @property
+    def of_tools(self) -> bool:
+        """Whether it calls tools or is what one returned."""
+        return bool(self.tool_calls) or self.role == "tool"
+
+    def rendered(self) -> dict[str, Any]:
         """What a chat template sees."""
         role = "system" if self.role == "developer" else self.role
-        turn = {"role": role, "content": self.content}
-        return turn if self.name is None else {**turn, "name": self.name}
+        turn: dict[str, Any] = {"role": role, "content": self.content or ""}
+        if self.name is not None:
+            turn["name"] = self.name
+        if self.tool_calls:
+            turn["tool_calls"] = [call.rendered() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            turn["tool_call_id"] = self.tool_call_id
+        if thought := self.reasoning_content or self.reasoning:
+            turn["reasoning_content"] = thought
+        return turn
+
+    def check(self, where: str) -> None:
+        """Raise `InvalidRequest` for fields that its role does not have, or lacks; `where` is its
+        path and a dot."""
+        check_extra(self.model_extra or {}, MESSAGE_REFUSED, where)
+        missing = None
+        if self.content is None and not self.tool_calls:
+            missing = f"{where}content"
+        elif self.role == "tool" and self.tool_call_id is None:
+            missing = f"{where}tool_call_id"
+        if missing is not None:
+            raise InvalidRequest(f"missing required parameter: '{missing}'", param=missing)
+        belongs = (
+            ("tool_calls", self.tool_calls, "assistant"),
+            ("reasoning_content", self.reasoning_content or self.reasoning, "assistant"),
+            ("tool_call_id", self.tool_call_id, "tool"),
+        )
+        for name, value, role in belongs:
+            if value and self.role != role:
+                path = f"{where}{name}"
+                raise InvalidRequest(f"'{path}': only messages of '{role}' have it", param=path)
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -221,6 +267,9 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(SamplingFields):
@@ -243,6 +292,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Tools | None = None
 
 
 class DetokenizeRequest(Body):
@@ -274,17 +324,18 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
     for name, value in parsed:
         for place, item in enumerate(value if isinstance(value, list) else ()):
             if isinstance(item, Message):
-                check_extra(item.model_extra or {}, MESSAGE_REFUSED, f"{name}[{place}].")
+                item.check(f"{name}[{place}].")
     return parsed
 
 
 def _not_finite(parsed: Body) -> Iterator[str]:
     """Where numbers that are none stand in what has no type of its own; JSON has none of them."""
-    untyped = {name: value for name, value in parsed if isinstance(value, dict)}
-    pending = [*untyped.items(), *(parsed.model_extra or {}).items()]
+    pending: list[tuple[str, Any]] = list(parsed)
     while pending:
         path, value = pending.pop()
-        if isinstance(value, dict):
+        if isinstance(value, BaseModel):
+            pending += [(f"{path}.{name}"[:200], inner) for name, inner in value]
+        elif isinstance(value, dict):
             pending += [(f"{path}.{key}"[:200], inner) for key, inner in value.items()]
         elif isinstance(value, list):
             pending += [(f"{path}[{place}]"[:200], inner) for place, inner in enumerate(value)]

@@ -24,6 +24,7 @@ from tandem.core.slo import Objectives, WorkClass
 from tandem.services.answering.admission import Admission, Ticket
 from tandem.services.answering.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.answering.models import BASE_LABEL, ServedModel
+from tandem.services.answering.reading import AnswerReader
 from tandem.services.answering.receipts import Draft, Receipts
 from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.live import LiveAnswers, Written
@@ -69,6 +70,7 @@ class Tools:
 class Answer:
     """The answer to one client request: all choices of all its prompts.
 
+    `reader` makes for each choice what tells reasoning and tool calls from text; None: all is text.
     `deltas` can be iterated once. `adapter` and `usage` are right from the first delta on and
     final after the last. The engine has the model inside `held`. `draft` is the receipt without its
     choices; None keeps none.
@@ -86,6 +88,7 @@ class Answer:
         prompt_only: bool,
         draft: Draft | None,
         held: AbstractAsyncContextManager[None],
+        reader: Callable[[], AnswerReader] | None = None,
     ) -> None:
         self.id = answer_id
         self.model = model
@@ -101,6 +104,7 @@ class Answer:
                 stops,
                 echoes[place] if echoes is not None else None,
                 prompt_only=prompt_only,
+                reader=reader,
             )
             for place, request in enumerate(requests)
         ]
@@ -195,6 +199,7 @@ class _Part:
         echo: str | None,
         *,
         prompt_only: bool,
+        reader: Callable[[], AnswerReader] | None,
     ) -> None:
         self.request = request
         self.cached_tokens = 0
@@ -210,6 +215,7 @@ class _Part:
             self._prompt_entries = describe_prompt(tools.tokenizer, echo or "", request.prompt, ())
         slo = request.slo or tools.objectives.default
         self._timing = RequestTiming(tools.metrics, request.arrival_s, slo, request.work_class)
+        self._readers = [reader() for _ in range(request.n)] if reader is not None else []
         self._choices = [
             Choice(
                 first_index + k,
@@ -219,6 +225,7 @@ class _Part:
                 min_tokens=request.sampling.min_tokens,
                 prefix_chars=len(echo or ""),
                 stop_ids=request.sampling.stop_token_ids,
+                decoder=tools.tokenizer.markers if reader is not None else None,
             )
             for k in range(request.n)
         ]
@@ -312,6 +319,8 @@ class _Part:
             )
             if event.index == 0:
                 self._show(ended=event.finish_reason is FinishReason.STOP)
+        if self._readers:
+            return self._readers[event.index].read(delta)
         return [*self._opening(event.index, choice), delta]
 
     def _show(self, *, ended: bool) -> None:

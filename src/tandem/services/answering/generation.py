@@ -21,6 +21,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
 from tandem.services.answering.answer import Answer, Tools
 from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
+from tandem.services.answering.reading import NO_TOOLS, AnswerReader, Calling
 from tandem.services.answering.receipts import Draft
 
 _SEED_BITS = 63
@@ -40,8 +41,8 @@ class Options:
     and `tpot_slo`, in seconds, are the objectives of the client or of its key (None: others').
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
     `user` is the client's own word for a person. `pinned` answers, if given, instead of the current
-    version of its adapter. The last two say how a chat ends when it is
-    rendered.
+    version of its adapter. Two say how a chat ends when it is rendered,
+    and `calling` which tools its answer may call.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Options:
     pinned: Pin | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    calling: Calling = NO_TOOLS
 
 
 class Generation:
@@ -83,7 +85,7 @@ class Generation:
         self._priorities = priorities
         self._alone = asyncio.Lock()
 
-    async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
+    async def chat(self, messages: Sequence[Mapping[str, Any]], options: Options) -> Answer:
         """Prepare the answer to a conversation. Raises as `complete` does."""
         arrival_s = self._tools.clock.now()
         model = pinned_to(await self._models.resolve(options.model, options.tenant), options.pinned)
@@ -95,9 +97,36 @@ class Generation:
             messages,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
+            tools=options.calling.tools,
         )
         draft = self._draft("chatcmpl", model, options, tuple(dict(turn) for turn in messages))
-        return self._answer(draft, model, [prompt], options, arrival_s)
+        reader = self._reader(prompt, messages, options)
+        return self._answer(draft, model, [prompt], options, arrival_s, reader)
+
+    def _reader(
+        self, prompt: tuple[int, ...], messages: Sequence[Mapping[str, Any]], options: Options
+    ) -> Callable[[], AnswerReader] | None:
+        """What reads each choice of an answer; None if all of it is text. Raises `InvalidRequest`
+        for tools that this model cannot call."""
+        tokenizer, form, calling = self._tokenizer, self._tokenizer.format, options.calling
+        if calling.tools and not form.takes_tools:
+            raise InvalidRequest(
+                "this model's way of writing tool calls is not known to this server; describe the "
+                "tools in a message and parse the answer",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        if form.template(tools=bool(calling.tools)) is None:
+            return None
+        prefix = tokenizer.opening if form.reasons and options.add_generation_prompt else ""
+        if form.shipped is not None:
+            prefix = tokenizer.markers.decode(prompt)
+        elif form.reasons and options.continue_final_message:
+            prefix = messages[-1]["content"]
+        return partial(AnswerReader, form, calling, prefix, self._call_id)
+
+    def _call_id(self) -> str:
+        return f"call_{self._rng.getrandbits(96):024x}"
 
     async def complete(self, prompts: Sequence[str | tuple[int, ...]], options: Options) -> Answer:
         """Prepare the continuation of one or several prompts, each text or token ids.
@@ -123,10 +152,11 @@ class Generation:
 
     async def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
         """Token ids of a rendered conversation; long ones are encoded beside the event loop."""
         encode = partial(
@@ -134,8 +164,10 @@ class Generation:
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
         )
-        chars = sum(len(message["content"]) for message in messages)
+        chars = sum(len(message["content"]) for message in messages) + len(str(tools))
+        chars += sum(len(str(message.get("tool_calls", ""))) for message in messages)
         return await self._beside(chars + _TURN_CHARS * len(messages), "messages", encode)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -233,6 +265,7 @@ class Generation:
         prompts: Sequence[tuple[int, ...]],
         options: Options,
         arrival_s: float,
+        reader: Callable[[], AnswerReader] | None = None,
     ) -> Answer:
         answer_id, param = draft.receipt.completion_id, "prompt" if draft.prompts else "messages"
         sampling = replace(
@@ -260,6 +293,7 @@ class Generation:
             prompt_only=prompt_only,
             draft=draft if options.receipt and not prompt_only else None,
             held=self._models.held(model),
+            reader=reader,
         )
 
     def _request(
