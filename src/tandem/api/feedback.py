@@ -16,8 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tandem.api.connection import read_body
 from tandem.api.paging import read_limit, read_text
-from tandem.api.schemas import PERSON, Body, Messages, Metadata, parse
+from tandem.api.schemas import PERSON, Body, Metadata, parse
 from tandem.api.surface import Surface
+from tandem.api.turns import Messages
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleState
 from tandem.services.auth import Caller

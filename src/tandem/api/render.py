@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tandem.api.errors import Failure
 from tandem.services.answering.answer import Usage
 from tandem.services.answering.choice import CallPiece, Delta, TokenText
 
@@ -189,6 +190,9 @@ class Extras:
     running_usage: bool = False
 
 
+NOTHING_MORE = Extras()
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """What a whole choice says; pieces of its calls are joined."""
@@ -306,10 +310,32 @@ class ChunkEncoder:
             chunk["usage"] = None
         return event(chunk)
 
-    def usage(self, header: Header, usage: Usage) -> bytes:
-        """The last event before the end, when the client asked for usage."""
+    def end(self, header: Header, usage: Usage) -> bytes:
+        """The usage, when the client asked for it, and OpenAI's mark."""
+        if not self._wants.usage:
+            return DONE
         body = {**header.json(self._shape.chunk), "choices": [], "usage": usage_json(usage)}
-        return event(body)
+        return event(body) + DONE
+
+    def failed(self, told: Failure) -> bytes:
+        """The error, and OpenAI's mark."""
+        return event(told.body) + DONE
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIDialect:
+    """Chats and completions, as `shape` says, with what the client `wants` beside the text."""
+
+    shape: Shape
+    wants: Extras
+
+    def whole(self) -> WholeAnswer:
+        """For one answer."""
+        return WholeAnswer(self.shape, self.wants)
+
+    def stream(self) -> ChunkEncoder:
+        """For one answer."""
+        return ChunkEncoder(self.shape, self.wants)
 
 
 def _ending(last: Delta | None) -> Json:

@@ -8,8 +8,8 @@ will be ignored without being listed in `fields.UNUSED`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,8 +22,15 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
-from tandem.api.tools import ToolCalls, ToolChoice, Tools
+from tandem.api.fields import (
+    CHAT_REFUSED,
+    COMPLETION_REFUSED,
+    UNUSED,
+    Refused,
+    check_extra,
+)
+from tandem.api.tools import ToolChoice, Tools
+from tandem.api.turns import Message, Messages
 from tandem.core.errors import InvalidRequest
 
 MAX_STOPS = 16
@@ -31,28 +38,14 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_MESSAGES = 16_384
 MAX_METADATA = 16
 SloSeconds = Annotated[float, Field(gt=0, le=3600.0)]
 _SLO = TypeAdapter(SloSeconds)
 PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
-_MAX_INT = 2**31 - 1
+MAX_INT = 2**31 - 1
 # What is checked before pydantic sees it, as others read it.
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-_STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-_CONTENT = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": _PART, "minItems": 1},
-        {"type": "null"},
-    ]
-}
+STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT = {"anyOf": [{"type": "string"}, _IDS]}
 _PROMPTS = {"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1}]}
@@ -72,7 +65,8 @@ _LIMITS = {
 }
 
 
-def _stop_list(value: object) -> object:
+def stop_list(value: object) -> object:
+    """Stop strings: one or a list."""
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return []
@@ -100,25 +94,6 @@ def _logit_bias(value: object) -> object:
             raise ValueError(f"the bias of token {token} must be between -100 and 100")
         bias[int(token)] = float(number)
     return bias
-
-
-def _content(value: object) -> object:
-    """Text, or a list of text parts, which are joined; or nothing beside tool calls."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of parts of type 'text'")
-    texts: list[str] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"parts of type {str(kind)[:50]!r} are not supported; send text only")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a part of type 'text' needs a string 'text'")
-        if unknown := sorted(part.keys() - {"type", "text"}):
-            raise ValueError(f"a part of type 'text' has no field {unknown[0][:50]!r}")
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 def _prompts(value: object) -> object:
@@ -150,9 +125,14 @@ def _is_ids(value: object) -> bool:
 
 
 class Body(BaseModel):
-    """A JSON object that a route takes; unknown fields are found by `parse`."""
+    """A JSON object that a route takes; unknown fields are found by `parse`.
+
+    `refused` are known fields that have no effect here, `unused` those that need none.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    refused: ClassVar[Mapping[str, Refused]] = {}
+    unused: ClassVar[Mapping[str, str]] = UNUSED
 
 
 class StreamOptions(BaseModel):
@@ -173,7 +153,7 @@ class SamplingFields(Body):
     """Fields that chats and completions share; None means OpenAI's default."""
 
     model: str
-    max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -182,17 +162,17 @@ class SamplingFields(Body):
         Annotated[dict[int, float], BeforeValidator(_logit_bias), WithJsonSchema(_BIAS)] | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stop_list), WithJsonSchema(_STOPS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    stop: Annotated[list[str], BeforeValidator(stop_list), WithJsonSchema(STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     stop_token_ids: StopTokens | None = None
-    priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)] | None = None
     ttft_slo: SloSeconds | None = None
     tpot_slo: SloSeconds | None = None
     user: Annotated[str, Field(pattern=PERSON)] | None = None
@@ -202,67 +182,12 @@ class SamplingFields(Body):
     return_token_ids: bool | None = None
 
 
-class Message(Body):
-    """One turn of a conversation; `developer` is OpenAI's newer word for `system`, and `reasoning`
-    vLLM's for `reasoning_content`."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_content), WithJsonSchema(_CONTENT)] = None
-    name: str | None = None
-    tool_calls: ToolCalls | None = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-    @property
-    def of_tools(self) -> bool:
-        """Whether it calls tools or is what one returned."""
-        return bool(self.tool_calls) or self.role == "tool"
-
-    def rendered(self) -> dict[str, Any]:
-        """What a chat template sees."""
-        role = "system" if self.role == "developer" else self.role
-        turn: dict[str, Any] = {"role": role, "content": self.content or ""}
-        if self.name is not None:
-            turn["name"] = self.name
-        if self.tool_calls:
-            turn["tool_calls"] = [call.rendered() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            turn["tool_call_id"] = self.tool_call_id
-        if thought := self.reasoning_content or self.reasoning:
-            turn["reasoning_content"] = thought
-        return turn
-
-    def check(self, where: str) -> None:
-        """Raise `InvalidRequest` for fields that its role does not have, or lacks; `where` is its
-        path and a dot."""
-        check_extra(self.model_extra or {}, MESSAGE_REFUSED, where)
-        missing = None
-        if self.content is None and not self.tool_calls:
-            missing = f"{where}content"
-        elif self.role == "tool" and self.tool_call_id is None:
-            missing = f"{where}tool_call_id"
-        if missing is not None:
-            raise InvalidRequest(f"missing required parameter: '{missing}'", param=missing)
-        belongs = (
-            ("tool_calls", self.tool_calls, "assistant"),
-            ("reasoning_content", self.reasoning_content or self.reasoning, "assistant"),
-            ("tool_call_id", self.tool_call_id, "tool"),
-        )
-        for name, value, role in belongs:
-            if value and self.role != role:
-                path = f"{where}{name}"
-                raise InvalidRequest(f"'{path}': only messages of '{role}' have it", param=path)
-
-
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-
-
 class ChatRequest(SamplingFields):
     """Body of /v1/chat/completions."""
 
+    refused = CHAT_REFUSED
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
@@ -275,6 +200,7 @@ class ChatRequest(SamplingFields):
 class CompletionRequest(SamplingFields):
     """Body of /v1/completions."""
 
+    refused = COMPLETION_REFUSED
     prompt: Annotated[
         list[str | tuple[int, ...]], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)
     ]
@@ -317,8 +243,7 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
         parsed = kind.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from None
-    refused = {ChatRequest: CHAT_REFUSED, CompletionRequest: COMPLETION_REFUSED}.get(kind, {})
-    check_extra(parsed.model_extra or {}, refused)
+    check_extra(parsed.model_extra or {}, kind.refused, unused=kind.unused)
     for path in _not_finite(parsed):
         raise InvalidRequest(f"'{path}': must be a finite number", param=path)
     for name, value in parsed:

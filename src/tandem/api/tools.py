@@ -17,7 +17,7 @@ from tandem.services.answering.reading import Calling
 
 MAX_TOOLS = 512
 MAX_CALLS = 512
-_NAME = r"^[a-zA-Z0-9_.:/-]{1,256}$"
+NAME = r"^[a-zA-Z0-9_.:/-]{1,256}$"
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
@@ -29,7 +29,7 @@ class _Strict(BaseModel):
 class Function(_Strict):
     """A function that may be called; `strict` says nothing here that a grammar does not."""
 
-    name: Annotated[str, Field(pattern=_NAME)]
+    name: Annotated[str, Field(pattern=NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -42,7 +42,8 @@ class Options:
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
     `user` is the client's own word for a person. `pinned` answers, if given, instead of the current
     version of its adapter. Two say how a chat ends when it is rendered,
-    and `calling` which tools its answer may call.
+    and `calling` which tools its answer may call. With `ceiling`, more `max_tokens` than fit are as
+    many as fit.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Options:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     calling: Calling = NO_TOOLS
+    ceiling: bool = False
 
 
 class Generation:
@@ -85,8 +87,11 @@ class Generation:
         self._priorities = priorities
         self._alone = asyncio.Lock()
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], options: Options) -> Answer:
-        """Prepare the answer to a conversation. Raises as `complete` does."""
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Options, prefix: str = "chatcmpl-"
+    ) -> Answer:
+        """Prepare the answer to a conversation; its id begins with `prefix`. Raises as `complete`
+        does."""
         arrival_s = self._tools.clock.now()
         model = pinned_to(await self._models.resolve(options.model, options.tenant), options.pinned)
         self._check(options, 1)
@@ -99,7 +104,7 @@ class Generation:
             continue_final_message=options.continue_final_message,
             tools=options.calling.tools,
         )
-        draft = self._draft("chatcmpl", model, options, tuple(dict(turn) for turn in messages))
+        draft = self._draft(prefix, model, options, tuple(dict(turn) for turn in messages))
         reader = self._reader(prompt, messages, options)
         return self._answer(draft, model, [prompt], options, arrival_s, reader)
 
@@ -147,7 +152,7 @@ class Generation:
             prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
             for prompt in prompts
         )
-        draft = self._draft("cmpl", model, options, prompts=texts)
+        draft = self._draft("cmpl-", model, options, prompts=texts)
         return self._answer(draft, model, encoded, options, arrival_s)
 
     async def encode_chat(
@@ -245,7 +250,7 @@ class Generation:
             "n": options.n,
         }
         receipt = Receipt(
-            completion_id=f"{prefix}-{self._rng.getrandbits(96):024x}",
+            completion_id=f"{prefix}{self._rng.getrandbits(96):024x}",
             created_s=self._tools.receipts.now(),
             tenant=options.tenant,
             adapter=None if model.checkpoint else model.name,
@@ -275,8 +280,10 @@ class Generation:
         )
         made: list[Request] = []
         for place, prompt in enumerate(prompts):
-            limit = model.max_model_len
-            budget = _output_budget(len(prompt), options.max_tokens, limit, param)
+            limit, asked = model.max_model_len, options.max_tokens
+            if options.ceiling and asked is not None:
+                asked = min(asked, max(1, limit - len(prompt)))
+            budget = _output_budget(len(prompt), asked, limit, param)
             bounded = replace(sampling, max_tokens=budget)
             made.append(self._request(f"{answer_id}-{place}", model, prompt, options, bounded))
         requests = [replace(request, arrival_s=arrival_s) for request in made]
