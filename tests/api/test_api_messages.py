@@ -210,6 +210,23 @@ def test_a_request_of_claude_code(http: httpx.Client, engine: FakeEngine, says: 
     assert engine.requests[-1].sampling.max_tokens == 4096 - len(engine.requests[-1].prompt)
 
 
+def test_a_call_is_forced(client: anthropic.Anthropic, engine: FakeEngine, says: Says) -> None:
+    says.text = CALLS
+    for kind in ({"type": "any"}, {"type": "tool", "name": "Bash"}):
+        choice: Any = kind
+        client.messages.create(**GOOD, tools=[BASH], tool_choice=choice)  # type: ignore[list-item]
+        grammar = engine.requests[-1].sampling.grammar
+        assert grammar is not None and '\\"Bash\\"' in grammar.text
+
+
+def test_text_must_match_a_format(http: httpx.Client, engine: FakeEngine) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
+    assert http.post(MESSAGES, json={**GOOD, "output_config": config}).status_code == 200
+    grammar = engine.requests[-1].sampling.grammar
+    assert grammar is not None and json.loads(grammar.text) == schema
+
+
 def test_tokens_are_counted(client: anthropic.Anthropic, engine: FakeEngine) -> None:
     client.messages.create(**GOOD, tools=[BASH], system="Brief.")  # type: ignore[list-item]
     counted = client.messages.count_tokens(
@@ -256,7 +273,7 @@ def changed(message: Any, **more: Any) -> dict[str, Any]:
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [BASH, BASH]}, "tools[1]"),
-        ({"tools": [BASH], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [BASH], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [BASH], "tool_choice": {"type": "tool", "name": "q"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),

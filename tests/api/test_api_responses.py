@@ -188,6 +188,27 @@ def test_a_request_of_codex(http: httpx.Client, engine: FakeEngine, says: Says) 
     assert "a.txt\n</tool_response>\n<tool_response>\nno command" in prompt
 
 
+def test_a_call_is_forced(client: openai.OpenAI, engine: FakeEngine) -> None:
+    for choice in ("required", {"type": "function", "name": "shell"}):
+        client.responses.create(**GOOD, tools=[SHELL], tool_choice=choice)  # type: ignore[arg-type, list-item]
+        grammar = engine.requests[-1].sampling.grammar
+        assert grammar is not None and '\\"shell\\"' in grammar.text
+
+
+def test_text_must_match_a_format(client: openai.OpenAI, engine: FakeEngine) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form: Any = {"type": "json_schema", "name": "a", "schema": schema, "strict": False}
+    answer = client.responses.create(**GOOD, text={"format": form})
+    grammar = engine.requests[-1].sampling.grammar
+    assert grammar is not None and json.loads(grammar.text) == schema
+    assert answer.text is not None and answer.text.format is not None
+    assert answer.text.format.type == "json_schema"
+    client.responses.create(**GOOD, text={"format": {"type": "json_object"}})
+    assert engine.requests[-1].sampling.grammar is not None
+    client.responses.create(**GOOD, text={"format": {"type": "text"}})
+    assert engine.requests[-1].sampling.grammar is None
+
+
 def test_a_cut_answer_is_incomplete(client: openai.OpenAI, http: httpx.Client) -> None:
     answer = client.responses.create(**GOOD, max_output_tokens=2)
     assert answer.status == "incomplete" and answer.incomplete_details is not None
@@ -220,11 +241,12 @@ def test_what_is_stored_is_the_receipt(client: openai.OpenAI, url: str) -> None:
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
          "input[0].function_call.call_id"),
         ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
-        ({"tools": [SHELL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [SHELL], "tool_choice": {"type": "function", "name": "q"}}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),

@@ -164,6 +164,26 @@ def test_one_call_at_a_time(http: httpx.Client) -> None:
     assert len(message["tool_calls"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        ("auto", None),
+        ("none", None),
+        ("required", ["weather", "clock"]),
+        ({"type": "function", "function": {"name": "clock"}}, ["clock"]),
+    ],
+)
+def test_a_call_is_forced_by_a_grammar(
+    http: httpx.Client, engine: FakeEngine, choice: Any, forced: list[str] | None
+) -> None:
+    body = {**GOOD, "tools": [TOOL, tool(name="clock")], "tool_choice": choice}
+    assert http.post(CHAT, json=body).status_code == 200
+    grammar = engine.requests[-1].sampling.grammar
+    names = [name for name in ("weather", "clock") if grammar and f'\\"{name}\\"' in grammar.text]
+    assert (names or None) == forced
+    assert grammar is None or ("call)*" in grammar.text) is (choice == "required")
+
+
 def test_a_cut_call_ends_with_length(http: httpx.Client) -> None:
     for stream in (False, True):
         answer = http.post(CHAT, json={**GOOD, "max_tokens": 30, "stream": stream})

@@ -123,13 +123,9 @@ def calling_of(
             f"'tool_choice' names '{choice.function.name[:64]}', which is not among 'tools'",
             param="tool_choice",
         )
-    if choice not in (None, AUTO, NONE):
-        raise InvalidRequest(
-            "'tool_choice' can be 'auto' or 'none': a call cannot be forced here; offer only the "
-            "tool and ask for it in a message",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
     if choice == NONE:
         return Calling()
-    return Calling(tuple(tool.rendered() for tool in tools), parallel is not False)
+    offered = tuple(tool.rendered() for tool in tools)
+    if isinstance(choice, NamedChoice):
+        return Calling(offered, parallel=False, forced=(choice.function.name,))
+    return Calling(offered, parallel is not False, tuple(names) if choice == REQUIRED else ())

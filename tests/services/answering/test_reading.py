@@ -218,6 +218,8 @@ def test_the_format_is_found_by_template_and_vocabulary(
     assert (form.calls, form.reasons) == (calls, reasons)
     assert form.native is ("tools" in source) and form.takes_tools is (calls is not None)
     assert format_of(source, vocabulary, SHIPPED.shipped).shipped == SHIPPED.shipped
+    with pytest.raises(ValueError, match="fields"):
+        format_of(source, vocabulary, {"start_anchor": "x"})
 
 
 CALL = {"id": "call_0123456789", "type": "function",

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic.json_schema import SkipJsonSchema
 
 from tandem.api.fields import MESSAGES_REFUSED, MESSAGES_UNUSED
 from tandem.api.schemas import MAX_INT, STOPS, Body, ChatRequest, stop_list
 from tandem.api.tools import MAX_TOOLS, NAME, Function, NamedChoice, Tool, ToolChoice
 from tandem.api.turns import MAX_MESSAGES
 from tandem.core.errors import InvalidRequest
+from tandem.core.sampling import Grammar
+from tandem.services.answering.grammars import of_schema
 
 Turn = dict[str, Any]
 # Claude Code's first block of a system prompt; it differs from request to request, so nothing after
@@ -169,11 +170,19 @@ class ToolChoiceParam(_Block):
         return "required" if self.type == "any" else self.type
 
 
-class OutputConfig(_Block):
-    """`effort` has no effect: the model is as it is."""
+class OutputFormat(_Block):
+    """JSON that a schema allows."""
 
-    effort: Any = None
-    format: SkipJsonSchema[Any] = None
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    type: Literal["json_schema"]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(_Block):
+    """What text must be; `effort` has no effect: the model is as it is."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
 
 
 class CountRequest(Body):
@@ -198,12 +207,6 @@ class CountRequest(Body):
 
     def chat(self) -> ChatRequest:
         """The body without its messages, as that of a chat. Raises `InvalidRequest`."""
-        if self.output_config is not None and self.output_config.format is not None:
-            raise InvalidRequest(
-                "'output_config.format' is not supported: describe the format in a message",
-                param="output_config.format",
-                code="unsupported_parameter",
-            )
         choice = self.tool_choice
         goes_on = self.messages[-1].role == "assistant"
         return ChatRequest.model_construct(
@@ -226,6 +229,13 @@ class MessagesRequest(CountRequest):
         Annotated[list[str], BeforeValidator(stop_list), WithJsonSchema(STOPS)] | None
     ) = None
     stream: bool | None = None
+
+    def grammar(self) -> Grammar | None:
+        """What text must match; None: anything. Raises `InvalidRequest`."""
+        form = self.output_config.format if self.output_config is not None else None
+        if form is None:
+            return None
+        return of_schema(form.json_schema, "output_config.format.schema")
 
     def chat(self) -> ChatRequest:
         """With how it is sampled."""

@@ -243,6 +243,9 @@ def _response(asked: ResponsesRequest, header: Header, status: str) -> Json:
         chosen: object = choice or "auto"
     else:
         chosen = {"type": "function", "name": choice.function.name}
+    form: Json = {"type": "text"}
+    if asked.text is not None and asked.text.format is not None:
+        form = asked.text.format.model_dump(by_alias=True, exclude_none=True)
     return {
         "id": header.id,
         "object": "response",
@@ -262,7 +265,7 @@ def _response(asked: ResponsesRequest, header: Header, status: str) -> Json:
         "service_tier": asked.service_tier or "default",
         "store": False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": form},
         "tool_choice": chosen,
         "tools": [tool.model_dump() for tool in asked.functions],
         "top_p": 1.0 if asked.top_p is None else asked.top_p,

@@ -29,7 +29,9 @@ def add_responses_routes(app: FastAPI, surface: Surface) -> None:
         chat = body.chat()
         take_objectives(chat, request)
         caller = await caller_of(request, surface, chat)
-        options = replace(chat_options(chat, caller), ceiling=True)
+        options = chat_options(chat, caller)
+        sampling = replace(options.sampling, grammar=body.grammar())
+        options = replace(options, sampling=sampling, ceiling=True)
 
         async def work() -> Response:
             answer = await surface.generation.chat(body.turns(), options, _ID_PREFIX)

@@ -30,7 +30,8 @@ from tandem.api.tools import (
     arguments_of,
 )
 from tandem.api.turns import MAX_MESSAGES
-from tandem.core.errors import InvalidRequest
+from tandem.core.sampling import Grammar
+from tandem.services.answering.grammars import ANY_OBJECT, of_schema
 
 Turn = dict[str, Any]
 _TEXT_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
@@ -151,10 +152,21 @@ def _choice(value: object) -> object:
     return value
 
 
+class TextFormat(_Part):
+    """What text must be; `name` and `description` are for people."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
 class TextOptions(_Part):
     """How text is to be; `verbosity` has no effect."""
 
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -213,15 +225,17 @@ class ResponsesRequest(Body):
                 made.append({"role": "tool", "content": text, "tool_call_id": item.call_id})
         return made
 
-    def chat(self) -> ChatRequest:
-        """The body without its conversation, as that of a chat. Raises `InvalidRequest`."""
+    def grammar(self) -> Grammar | None:
+        """What text must match; None: anything. Raises `InvalidRequest`."""
         form = self.text.format if self.text is not None else None
-        if form is not None and form.get("type") != "text":
-            raise InvalidRequest(
-                "'text.format': only {'type': 'text'} is supported",
-                param="text.format",
-                code="unsupported_parameter",
-            )
+        if form is None or form.type == "text":
+            return None
+        if form.type == "json_object":
+            return of_schema(ANY_OBJECT, "text.format")
+        return of_schema(form.json_schema, "text.format.schema", strict=bool(form.strict))
+
+    def chat(self) -> ChatRequest:
+        """The body without its conversation, as that of a chat."""
         return ChatRequest.model_construct(
             model=self.model,
             tools=[function.tool() for function in self.functions],

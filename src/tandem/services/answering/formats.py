@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from transformers.utils.chat_parsing.response_templates import load_response_template
 
 Template = dict[str, Any]
 Turn = dict[str, Any]
@@ -43,12 +45,23 @@ call is needed, please make the tool calls an empty list '[]'.
 
 
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """How calls are written, piece by piece, for an answer that must be calls: `before` all of
+    them, each `call` with `NAME` and `ARGUMENTS` in it, `joint` between two, `after` all."""
+
+    call: tuple[str, ...]
+    before: tuple[str, ...] = ()
+    joint: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
     """One way of writing tool calls.
 
     `opens` and `closes` are patterns around them (`closes` None: they go on to the end); `begin`
     and `end` are what a model writes there. Inside is JSON, or what `inner`, a template of
-    transformers', reads.
+    transformers', reads. Without a `spelling`, calls cannot be forced.
     """
 
     opens: str
@@ -56,15 +69,39 @@ class Calls:
     begin: str = ""
     end: str = ""
     inner: Template | None = None
+    spelling: Spelling | None = None
 
 
-HERMES = Calls(r"\s*<tool_call>\s*", r"\s*</tool_call>\s*", "<tool_call>\n", "\n</tool_call>")
+NAME, ARGUMENTS = "{name}", "{arguments}"
+_OBJECT = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
+HERMES = Calls(
+    r"\s*<tool_call>\s*",
+    r"\s*</tool_call>\s*",
+    "<tool_call>\n",
+    "\n</tool_call>",
+    spelling=Spelling(("<tool_call>", "\n", *_OBJECT, "\n", "</tool_call>"), joint=("\n",)),
+)
 """Qwen's and Hermes': one JSON object, or, as SmolLM2 writes it, a list of them."""
-LISTED = Calls(HERMES.opens, HERMES.closes, "<tool_call>", "</tool_call>")
-MISTRAL = Calls(r"\s*\[TOOL_CALLS\]\s*", r"\s*(?=\[TOOL_CALLS\])", "[TOOL_CALLS]")
-"""A list of JSON objects, or (newer) a name and its arguments, each after the marker."""
+LISTED = Calls(
+    HERMES.opens,
+    HERMES.closes,
+    "<tool_call>",
+    "</tool_call>",
+    spelling=Spelling(_OBJECT, ("<tool_call>", "["), (", ",), ("]", "</tool_call>")),
+)
+MISTRAL = Calls(
+    r"\s*\[TOOL_CALLS\]\s*",
+    r"\s*(?=\[TOOL_CALLS\])",
+    "[TOOL_CALLS]",
+    spelling=Spelling(_OBJECT, ("[TOOL_CALLS]", " ["), (", ",), ("]",)),
+)
+"""A list of JSON objects after the marker."""
+MISTRAL_NAMED = replace(MISTRAL, spelling=Spelling(("[TOOL_CALLS]", NAME, "[ARGS]", ARGUMENTS)))
+"""Newer: a name and its arguments, each call after a marker of its own. Both are read alike."""
 LLAMA = Calls(
-    r'(?:\A\s*|<\|python_tag\|>\s*)(?=\{\s*"(?:name|type|function|parameters)"\s*:)', None
+    r'(?:\A\s*|<\|python_tag\|>\s*)(?=\{\s*"(?:name|type|function|parameters)"\s*:)',
+    None,
+    spelling=Spelling(('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), joint=("; ",)),
 )
 """Llama 3's: the whole answer is JSON objects, with or without a marker before them."""
 TAGGED = Calls(
@@ -147,9 +184,10 @@ class AnswerFormat:
 
 def format_of(source: str, vocabulary: Mapping[str, int], shipped: Template | None) -> AnswerFormat:
     """The format of a model by its chat template's `source`, its `vocabulary`, and the response
-    template that its tokenizer ships."""
+    template that its tokenizer ships. Raises `ValueError` if that is none."""
     native = re.search(r"\btools\b", source) is not None
     if shipped is not None:
+        load_response_template(shipped)
         described = json.dumps(shipped, ensure_ascii=False).replace("\\", "")
         return AnswerFormat(native=native, shipped=shipped, markers=described)
     reasons = "<think>" in source or "<think>" in vocabulary
@@ -157,8 +195,13 @@ def format_of(source: str, vocabulary: Mapping[str, int], shipped: Template | No
     markers = "<think></think>" if reasons else ""
     if calls is not None:
         markers += "".join((calls.opens, calls.closes or "", calls.begin, calls.end))
+        markers += "".join(calls.spelling.call) if calls.spelling is not None else ""
     return AnswerFormat(
-        calls, reasons, native, short_ids=calls is MISTRAL, markers=markers.replace("\\", "")
+        calls,
+        reasons,
+        native,
+        short_ids=calls in (MISTRAL, MISTRAL_NAMED),
+        markers=markers.replace("\\", ""),
     )
 
 
@@ -168,7 +211,7 @@ def _calls_of(source: str, vocabulary: Mapping[str, int]) -> Calls | None:
     if "<tool_call>" in source:
         return HERMES
     if "[TOOL_CALLS]" in source or "[TOOL_CALLS]" in vocabulary:
-        return MISTRAL
+        return MISTRAL_NAMED if "[ARGS]" in vocabulary else MISTRAL
     if "<|python_tag|>" in source or "<|python_tag|>" in vocabulary:
         return LLAMA
     return None

@@ -20,8 +20,9 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
 from tandem.services.answering.answer import Answer, Tools
+from tandem.services.answering.forcing import grammar_of_calls
 from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
-from tandem.services.answering.reading import NO_TOOLS, AnswerReader, Calling
+from tandem.services.answering.reading import NO_TOOLS, AnswerReader, Calling, reader_of
 from tandem.services.answering.receipts import Draft
 
 _SEED_BITS = 63
@@ -105,30 +106,37 @@ class Generation:
             tools=options.calling.tools,
         )
         draft = self._draft(prefix, model, options, tuple(dict(turn) for turn in messages))
-        reader = self._reader(prompt, messages, options)
+        before = self._before(prompt, messages, options)
+        reader = reader_of(self._tokenizer.format, options.calling, before, self._call_id)
+        calling, asked = options.calling, options.sampling.grammar
+        if calling.forced or (calling.tools and asked is not None):
+            options = self._restricted(options, before)
         return self._answer(draft, model, [prompt], options, arrival_s, reader)
 
-    def _reader(
+    def _before(
         self, prompt: tuple[int, ...], messages: Sequence[Mapping[str, Any]], options: Options
-    ) -> Callable[[], AnswerReader] | None:
-        """What reads each choice of an answer; None if all of it is text. Raises `InvalidRequest`
-        for tools that this model cannot call."""
-        tokenizer, form, calling = self._tokenizer, self._tokenizer.format, options.calling
-        if calling.tools and not form.takes_tools:
+    ) -> str:
+        """What there is of an answer before it begins; or all of the prompt, if the response
+        template, which finds that in it, is the tokenizer's own."""
+        if self._tokenizer.format.shipped is not None:
+            return self._tokenizer.markers.decode(prompt)
+        if options.continue_final_message:
+            return str(messages[-1]["content"])
+        return self._tokenizer.opening if options.add_generation_prompt else ""
+
+    def _restricted(self, options: Options, before: str) -> Options:
+        """Options for an answer that must be calls, or may be calls or JSON. Raises
+        `InvalidRequest`."""
+        tokenizer, calling, asked = self._tokenizer, options.calling, options.sampling.grammar
+        if calling.forced and asked is not None:
             raise InvalidRequest(
-                "this model's way of writing tool calls is not known to this server; describe the "
-                "tools in a message and parse the answer",
-                param="tools",
-                code="unsupported_parameter",
+                f"'tool_choice' makes the answer a call; leave '{asked.param}' out",
+                param="tool_choice",
             )
-        if form.template(tools=bool(calling.tools)) is None:
-            return None
-        prefix = tokenizer.opening if form.reasons and options.add_generation_prompt else ""
-        if form.shipped is not None:
-            prefix = tokenizer.markers.decode(prompt)
-        elif form.reasons and options.continue_final_message:
-            prefix = messages[-1]["content"]
-        return partial(AnswerReader, form, calling, prefix, self._call_id)
+        grammar = grammar_of_calls(
+            tokenizer.format, calling, before, tokenizer.special_token, asked
+        )
+        return replace(options, sampling=replace(options.sampling, grammar=grammar))
 
     def _call_id(self) -> str:
         return f"call_{self._rng.getrandbits(96):024x}"

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser, parse_response
 
+from tandem.core.errors import InvalidRequest
 from tandem.core.sequence import FinishReason
 from tandem.services.answering.calls import CallScanner, Piece, call_of
 from tandem.services.answering.choice import CallPiece, Delta
@@ -28,10 +30,12 @@ from tandem.services.answering.formats import (
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """The tools that an answer may call, in OpenAI's form; one call only unless `parallel`."""
+    """The tools that an answer may call, in OpenAI's form; one call only unless `parallel`. With
+    `forced`, it must be calls, of functions of these names, and nothing else."""
 
     tools: tuple[dict[str, Any], ...] = ()
     parallel: bool = True
+    forced: tuple[str, ...] = ()
 
     @property
     def names(self) -> frozenset[str]:
@@ -143,6 +147,23 @@ class AnswerReader:
             elif not self._silent:
                 made.append(Delta(0, "", call=CallPiece(self._index, arguments=piece.arguments)))
         return made
+
+
+def reader_of(
+    form: AnswerFormat, calling: Calling, prefix: str, new_id: Callable[[], str]
+) -> Callable[[], AnswerReader] | None:
+    """What makes a reader for each choice of an answer; None if all of it is text. Raises
+    `InvalidRequest` for tools that this model cannot call."""
+    if calling.tools and not form.takes_tools:
+        raise InvalidRequest(
+            "this model's way of writing tool calls is not known to this server; describe the "
+            "tools in a message and parse the answer",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if form.template(tools=bool(calling.tools)) is None:
+        return None
+    return partial(AnswerReader, form, calling, prefix, new_id)
 
 
 def _same_kind(one: Delta, other: Delta) -> bool:

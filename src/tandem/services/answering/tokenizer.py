@@ -91,6 +91,12 @@ class Tokenizer:
         """Whether `encode_chat` can work at all."""
         return self._backend.chat_template is not None
 
+    def special_token(self, text: str) -> int | None:
+        """The id of the special token of exactly this text, if there is one."""
+        token = self._backend.convert_tokens_to_ids(text)
+        known = token in self._special_ids and self._backend.convert_ids_to_tokens(token) == text
+        return int(token) if known else None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of `text`, with the begin marker the model was trained with if asked."""
         ids = self._backend.encode(text, add_special_tokens=add_special_tokens)
