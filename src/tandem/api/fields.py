@@ -45,7 +45,6 @@ CHAT_REFUSED = {
     "parallel_tool_calls": Refused((True, False), _NO_TOOLS),
     "functions": Refused(([],), _NO_TOOLS),
     "function_call": Refused(("none", "auto"), _NO_TOOLS),
-    "response_format": Refused(({"type": "text"},), "only {'type': 'text'} is supported"),
     "modalities": Refused((["text"],), _TEXT_ONLY),
     "audio": Refused((), _TEXT_ONLY),
     "prediction": Refused((), "predicted outputs are not supported"),
@@ -57,7 +56,6 @@ CHAT_REFUSED = {
 
 COMPLETION_REFUSED = {
     "suffix": Refused(("",), "insertion is not supported"),
-    "response_format": CHAT_REFUSED["response_format"],
     **_SAMPLED,
 }
 

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
+from tandem.api.structured import ResponseFormat, StructuredOutputs
 from tandem.core.errors import InvalidRequest
 
 MAX_STOPS = 16
@@ -193,6 +194,8 @@ class SamplingFields(Body):
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex"] | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class Message(Body):
