@@ -155,6 +155,8 @@ def test_logits_that_are_not_finite_are_said_first():
     draws = [draw_of(regex("[0-9]+"), (), seq_id) for seq_id in (1, 2)]
     found = sample(logits, draws, made())
     assert found[0] == NOT_FINITE and isinstance(found[1], DrawResult)
+    draws[0] = draw_of(regex("[0-9]+"), TOKENIZER.encode("letters"), 1)  # which it does not allow
+    assert sample(logits, draws, made())[0] == NOT_FINITE
 
 
 @pytest.mark.parametrize(

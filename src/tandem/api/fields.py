@@ -42,7 +42,6 @@ _SAMPLED = {
 CHAT_REFUSED = {
     "functions": Refused(([],), _OLD_TOOLS),
     "function_call": Refused(("none", "auto"), _OLD_TOOLS),
-    "response_format": Refused(({"type": "text"},), "only {'type': 'text'} is supported"),
     "modalities": Refused((["text"],), _TEXT_ONLY),
     "audio": Refused((), _TEXT_ONLY),
     "prediction": Refused((), "predicted outputs are not supported"),
@@ -97,7 +96,6 @@ RESPONSES_REFUSED = {
 
 COMPLETION_REFUSED = {
     "suffix": Refused(("",), "insertion is not supported"),
-    "response_format": CHAT_REFUSED["response_format"],
     **_SAMPLED,
 }
 

@@ -21,6 +21,7 @@ from tandem.api.schemas import (
     TokenizeRequest,
     slo_of_header,
 )
+from tandem.api.structured import grammar_of
 from tandem.api.surface import Surface
 from tandem.api.tools import calling_of
 from tandem.core.errors import InvalidRequest
@@ -192,6 +193,9 @@ def _options(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
+        grammar=grammar_of(
+            body.response_format, body.structured_outputs, ignore_eos=bool(body.ignore_eos)
+        ),
         logprobs=logprobs,
     )
     return Options(

@@ -29,6 +29,7 @@ from tandem.api.fields import (
     Refused,
     check_extra,
 )
+from tandem.api.structured import ResponseFormat, StructuredOutputs
 from tandem.api.tools import ToolChoice, Tools
 from tandem.api.turns import Message, Messages
 from tandem.core.errors import InvalidRequest
@@ -180,6 +181,8 @@ class SamplingFields(Body):
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex"] | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(SamplingFields):

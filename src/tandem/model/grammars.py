@@ -173,7 +173,7 @@ class Grammars:
                 self._compiled.popitem(last=False)
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
-        """A new matcher that has made its first mask. Raises `InvalidRequest`."""
+        """A new matcher that has made its first masks. Raises `InvalidRequest`."""
         from llguidance import LLMatcher
 
         tokenizer = self._loaded(grammar.param)
@@ -182,12 +182,22 @@ class Grammars:
         except Exception as error:  # the converters raise errors of many kinds
             raise _refusal(grammar, str(error)) from error
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
-        if not matcher.is_error():
-            words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
-            _mask(matcher, words)
-        if matcher.is_error():
-            raise _refusal(grammar, matcher.get_error())
+        problem = matcher.get_error() or self._problem(matcher)
+        if problem:
+            raise _refusal(grammar, problem)
         return matcher
+
+    def _problem(self, matcher: LLMatcher) -> str:
+        """Why a new matcher has no mask for the first token, or fails at one that it allows. The
+        most expensive grammars do."""
+        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
+        _mask(matcher, words)
+        if matcher.is_error():
+            return matcher.get_error()
+        possible = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        begun = matcher.deep_copy()
+        begun.consume_token(int(possible[-1]))
+        return begun.get_error()
 
     def _loaded(self, param: str) -> LLTokenizer:
         """llguidance's form of the model's tokenizer, made once. Raises `InvalidRequest`."""

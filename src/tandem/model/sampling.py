@@ -37,7 +37,7 @@ def sample(
     """
     best, choice = logits.max(dim=-1)
     # A NaN or +inf anywhere in a row shows in its maximum.
-    usable = best.isfinite()
+    finite = usable = best.isfinite()
     changed = [row for row, draw in enumerate(draws) if not _plainly_greedy(draw)]
     problems: dict[int, str] = {}
     if changed:
@@ -58,7 +58,7 @@ def sample(
         for draw, token, ok in zip(draws, tokens, valid, strict=True)
     ]
     for row, problem in problems.items():
-        results[row] = problem
+        results[row] = problem if bool(finite[row]) else NOT_FINITE
     _add_logprobs(results, logits, draws)
     return results
 

@@ -19,6 +19,7 @@ from tandem.core.learning import ReceiptChoice
 from tandem.core.plan import NO_MEMORY, TokenLogprob
 from tandem.core.ports import ServingEngine
 from tandem.core.request import Request
+from tandem.core.sampling import TOO_COMPLEX
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Objectives, WorkClass
 from tandem.services.answering.admission import Admission, Ticket
@@ -262,6 +263,9 @@ class _Part:
                 return []  # we stopped it ourselves
             if event.error == NO_MEMORY:
                 raise OutOfMemory(NO_MEMORY)
+            grammar = self.request.sampling.grammar
+            if event.error == TOO_COMPLEX and grammar is not None:
+                raise InvalidRequest(TOO_COMPLEX, param=grammar.param)
             raise GenerationFailed(event.error or "the server stopped this request; send it again")
         self._scores.extend(event.prompt_logprobs)
         if event.tokens or event.finish_reason is not None:
