@@ -184,6 +184,18 @@ def test_a_call_is_forced_by_a_grammar(
     assert grammar is None or ("call)*" in grammar.text) is (choice == "required")
 
 
+def test_beside_a_schema_an_answer_may_still_call(http: httpx.Client, engine: FakeEngine) -> None:
+    schema = {"type": "object", "properties": {"degrees": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+    body = {**GOOD, "response_format": form}
+    message = http.post(CHAT, json=body).json()["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 2
+    grammar = engine.requests[-1].sampling.grammar
+    assert grammar is not None and "(calls | other)" in grammar.text and "degrees" in grammar.text
+    refused = http.post(CHAT, json={**body, "tool_choice": "required"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "tool_choice"
+
+
 def test_a_cut_call_ends_with_length(http: httpx.Client) -> None:
     for stream in (False, True):
         answer = http.post(CHAT, json={**GOOD, "max_tokens": 30, "stream": stream})
