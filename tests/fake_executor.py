@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fake_answers import VOCAB, draw_of, link, logprob_of
 from tandem.core.clock import VirtualClock
-from tandem.core.errors import AdapterError
+from tandem.core.errors import AdapterError, InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (
     BackwardSlice,
@@ -36,6 +36,7 @@ from tandem.core.plan import (
     working_key,
 )
 from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
+from tandem.core.sampling import Grammar
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 
@@ -124,6 +125,7 @@ class FakeExecutor:
         self.failing: set[int] = set()
         self.nan_scores: set[int] = set()
         self.failing_slices: set[int] = set()
+        self.wrong_grammars: set[Grammar] = set()
         self.failing_updates: set[str] = set()
         self.trainers: dict[str, FakeTrainer] = {}
         self.recordings: dict[int, FakeRecording] = {}
@@ -187,6 +189,10 @@ class FakeExecutor:
         return results
 
     # ------------------------------------------------------------------ adapters and trainers
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        if grammar in self.wrong_grammars:
+            raise InvalidRequest("the grammar is wrong", param=grammar.param)
 
     def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
         return lambda: self.adapters.add(version.content_hash)

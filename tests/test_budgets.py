@@ -8,11 +8,11 @@ from pathlib import Path
 import tandem
 
 PACKAGE = Path(tandem.__file__).parent
-MOST_LINES = 50_000
+MOST_LINES = 53_000
 MOST_PUBLIC_METHODS = 12
 OVER = {
     "engine/client.py:AsyncEngineClient": 19,
-    "engine/loop.py:EngineLoop": 26,
+    "engine/loop.py:EngineLoop": 27,
     "estimators/latency.py:LatencyModel": 17,
     "executor/training.py:TrainingState": 16,
     "kv/cache.py:KVCache": 28,

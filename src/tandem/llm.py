@@ -157,7 +157,7 @@ class LLM:
             seeded = replace(sampling, seed=sampling.seed + place)
             request = Request(request_id, tokens, seeded, n=n, adapter=adapter)
             try:
-                self._loop.add(request)
+                self._loop.read_request(request)()
             except TandemError:
                 self._abort(outputs)
                 raise

@@ -122,7 +122,7 @@ MESSAGES: list[tuple[Any, str]] = [
     (None, "messages"),
     ([{"role": "user"}], "messages[0].content"),
     ([{"content": "Hi"}], "messages[0].role"),
-    ([{"role": "tool", "content": "Hi"}], "messages[0].role"),
+    ([{"role": "tool", "content": "Hi"}], "messages[0].tool_call_id"),
     ([{"role": "robot", "content": "Hi"}], "messages[0].role"),
     ([{"role": "user", "content": None}], "messages[0].content"),
     ([{"role": "user", "content": 5}], "messages[0].content"),
@@ -138,7 +138,7 @@ MESSAGES: list[tuple[Any, str]] = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b", "tool_calls": [1]},
         ],
-        "messages[1].tool_calls",
+        "messages[1].tool_calls[0]",
     ),
     ([{"role": "user", "content": "Hi", "mood": "good"}], "messages[0].mood"),
 ]

@@ -9,7 +9,18 @@ from fastapi.routing import APIRoute
 
 from fake_engine import FakeEngine
 from serving import make_app
-from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, UNUSED
+from tandem.api.fields import (
+    CHAT_REFUSED,
+    COMPLETION_REFUSED,
+    MESSAGE_REFUSED,
+    MESSAGES_REFUSED,
+    MESSAGES_UNUSED,
+    RESPONSES_REFUSED,
+    RESPONSES_UNUSED,
+    UNUSED,
+)
+from tandem.api.messages.schemas import MessagesRequest
+from tandem.api.responses.schemas import ResponsesRequest
 from tandem.api.schemas import ChatRequest, CompletionRequest
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
@@ -42,3 +53,19 @@ def test_every_field_is_documented() -> None:
     fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
     documented = names("OpenAI's: ", "Accepted and without") | {"stream_options"}
     assert fields <= documented
+
+
+def test_every_field_of_the_other_dialects_is_documented() -> None:
+    for heading, end, body, unused, refused in (
+        ("## Anthropic", "## OpenAI", MessagesRequest, MESSAGES_UNUSED, MESSAGES_REFUSED),
+        ("## OpenAI", "## Batches", ResponsesRequest, RESPONSES_UNUSED, RESPONSES_REFUSED),
+    ):
+        section = TEXT[TEXT.index(heading) : TEXT.index(end, TEXT.index(heading))]
+        told = [re.findall(r"`(\w+)`", part) for part in section.split("\n\n")]
+        lines = {
+            part.split("`")[0].strip(): set(names)
+            for part, names in zip(section.split("\n\n"), told, strict=True)
+        }
+        assert lines["Accepted without effect:"] == set(unused)
+        assert lines["Refused by name:"] == set(refused)
+        assert set(body.model_fields) <= lines["Fields:"]

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from devices import DEVICES
-from tandem.core.plan import Draw
+from tandem.core.plan import Draw, DrawResult
 from tandem.core.sampling import SamplingParams
 from tandem.model.randomness import uniforms
-from tandem.model.sampling import sample
+from tandem.model.sampling import NOT_FINITE, sample
 
 VOCAB = 50
 COUNT = 20_000
@@ -162,13 +162,13 @@ def test_rows_that_are_not_finite_fail_alone(bad, temperature):
     draws = [draw_of(SamplingParams(temperature=temperature, logprobs=1), i) for i in range(3)]
     expected = sample(logits, draws)
     logits[1, 20] = bad
-    assert sample(logits, draws) == [expected[0], None, expected[2]]
+    assert sample(logits, draws) == [expected[0], NOT_FINITE, expected[2]]
 
 
 def test_a_row_with_every_token_banned_fails():
     draws = [draw_of(SamplingParams(), i, banned=tuple(range(VOCAB)) * i) for i in range(2)]
     found = sample(logits_of(3, rows=2), draws)
-    assert found[0] is not None and found[1] is None
+    assert isinstance(found[0], DrawResult) and found[1] == NOT_FINITE
 
 
 def test_uniforms_are_uniform_and_differ_in_every_argument():

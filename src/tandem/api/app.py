@@ -25,7 +25,9 @@ from tandem.api.files import add_file_routes
 from tandem.api.fine_tuning import add_fine_tuning_routes
 from tandem.api.generation import add_generation_routes
 from tandem.api.guard import Guard
+from tandem.api.messages.routes import add_messages_routes
 from tandem.api.models import add_model_routes
+from tandem.api.responses.routes import add_responses_routes
 from tandem.api.state import add_state_routes
 from tandem.api.surface import Surface
 from tandem.core.errors import TandemError
@@ -61,6 +63,8 @@ def create_app(
     )
     for add_routes in (
         add_generation_routes,
+        add_messages_routes,
+        add_responses_routes,
         add_model_routes,
         add_adapter_routes,
         add_feedback_routes,

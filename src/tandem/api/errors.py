@@ -39,6 +39,16 @@ _log = logging.getLogger(__name__)
 _STORE_RETRY_S = 5.0
 _MOST_MESSAGE_CHARS = 2000
 
+MESSAGES = "/v1/messages"
+"""Anthropic's route; its errors, and those below it, have Anthropic's shape."""
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 CLIENT_CLOSED_REQUEST = 499  # nginx's status; nobody receives it, but logs and metrics do
 
 
@@ -70,6 +80,18 @@ class Failure:
             headers=self.headers,
             media_type="application/json",
         )
+
+    def told_on(self, path: str) -> Failure:
+        """The same in the shape of the route: Anthropic's on /v1/messages."""
+        if path != MESSAGES and not path.startswith(f"{MESSAGES}/"):
+            return self
+        said = self.body["error"]
+        message = str(said["message"])
+        if said["code"] == "context_length_exceeded":  # by these words clients know it
+            message = f"prompt is too long: {message}"
+        kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else said["type"])
+        body = {"type": "error", "error": {"type": kind, "message": message}}
+        return Failure(self.status, body, self.headers)
 
 
 def failure(error: Exception) -> Failure:  # noqa: C901
@@ -123,29 +145,33 @@ def failure(error: Exception) -> Failure:  # noqa: C901
             return _failure(500, unknown, None, "internal_error", "server_error", closing)
 
 
-async def on_tandem_error(_: Request, error: Exception) -> Response:
+async def on_tandem_error(request: Request, error: Exception) -> Response:
     """Our own errors."""
-    return failure(error).response()
+    return failure(error).told_on(request.url.path).response()
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Unknown routes and wrong methods, which the router raises."""
     assert isinstance(error, HTTPException)
     path = request.url.path
+    return _of_router(request, error, path).told_on(path).response()
+
+
+def _of_router(request: Request, error: HTTPException, path: str) -> Failure:
     what = f"{request.method} {path[:200]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         for prefix, advice in NOT_SERVED.items():
             if path == prefix or path.startswith(f"{prefix}/"):
                 message = f"{prefix} is not supported by this server: {advice}"
-                return _failure(404, message, None, "not_supported").response()
+                return _failure(404, message, None, "not_supported")
         message = f"unknown route: {what}; docs/api.md lists all routes"
-        return _failure(404, message, None, "unknown_url").response()
+        return _failure(404, message, None, "unknown_url")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _allowed(request)
         message = f"{what} is not allowed; allowed: {allowed}"
         headers = {"allow": allowed}
-        return _failure(405, message, None, "method_not_allowed", headers=headers).response()
-    return _failure(error.status_code, str(error.detail), None, None).response()
+        return _failure(405, message, None, "method_not_allowed", headers=headers)
+    return _failure(error.status_code, str(error.detail), None, None)
 
 
 def _allowed(request: Request) -> str:

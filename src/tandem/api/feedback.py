@@ -16,8 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tandem.api.connection import read_body
 from tandem.api.paging import read_limit, read_text
-from tandem.api.schemas import PERSON, Body, Messages, Metadata, parse
+from tandem.api.schemas import PERSON, Body, Metadata, parse
 from tandem.api.surface import Surface
+from tandem.api.turns import Messages
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleState
 from tandem.services.auth import Caller
@@ -214,6 +215,13 @@ def _said(raw: bytes, idempotency_key: str | None) -> Said:
             f"send one of: {', '.join(saying)}, or a 'comment'",
             param=given[1] if given else "rating",
         )
+    for place, message in enumerate(body.messages or ()):
+        if message.of_tools:
+            raise InvalidRequest(
+                "a conversation with tool calls cannot be sent here, because its tools are not "
+                "known; send the 'completion_id' of the answer instead",
+                param=f"messages[{place}]",
+            )
     if idempotency_key is not None and not 0 < len(idempotency_key) <= 256:
         raise InvalidRequest("an Idempotency-Key has 1 to 256 characters", param="idempotency-key")
     pair, signal = body.preference, body.signal

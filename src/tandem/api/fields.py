@@ -22,7 +22,7 @@ class Refused:
     advice: str
 
 
-_NO_TOOLS = "tools are not supported; describe the tool in the prompt and parse the answer"
+_OLD_TOOLS = "send 'tools' and 'tool_calls', which OpenAI has put in its place"
 _TEXT_ONLY = "only text in and text out is supported"
 
 UNUSED = {
@@ -40,12 +40,8 @@ _SAMPLED = {
 }
 
 CHAT_REFUSED = {
-    "tools": Refused(([],), _NO_TOOLS),
-    "tool_choice": Refused(("none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": Refused((True, False), _NO_TOOLS),
-    "functions": Refused(([],), _NO_TOOLS),
-    "function_call": Refused(("none", "auto"), _NO_TOOLS),
-    "response_format": Refused(({"type": "text"},), "only {'type': 'text'} is supported"),
+    "functions": Refused(([],), _OLD_TOOLS),
+    "function_call": Refused(("none", "auto"), _OLD_TOOLS),
     "modalities": Refused((["text"],), _TEXT_ONLY),
     "audio": Refused((), _TEXT_ONLY),
     "prediction": Refused((), "predicted outputs are not supported"),
@@ -55,24 +51,64 @@ CHAT_REFUSED = {
     **_SAMPLED,
 }
 
+MESSAGES_UNUSED = {
+    "metadata": "labels for the caller's own use",
+    "cache_control": "prompts are cached by content",
+    "context_management": "a conversation is as long as it is sent",
+    "diagnostics": "Anthropic's own",
+    "inference_geo": "the answer is made here",
+    "service_tier": "there is one",
+    "speed": "there is one",
+    "thinking": "the model reasons as its chat template has it",
+    "user_profile_id": "Anthropic's own",
+    "workspace_id": "Anthropic's own",
+}
+MESSAGES_REFUSED = {
+    "container": Refused((), "nothing is run here"),
+    "mcp_servers": Refused(([],), "send the tools themselves in 'tools'"),
+}
+"""Of /v1/messages."""
+
+RESPONSES_UNUSED = {
+    **UNUSED,
+    "access_programs": "OpenAI's own",
+    "client_metadata": "labels for the caller's own use",
+    "context_management": "a conversation is as long as it is sent",
+    "image": "there are none",
+    "include": "all there is, is in the answer",
+    "max_tool_calls": "tools are the client's",
+    "prompt_cache_options": "prompts are cached by content",
+    "reasoning": "the model reasons as its chat template has it",
+    "stream_options": "there is nothing to choose",
+    "truncation": "a conversation that is too long is refused",
+}
+RESPONSES_REFUSED = {
+    "background": Refused((False,), "answers are not stored; wait for this one"),
+    "conversation": Refused((), "send the whole conversation in 'input'"),
+    "moderation": Refused((), "it serves a model that generates text"),
+    "previous_response_id": Refused(
+        (), "answers are not stored; send the whole conversation in 'input'"
+    ),
+    "prompt": Refused((), "send the text itself in 'instructions' or 'input'"),
+    "top_logprobs": Refused((0,), "use /v1/chat/completions"),
+}
+"""Of /v1/responses."""
+
 COMPLETION_REFUSED = {
     "suffix": Refused(("",), "insertion is not supported"),
-    "response_format": CHAT_REFUSED["response_format"],
     **_SAMPLED,
 }
 
 MESSAGE_REFUSED = {
-    "tool_calls": Refused(([],), _NO_TOOLS),
-    "tool_call_id": Refused((), _NO_TOOLS),
-    "function_call": Refused((), _NO_TOOLS),
+    "function_call": Refused((), _OLD_TOOLS),
     "audio": Refused((), _TEXT_ONLY),
     "refusal": Refused((), "send a refusal as the message's content"),
     "annotations": Refused(([],), _TEXT_ONLY),
 }
 
 NOT_SERVED = {
-    "/v1/responses": "use /v1/chat/completions",
-    "/v1/messages": "use /v1/chat/completions",
+    "/v1/responses": "answers are not stored; send the whole conversation to /v1/responses",
+    "/v1/messages/batches": "use /v1/batches",
     "/v1/embeddings": "it serves a model that generates text",
     "/v1/rerank": "it serves a model that generates text",
     "/v1/score": "it serves a model that generates text",
@@ -93,13 +129,19 @@ NOT_SERVED = {
 """Routes of OpenAI's and Anthropic's that clients may ask for, and what to do instead."""
 
 
-def check_extra(extra: Mapping[str, Any], refused: Mapping[str, Refused], where: str = "") -> None:
-    """Raise `InvalidRequest` for the first field that is unknown or not at its default.
+def check_extra(
+    extra: Mapping[str, Any],
+    refused: Mapping[str, Refused],
+    where: str = "",
+    unused: Mapping[str, str] = UNUSED,
+) -> None:
+    """Raise `InvalidRequest` for the first field that is unknown or not at its default, unless it
+    is `unused`.
 
     `where` is the path of the object that holds the fields, e.g. `messages[0].`.
     """
     for name, value in extra.items():
-        if value is None or (not where and name in UNUSED):
+        if value is None or (not where and name in unused):
             continue
         path = f"{where}{name}"
         if name not in refused:

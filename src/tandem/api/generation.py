@@ -1,36 +1,19 @@
 """Routes that generate: /v1/chat/completions and /v1/completions.
 
-Turns a parsed body into the service's options and the answer into one JSON body or a stream.
-Invariant: an error before the first token has an HTTP status of its own; a later one is an event
-in the stream.
+Turns a parsed body into the service's options; other dialects come here with their bodies as chats.
+Invariant: what a body asks for is in the options, or was refused.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 
-from tandem.api import connection
-from tandem.api.connection import EventStream, read, until_disconnect
-from tandem.api.errors import failure
-from tandem.api.render import (
-    DONE,
-    ChatShape,
-    ChunkEncoder,
-    CompletionShape,
-    Extras,
-    Header,
-    Shape,
-    WholeAnswer,
-    event,
-)
+from tandem.api.connection import read, until_disconnect
+from tandem.api.render import ChatShape, CompletionShape, Extras, OpenAIDialect
+from tandem.api.respond import Wants, respond
 from tandem.api.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -38,21 +21,19 @@ from tandem.api.schemas import (
     TokenizeRequest,
     slo_of_header,
 )
+from tandem.api.structured import grammar_of
 from tandem.api.surface import Surface
-from tandem.core.errors import InvalidRequest, TandemError
+from tandem.api.tools import calling_of
+from tandem.core.errors import InvalidRequest
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import WorkClass
-from tandem.services.answering.answer import Answer
 from tandem.services.answering.generation import Options
-from tandem.services.answering.models import Models
 from tandem.services.answering.receipts import Receipts
 from tandem.services.auth import Caller
 
-ADAPTER_HEADER = "x-tandem-adapter"
 TTFT_HEADER, TPOT_HEADER = "x-tandem-ttft-slo", "x-tandem-tpot-slo"
 DEFAULT_COMPLETION_TOKENS = 16
 Sampled = TypeVar("Sampled", bound=SamplingFields)
-_log = logging.getLogger(__name__)
 
 
 def add_generation_routes(app: FastAPI, surface: Surface) -> None:
@@ -62,13 +43,13 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = await _body(request, surface, ChatRequest)
-        options = chat_options(body, await _caller(request, surface, body))
+        options = chat_options(body, await caller_of(request, surface, body))
         wants = wants_of(body, logprobs=bool(body.logprobs))
 
         async def work() -> Response:
             turns = [message.rendered() for message in body.messages]
             answer = await surface.generation.chat(turns, options)
-            return await _respond(surface, answer, ChatShape(), wants)
+            return await respond(surface, answer, OpenAIDialect(ChatShape(), wants.extras), wants)
 
         return await until_disconnect(request, work())
 
@@ -76,44 +57,34 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
         body = await _body(request, surface, CompletionRequest)
-        options = completion_options(body, await _caller(request, surface, body))
+        options = completion_options(body, await caller_of(request, surface, body))
         wants = wants_of(body, logprobs=body.logprobs is not None)
 
         async def work() -> Response:
             answer = await surface.generation.complete(body.prompt, options)
-            return await _respond(surface, answer, CompletionShape(), wants)
+            dialect = OpenAIDialect(CompletionShape(), wants.extras)
+            return await respond(surface, answer, dialect, wants)
 
         return await until_disconnect(request, work())
-
-
-@dataclass(frozen=True, slots=True)
-class Wants:
-    """How the client wants its answer; `n` choices for each prompt."""
-
-    stream: bool
-    n: int
-    extras: Extras
-
-
-@dataclass(slots=True)
-class _Opening:
-    """Whether the head of a stream was sent before its first event: errors are events then."""
-
-    sent: bool = False
 
 
 async def _body(request: Request, surface: Surface, kind: type[Sampled]) -> Sampled:
     """The checked body, with the objectives of the headers where it has none."""
     body = await read(kind, request, surface.bodies)
+    take_objectives(body, request)
+    return body
+
+
+def take_objectives(body: SamplingFields, request: Request) -> None:
+    """Put the objectives of the headers where a body has none. Raises `InvalidRequest`."""
     headers = request.headers
     if body.ttft_slo is None and TTFT_HEADER in headers:
         body.ttft_slo = slo_of_header(TTFT_HEADER, headers[TTFT_HEADER])
     if body.tpot_slo is None and TPOT_HEADER in headers:
         body.tpot_slo = slo_of_header(TPOT_HEADER, headers[TPOT_HEADER])
-    return body
 
 
-async def _caller(request: Request, surface: Surface, body: SamplingFields) -> Caller:
+async def caller_of(request: Request, surface: Surface, body: SamplingFields) -> Caller:
     """Who asks. Raises `NotFound` for an unknown model, `Forbidden` for one of others."""
     caller: Caller = request.state.caller
     caller.require_serve((await surface.models.resolve(body.model, caller.tenant)).name)
@@ -178,6 +149,7 @@ def chat_options(body: ChatRequest, caller: Caller) -> Options:
         options,
         add_generation_prompt=asks(body),
         continue_final_message=bool(body.continue_final_message),
+        calling=calling_of(body.tools, body.tool_choice, body.parallel_tool_calls),
     )
 
 
@@ -221,6 +193,9 @@ def _options(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
+        grammar=grammar_of(
+            body.response_format, body.structured_outputs, ignore_eos=bool(body.ignore_eos)
+        ),
         logprobs=logprobs,
     )
     return Options(
@@ -243,75 +218,3 @@ def _options(
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-async def _respond(surface: Surface, answer: Answer, shape: Shape, wants: Wants) -> Response:
-    """Wait for the first token (the adapter's version is known then), or for all of them."""
-    created_s = int(time.time())
-    if wants.stream:
-        return await _stream(surface, answer, shape, wants, created_s)
-    whole = WholeAnswer(shape, wants.extras)
-    async with aclosing(answer.deltas()) as deltas:
-        async for delta in deltas:
-            whole.add(delta)
-    body = whole.encode(header_of(surface.models, answer, wants, created_s), answer.usage)
-    headers = {ADAPTER_HEADER: answer.adapter}
-    return Response(body, media_type="application/json", headers=headers)
-
-
-async def _stream(
-    surface: Surface, answer: Answer, shape: Shape, wants: Wants, created_s: int
-) -> Response:
-    """The stream, once its first event is there or has let itself be waited for too long."""
-    opening = _Opening()
-    chunks = _chunks(surface, answer, shape, wants, opening, created_s)
-    first = asyncio.ensure_future(anext(chunks))
-    try:
-        await asyncio.wait((first,), timeout=connection.QUIET_S)
-    except BaseException:
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await chunks.aclose()
-        raise
-    if not first.done():
-        opening.sent = True
-        return EventStream(first, chunks, {})
-    first.result()
-    return EventStream(first, chunks, {ADAPTER_HEADER: answer.adapter})
-
-
-async def _chunks(
-    surface: Surface,
-    answer: Answer,
-    shape: Shape,
-    wants: Wants,
-    opening: _Opening,
-    created_s: int,
-) -> AsyncGenerator[bytes, None]:
-    """The events of a streamed answer; fails only before the first of them."""
-    encoder = ChunkEncoder(shape, wants.extras)
-    header: Header | None = None
-    try:
-        async with aclosing(answer.deltas()) as deltas:
-            async for delta in deltas:
-                if header is None:
-                    header = header_of(surface.models, answer, wants, created_s)
-                if chunk := encoder.delta(header, delta, answer.usage):
-                    yield chunk
-        assert header is not None
-        if wants.extras.usage:
-            yield encoder.usage(header, answer.usage)
-    except Exception as error:
-        if header is None and not opening.sent:
-            raise
-        if not isinstance(error, TandemError):
-            _log.error("a stream failed", exc_info=error)
-        yield event(failure(error).body)
-    yield DONE
-
-
-def header_of(models: Models, answer: Answer, wants: Wants, created_s: int) -> Header:
-    """What every part of an answer says of itself."""
-    fingerprint = models.fingerprint(answer.adapter)
-    prompts = answer.prompts if wants.extras.token_ids else ()
-    return Header(answer.id, created_s, answer.model.id, fingerprint, prompts, wants.n)

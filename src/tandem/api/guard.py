@@ -80,7 +80,8 @@ class Guard:
             if started:
                 raise
             _log.error("a request failed", extra={"fields": {"id": request_id}}, exc_info=error)
-            await failure(error).response()(scope, receive, watched)
+            told = failure(error).told_on(scope["path"])
+            await told.response()(scope, receive, watched)
         finally:
             self._tell(scope, method, status, request_id, time.monotonic() - begun_s)
 
@@ -98,7 +99,7 @@ class Guard:
             check_media(scope, headers)
             _check_target(scope)
         except TandemError as error:
-            await failure(error).response()(scope, receive, send)
+            await failure(error).told_on(scope["path"]).response()(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller
         with self._bodies.taking(scope, receive) as taking:

@@ -16,14 +16,13 @@ import msgspec
 
 from tandem.api.errors import failure
 from tandem.api.generation import (
-    Wants,
     chat_options,
     completion_options,
-    header_of,
     require_storable,
     wants_of,
 )
 from tandem.api.render import ChatShape, CompletionShape, Shape, WholeAnswer
+from tandem.api.respond import Wants, header_of
 from tandem.api.schemas import ChatRequest, CompletionRequest, SamplingFields, parse
 from tandem.core.batches import BatchRecord
 from tandem.core.errors import InvalidRequest, TandemError

@@ -13,6 +13,7 @@ from tandem.api.connection import read
 from tandem.api.generation import asks
 from tandem.api.schemas import DetokenizeRequest, TokenizeRequest
 from tandem.api.surface import Surface
+from tandem.api.tools import calling_of
 from tandem.core.errors import InvalidRequest
 from tandem.services.answering.models import ServedModel
 from tandem.services.auth import Caller
@@ -65,6 +66,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
                 turns,
                 add_generation_prompt=asks(body),
                 continue_final_message=bool(body.continue_final_message),
+                tools=calling_of(body.tools, None, None).tools,
             )
         else:
             tokens = await surface.generation.encode(

@@ -8,14 +8,14 @@ their `Shape` says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
 
-from tandem.core.sequence import FinishReason
+from tandem.api.errors import Failure
 from tandem.services.answering.answer import Usage
-from tandem.services.answering.choice import Delta, TokenText
+from tandem.services.answering.choice import CallPiece, Delta, TokenText
 
 Json = dict[str, Any]
 
@@ -29,12 +29,12 @@ class Shape(Protocol):
     """Whether a choice begins with a chunk even if that has no text."""
     one_prompt: bool
 
-    def choice(self, text: str, logprobs: Json | None) -> Json:
-        """The text of a whole choice."""
+    def choice(self, said: Said, logprobs: Json | None) -> Json:
+        """What a whole choice says."""
         ...
 
-    def change(self, text: str, logprobs: Json | None, *, opening: bool) -> Json:
-        """The text of a chunk; `opening` marks the first one of a choice."""
+    def change(self, delta: Delta | None, logprobs: Json | None, *, opening: bool) -> Json:
+        """What a chunk adds (None: nothing); `opening` marks the first one of a choice."""
         ...
 
     def logprobs(self, tokens: Sequence[TokenText]) -> Json:
@@ -50,17 +50,32 @@ class ChatShape:
     opens = True
     one_prompt = True
 
-    def choice(self, text: str, logprobs: Json | None) -> Json:
-        """A message of the assistant."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def choice(self, said: Said, logprobs: Json | None) -> Json:
+        """A message of the assistant; its content is null if it only calls tools."""
+        content = said.text if said.text or not said.calls else None
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        message |= _reasoning(said.reasoning)
+        if said.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in said.calls
+            ]
         return {"message": message, "logprobs": logprobs}
 
-    def change(self, text: str, logprobs: Json | None, *, opening: bool) -> Json:
+    def change(self, delta: Delta | None, logprobs: Json | None, *, opening: bool) -> Json:
         """The first chunk names the role; a chunk without new text has no content."""
-        delta: Json = {"role": "assistant", "content": text} if opening else {}
-        if text:
-            delta["content"] = text
-        return {"delta": delta, "logprobs": logprobs}
+        added: Json = {"role": "assistant", "content": ""} if opening else {}
+        if delta is not None:
+            if delta.text:
+                added["content"] = delta.text
+            added |= _reasoning(delta.reasoning)
+            if delta.call is not None:
+                added["tool_calls"] = [_call_chunk(delta.call)]
+        return {"delta": added, "logprobs": logprobs}
 
     def logprobs(self, tokens: Sequence[TokenText]) -> Json:
         """Entries of token, log-probability, bytes and alternatives."""
@@ -81,13 +96,13 @@ class CompletionShape:
     opens = False
     one_prompt = False
 
-    def choice(self, text: str, logprobs: Json | None) -> Json:
+    def choice(self, said: Said, logprobs: Json | None) -> Json:
         """The text."""
-        return {"text": text, "logprobs": logprobs}
+        return {"text": said.text, "logprobs": logprobs}
 
-    def change(self, text: str, logprobs: Json | None, *, opening: bool) -> Json:
+    def change(self, delta: Delta | None, logprobs: Json | None, *, opening: bool) -> Json:
         """The same for every chunk."""
-        return {"text": text, "logprobs": logprobs}
+        return {"text": "" if delta is None else delta.text, "logprobs": logprobs}
 
     def logprobs(self, tokens: Sequence[TokenText]) -> Json:
         """Parallel lists; the chosen token is always among its alternatives."""
@@ -97,6 +112,18 @@ class CompletionShape:
             "top_logprobs": [_alternatives(token) for token in tokens],
             "text_offset": [token.offset for token in tokens],
         }
+
+
+def _reasoning(text: str) -> Json:
+    """Under vLLM's name, and under the one that most other servers use."""
+    return {"reasoning": text, "reasoning_content": text} if text else {}
+
+
+def _call_chunk(piece: CallPiece) -> Json:
+    if not piece.id:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
 
 
 def _entry(token: TokenText) -> Json:
@@ -163,13 +190,46 @@ class Extras:
     running_usage: bool = False
 
 
+NOTHING_MORE = Extras()
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a whole choice says; pieces of its calls are joined."""
+
+    text: str
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
+
+
 @dataclass(slots=True)
-class _Gathered:
+class Gathered:
+    """A choice while its deltas come."""
+
     texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, list[CallPiece]] = field(default_factory=dict)
     tokens: list[TokenText] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
+    last: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Add what it gained."""
+        self.texts.append(delta.text)
+        self.reasoning.append(delta.reasoning)
+        self.tokens.extend(delta.tokens)
+        self.ids.extend(delta.token_ids)
+        self.last = delta
+        if delta.call is not None:
+            self.calls.setdefault(delta.call.index, []).append(delta.call)
+
+    def said(self) -> Said:
+        """All of it."""
+        calls = [
+            replace(pieces[0], arguments="".join(piece.arguments for piece in pieces))
+            for pieces in self.calls.values()
+        ]
+        return Said("".join(self.texts), "".join(self.reasoning), calls)
 
 
 class WholeAnswer:
@@ -178,16 +238,11 @@ class WholeAnswer:
     def __init__(self, shape: Shape, wants: Extras) -> None:
         self._shape = shape
         self._wants = wants
-        self._choices: dict[int, _Gathered] = {}
+        self._choices: dict[int, Gathered] = {}
 
     def add(self, delta: Delta) -> None:
         """Add what one choice gained."""
-        choice = self._choices.setdefault(delta.index, _Gathered())
-        choice.texts.append(delta.text)
-        choice.tokens.extend(delta.tokens)
-        choice.ids.extend(delta.token_ids)
-        choice.finish_reason = delta.finish_reason
-        choice.stop_reason = delta.stop_reason
+        self._choices.setdefault(delta.index, Gathered()).add(delta)
 
     def encode(self, header: Header, usage: Usage) -> bytes:
         """The body of the answer."""
@@ -200,8 +255,8 @@ class WholeAnswer:
     def _choice(self, header: Header, index: int) -> Json:
         choice = self._choices[index]
         logprobs = self._shape.logprobs(choice.tokens) if self._wants.logprobs else None
-        content = self._shape.choice("".join(choice.texts), logprobs)
-        found = {"index": index, **content, **_ending(choice.finish_reason, choice.stop_reason)}
+        content = self._shape.choice(choice.said(), logprobs)
+        found = {"index": index, **content, **_ending(choice.last)}
         if self._wants.token_ids:
             found["token_ids"] = choice.ids
             if not self._shape.one_prompt:
@@ -221,14 +276,15 @@ class ChunkEncoder:
         """The events of one delta; nothing if it would tell the client nothing."""
         opening, events = delta.index not in self._opened, b""
         self._opened.add(delta.index)
-        told = delta.text or delta.tokens or (self._wants.token_ids and delta.token_ids)
+        told = bool(delta.text or delta.reasoning or delta.call or delta.tokens)
+        told = told or (self._wants.token_ids and bool(delta.token_ids))
         if told or (opening and self._shape.opens):
             logprobs = None
             if self._wants.logprobs and delta.tokens:
                 logprobs = self._shape.logprobs(delta.tokens)
             choice = {
                 "index": delta.index,
-                **self._shape.change(delta.text, logprobs, opening=opening),
+                **self._shape.change(delta, logprobs, opening=opening),
                 "finish_reason": None,
             }
             if self._wants.token_ids:
@@ -240,8 +296,8 @@ class ChunkEncoder:
             # OpenAI's streams end a choice with a chunk that adds nothing to it.
             choice = {
                 "index": delta.index,
-                **self._shape.change("", None, opening=False),
-                **_ending(delta.finish_reason, delta.stop_reason),
+                **self._shape.change(None, None, opening=False),
+                **_ending(delta),
             }
             events += self._chunk(header, choice, usage)
         return events
@@ -254,14 +310,39 @@ class ChunkEncoder:
             chunk["usage"] = None
         return event(chunk)
 
-    def usage(self, header: Header, usage: Usage) -> bytes:
-        """The last event before the end, when the client asked for usage."""
+    def end(self, header: Header, usage: Usage) -> bytes:
+        """The usage, when the client asked for it, and OpenAI's mark."""
+        if not self._wants.usage:
+            return DONE
         body = {**header.json(self._shape.chunk), "choices": [], "usage": usage_json(usage)}
-        return event(body)
+        return event(body) + DONE
+
+    def failed(self, told: Failure) -> bytes:
+        """The error, and OpenAI's mark."""
+        return event(told.body) + DONE
 
 
-def _ending(reason: FinishReason | None, stop: str | int | None) -> Json:
-    return {"finish_reason": reason, "stop_reason": stop}
+@dataclass(frozen=True, slots=True)
+class OpenAIDialect:
+    """Chats and completions, as `shape` says, with what the client `wants` beside the text."""
+
+    shape: Shape
+    wants: Extras
+
+    def whole(self) -> WholeAnswer:
+        """For one answer."""
+        return WholeAnswer(self.shape, self.wants)
+
+    def stream(self) -> ChunkEncoder:
+        """For one answer."""
+        return ChunkEncoder(self.shape, self.wants)
+
+
+def _ending(last: Delta | None) -> Json:
+    if last is None:
+        return {"finish_reason": None, "stop_reason": None}
+    reason = "tool_calls" if last.called else last.finish_reason
+    return {"finish_reason": reason, "stop_reason": last.stop_reason}
 
 
 def event(body: Json) -> bytes:

@@ -8,8 +8,8 @@ will be ignored without being listed in `fields.UNUSED`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,16 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from tandem.api.fields import CHAT_REFUSED, COMPLETION_REFUSED, MESSAGE_REFUSED, check_extra
+from tandem.api.fields import (
+    CHAT_REFUSED,
+    COMPLETION_REFUSED,
+    UNUSED,
+    Refused,
+    check_extra,
+)
+from tandem.api.structured import ResponseFormat, StructuredOutputs
+from tandem.api.tools import ToolChoice, Tools
+from tandem.api.turns import Message, Messages
 from tandem.core.errors import InvalidRequest
 
 MAX_STOPS = 16
@@ -30,22 +39,14 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_MESSAGES = 16_384
 MAX_METADATA = 16
 SloSeconds = Annotated[float, Field(gt=0, le=3600.0)]
 _SLO = TypeAdapter(SloSeconds)
 PERSON = r"^[^\x00-\x1f\x7f]{0,256}$"  # a client's word for a person or a conversation
-_MAX_INT = 2**31 - 1
+MAX_INT = 2**31 - 1
 # What is checked before pydantic sees it, as others read it.
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-_STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]}
+STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT = {"anyOf": [{"type": "string"}, _IDS]}
 _PROMPTS = {"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1}]}
@@ -65,7 +66,8 @@ _LIMITS = {
 }
 
 
-def _stop_list(value: object) -> object:
+def stop_list(value: object) -> object:
+    """Stop strings: one or a list."""
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return []
@@ -93,25 +95,6 @@ def _logit_bias(value: object) -> object:
             raise ValueError(f"the bias of token {token} must be between -100 and 100")
         bias[int(token)] = float(number)
     return bias
-
-
-def _content(value: object) -> object:
-    """Text, or a list of text parts, which are joined."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of parts of type 'text'")
-    texts: list[str] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"parts of type {str(kind)[:50]!r} are not supported; send text only")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a part of type 'text' needs a string 'text'")
-        if unknown := sorted(part.keys() - {"type", "text"}):
-            raise ValueError(f"a part of type 'text' has no field {unknown[0][:50]!r}")
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 def _prompts(value: object) -> object:
@@ -143,9 +126,14 @@ def _is_ids(value: object) -> bool:
 
 
 class Body(BaseModel):
-    """A JSON object that a route takes; unknown fields are found by `parse`."""
+    """A JSON object that a route takes; unknown fields are found by `parse`.
+
+    `refused` are known fields that have no effect here, `unused` those that need none.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    refused: ClassVar[Mapping[str, Refused]] = {}
+    unused: ClassVar[Mapping[str, str]] = UNUSED
 
 
 class StreamOptions(BaseModel):
@@ -166,7 +154,7 @@ class SamplingFields(Body):
     """Fields that chats and completions share; None means OpenAI's default."""
 
     model: str
-    max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -175,17 +163,17 @@ class SamplingFields(Body):
         Annotated[dict[int, float], BeforeValidator(_logit_bias), WithJsonSchema(_BIAS)] | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stop_list), WithJsonSchema(_STOPS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    stop: Annotated[list[str], BeforeValidator(stop_list), WithJsonSchema(STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     stop_token_ids: StopTokens | None = None
-    priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)] | None = None
     ttft_slo: SloSeconds | None = None
     tpot_slo: SloSeconds | None = None
     user: Annotated[str, Field(pattern=PERSON)] | None = None
@@ -193,39 +181,29 @@ class SamplingFields(Body):
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex"] | None = None
     return_token_ids: bool | None = None
-
-
-class Message(Body):
-    """One turn of a conversation; `developer` is OpenAI's newer word for `system`."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content), WithJsonSchema(_CONTENT)]
-    name: str | None = None
-
-    def rendered(self) -> dict[str, str]:
-        """What a chat template sees."""
-        role = "system" if self.role == "developer" else self.role
-        turn = {"role": role, "content": self.content}
-        return turn if self.name is None else {**turn, "name": self.name}
-
-
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(SamplingFields):
     """Body of /v1/chat/completions."""
 
+    refused = CHAT_REFUSED
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(SamplingFields):
     """Body of /v1/completions."""
 
+    refused = COMPLETION_REFUSED
     prompt: Annotated[
         list[str | tuple[int, ...]], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)
     ]
@@ -243,6 +221,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Tools | None = None
 
 
 class DetokenizeRequest(Body):
@@ -267,24 +246,24 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
         parsed = kind.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from None
-    refused = {ChatRequest: CHAT_REFUSED, CompletionRequest: COMPLETION_REFUSED}.get(kind, {})
-    check_extra(parsed.model_extra or {}, refused)
+    check_extra(parsed.model_extra or {}, kind.refused, unused=kind.unused)
     for path in _not_finite(parsed):
         raise InvalidRequest(f"'{path}': must be a finite number", param=path)
     for name, value in parsed:
         for place, item in enumerate(value if isinstance(value, list) else ()):
             if isinstance(item, Message):
-                check_extra(item.model_extra or {}, MESSAGE_REFUSED, f"{name}[{place}].")
+                item.check(f"{name}[{place}].")
     return parsed
 
 
 def _not_finite(parsed: Body) -> Iterator[str]:
     """Where numbers that are none stand in what has no type of its own; JSON has none of them."""
-    untyped = {name: value for name, value in parsed if isinstance(value, dict)}
-    pending = [*untyped.items(), *(parsed.model_extra or {}).items()]
+    pending: list[tuple[str, Any]] = list(parsed)
     while pending:
         path, value = pending.pop()
-        if isinstance(value, dict):
+        if isinstance(value, BaseModel):
+            pending += [(f"{path}.{name}"[:200], inner) for name, inner in value]
+        elif isinstance(value, dict):
             pending += [(f"{path}.{key}"[:200], inner) for key, inner in value.items()]
         elif isinstance(value, list):
             pending += [(f"{path}[{place}]"[:200], inner) for place, inner in enumerate(value)]

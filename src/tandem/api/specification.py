@@ -18,9 +18,12 @@ from pydantic.json_schema import models_json_schema
 
 from tandem.api.adapters import AdapterRequest, ImportRequest, RollBackRequest
 from tandem.api.batches import CreateBatchRequest
+from tandem.api.errors import MESSAGES
 from tandem.api.feedback import FeedbackRequest
 from tandem.api.fine_tuning import CreateJobRequest
 from tandem.api.guard import OPEN_ROUTES
+from tandem.api.messages.schemas import CountRequest, MessagesRequest
+from tandem.api.responses.schemas import ResponsesRequest
 from tandem.api.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -32,6 +35,9 @@ from tandem.api.schemas import (
 BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    MESSAGES: MessagesRequest,
+    f"{MESSAGES}/count_tokens": CountRequest,
     "/v1/adapters/{name}": AdapterRequest,
     "/v1/adapters/{name}/load": LoadAdapterRequest,
     "/v1/adapters/{name}/import": ImportRequest,
@@ -97,6 +103,18 @@ _ERROR: dict[str, Any] = {
     },
     "required": ["error"],
 }
+_MESSAGES_ERROR: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["error"]},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
 _STATUSES = {
     "400": "a field is wrong",
     "401": "the API key is missing or unknown",
@@ -136,7 +154,11 @@ def specification(app: FastAPI) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {**schemas.get("$defs", {}), "Error": _ERROR},
+            "schemas": {
+                **schemas.get("$defs", {}),
+                "Error": _ERROR,
+                "MessagesError": _MESSAGES_ERROR,
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
@@ -162,7 +184,8 @@ def _operation(method: str, route: APIRoute, body: dict[str, Any] | None) -> dic
         {"name": name, "in": "query", "required": False, "schema": schema}
         for name, schema in QUERIES.get((method, route.path), {}).items()
     ]
-    refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    shape = "MessagesError" if route.path.startswith(MESSAGES) else "Error"
+    refusal = {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape}"}}}
     responses: dict[str, Any] = {
         status: {"description": meaning, "content": refusal}
         for status, meaning in _STATUSES.items()

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-Messages = tuple[dict[str, str], ...]
-"""A conversation: `role` and `content` of each turn, as in the chat API."""
+Messages = tuple[dict[str, Any], ...]
+"""A conversation as chat templates take it: `role` and `content` (a text) of each turn, and what it
+has of `name`, `tool_calls`, `tool_call_id` and `reasoning_content`."""
 
 
 class Ending(StrEnum):

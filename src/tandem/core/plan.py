@@ -42,7 +42,7 @@ class Draw(Struct, gc=False):
     position: int  # number of output tokens before it; with the seed it fixes the random number
     sampling: SamplingParams
     prompt_tokens: int = 0
-    history: tuple[int, ...] = ()  # the sequence's tokens so far, if there are penalties
+    history: tuple[int, ...] = ()  # the sequence's tokens so far, if the draw depends on them
     banned: tuple[int, ...] = ()  # tokens that must not be drawn
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import LanePlan, StepResult
 from tandem.core.request import Request
+from tandem.core.sampling import Grammar
 from tandem.core.training import (
     Score,
     ScoreRequest,
@@ -69,6 +70,14 @@ class Executor(Protocol):
 
     def poll(self) -> list[StepResult]:
         """Results of finished plans, in order. Waits for at least one if a plan is in flight."""
+        ...
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Make the first draw under `grammar` as fast as later ones.
+
+        May be called from any thread, beside an iteration. Raises `InvalidRequest` if the grammar
+        is wrong, too complex, or not possible with this model.
+        """
         ...
 
     def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:

@@ -9,8 +9,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tandem.core.errors import InvalidRequest
+
+TOO_COMPLEX = "the grammar became too complex while the answer was written; simplify it"
+"""Reason of a failure that is the request's own."""
+ENDLESS = "'ignore_eos' does not go with a grammar, whose end is the answer's end: leave it out"
+
+
+class GrammarKind(StrEnum):
+    """What the text of a `Grammar` is."""
+
+    JSON = "json"  # a JSON schema
+    REGEX = "regex"
+    LARK = "lark"
+    GBNF = "gbnf"  # llama.cpp's notation
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole text of an answer must match. The model's end token ends the answer once the
+    text is complete, and at once if nothing can follow.
+
+    `param` is the field of the request that asked for it; errors name it.
+    """
+
+    kind: GrammarKind
+    text: str
+    param: str = field(default="structured_outputs", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +61,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    # Only tokens that this allows are drawn; nothing else changes. Goes with `min_tokens` as far as
+    # the text can go on, and not with `ignore_eos`.
+    grammar: Grammar | None = None
     # Log-probability of the chosen token plus this many alternatives (None: nothing).
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for every prompt token but the first
@@ -65,12 +95,17 @@ class SamplingParams:
                 )
         if self.top_p == 0.0:
             raise InvalidRequest("top_p is 0; it must be above 0 and at most 1", param="top_p")
+        if self.grammar is not None and self.ignore_eos:
+            raise InvalidRequest(ENDLESS, param="ignore_eos")
         if self.repetition_penalty == 0.0:
             raise InvalidRequest("repetition_penalty is 0; it must be above 0")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= vocab_size:
                 raise InvalidRequest(f"{name} is {count}; it must be 0 to {vocab_size}", param=name)
+        self._check_tokens(vocab_size)
+
+    def _check_tokens(self, vocab_size: int) -> None:
         named = {"logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
         for name, tokens in named.items():
             if any(not 0 <= token < vocab_size for token in tokens):

@@ -80,7 +80,7 @@ class Sequence:
     # online before offline before learning, each by arrival; never changes
     order: tuple[int, float, int] = field(init=False)
     prompt_tokens: int = field(init=False)  # length of the prompt; never changes
-    # whether draws depend on the tokens so far; never changes
+    # whether draws depend on the tokens so far (penalties, a grammar); never changes
     needs_history: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +89,8 @@ class Sequence:
         rank = 2 if self.scoring is not None else int(offline)
         self.order = (rank, request.arrival_s, self.seq_id)
         self.prompt_tokens = len(request.prompt)
-        self.needs_history = request.sampling.has_penalties
+        sampling = request.sampling
+        self.needs_history = sampling.has_penalties or sampling.grammar is not None
 
     @property
     def output_tokens(self) -> int:

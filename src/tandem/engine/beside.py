@@ -1,4 +1,4 @@
-"""Work with files beside the loop: reading adapters and trainers, writing snapshots of trainers.
+"""Work beside the loop: reading adapters and trainers, writing snapshots of trainers, compiling.
 
 A thread does what may block, one piece at a time. The loop collects finished pieces and concludes
 them. Knows no registry and no executor. Invariant: every piece that was begun comes back once, with
@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, DiskError, TandemError
@@ -18,23 +19,25 @@ from tandem.core.ports import TrainerSnapshot
 from tandem.core.training import TrainerState
 from tandem.core.version import AdapterVersion
 
-Conclude = Callable[[], AdapterVersion | TrainerState]
+Key = TypeVar("Key")
+Conclude = Callable[[], AdapterVersion | TrainerState | None]
 """The rest of a piece, done in the loop's thread. Raises the piece's error if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    call: int
+class _Piece(Generic[Key]):
+    key: Key
     work: Callable[[], Conclude]
 
 
-class Beside:
-    """One thread, started when first needed. Used by the loop's thread."""
+class Beside(Generic[Key]):
+    """One thread, started when first needed. Used by the loop's thread. `Key` says for whom a
+    piece is."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[int, Conclude]] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[_Piece[Key] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Key, Conclude]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pending = 0
 
@@ -43,17 +46,17 @@ class Beside:
         """Whether a piece has not come back yet."""
         return self._pending > 0
 
-    def begin(self, call: int, work: Callable[[], Conclude]) -> None:
-        """Do `work` for `call` in the thread. `finished` returns its result."""
+    def begin(self, key: Key, work: Callable[[], Conclude]) -> None:
+        """Do `work` for `key` in the thread. `finished` returns its result."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._pending += 1
-        self._pieces.put(_Piece(call, work))
+        self._pieces.put(_Piece(key, work))
 
-    def finished(self) -> list[tuple[int, Conclude]]:
-        """Calls whose work is done or has failed since the last time. Never waits."""
-        done: list[tuple[int, Conclude]] = []
+    def finished(self) -> list[tuple[Key, Conclude]]:
+        """Keys whose work is done or has failed since the last time. Never waits."""
+        done: list[tuple[Key, Conclude]] = []
         while self._pending and not self._done.empty():
             done.append(self._done.get())
             self._pending -= 1
@@ -72,7 +75,7 @@ class Beside:
                 conclude = piece.work()
             except Exception as error:
                 conclude = _raising(error)
-            self._done.put((piece.call, conclude))
+            self._done.put((piece.key, conclude))
 
 
 def write_snapshot(snapshot: TrainerSnapshot, path: str) -> tuple[str, str]:

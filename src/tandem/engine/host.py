@@ -2,8 +2,8 @@
 
 Runs in the engine's own process (see `process`) or in a thread (see `thread`). Knows the loop's
 methods and the messages only. Invariant: every command is answered or takes effect, in order,
-between two iterations. Exceptions are work with files, which runs beside the iterations, and
-training steps and scores: these are answered when they end.
+between two iterations. Exceptions are work with files and grammars, which runs beside the
+iterations, and training steps and scores: these are answered when they end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 0.25
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _IDLE_WAIT_S = 0.5
-_FILES_WAIT_S = 0.01
+_BESIDE_WAIT_S = 0.01
 _IDLE_CHECK_S = 10.0
 
 MakeLoop = Callable[[Callable[[str, float], None]], EngineLoop]
@@ -69,7 +69,8 @@ class Host:
     """One engine loop behind one channel.
 
     `_steps` and `_scores` map the ids of those that have not ended to their calls. `_opening` maps
-    the names of trainers whose source is being read to their calls.
+    the names of trainers whose source is being read to their calls. `_compiling` are the ids of
+    requests whose grammar is being compiled.
     """
 
     def __init__(self, loop: EngineLoop, channel: HostChannel, incarnation: int) -> None:
@@ -79,8 +80,11 @@ class Host:
         self._stopped = False
         self._ahead: list[Command] = []  # read during an iteration
         self._broken: Exception | None = None
-        # Two threads, so that a candidate does not wait for a large adapter.
-        self._writing, self._reading = Beside("write snapshots"), Beside("read adapters")
+        # Threads of their own, so that a candidate does not wait for a large adapter.
+        self._writing: Beside[int] = Beside("write snapshots")
+        self._reading: Beside[int] = Beside("read adapters")
+        self._grammars: Beside[str] = Beside("compile grammars")
+        self._compiling: set[str] = set()
         self._steps: dict[str, int] = {}
         self._scores: dict[str, int] = {}
         self._opening: dict[str, int] = {}
@@ -101,8 +105,8 @@ class Host:
                     self._loop.check()
                     self._checked_s = time.monotonic()
         finally:
-            self._writing.close()
-            self._reading.close()
+            for beside in (self._writing, self._reading, self._grammars):
+                beside.close()
 
     def _commands(self) -> list[Command]:
         """All commands that have come, in order. Waits for the first if there is nothing to do."""
@@ -125,8 +129,8 @@ class Host:
 
     def _wait_s(self) -> float:
         """Seconds in which only a command could give the loop something to do."""
-        files = self._writing.busy or self._reading.busy
-        return min(self._loop.pause_s, _FILES_WAIT_S if files else _IDLE_WAIT_S)
+        busy = any(each.busy for each in (self._writing, self._reading, self._grammars))
+        return min(self._loop.pause_s, _BESIDE_WAIT_S if busy else _IDLE_WAIT_S)
 
     def _iterate(self) -> None:
         self.busy_since_s = time.monotonic()
@@ -150,13 +154,14 @@ class Host:
 
     def _handle(self, command: Command) -> None:
         match command:
+            case AddRequest(request) if request.sampling.grammar is not None:
+                self._compiling.add(request.request_id)
+                work = partial(self._loop.read_request, request)
+                self._grammars.begin(request.request_id, work)
             case AddRequest(request):
-                try:
-                    self._loop.add(request)
-                except TandemError as error:
-                    refusal = Refused(self._incarnation, request.request_id, failure_of(error))
-                    self._channel.send(refusal)
+                self._add(request.request_id, partial(self._loop.add, request))
             case Abort(request_id, index):
+                self._compiling.discard(request_id)
                 self._loop.abort(request_id, index)
                 self._scores.pop(request_id, None)
             case GetStats(call):
@@ -168,6 +173,12 @@ class Host:
                     self._call(command)
                 except Exception as error:
                     self._fail(command.call, error)
+
+    def _add(self, request_id: str, add: Callable[[], object]) -> None:
+        try:
+            add()
+        except TandemError as error:
+            self._channel.send(Refused(self._incarnation, request_id, failure_of(error)))
 
     def _call(self, command: Call) -> None:  # noqa: C901
         """Do a command that is answered by `Answer`, now or later."""
@@ -234,7 +245,11 @@ class Host:
         return partial(self._loop.adopt, snapshot, name, where, content_hash)
 
     def _conclude(self) -> None:
-        """Conclude what was read or written beside the iterations."""
+        """Conclude what was read, written or compiled beside the iterations."""
+        for request_id, add in self._grammars.finished():
+            if request_id in self._compiling:  # else it was aborted meanwhile
+                self._compiling.remove(request_id)
+                self._add(request_id, add)
         for call, conclude in (*self._writing.finished(), *self._reading.finished()):
             try:
                 made = conclude()

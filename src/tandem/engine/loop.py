@@ -14,24 +14,12 @@ from dataclasses import replace
 from tandem.adapters.files import inspect_adapter
 from tandem.adapters.registry import AdapterRegistry
 from tandem.core.clock import Clock
-from tandem.core.errors import (
-    AccountingError,
-    AdapterError,
-    InvalidRequest,
-    NotFound,
-    OutOfMemory,
-)
+from tandem.core.errors import AccountingError, AdapterError, InvalidRequest, NotFound, OutOfMemory
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import LanePlan, StepPlan, StepResult
 from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
 from tandem.core.request import Request
-from tandem.core.training import (
-    Score,
-    ScoreRequest,
-    TrainerSpec,
-    TrainerState,
-    TrainingStep,
-)
+from tandem.core.training import Score, ScoreRequest, TrainerSpec, TrainerState, TrainingStep
 from tandem.core.version import AdapterVersion
 from tandem.engine.counters import Counters
 from tandem.scheduling.learning import Learned
@@ -142,6 +130,13 @@ class EngineLoop:
             self._registry.unpin(version)
             raise
         self._pins[request.request_id] = [version] if version is not None else []
+
+    def read_request(self, request: Request) -> Callable[[], None]:
+        """The slow part of `add`, for any thread: its grammar is compiled, if it has one. Calling
+        the result does the rest. Both raise `InvalidRequest`."""
+        if request.sampling.grammar is not None:
+            self._executor.compile_grammar(request.sampling.grammar)
+        return lambda: self.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End one choice, all choices, or a score. Idempotent."""

@@ -50,6 +50,7 @@ from tandem.executor.training import TrainingState, as_lora
 from tandem.model.account import model_bytes
 from tandem.model.load import LoadedModel
 from tandem.model.lora_files import read_lora
+from tandem.model.sampling import NOT_FINITE
 from tandem.processor import FreeCores
 from tandem.training.checkpoint import Checkpoint
 
@@ -60,7 +61,6 @@ logger = logging.getLogger(__name__)
 _RECORDING_SHARE = 0.1
 _MOST_RECORDING_TOKENS = 1 << 17
 _DEFAULT_LEARNING = LearningConfig()
-_NOT_FINITE = "the model's output was not finite"
 
 
 class DeviceExecutor:
@@ -79,6 +79,7 @@ class DeviceExecutor:
         """Allocates the KV cache and memory for recordings. With `share_cores` it leaves CPU cores
         that other processes use to them. Raises `InvalidRequest` if the cache does not fit."""
         self._model = model
+        self.compile_grammar = model.grammars.compile
         self._max_rank = adapters.max_rank
         num_blocks = choose_num_blocks(model, cache, scheduling)
         self._storage = KVStorage(
@@ -336,14 +337,18 @@ class DeviceExecutor:
             outcome = outcomes.get(place)
             if outcome is None:
                 continue
-            if outcome.score_failed or None in outcome.draws:
+            if outcome.score_failed or NOT_FINITE in outcome.draws:
                 self._storage.scrub(span.block_tables[0])
                 if span.draws or span.score_top is not None:
-                    _charge(failed, span, _NOT_FINITE)
+                    _charge(failed, span, NOT_FINITE)
                 else:  # nan is the answer to a score on its own
                     scores.append(ScoreResult(span.seq_id, span.start, (), math.nan))
                 continue
-            draws.extend(draw for draw in outcome.draws if draw is not None)
+            for draw, drawn in zip(span.draws, outcome.draws, strict=True):
+                if isinstance(drawn, str):
+                    failed[draw.seq_id] = drawn
+                else:
+                    draws.append(drawn)
             if outcome.score is not None:
                 scores.append(outcome.score)
         return tuple(draws), tuple(scores)

@@ -28,9 +28,9 @@ from tandem.model.sampling import sample
 
 @dataclass(frozen=True, slots=True)
 class SpanOutcome:
-    """Results of one span. `draws[i]` is None if the logits of sequence i were not finite."""
+    """Results of one span. `draws[i]` is a reason if sequence i could not draw (see `sample`)."""
 
-    draws: list[DrawResult | None]
+    draws: list[DrawResult | str]
     score: ScoreResult | None
     score_failed: bool
 
@@ -124,7 +124,7 @@ def _watching(
     return model.stack.watching(before_layer)
 
 
-def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[DrawResult | None]]:
+def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[DrawResult | str]]:
     """Results of all draws by span, with one head product and one sampling call for the batch."""
     last_rows: list[int] = []
     draws: list[Draw] = []
@@ -139,7 +139,7 @@ def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[Dra
     logits = model.head(_pick(hidden, last_rows))
     if len(sources) > len(last_rows):
         logits = _pick(logits, sources)
-    results = iter(sample(logits, draws))
+    results = iter(sample(logits, draws, model.grammars))
     return [[next(results) for _ in span.draws] for span in batch.spans]
 
 
@@ -148,7 +148,7 @@ def _outcome(
     hidden: Tensor,
     batch: Batch,
     place: int,
-    draws: list[DrawResult | None],
+    draws: list[DrawResult | str],
     total: float | None,
 ) -> SpanOutcome:
     """The results of a span. `total` is the sum of its scores, if that was computed already."""

@@ -40,6 +40,7 @@ from tandem.model.attention.sdpa import SdpaKernel
 from tandem.model.capability import exact_model_length, refuse
 from tandem.model.content import weights_hash
 from tandem.model.fuse import fuse_modules
+from tandem.model.grammars import Grammars
 from tandem.model.head import Head
 from tandem.model.hub import repository_of
 from tandem.model.linear import compiled_rows, pack_linears
@@ -72,6 +73,7 @@ class LoadedModel:
     width: int  # of the hidden states
     layers: tuple[LayerShape, ...]  # KV shape of each decoder layer, in order
     lora: LoraLayers
+    grammars: Grammars
     kernel: AttentionKernel
     kernels: str  # what computes, in words
     device: torch.device
@@ -205,6 +207,7 @@ def prepare_model(
     test.check(backbone, head, shapes, kernel)
     lora = LoraLayers(model, linears)
     stack = _stack(name, backbone, len(shapes))
+    width, ends = model.get_output_embeddings().out_features, _eos_token_ids(model, tokenizer_end)
     progress("ready", 1.0)
     return LoadedModel(
         name=name,
@@ -217,13 +220,14 @@ def prepare_model(
         width=model.get_output_embeddings().in_features,
         layers=shapes,
         lora=lora,
+        grammars=Grammars(config.model, width, ends),
         kernel=kernel,
         kernels=kernel_names,
         device=device,
         dtype=dtype,
-        vocab_size=model.get_output_embeddings().out_features,
+        vocab_size=width,
         max_model_len=limit,
-        eos_token_ids=_eos_token_ids(model, tokenizer_end),
+        eos_token_ids=ends,
         num_parameters=sum(count for count, _ in sizes),
         layer_parameters=layer_parameters,
         weight_bytes=sum(size for _, size in sizes),

@@ -1,9 +1,9 @@
 """Chooses the next tokens of a whole batch from its logits, with vLLM's semantics.
 
-The order is: bias and banned tokens, penalties, temperature, min_p, top_k, top_p, then the inverse
-CDF at a uniform number that depends only on the draw. Invariant: only a row's own parameters decide
-its path, so other rows of the batch never change an answer. An all-greedy batch costs one maximum
-per row.
+The order is: bias and banned tokens, penalties, grammar, temperature, min_p, top_k, top_p, then the
+inverse CDF at a uniform number that depends only on the draw. Invariant: only a row's own
+parameters decide its path, so other rows of the batch never change an answer. An all-greedy batch
+costs one maximum per row.
 """
 
 from __future__ import annotations
@@ -17,34 +17,48 @@ from torch import Tensor
 
 from tandem.core.plan import Draw, DrawResult
 from tandem.core.sampling import SamplingParams
+from tandem.model.grammars import Grammars
 from tandem.model.logprobs import token_logprobs
 from tandem.model.randomness import uniforms
 from tandem.model.selection import best_candidates, invert
 
 # Number of candidates for top_p alone, before the whole vocabulary is sorted.
 _TOP_P_CANDIDATES = 1024
+NOT_FINITE = "the model's output was not finite"
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[DrawResult | None]:
+def sample(
+    logits: Tensor, draws: Sequence[Draw], grammars: Grammars | None = None
+) -> list[DrawResult | str]:
     """One result for each draw, from its row of `logits` [draws, vocab].
 
-    None if no token can be chosen because the logits are not finite.
+    Instead, the reason why no token can be chosen: `NOT_FINITE`, or what `grammars` says. They are
+    needed if a draw has a grammar.
     """
     best, choice = logits.max(dim=-1)
     # A NaN or +inf anywhere in a row shows in its maximum.
-    usable = best.isfinite()
+    finite = usable = best.isfinite()
     changed = [row for row, draw in enumerate(draws) if not _plainly_greedy(draw)]
+    problems: dict[int, str] = {}
     if changed:
         rows = torch.tensor(changed, device=logits.device)
         some = [draws[row] for row in changed]
-        picked, possible = _choose(_pick(logits, changed).to(torch.float32, copy=True), some)
+        scores = _pick(logits, changed).to(torch.float32, copy=True)
+        _apply_bias(scores, some)
+        _apply_penalties(scores, some)
+        if any(draw.sampling.grammar is not None for draw in some):
+            assert grammars is not None
+            problems = {changed[row]: why for row, why in grammars.restrict(scores, some).items()}
+        picked, possible = _choose(scores, some)
         choice = choice.index_copy(0, rows, picked)
         usable = usable.index_copy(0, rows, possible & usable.index_select(0, rows))
     tokens, valid = choice.tolist(), usable.tolist()
-    results: list[DrawResult | None] = [
-        DrawResult(draw.seq_id, token) if ok else None
+    results: list[DrawResult | str] = [
+        DrawResult(draw.seq_id, token) if ok else NOT_FINITE
         for draw, token, ok in zip(draws, tokens, valid, strict=True)
     ]
+    for row, problem in problems.items():
+        results[row] = problem if bool(finite[row]) else NOT_FINITE
     _add_logprobs(results, logits, draws)
     return results
 
@@ -52,15 +66,15 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[DrawResult | None]:
 def _plainly_greedy(draw: Draw) -> bool:
     sampling = draw.sampling
     edited = sampling.has_penalties or sampling.logit_bias or draw.banned
-    return sampling.greedy and not edited
+    return sampling.greedy and not edited and sampling.grammar is None
 
 
-def _add_logprobs(results: list[DrawResult | None], logits: Tensor, draws: Sequence[Draw]) -> None:
+def _add_logprobs(results: list[DrawResult | str], logits: Tensor, draws: Sequence[Draw]) -> None:
     """Add requested log-probabilities, of the distribution before any edit."""
     asked = [
         (row, result, draw.sampling.logprobs)
         for row, (result, draw) in enumerate(zip(results, draws, strict=True))
-        if result is not None and draw.sampling.logprobs is not None
+        if isinstance(result, DrawResult) and draw.sampling.logprobs is not None
     ]
     if not asked:
         return
@@ -72,9 +86,7 @@ def _add_logprobs(results: list[DrawResult | None], logits: Tensor, draws: Seque
 
 
 def _choose(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Tokens int64 [draws], and whether each row had a possible one. Overwrites `scores`."""
-    _apply_bias(scores, draws)
-    _apply_penalties(scores, draws)
+    """Tokens int64 [draws], and whether each row of `scores` had a possible one."""
     best, choice = scores.max(dim=-1)
     possible = best.isfinite()
     random = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
@@ -93,7 +105,12 @@ def _apply_bias(scores: Tensor, draws: Sequence[Draw]) -> None:
         for row, draw in enumerate(draws)
         for token, bias in draw.sampling.logit_bias.items()
     ]
-    biased += [(row, token, -math.inf) for row, draw in enumerate(draws) for token in draw.banned]
+    biased += [
+        (row, token, -math.inf)
+        for row, draw in enumerate(draws)
+        if draw.sampling.grammar is None  # else the grammar does it
+        for token in draw.banned
+    ]
     if biased:
         rows, tokens, values = zip(*biased, strict=True)
         where = (_index(scores, rows), _index(scores, tokens))

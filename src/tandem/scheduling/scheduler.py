@@ -340,7 +340,8 @@ class Scheduler:
     def _ended(self, seq: Sequence, token: int) -> FinishReason | None:
         sampling, length = seq.request.sampling, len(seq.tokens)
         made = length - seq.prompt_tokens
-        if token in seq.stop_ids and made > sampling.min_tokens:
+        # A grammar lets an early end be drawn only where nothing else can follow.
+        if token in seq.stop_ids and (made > sampling.min_tokens or sampling.grammar is not None):
             return FinishReason.STOP
         if made >= sampling.max_tokens or length >= self.max_model_len:
             return FinishReason.LENGTH

@@ -30,6 +30,7 @@ from tandem.core.plan import (
     UpdateResult,
 )
 from tandem.core.ports import TrainerSnapshot, Urgent, never
+from tandem.core.sampling import Grammar
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 from tandem.estimators.calibrate import kind_of
@@ -66,6 +67,8 @@ class SimExecutor:
         seed: int = 0,
         on_plan: Callable[[LanePlan, StepResult], None] | None = None,
     ) -> None:
+        # There is no text, so draws follow no grammar.
+        self.compile_grammar: Callable[[Grammar], None] = lambda grammar: None
         self._profile = profile
         self._clock = clock
         self._latency = LatencyModel(profile.rates)

@@ -19,12 +19,14 @@ from tandem.core.learning import ReceiptChoice
 from tandem.core.plan import NO_MEMORY, TokenLogprob
 from tandem.core.ports import ServingEngine
 from tandem.core.request import Request
+from tandem.core.sampling import TOO_COMPLEX
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Objectives, WorkClass
 from tandem.estimators.length_choice import Predicted
 from tandem.services.answering.admission import Admission, Ticket
 from tandem.services.answering.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.answering.models import BASE_LABEL, ServedModel
+from tandem.services.answering.reading import AnswerReader
 from tandem.services.answering.receipts import Draft, Receipts
 from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.live import LiveAnswers, Written
@@ -72,6 +74,7 @@ class Tools:
 class Answer:
     """The answer to one client request: all choices of all its prompts.
 
+    `reader` makes for each choice what tells reasoning and tool calls from text; None: all is text.
     `deltas` can be iterated once. `adapter` and `usage` are right from the first delta on and
     final after the last. The engine has the model inside `held`. `draft` is the receipt without its
     choices; None keeps none. `predicted` is what was said of each request's length, if anybody did.
@@ -90,6 +93,7 @@ class Answer:
         draft: Draft | None,
         held: AbstractAsyncContextManager[None],
         predicted: Sequence[Predicted] = (),
+        reader: Callable[[], AnswerReader] | None = None,
     ) -> None:
         self.id = answer_id
         self.model = model
@@ -106,6 +110,7 @@ class Answer:
                 echoes[place] if echoes is not None else None,
                 prompt_only=prompt_only,
                 predicted=predicted[place] if predicted else None,
+                reader=reader,
             )
             for place, request in enumerate(requests)
         ]
@@ -201,6 +206,7 @@ class _Part:
         *,
         prompt_only: bool,
         predicted: Predicted | None = None,
+        reader: Callable[[], AnswerReader] | None,
     ) -> None:
         self.request = request
         self._predicted = predicted
@@ -217,6 +223,7 @@ class _Part:
             self._prompt_entries = describe_prompt(tools.tokenizer, echo or "", request.prompt, ())
         slo = request.slo or tools.objectives.default
         self._timing = RequestTiming(tools.metrics, request.arrival_s, slo, request.work_class)
+        self._readers = [reader() for _ in range(request.n)] if reader is not None else []
         self._choices = [
             Choice(
                 first_index + k,
@@ -226,6 +233,7 @@ class _Part:
                 min_tokens=request.sampling.min_tokens,
                 prefix_chars=len(echo or ""),
                 stop_ids=request.sampling.stop_token_ids,
+                decoder=tools.tokenizer.markers if reader is not None else None,
             )
             for k in range(request.n)
         ]
@@ -262,6 +270,9 @@ class _Part:
                 return []  # we stopped it ourselves
             if event.error == NO_MEMORY:
                 raise OutOfMemory(NO_MEMORY)
+            grammar = self.request.sampling.grammar
+            if event.error == TOO_COMPLEX and grammar is not None:
+                raise InvalidRequest(TOO_COMPLEX, param=grammar.param)
             raise GenerationFailed(event.error or "the server stopped this request; send it again")
         self._scores.extend(event.prompt_logprobs)
         if event.tokens or event.finish_reason is not None:
@@ -321,6 +332,8 @@ class _Part:
                 self._tools.lengths.ended(self._predicted, choice.output_tokens)
             if event.index == 0:
                 self._show(ended=event.finish_reason is FinishReason.STOP)
+        if self._readers:
+            return self._readers[event.index].read(delta)
         return [*self._opening(event.index, choice), delta]
 
     def _show(self, *, ended: bool) -> None:

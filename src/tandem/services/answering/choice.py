@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tandem.core.learning import AnswerTokens, Ending
 from tandem.core.plan import TokenLogprob
 from tandem.core.sequence import FinishReason
-from tandem.services.answering.detokenizer import Detokenizer, StopFinder
+from tandem.services.answering.detokenizer import Decoder, Detokenizer, StopFinder
 from tandem.services.answering.tokenizer import Tokenizer
 
 _CHARACTER_BYTES = 4  # at most, in UTF-8
@@ -37,8 +37,21 @@ class TokenText:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """What a choice's `index`-th tool call gained: first its id and name, then its arguments."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one choice gained; the last delta of a choice has a `finish_reason`.
+
+    It gains one of `text`, `reasoning` and a `call`; `called` says at its end that it ended with
+    tool calls.
 
     `token_ids` are all tokens that came, the stopping one too. `stop_reason` is the stop string or
     the client's own stop token that ended it.
@@ -50,6 +63,9 @@ class Delta:
     finish_reason: FinishReason | None = None
     token_ids: tuple[int, ...] = ()
     stop_reason: str | int | None = None
+    reasoning: str = ""
+    call: CallPiece | None = None
+    called: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,7 @@ class Choice:
     """State of one choice while its tokens arrive.
 
     `prefix_chars` is the length of an echoed prompt, so that offsets count from its start.
+    `decoder` makes text instead of the tokenizer.
     `stopped_early` becomes true when a stop string was found while the engine still generates.
     """
 
@@ -77,13 +94,14 @@ class Choice:
         min_tokens: int,
         prefix_chars: int = 0,
         stop_ids: Collection[int] = (),
+        decoder: Decoder | None = None,
     ) -> None:
         self.index = index
         self.finished = False
         self.stopped_early = False
         self.output_tokens = 0
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, context)
+        self._detokenizer = Detokenizer(decoder or tokenizer, context)
         self._finder = StopFinder(stops)
         self._min_tokens = min_tokens
         self._stop_ids = stop_ids

@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Messages, PromptTokens, Receipt
-from tandem.core.lengths import Asked
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
-from tandem.estimators.length_choice import Predicted
 from tandem.services.answering.answer import Answer, Tools
+from tandem.services.answering.expectation import predictions
+from tandem.services.answering.forcing import grammar_of_calls
 from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
+from tandem.services.answering.reading import NO_TOOLS, AnswerReader, Calling, reader_of
 from tandem.services.answering.receipts import Draft
 
 _SEED_BITS = 63
@@ -42,8 +43,9 @@ class Options:
     and `tpot_slo`, in seconds, are the objectives of the client or of its key (None: others').
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
     `user` is the client's own word for a person. `pinned` answers, if given, instead of the current
-    version of its adapter. `batch` is the job whose line this is. The last two say how a chat ends
-    when it is rendered.
+    version of its adapter. `batch` is the job whose line this is. Two say how a rendered chat ends,
+    `calling` which tools its answer may call. With `ceiling`, more `max_tokens` than fit are as
+    many as fit.
     """
 
     model: str
@@ -64,6 +66,8 @@ class Options:
     batch: str = ""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    calling: Calling = NO_TOOLS
+    ceiling: bool = False
 
 
 class Generation:
@@ -86,8 +90,11 @@ class Generation:
         self._priorities = priorities
         self._alone = asyncio.Lock()
 
-    async def chat(self, messages: Sequence[Mapping[str, str]], options: Options) -> Answer:
-        """Prepare the answer to a conversation. Raises as `complete` does."""
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Options, prefix: str = "chatcmpl-"
+    ) -> Answer:
+        """Prepare the answer to a conversation; its id begins with `prefix`. Raises as `complete`
+        does."""
         arrival_s = self._tools.clock.now()
         model = pinned_to(await self._models.resolve(options.model, options.tenant), options.pinned)
         self._check(options, 1)
@@ -98,9 +105,43 @@ class Generation:
             messages,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
+            tools=options.calling.tools,
         )
-        draft = self._draft("chatcmpl", model, options, tuple(dict(turn) for turn in messages))
-        return self._answer(draft, model, [prompt], options, arrival_s)
+        draft = self._draft(prefix, model, options, tuple(dict(turn) for turn in messages))
+        before = self._before(prompt, messages, options)
+        reader = reader_of(self._tokenizer.format, options.calling, before, self._call_id)
+        calling, asked = options.calling, options.sampling.grammar
+        if calling.forced or (calling.tools and asked is not None):
+            options = self._restricted(options, before)
+        return self._answer(draft, model, [prompt], options, arrival_s, reader)
+
+    def _before(
+        self, prompt: tuple[int, ...], messages: Sequence[Mapping[str, Any]], options: Options
+    ) -> str:
+        """What there is of an answer before it begins; or all of the prompt, if the response
+        template, which finds that in it, is the tokenizer's own."""
+        if self._tokenizer.format.shipped is not None:
+            return self._tokenizer.markers.decode(prompt)
+        if options.continue_final_message:
+            return str(messages[-1]["content"])
+        return self._tokenizer.opening if options.add_generation_prompt else ""
+
+    def _restricted(self, options: Options, before: str) -> Options:
+        """Options for an answer that must be calls, or may be calls or JSON. Raises
+        `InvalidRequest`."""
+        tokenizer, calling, asked = self._tokenizer, options.calling, options.sampling.grammar
+        if calling.forced and asked is not None:
+            raise InvalidRequest(
+                f"'tool_choice' makes the answer a call; leave '{asked.param}' out",
+                param="tool_choice",
+            )
+        grammar = grammar_of_calls(
+            tokenizer.format, calling, before, tokenizer.special_token, asked
+        )
+        return replace(options, sampling=replace(options.sampling, grammar=grammar))
+
+    def _call_id(self) -> str:
+        return f"call_{self._rng.getrandbits(96):024x}"
 
     async def complete(self, prompts: Sequence[str | tuple[int, ...]], options: Options) -> Answer:
         """Prepare the continuation of one or several prompts, each text or token ids.
@@ -121,15 +162,16 @@ class Generation:
             prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
             for prompt in prompts
         )
-        draft = self._draft("cmpl", model, options, prompts=texts)
+        draft = self._draft("cmpl-", model, options, prompts=texts)
         return self._answer(draft, model, encoded, options, arrival_s)
 
     async def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
         """Token ids of a rendered conversation; long ones are encoded beside the event loop."""
         encode = partial(
@@ -137,8 +179,10 @@ class Generation:
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
         )
-        chars = sum(len(message["content"]) for message in messages)
+        chars = sum(len(message["content"]) for message in messages) + len(str(tools))
+        chars += sum(len(str(message.get("tool_calls", ""))) for message in messages)
         return await self._beside(chars + _TURN_CHARS * len(messages), "messages", encode)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -216,7 +260,7 @@ class Generation:
             "n": options.n,
         }
         receipt = Receipt(
-            completion_id=f"{prefix}-{self._rng.getrandbits(96):024x}",
+            completion_id=f"{prefix}{self._rng.getrandbits(96):024x}",
             created_s=self._tools.receipts.now(),
             tenant=options.tenant,
             adapter=None if model.checkpoint else model.name,
@@ -236,6 +280,7 @@ class Generation:
         prompts: Sequence[tuple[int, ...]],
         options: Options,
         arrival_s: float,
+        reader: Callable[[], AnswerReader] | None = None,
     ) -> Answer:
         answer_id, param = draft.receipt.completion_id, "prompt" if draft.prompts else "messages"
         sampling = replace(
@@ -245,12 +290,15 @@ class Generation:
         )
         made: list[Request] = []
         for place, prompt in enumerate(prompts):
-            limit = model.max_model_len
-            budget = _output_budget(len(prompt), options.max_tokens, limit, param)
+            limit, asked = model.max_model_len, options.max_tokens
+            if options.ceiling and asked is not None:
+                asked = min(asked, max(1, limit - len(prompt)))
+            budget = _output_budget(len(prompt), asked, limit, param)
             bounded = replace(sampling, max_tokens=budget)
             made.append(self._request(f"{answer_id}-{place}", model, prompt, options, bounded))
         prompt_only = options.max_tokens == 0
-        predicted = () if prompt_only else self._predicted(draft, model, made, options)
+        lengths = None if prompt_only else self._tools.lengths
+        predicted = predictions(lengths, draft, model, made, options.batch)
         requests = [replace(request, arrival_s=arrival_s) for request in made]
         for place, known in enumerate(predicted):
             requests[place] = replace(requests[place], length=known.forecast)
@@ -267,29 +315,8 @@ class Generation:
             draft=draft if options.receipt and not prompt_only else None,
             held=self._models.held(model),
             predicted=predicted,
+            reader=reader,
         )
-
-    def _predicted(
-        self, draft: Draft, model: ServedModel, requests: Sequence[Request], options: Options
-    ) -> list[Predicted]:
-        """What is known of the lengths of the answers, one a prompt; empty if nobody predicts."""
-        lengths, messages = self._tools.lengths, draft.receipt.messages
-        if lengths is None:
-            return []
-        texts = draft.prompts or (messages[-1]["content"],)
-        return [
-            lengths.predict(
-                Asked(
-                    adapter=model.checkpoint or model.name or "",
-                    endpoint="completions" if draft.prompts else "chat/completions",
-                    max_tokens=request.sampling.max_tokens,
-                    input_tokens=len(request.prompt),
-                    scores=lengths.scores(text),
-                    batch=options.batch,
-                )
-            )
-            for request, text in zip(requests, texts, strict=True)
-        ]
 
     def _request(
         self,

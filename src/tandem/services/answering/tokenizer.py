@@ -19,6 +19,7 @@ import jinja2
 from transformers import AutoTokenizer
 
 from tandem.core.errors import InvalidRequest, UnsupportedModel
+from tandem.services.answering.formats import format_of
 
 _CHARS_A_TOKEN = 8
 _SPACE_MARK = "\u2581"
@@ -37,8 +38,30 @@ class Tokenizer:
         self._longest = max(map(len, backend.get_vocab()), default=1)
         described = backend.backend_tokenizer.to_str() if backend.is_fast else ""
         self._pieces = _piece_kind(described)
+        source = json.dumps(backend.chat_template or "", ensure_ascii=False)
+        self.format = format_of(source, backend.get_vocab(), backend.response_template)
+        """How answers to chats are read."""
+        self.markers = self._showing(self.format.markers)
+        """Decodes, and also shows the special tokens by which answers are read."""
+        self.opening = self._opening() if self.format.reasons else ""
+        """What the chat template writes before an answer, where that may begin its reasoning."""
         self.identity = _identity(backend, described)
         """A hash of what fixes the token ids of a text and of a chat."""
+
+    def _showing(self, markers: str) -> MarkerDecoder:
+        texts = {
+            token: str(self._backend.convert_ids_to_tokens(token)) for token in self._special_ids
+        }
+        hidden = {token for token, text in texts.items() if text not in markers}
+        return MarkerDecoder(self._backend, frozenset(hidden))
+
+    def _opening(self) -> str:
+        turns = [{"role": "user", "content": "x"}]
+        try:
+            before = self.render_chat(turns, add_generation_prompt=False)
+            return self.render_chat(turns).removeprefix(before)
+        except InvalidRequest:
+            return ""
 
     @classmethod
     def load(cls, source: str | Path) -> Tokenizer:
@@ -68,6 +91,12 @@ class Tokenizer:
         """Whether `encode_chat` can work at all."""
         return self._backend.chat_template is not None
 
+    def special_token(self, text: str) -> int | None:
+        """The id of the special token of exactly this text, if there is one."""
+        token = self._backend.convert_tokens_to_ids(text)
+        known = token in self._special_ids and self._backend.convert_ids_to_tokens(token) == text
+        return int(token) if known else None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of `text`, with the begin marker the model was trained with if asked."""
         ids = self._backend.encode(text, add_special_tokens=add_special_tokens)
@@ -88,10 +117,11 @@ class Tokenizer:
 
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
         """Render `messages` with the model's chat template and encode the result.
 
@@ -101,19 +131,21 @@ class Tokenizer:
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
         )
         return self.encode(text, add_special_tokens=False)
 
     def render_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """`messages` as the model's chat template writes them, up to the beginning of an answer, or
-        up to the end of the last message, which an answer then continues. Raises as `encode_chat`
-        does."""
+        """`messages` as the model's chat template writes them, with the `tools` that are offered,
+        up to the beginning of an answer, or up to the end of the last message, which an answer then
+        continues. Raises as `encode_chat` does."""
         if not self.has_chat_template:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions with a plain prompt",
@@ -121,7 +153,8 @@ class Tokenizer:
             )
         try:
             text = self._backend.apply_chat_template(
-                [dict(message) for message in messages],
+                self.format.turns(messages, [dict(tool) for tool in tools]),
+                tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
                 continue_final_message=continue_final_message,
@@ -171,6 +204,22 @@ class Tokenizer:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class MarkerDecoder:
+    """Token ids to text as `Tokenizer.decode` does it, but only `hidden` tokens have no text."""
+
+    def __init__(self, backend: Any, hidden: frozenset[int]) -> None:
+        self._backend = backend
+        self._hidden = hidden
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`; incomplete UTF-8 becomes U+FFFD."""
+        kept = [token for token in tokens if token not in self._hidden]
+        text = self._backend.decode(
+            kept, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
 
 
 class _BytePieces:

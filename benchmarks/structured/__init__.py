@@ -1,0 +1,1 @@
+"""Structured output: 300 schemas alone, together, preempted; hostile grammars; costs of a mask."""

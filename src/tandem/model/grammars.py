@@ -1,0 +1,275 @@
+"""Which tokens the grammars of sequences allow next, with llguidance.
+
+The only module that imports llguidance, and it does so when the first grammar comes. Knows no text
+and no plan. Invariant: what is kept is a cache. A mask depends on the grammar and on the output
+tokens of its sequence only, so a preempted or repeated draw has the same mask.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.plan import Draw
+from tandem.core.sampling import TOO_COMPLEX, Grammar, GrammarKind
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+# Compiled grammars that are kept, and sequences whose state is kept. One that is dropped is made
+# again when it is needed: in about a millisecond, at most a tenth of a second.
+_MOST_COMPILED, _MOST_RUNNING = 64, 1024
+# A grammar that takes longer to compile, with its first mask, is refused.
+_LONGEST_S = 1.0
+# Between two parts of JSON: nothing, a space, or a new line with its indent. Endless space would
+# let a small model write nothing else.
+_JSON: JsonCompileOptions = {
+    "whitespace_pattern": r" |\n[ \t]{0,40}",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_SAID_CHARS = 500
+
+
+@dataclass(slots=True)
+class _Running:
+    """State of one sequence: its grammar after the output tokens in `taken`."""
+
+    grammar: Grammar
+    matcher: LLMatcher
+    taken: tuple[int, ...] = ()
+
+
+class Grammars:
+    """Grammars over the tokens of one model.
+
+    `source` is the directory of its tokenizer, `vocab_size` the width of its logits, `ends` are the
+    tokens that end an answer. `compile` may be called from any thread, `restrict` from one.
+    """
+
+    def __init__(self, source: str, vocab_size: int, ends: tuple[int, ...]) -> None:
+        self._source = source
+        self._vocab_size = vocab_size
+        self._ends = ends
+        self._lock = threading.Lock()  # of the tokenizer and `_compiled`
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._running: OrderedDict[int, _Running] = OrderedDict()
+        self._table: Tensor | None = None
+
+    def compile(self, grammar: Grammar) -> None:
+        """Check a grammar and keep it ready for its first draw. Raises `InvalidRequest` that says
+        what is wrong with it."""
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+                return
+        began_s = time.monotonic()
+        matcher = self._matcher(grammar)
+        if time.monotonic() - began_s > _LONGEST_S:
+            raise InvalidRequest(
+                f"'{grammar.param}' takes more than {_LONGEST_S:g} s to prepare; simplify it",
+                param=grammar.param,
+            )
+        self._keep(grammar, matcher)
+
+    def restrict(self, scores: Tensor, draws: Sequence[Draw]) -> dict[int, str]:
+        """Set the scores [draws, vocab] of tokens that a draw's grammar does not allow to -inf.
+
+        Draws without a grammar are not changed. Of the allowed tokens, a draw's `banned` ones go
+        too unless nothing is left then. Returns the rows that have no mask, each with the reason.
+        """
+        rows = [row for row, draw in enumerate(draws) if draw.sampling.grammar is not None]
+        words = np.zeros((len(rows), -(-self._vocab_size // 32)), dtype=np.int32)
+        problems: dict[int, str] = {}
+        for place, row in enumerate(rows):
+            try:
+                self._fill(words[place], draws[row])
+            except InvalidRequest as error:
+                problems[row] = str(error)
+        masks = torch.from_numpy(words.view(np.uint8)).to(scores.device)
+        added = self._added(scores).index_select(0, masks.view(-1).int())
+        added = added.view(len(rows), -1)[:, : scores.shape[1]]
+        if len(rows) == scores.shape[0]:
+            scores.add_(added)
+        else:
+            scores.index_add_(0, torch.tensor(rows, device=scores.device), added)
+        return problems
+
+    def _added(self, scores: Tensor) -> Tensor:
+        """float32 [256, 8]: what a byte of a mask adds to the scores of its eight tokens."""
+        if self._table is None or self._table.device != scores.device:
+            bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+            table = torch.zeros(256, 8).masked_fill_(bits == 0, -torch.inf)
+            self._table = table.to(scores.device, scores.dtype)
+        return self._table
+
+    def _fill(self, words: np.ndarray, draw: Draw) -> None:
+        """The mask of one draw, a bit a token. Raises `InvalidRequest`."""
+        taken = draw.history[draw.prompt_tokens :]
+        matcher = self._advanced(draw, taken)
+        _mask(matcher, words)
+        if matcher.is_error():
+            # Sequences of one grammar share a lexer, which may be full from the others.
+            matcher = self._anew(draw, taken)
+            _mask(matcher, words)
+        if matcher.is_error() or not words.any():
+            self._running.pop(draw.seq_id, None)
+            raise InvalidRequest(TOO_COMPLEX)
+        if draw.banned:
+            allowed, banned = words.copy(), np.array(draw.banned)
+            np.bitwise_and.at(words, banned >> 5, ~(1 << (banned & 31)).astype(np.int32))
+            if not words.any():
+                words[:] = allowed
+
+    def _advanced(self, draw: Draw, taken: tuple[int, ...]) -> LLMatcher:
+        """The matcher of a draw's sequence after its output `taken`."""
+        grammar = draw.sampling.grammar
+        assert grammar is not None
+        state = self._running.pop(draw.seq_id, None)
+        known = 0 if state is None else len(state.taken)
+        if state is None or state.grammar != grammar or state.taken != taken[:known]:
+            state, known = _Running(grammar, self._copy(grammar)), 0
+        state.matcher.consume_tokens(list(taken[known:]))
+        state.taken = taken
+        self._running[draw.seq_id] = state
+        if len(self._running) > _MOST_RUNNING:
+            self._running.popitem(last=False)
+        return state.matcher
+
+    def _anew(self, draw: Draw, taken: tuple[int, ...]) -> LLMatcher:
+        """The same with a grammar that is compiled again, for this sequence and those that come."""
+        grammar = draw.sampling.grammar
+        assert grammar is not None
+        with self._lock:
+            self._compiled.pop(grammar, None)
+        self._running.pop(draw.seq_id)
+        return self._advanced(draw, taken)
+
+    def _copy(self, grammar: Grammar) -> LLMatcher:
+        """A matcher at the beginning. It shares the lexer's states with others of its grammar."""
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+        if matcher is None:
+            matcher = self._matcher(grammar)
+            self._keep(grammar, matcher)
+        return matcher.deep_copy()
+
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > _MOST_COMPILED:
+                self._compiled.popitem(last=False)
+
+    def _matcher(self, grammar: Grammar) -> LLMatcher:
+        """A new matcher that has made its first masks. Raises `InvalidRequest`."""
+        from llguidance import LLMatcher
+
+        tokenizer = self._loaded(grammar.param)
+        try:
+            source = _source(grammar)
+        except Exception as error:  # the converters raise errors of many kinds
+            raise _refusal(grammar, str(error)) from error
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
+        problem = matcher.get_error() or self._problem(matcher)
+        if problem:
+            raise _refusal(grammar, problem)
+        return matcher
+
+    def _problem(self, matcher: LLMatcher) -> str:
+        """Why a new matcher has no mask for the first token, or fails at one that it allows. The
+        most expensive grammars do."""
+        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
+        _mask(matcher, words)
+        if matcher.is_error():
+            return matcher.get_error()
+        possible = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        begun = matcher.deep_copy()
+        begun.consume_token(int(possible[-1]))
+        return begun.get_error()
+
+    def _loaded(self, param: str) -> LLTokenizer:
+        """llguidance's form of the model's tokenizer, made once. Raises `InvalidRequest`."""
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tokenizer is None:
+                described = self._described(param)
+                try:
+                    self._tokenizer = LLTokenizer(
+                        described, n_vocab=self._vocab_size, eos_token=list(self._ends)
+                    )
+                except Exception as error:
+                    raise _impossible(str(error), param) from error
+            return self._tokenizer
+
+    def _described(self, param: str) -> str:
+        if not self._ends:
+            raise _impossible("it has no end token", param)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self._source)
+        except Exception as error:  # of any kind, where a file is damaged
+            raise _impossible("it has no tokenizer", param) from error
+        if not tokenizer.is_fast:
+            kind = type(tokenizer).__name__
+            raise _impossible(f"its tokenizer {kind} is not one of Hugging Face's fast ones", param)
+        return str(tokenizer.backend_tokenizer.to_str())
+
+
+def _mask(matcher: LLMatcher, words: np.ndarray) -> None:
+    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+
+
+def _limits() -> LLParserLimits:
+    """Steps and states: a state takes about 240 bytes, a mask at most some 10 ms."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=300_000,
+        step_lexer_fuel=60_000,
+        step_max_items=20_000,
+        max_lexer_states=30_000,
+        max_grammar_size=60_000,
+        verbose_errors=False,
+    )
+
+
+def _source(grammar: Grammar) -> str:
+    """llguidance's notation."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    match grammar.kind:
+        case GrammarKind.JSON:
+            return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON))
+        case GrammarKind.REGEX:
+            return str(LLMatcher.grammar_from_regex(grammar.text))
+        case GrammarKind.GBNF:
+            return str(LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text)))
+        case GrammarKind.LARK:
+            return str(LLMatcher.grammar_from_lark(grammar.text))
+
+
+def _refusal(grammar: Grammar, reason: str) -> InvalidRequest:
+    reason = reason.replace("<non-verbose/>", "").replace("NoExtensionBias", "no text matches it")
+    said = " ".join(reason.split())[:_SAID_CHARS]
+    return InvalidRequest(f"'{grammar.param}' cannot be used: {said}", param=grammar.param)
+
+
+def _impossible(reason: str, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"'{param}' is not possible with this model: {reason}",
+        param=param,
+        code="unsupported_parameter",
+    )

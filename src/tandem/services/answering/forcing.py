@@ -1,0 +1,105 @@
+"""The grammar of an answer that must call tools (`tool_choice` required, or a function's name), or
+must call tools or be JSON.
+
+Spells calls as the model's format does, with the functions' own schemas inside. Knows no engine.
+Invariant: what the grammar allows, `AnswerReader` reads as calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.sampling import Grammar, GrammarKind
+from tandem.services.answering.formats import ARGUMENTS, NAME, AnswerFormat
+from tandem.services.answering.grammars import check_schema
+from tandem.services.answering.reading import Calling
+
+MOST_FORCED_BYTES = 256 << 10
+# Between the parts of arguments is what `json.dumps` writes, which is what models were shown.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_THOUGHT_ENDS = ("\n", "</think>", "\n\n")
+
+
+def grammar_of_calls(
+    form: AnswerFormat,
+    calling: Calling,
+    prefix: str,
+    special: Callable[[str], int | None],
+    instead: Grammar | None = None,
+) -> Grammar:
+    """What an answer that follows `prefix` must match: calls of what is `forced`, or, if JSON may
+    stand `instead`, of any tool. `special` gives the id of a special token of that text.
+
+    Raises `InvalidRequest`, also where this model's calls cannot be spelt.
+    """
+    spelling = form.calls.spelling if form.calls is not None else None
+    if spelling is None or (instead is not None and instead.kind is not GrammarKind.JSON):
+        param = "tool_choice" if instead is None else instead.param
+        raise InvalidRequest(
+            f"'{param}' does not go with 'tools' here: what must be written cannot be said of this "
+            "model's tool calls; leave one of them out",
+            param=param,
+            code="unsupported_parameter",
+        )
+
+    def spelt(pieces: Sequence[str]) -> str:
+        return " ".join(_literals(pieces, special))
+
+    wanted = calling.forced or tuple(calling.names)
+    rules: list[str] = []
+    calls: list[str] = []
+    for place, tool in enumerate(calling.tools):
+        function = tool["function"]
+        if function["name"] not in wanted:
+            continue
+        check_schema(function["parameters"], f"tools[{place}].function.parameters")
+        written = [function["name"] if piece == NAME else piece for piece in spelling.call]
+        cut = written.index(ARGUMENTS)
+        before, after = spelt(written[:cut]), spelt(written[cut + 1 :])
+        calls.append(f"call{place}")
+        rules.append(f"call{place}: {before} args{place} {after}")
+        rules.append(f"args{place}: {_json({'type': 'object', **function['parameters']})}")
+    again = f"({spelt(spelling.joint)} call)*" if calling.parallel else ""
+    rules.append(f"calls: {spelt(spelling.before)} call {again} {spelt(spelling.after)}")
+    rules.append(f"call: {' | '.join(calls)}")
+    if instead is not None:
+        rules.append(f"other: {_json(json.loads(instead.text))}")
+    thinks = spelt(_THOUGHT_ENDS) if _thinks(form, prefix) else ""
+    start = f"start: {thinks} {'calls' if instead is None else '(calls | other)'}"
+    text = "\n".join((start, *rules))
+    if len(text) > MOST_FORCED_BYTES:
+        raise InvalidRequest(
+            f"'tools' have {len(text)} bytes; at most {MOST_FORCED_BYTES} can be forced",
+            param="tools",
+        )
+    return Grammar(GrammarKind.LARK, text, "tools" if instead is None else instead.param)
+
+
+def _json(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        return f"%json {json.dumps(schema)}"
+    return f"%json {json.dumps({**schema, 'x-guidance': _SPACING})}"
+
+
+def _literals(pieces: Sequence[str], special: Callable[[str], int | None]) -> Iterator[str]:
+    """Pieces in Lark's notation, texts joined."""
+    text = ""
+    for piece in pieces:
+        token = special(piece)
+        if token is None:
+            text += piece
+            continue
+        if text:
+            yield json.dumps(text)
+        text = ""
+        yield f"<[{token}]>"
+    if text:
+        yield json.dumps(text)
+
+
+def _thinks(form: AnswerFormat, prefix: str) -> bool:
+    """Whether the prompt has begun reasoning, which then must end."""
+    return form.reasons and prefix.rfind("<think>") > prefix.rfind("</think>")

@@ -1,0 +1,192 @@
+"""The text of an answer becomes reasoning, content and tool calls, while it comes.
+
+transformers' parser cuts the text at the markers of the model's format; tool calls inside are read
+here piece by piece where they are JSON, else when they are complete. What looks like a call and is
+none (no JSON, no function that was offered) is content. Invariant: the parts depend on the text,
+not on how it was cut, so a stream and a whole answer say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from transformers.utils.chat_parsing import ResponseParser, parse_response
+
+from tandem.core.errors import InvalidRequest
+from tandem.core.sequence import FinishReason
+from tandem.services.answering.calls import CallScanner, Piece, call_of
+from tandem.services.answering.choice import CallPiece, Delta
+from tandem.services.answering.formats import (
+    CALLS,
+    CONTENT,
+    REASONING_FIELDS,
+    AnswerFormat,
+    Calls,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """The tools that an answer may call, in OpenAI's form; one call only unless `parallel`. With
+    `forced`, it must be calls, of functions of these names, and nothing else."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    parallel: bool = True
+    forced: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the functions."""
+        return frozenset(tool["function"]["name"] for tool in self.tools)
+
+
+NO_TOOLS = Calling()
+
+
+class AnswerReader:
+    """Reads one choice, whose answer follows `prefix`; `new_id` makes ids of calls."""
+
+    def __init__(
+        self, form: AnswerFormat, calling: Calling, prefix: str, new_id: Callable[[], str]
+    ) -> None:
+        template = form.template(tools=bool(calling.tools))
+        assert template is not None
+        self._parser = ResponseParser(template, prefix=prefix, tools=list(calling.tools))
+        self._broken = False
+        self._shipped = form.shipped is not None
+        self._calls = form.calls
+        self._calling = calling
+        self._new_id = new_id
+        self._names = calling.names
+        self._streams = form.calls is not None and form.calls.inner is None
+        self._scanner = CallScanner(self._names)
+        self._body = ""  # of the stretch of calls that is open
+        self._index = -1
+        self._silent = False
+
+    def read(self, delta: Delta) -> list[Delta]:
+        """`delta` as one delta a part, in order; log-probabilities and ids are with the first."""
+        parts = self._parts(delta.text, ends=delta.finish_reason is not None)
+        made = [Delta(delta.index, "")]
+        for part in parts:
+            if _same_kind(made[-1], part):
+                part = replace(
+                    part,
+                    text=made[-1].text + part.text,
+                    reasoning=made[-1].reasoning + part.reasoning,
+                )
+                made[-1] = replace(part, index=delta.index)
+            else:
+                made.append(replace(part, index=delta.index))
+        made[0] = replace(made[0], tokens=delta.tokens, token_ids=delta.token_ids)
+        called = delta.finish_reason is FinishReason.STOP and self._index >= 0
+        made[-1] = replace(
+            made[-1],
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            called=called,
+        )
+        return made
+
+    def _parts(self, text: str, *, ends: bool) -> list[Delta]:
+        if self._broken:
+            return [Delta(0, text)] if text else []
+        events: list[Mapping[str, Any]] = []
+        try:
+            events += self._parser.feed(text)
+            if ends:
+                events += self._parser.finalize()[1]
+        except (ValueError, KeyError, TypeError):  # of a template that is the tokenizer's own
+            self._broken = True
+            return [Delta(0, self._body + text)]
+        return [part for event in events for part in self._part(event)]
+
+    def _part(self, event: Mapping[str, Any]) -> list[Delta]:
+        kind, name = event["type"], event["field"]
+        if kind == "region_chunk" and name == CONTENT:
+            return [Delta(0, event["text"])]
+        if kind == "region_chunk" and name in REASONING_FIELDS:
+            return [Delta(0, "", reasoning=event["text"])]
+        if name != CALLS:
+            return []
+        if kind == "region_open":
+            self._scanner, self._body = CallScanner(self._names), ""
+            return []
+        if kind == "region_chunk":
+            self._body += event["text"]
+            return self._told(self._scanner.push(event["text"])) if self._streams else []
+        return self._closed(event["value"])
+
+    def _closed(self, value: Any) -> list[Delta]:
+        """A stretch of calls is over."""
+        body, self._body = self._body, ""
+        if self._shipped:
+            called = _calls_in(value, self._names)
+            return self._told(called) if called else [Delta(0, body)]
+        assert self._calls is not None
+        if not self._streams:
+            called = _calls_in(_inside(body, self._calls, self._calling), self._names)
+            if called:
+                return self._told(called)
+        elif self._scanner.found or "".join(body.split()) in ("", "[]"):
+            return []
+        return [Delta(0, f"{self._calls.begin}{body}{self._calls.end}")]
+
+    def _told(self, pieces: Sequence[Piece]) -> list[Delta]:
+        made: list[Delta] = []
+        for piece in pieces:
+            if piece.name:
+                self._silent = self._index >= 0 and not self._calling.parallel
+                if not self._silent:
+                    self._index += 1
+                    call = CallPiece(self._index, self._new_id(), piece.name)
+                    made.append(Delta(0, "", call=call))
+            elif not self._silent:
+                made.append(Delta(0, "", call=CallPiece(self._index, arguments=piece.arguments)))
+        return made
+
+
+def reader_of(
+    form: AnswerFormat, calling: Calling, prefix: str, new_id: Callable[[], str]
+) -> Callable[[], AnswerReader] | None:
+    """What makes a reader for each choice of an answer; None if all of it is text. Raises
+    `InvalidRequest` for tools that this model cannot call."""
+    if calling.tools and not form.takes_tools:
+        raise InvalidRequest(
+            "this model's way of writing tool calls is not known to this server; describe the "
+            "tools in a message and parse the answer",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if form.template(tools=bool(calling.tools)) is None:
+        return None
+    return partial(AnswerReader, form, calling, prefix, new_id)
+
+
+def _same_kind(one: Delta, other: Delta) -> bool:
+    """Whether two parts are one: both text, or both reasoning, or the first is nothing yet."""
+    if one.call or other.call:
+        return not (one.call or one.text or one.reasoning)
+    return not (one.text and other.reasoning) and not (one.reasoning and other.text)
+
+
+def _inside(body: str, calls: Calls, calling: Calling) -> Any:
+    """What transformers finds in a stretch of calls; None if it finds nothing."""
+    try:
+        found = parse_response(body, calls.inner, prefix="", tools=list(calling.tools))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found.get(CALLS)
+
+
+def _calls_in(value: Any, names: Collection[str]) -> list[Piece]:
+    """The calls in what transformers made of them: one, or a list."""
+    made: list[Piece] = []
+    for item in value if isinstance(value, list) else [value]:
+        called = item.get("function", item) if isinstance(item, dict) else None
+        if isinstance(called, dict) and (found := call_of(called, names)) is not None:
+            made += [Piece(found[0]), Piece(arguments=found[1])]
+    return made

@@ -1,0 +1,88 @@
+"""Requests with a grammar wait beside the iterations while it is compiled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fake_executor import FakeExecutor
+from tandem.build import join_loop
+from tandem.config import Settings
+from tandem.core.clock import MonotonicClock
+from tandem.core.errors import InvalidRequest
+from tandem.core.request import Request
+from tandem.core.sampling import Grammar, GrammarKind, SamplingParams
+from tandem.engine.client import AsyncEngineClient
+from tandem.engine.loop import EngineLoop
+from tandem.engine.thread import ThreadTransport
+
+GRAMMAR = Grammar(GrammarKind.REGEX, "a", "response_format")
+
+
+class Slow(FakeExecutor):
+    """Compiles as long as `gate` is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.begun = threading.Event(), threading.Event()
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        self.begun.set()
+        assert self.gate.wait(20.0)
+        super().compile_grammar(grammar)
+
+
+@asynccontextmanager
+async def engine() -> AsyncIterator[tuple[AsyncEngineClient, Slow, EngineLoop]]:
+    executor = Slow()
+    loop = join_loop(Settings(), executor, clock=MonotonicClock(), check_every_step=True)
+    client = AsyncEngineClient(ThreadTransport(lambda progress: loop))
+    await client.start()
+    try:
+        yield client, executor, loop
+    finally:
+        executor.gate.set()
+        await client.close()
+
+
+async def collect(client: AsyncEngineClient, request: Request) -> list[int]:
+    return [token async for event in client.generate(request) for token in event.tokens]
+
+
+def asked(name: str, grammar: Grammar | None = GRAMMAR) -> Request:
+    return Request(name, (1, 2, 3), SamplingParams(max_tokens=4, grammar=grammar))
+
+
+async def test_others_decode_on_while_a_grammar_is_compiled():
+    async with engine() as (client, executor, _):
+        waiting = asyncio.create_task(collect(client, asked("constrained")))
+        await asyncio.to_thread(executor.begun.wait, 20.0)
+        plain = await collect(client, asked("plain", None))
+        assert plain and not waiting.done()
+        executor.gate.set()
+        assert await waiting == plain  # the fake follows no grammar
+
+
+async def test_a_grammar_that_is_refused_reaches_no_scheduler():
+    async with engine() as (client, executor, loop):
+        executor.wrong_grammars.add(GRAMMAR)
+        executor.gate.set()
+        with pytest.raises(InvalidRequest, match="the grammar is wrong") as refused:
+            await collect(client, asked("wrong"))
+        assert refused.value.param == "response_format"
+        assert not loop.scheduler.is_active("wrong") and loop.stats().iterations == 0
+
+
+async def test_a_request_that_is_given_up_while_it_waits_never_runs():
+    async with engine() as (client, executor, loop):
+        waiting = asyncio.create_task(collect(client, asked("gone")))
+        await asyncio.to_thread(executor.begun.wait, 20.0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        executor.gate.set()
+        assert await collect(client, asked("after"))
+        assert loop.stats().prompt_tokens == 3
