@@ -8,18 +8,17 @@ from pathlib import Path
 import tandem
 
 PACKAGE = Path(tandem.__file__).parent
-MOST_LINES = 49_400
+MOST_LINES = 50_600
 MOST_PUBLIC_METHODS = 12
 OVER = {
     "engine/client.py:AsyncEngineClient": 19,
     "engine/loop.py:EngineLoop": 27,
-    "estimators/latency.py:LatencyModel": 18,
+    "estimators/latency.py:LatencyModel": 17,
     "executor/training.py:TrainingState": 16,
     "kv/cache.py:KVCache": 28,
     "scheduling/learning.py:Learning": 22,
-    "scheduling/policies/unified/learning_time.py:LearningTime": 14,
     "scheduling/training.py:StepWork": 14,
-    "scheduling/view.py:View": 26,
+    "scheduling/view.py:View": 25,
     "services/learning/publish.py:Publisher": 16,
     "sim/executor.py:SimExecutor": 15,
     "training/recordings.py:Recordings": 15,

@@ -77,7 +77,7 @@ class Plan:
 @dataclass(frozen=True)
 class Found:
     """Of one run: percent of the online requests; rows whose update was made, and tokens of offline
-    requests that have begun to be answered, a second."""
+    requests that ended, a second."""
 
     attained: float
     training_tokens_s: float
@@ -113,7 +113,7 @@ def simulate(plan: Plan, policy: str, load: float, stretch: int) -> Found:
     counted = [each for each in online if plan.warm_up <= each.intended_s < until_s - _CUT_S]
     met = [each.meets(plan.slo) for each in counted]
     rows = len(report.steps) * 2 * (plan.sequence_tokens - 1)
-    tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.output_tokens)
+    tokens = sum(each.prompt_tokens + each.output_tokens for each in others if each.finished)
     return Found(100.0 * sum(met) / len(met), rows / clock.now(), tokens / clock.now())
 
 

@@ -59,10 +59,9 @@ DIALS: dict[str, dict[str, Dial]] = {
     },
     "unified": {
         "ceiling_s": Dial(0.25, 0.03, 1.0),
-        "idle_s": Dial(0.5, 0.05, 2.0),
         "min_share": Dial(0.002, 0.0005, 0.5),
         "patience_s": Dial(30.0, 1.0, 300.0),
-        "gamma": Dial(0.3, 0.03, 3.0),
+        "training_weight": Dial(8.0, 0.5, 128.0),
     },
 }
 

@@ -61,7 +61,6 @@ class Study:
     variants: dict[str, Variant]
     datasets: list[str]
     rounds: int
-    check_s: float
     say: Callable[[str], None] = typer.echo
 
     def loop(self, variant: Variant, clock: SleepingClock) -> EngineLoop:
@@ -78,8 +77,8 @@ class Study:
         rate, simulated = find_rate(self.plan, first=1.0)
         tried = {f"{each:.2f} simulated": share for each, share in simulated.items()}
         for _ in range(_TRIES):
-            load = [each for each in self.plan.load_at(rate) if each.at_s < self.check_s]
-            work = Work("", load, [], self.check_s + self.plan.slo.ttft_s, self.plan.slo)
+            seconds = self.plan.seconds + self.plan.slo.ttft_s
+            work = Work("", self.plan.load_at(rate), [], seconds, self.plan.slo)
             clock = SleepingClock()
             found = alone(work, execute(self.loop(ALONE, clock), clock, work))
             tried[f"{rate:.2f} measured"] = found
@@ -167,7 +166,6 @@ def main(
     max_sequences: Annotated[int, typer.Option(help="As of tandem serve.")] = 64,
     max_batch_tokens: Annotated[int, typer.Option(help="As of tandem serve.")] = 256,
     profile_s: Annotated[float, typer.Option(help="Of the profile that all have.")] = 60.0,
-    check_s: Annotated[float, typer.Option(help="Of the rate, on the engine.")] = 60.0,
     pictures: Annotated[bool, typer.Option("--figures/--no-figures")] = True,
     data: Annotated[Path, typer.Option(help="The shared data's folder.")] = Path("../shared/data"),
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("benchmarks/results"),
@@ -186,9 +184,9 @@ def main(
     limits = Limits(document_tokens, answer_tokens, length_scale, documents)
     scheduling = (max_sequences, max_batch_tokens)
     seconds = 60.0 * minutes
-    plan = Plan(data, profile, seconds, objectives, limits, *scheduling, attainment, check_s)
+    plan = Plan(data, profile, seconds, objectives, limits, *scheduling, attainment, seconds)
     datasets, variants = dataset or [GOAL_DATASET], chosen(policy)
-    study = Study(plan, executor, settings, variants, datasets, rounds, check_s)
+    study = Study(plan, executor, settings, variants, datasets, rounds)
     encode = own_encoder(settings)
     pools = {name: plan.pool(name, encode) for name in datasets}
     study.warm_up(plan.load_at(rate or 1.0), pools[datasets[0]])

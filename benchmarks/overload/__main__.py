@@ -1,5 +1,5 @@
 """What becomes of objectives under overload: with and without shedding by predicted wait, first
-come, first served and by turns.
+come, first served (`fcfs`) and those in time first (`unified`).
 
 The real scheduler and the API's admission over a simulated device; no request is sent twice. Loads
 are multiples of what the device serves while it always has a queue.
@@ -72,7 +72,7 @@ class Door:
         return events
 
 
-def simulate(load: Load, rate: float, late_share: float, factor: float) -> list[SimOutcome]:
+def simulate(load: Load, rate: float, policy: str, factor: float) -> list[SimOutcome]:
     """Outcomes of all requests; those that were refused have no times."""
     profile = load_profile(load.profile)
     planned = build_workload(
@@ -87,8 +87,7 @@ def simulate(load: Load, rate: float, late_share: float, factor: float) -> list[
         )
     )
     arrivals, _ = arrivals_of(planned, Training(), profile.info.vocab_size, load.seed)
-    options = {"late_share": str(late_share)}
-    scheduling = {"policy_options": options, "ttft_slo": load.slo.ttft_s}
+    scheduling = {"policy": policy, "ttft_slo": load.slo.ttft_s}
     clock = VirtualClock()
     loop, executor = build_simulation(
         resolve({"scheduling": scheduling}), profile, clock, noise=False
@@ -102,7 +101,7 @@ def simulate(load: Load, rate: float, late_share: float, factor: float) -> list[
 
 def capacity(load: Load) -> float:
     """Requests a second that end while a queue is never empty."""
-    outcomes = simulate(load, 10_000.0 / load.seconds, 1.0, 0.0)
+    outcomes = simulate(load, 10_000.0 / load.seconds, "fcfs", 0.0)
     ends = sorted(outcome.last_s for outcome in outcomes if not math.isnan(outcome.last_s))
     first, last = ends[len(ends) // 10], ends[len(ends) * 9 // 10]
     return 0.8 * len(ends) / (last - first)
@@ -114,24 +113,24 @@ def main(
     output_tokens: str = "lognormal:128:1.0",
     load: Annotated[list[float] | None, typer.Option(help="Times the capacity.")] = None,
     factor: Annotated[list[float] | None, typer.Option(help="--max-wait-factor.")] = None,
-    late_share: Annotated[list[float] | None, typer.Option(help="Of unified.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Repeatable.")] = None,
     ttft_slo: float = 1.0,
     tpot_slo: float = 0.1,
     seconds: float = 120.0,
     seed: int = 0,
 ) -> None:
-    """One row for each load, factor and share."""
+    """One row for each load, factor and policy."""
     slo = Slo(ttft_slo, tpot_slo)
     offered = Load(profile, prompt_tokens, output_tokens, slo, seconds, seed)
     most = capacity(offered)
     console = Console()
     console.print(f"capacity: {most:.2f} requests/s")
-    table = Table("load", "factor", "late share", "refused", "TTFT met", "both met", "p50", "p99")
+    table = Table("load", "factor", "policy", "refused", "TTFT met", "both met", "p50", "p99")
     for times in load or [0.9, 1.2, 1.5]:
         for bound in factor or [0.0, 5.0]:
-            for share in late_share or [1.0, 0.125]:
-                outcomes = simulate(offered, times * most, share, bound)
-                table.add_row(f"{times:g}", f"{bound:g}", f"{share:g}", *figures(outcomes, slo))
+            for name in policy or ["fcfs", "unified"]:
+                outcomes = simulate(offered, times * most, name, bound)
+                table.add_row(f"{times:g}", f"{bound:g}", name, *figures(outcomes, slo))
     console.print(table)
 
 

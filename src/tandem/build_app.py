@@ -53,6 +53,7 @@ from tandem.services.learning.publish import Publisher
 from tandem.services.learning.references import References
 from tandem.services.learning.settings import defaults
 from tandem.services.learning.tools import LearningTools
+from tandem.services.lengths.forecasts import Lengths
 from tandem.services.passed import Passed
 from tandem.services.versions.adapters import Adapters
 from tandem.services.versions.checkpoints import Checkpoints
@@ -60,6 +61,7 @@ from tandem.services.versions.retention import Retention
 from tandem.services.versions.service import Versions
 from tandem.store import Store
 from tandem.telemetry.learning import LearningMetrics
+from tandem.telemetry.lengths import LengthMetrics
 from tandem.telemetry.metrics import ServerMetrics
 
 # Lines of batches that are in the engine: so many times as many as sequences run, with so many
@@ -83,6 +85,7 @@ def build_app(
     freshness = Freshness(LearningMetrics(registry), time.time)
     store = Store.open(settings.store.directory, settings.store.url)
     receipts = Receipts(store, settings.store.receipt_days, time.time)
+    lengths = Lengths(LengthMetrics(registry), store)
     files = Files(store, store.directory / "files", settings.store.max_file_bytes, time.time)
     checkpoints = Checkpoints(client, store)
     learning, name = settings.learning, settings.model.served_name
@@ -100,6 +103,7 @@ def build_app(
         answered=freshness.answered,
         objectives=Objectives.parse(slo, settings.scheduling.adapter_slos),
         live=LiveAnswers(on=settings.learning.enabled and settings.learning.auto_rollback),
+        lengths=lengths,
     )
     adapters = Adapters(client, settings.adapters.roots, settings.adapters.preload)
     background = build_background(settings, client, store, tools, models, adapters, freshness)
@@ -130,21 +134,23 @@ def build_app(
         jobs=background.jobs if settings.learning.enabled else None,
         outlooks=build_outlooks(settings, background) if settings.learning.enabled else None,
     )
-    return create_app(surface, _running(background, receipts, files, batches))
+    return create_app(surface, _running(background, receipts, files, batches, lengths))
 
 
 @asynccontextmanager
 async def _running(
-    background: Background, receipts: Receipts, files: Files, batches: Batches
+    background: Background, receipts: Receipts, files: Files, batches: Batches, lengths: Lengths
 ) -> AsyncIterator[None]:
     try:
         await files.start()
         await receipts.start()
         await background.start()
+        await lengths.start(background.tools.client.info.weights_hash)
         await batches.start()
         yield
     finally:
         await batches.stop()
+        await lengths.stop()
         await receipts.stop()
         await files.stop()
         await background.stop()

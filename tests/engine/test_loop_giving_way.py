@@ -210,7 +210,7 @@ def test_a_channel_that_fails_ends_the_host_and_no_step():
 def test_offline_requests_and_other_commands_wait_for_the_iteration():
     offline = request("r", (1, 2, 3), 2, work_class=WorkClass.OFFLINE)
     said, results = served([Abort("nobody"), AddRequest(offline)])
-    assert sorted(said) == ["r", "r", "s"]
+    assert set(said) == {"r", "s"}
     assert not any(result.stopped for result in results)
 
 

@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rates import guessed
@@ -94,25 +94,6 @@ def test_pairs_are_those_of_a_causal_mask():
     assert pairs_of(0, 4) == 1 + 2 + 3 + 4
     assert pairs_of(10, 3) == 11 + 12 + 13
     assert pairs_of(0, 7) == pairs_of(0, 3) + pairs_of(3, 4)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 20), st.integers(0, 500), st.integers(0, 400), st.floats(0.0, 2.0))
-def test_rows_within_a_time_take_that_time_and_one_more_does_not(decodes, start, most, seconds):
-    model, work = guessed(), PassWork(decodes=decodes, context=9 * decodes, longest=9)
-    rows = model.rows_within(work, start, most, seconds)
-    assert 0 <= rows <= most
-
-    def with_rows(count: int) -> float:
-        more = work.copy()
-        more.span(start, count, scored=count, recorded=count)
-        return model.forward_s(more)
-
-    assert rows == 0 or with_rows(rows) <= seconds
-    assert rows == most or with_rows(rows + 1) > seconds
-    for least in (1, 64, most):
-        several = model.rows_within(work, start, most, seconds, least)
-        assert several == (rows if rows >= min(least, most) else 0)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.2, 1.0]))

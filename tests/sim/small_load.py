@@ -103,7 +103,7 @@ SHAPES = st.lists(
 OFFLINE = st.sets(st.integers(0, 24))  # places in SHAPES
 # With these, what has waited goes first in runs of a few seconds too.
 IMPATIENT = {
-    "unified": {"patience_s": "0.2", "offline_patience_s": "0.1", "overdue_share": "0.5"},
+    "unified": {"patience_s": "0.1", "min_share": "0.1"},
     "mace": {"delta_ft": "9"},
     "ekya": {"interval_s": "1"},
 }

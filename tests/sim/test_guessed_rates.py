@@ -101,3 +101,9 @@ def test_guessed_rates_cost_little_training(tpot_slo):
         all_told += told
         assert training_tokens_per_s(seed, tpot_slo, None) > 0.7 * told
     assert all_told > 6 * 80.0
+
+
+def test_a_prediction_that_is_far_too_long_is_corrected_by_a_try():
+    """Otherwise nothing fits, nothing runs, and nothing is ever measured again: learning would stop
+    for a minute, and this load got 34 tokens/s."""
+    assert training_tokens_per_s(4, 0.10, None) > 90.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 
 import pytest
@@ -23,40 +24,14 @@ def test_under_overload_some_are_in_time_instead_of_nobody():
     for longer, and the server is as busy."""
     arrivals, trainers = load(OVERLOAD, steps=1)
     found = []
-    for share in ("1", "0.25"):
-        report, _, _ = run_one(
-            "unified", arrivals, trainers, small_profile(256), policy_options={"late_share": share}
-        )
+    for policy in ("fcfs", "unified"):
+        report, _, _ = run_one(policy, arrivals, trainers, small_profile(256))
         assert all(outcome.output_tokens == 16 for outcome in report.outcomes.values())
         assert sum(step.applied for step in report.steps) == 1
         found.append(report)
     first_come, by_turns = found
     assert in_time(first_come, 1.0) < 200 < 600 < in_time(by_turns, 1.0)
     assert by_turns.ended_s == pytest.approx(first_come.ended_s, rel=0.03)
-
-
-def test_answers_that_began_too_late_rest_beside_prompts_and_still_end():
-    """Under overload, with slots enough: of the passes with prompts in its time a late answer has
-    a row in few, with a share of one in all."""
-    shares = []
-    for share in ("1", "0.125"):
-        arrivals, trainers = load([(0.025 * place, 12, 16) for place in range(500)])
-        report, _, plans = run_one(
-            "unified", arrivals, trainers, small_profile(1024), max_sequences=128, ttft_slo=0.5,
-            policy_options={"late_share": share},
-        )  # fmt: skip
-        assert all(outcome.finished for outcome in report.outcomes.values())
-        late = [
-            place
-            for place, each in enumerate(report.outcomes.values())
-            if each.ttft_s > 0.5 and each.last_s < 12.0
-        ]
-        passes = [plan for plan in plans if any(len(span.tokens) > 1 for span in plan.spans)]
-        decodes = [{s.seq_id for s in p.spans if len(s.tokens) == 1} for p in passes]
-        took_part = [[seq_id in each for each in decodes] for seq_id in late]
-        spans = [each[each.index(True) : len(each) - each[::-1].index(True)] for each in took_part]
-        shares.append(sum(map(sum, spans)) / sum(map(len, spans)))
-    assert shares[0] > 0.95 and 0.1 < shares[1] < 0.5, shares
 
 
 def unlike(shapes: list[tuple[float, int, int]]) -> list[Arrival]:
@@ -115,29 +90,13 @@ def test_an_objective_near_a_decode_alone_holds_nobody_up():
     assert waiting_s < 1.05 * first_come_s and waiting_ttft_s < 1.2 * first_come_ttft_s, found
 
 
-def test_in_passes_without_prompts_nobody_rests():
-    """In the rush above, late answers rest beside prompts, and not while prompts wait."""
-    _, plans = rush("unified", 300)
-    took_part = [{span.seq_id for span in plan.spans} for plan in plans]
-    first = {seq_id: place for place, each in reversed([*enumerate(took_part)]) for seq_id in each}
-    last = {seq_id: place for place, each in enumerate(took_part) for seq_id in each}
-    rested = {False: 0, True: 0}  # by whether there were prompts
-    for place, plan in enumerate(plans):
-        prompts = any(len(span.tokens) > 1 for span in plan.spans)
-        runs = {seq_id for seq_id in first if first[seq_id] <= place <= last[seq_id]}
-        rested[prompts] += len(runs - took_part[place])
-    assert rested[False] == 0 < rested[True], rested
-
-
 def test_no_request_starves_however_many_are_in_time():
-    """Of every eight that start one is late, so that a late one waits for eight times as many
-    starts as there were late ones before it."""
+    """One that is late starts after at most two TTFT objectives, the one that came first."""
     arrivals, trainers = load(OVERLOAD)
     report, _, _ = run_one("unified", arrivals, trainers, small_profile(256))
     outcomes = sorted(report.outcomes.values(), key=lambda outcome: outcome.arrival_s)
     late = [outcome for outcome in outcomes if outcome.ttft_s > 1.0]
-    firsts = sorted(outcome.first_s for outcome in outcomes)
-    begun = firsts.index(late[0].first_s)
-    for place, outcome in enumerate(late):
-        assert firsts.index(outcome.first_s) <= begun + 8 * (place + 1) + 8
+    assert len(late) > 20
+    for before, after in pairwise(late):
+        assert after.first_s <= before.first_s + 2 * 1.0 + 0.3
     assert [outcome.first_s for outcome in late] == sorted(outcome.first_s for outcome in late)

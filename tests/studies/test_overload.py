@@ -11,7 +11,7 @@ from tandem.core.slo import Slo
 @pytest.mark.parametrize("factor", [0.0, 1.0])
 def test_what_is_offered_ends_or_is_refused(factor):
     load = overload.Load("a100-40g:llama-3-8b", "fixed:400", "fixed:20", Slo(0.5, 0.1), 10.0, 0)
-    outcomes = overload.simulate(load, 60.0, 0.125, factor)
+    outcomes = overload.simulate(load, 60.0, "unified", factor)
     assert len(outcomes) > 400
     assert all(each.finished != (each.error is not None) for each in outcomes)
     assert any(each.error for each in outcomes) == (factor > 0.0)

@@ -14,6 +14,7 @@ from tandem.core.events import EngineStats, PredictionError, RequestTimes
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Slo, WorkClass
 from tandem.telemetry.learning import LearningMetrics
+from tandem.telemetry.lengths import LengthMetrics
 from tandem.telemetry.metrics import RequestTiming, ServerMetrics, Unmet
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -154,6 +155,7 @@ def test_every_metric_is_documented_and_nothing_else() -> None:
     registry = CollectorRegistry()
     metrics = ServerMetrics(registry)
     LearningMetrics(registry)
+    LengthMetrics(registry)
     families = text_string_to_metric_families(metrics.render(STATS).decode())
     served = {family.name: family.type for family in families}
     served = {name: kind for name, kind in served.items() if not name.endswith("_created")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from tandem.api.generation import (
 )
 from tandem.api.render import ChatShape, CompletionShape, Shape, WholeAnswer
 from tandem.api.schemas import ChatRequest, CompletionRequest, SamplingFields, parse
+from tandem.core.batches import BatchRecord
 from tandem.core.errors import InvalidRequest, TandemError
 from tandem.core.slo import WorkClass
 from tandem.services.answering.answer import Answer
@@ -38,6 +39,14 @@ _CHECKED_IN_THREAD_BYTES = 64 * 1024
 Asked = TypeVar("Asked", bound=SamplingFields)
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a batch says of its lines."""
+
+    batch: str
+    pinned: Pin | None
+
+
 class Lines:
     """See `tandem.services.batches.reply.Respond`."""
 
@@ -47,32 +56,33 @@ class Lines:
         self._receipts = receipts
 
     async def __call__(
-        self, endpoint: str, body: bytes, caller: Caller, pinned: Pin | None
+        self, batch: BatchRecord, body: bytes, caller: Caller, pinned: Pin | None
     ) -> Reply:
         """The reply to a body."""
+        how = _Line(batch.batch_id, pinned)
         try:
-            if endpoint.endswith("/chat/completions"):
-                return await self._chat(body, caller, pinned)
-            return await self._complete(body, caller, pinned)
+            if batch.endpoint.endswith("/chat/completions"):
+                return await self._chat(body, caller, how)
+            return await self._complete(body, caller, how)
         except TandemError as error:
             told = failure(error)
             if not 400 <= told.status < 500 or told.status == 429:
                 raise
             return Reply(told.status, told.body)
 
-    async def _chat(self, raw: bytes, caller: Caller, pinned: Pin | None) -> Reply:
+    async def _chat(self, raw: bytes, caller: Caller, how: _Line) -> Reply:
         body = await _parsed(ChatRequest, raw)
         await self._allow(body, caller)
-        options = _offline(chat_options(body, caller), pinned, store=body.store)
+        options = _offline(chat_options(body, caller), how, store=body.store)
         wants = wants_of(body, logprobs=bool(body.logprobs))
         turns = [message.rendered() for message in body.messages]
         answer = await self._generation.chat(turns, options)
         return await self._whole(answer, ChatShape(), wants)
 
-    async def _complete(self, raw: bytes, caller: Caller, pinned: Pin | None) -> Reply:
+    async def _complete(self, raw: bytes, caller: Caller, how: _Line) -> Reply:
         body = await _parsed(CompletionRequest, raw)
         await self._allow(body, caller)
-        options = _offline(completion_options(body, caller), pinned, store=body.store)
+        options = _offline(completion_options(body, caller), how, store=body.store)
         wants = wants_of(body, logprobs=body.logprobs is not None)
         answer = await self._generation.complete(body.prompt, options)
         return await self._whole(answer, CompletionShape(), wants)
@@ -107,6 +117,12 @@ async def _parsed(kind: type[Asked], raw: bytes) -> Asked:
     return body
 
 
-def _offline(options: Options, pinned: Pin | None, *, store: bool | None) -> Options:
+def _offline(options: Options, how: _Line, *, store: bool | None) -> Options:
     """Nobody waits for a line, and nobody rates it unless its client says so (`store`)."""
-    return replace(options, work_class=WorkClass.OFFLINE, pinned=pinned, receipt=store is True)
+    return replace(
+        options,
+        work_class=WorkClass.OFFLINE,
+        pinned=how.pinned,
+        batch=how.batch,
+        receipt=store is True,
+    )

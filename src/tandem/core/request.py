@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tandem.core.lengths import Forecast
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
 
@@ -21,6 +22,7 @@ class Request:
     work_class: WorkClass = WorkClass.ONLINE
     priority: int = 0  # lower is more urgent (vLLM's convention)
     slo: Slo | None = None  # None: the default objective
+    length: Forecast | None = None  # of each choice; None: nothing is known of it
     # When the caller accepted it, on the machine's monotonic clock (0: unknown). The engine
     # replaces a value that is not plausible.
     arrival_s: float = 0.0

@@ -27,7 +27,7 @@ from tandem.core.events import ModelInfo, PredictionError
 from tandem.core.plan import LanePlan, StepResult
 from tandem.estimators.linear import MEASURED, UNKNOWN, LinearModel
 from tandem.estimators.terms import coldness, joined, slice_features
-from tandem.estimators.work import BackwardWork, PassWork, pairs_of
+from tandem.estimators.work import BackwardWork, PassWork
 
 _DECODE_TERMS = 5  # the first of `FORWARD_TERMS`
 
@@ -176,7 +176,7 @@ class LatencyModel:
 
     def forward_s(self, work: PassWork) -> float:
         """Seconds of a pass; 0 without rows."""
-        return self._joined_s(work, 0, 0) if work.tokens else 0.0
+        return self._work_s(work) if work.tokens else 0.0
 
     def added_s(self, work: PassWork) -> float:
         """Seconds that `work` adds to a pass that runs in any case."""
@@ -187,32 +187,6 @@ class LatencyModel:
         coefficients = self.forward.coefficients
         each = coefficients[1] + coefficients[2] * self._kv_each * context + coefficients[5]
         return self._pace * each
-
-    def rows_within(
-        self, work: PassWork, start: int, most: int, seconds: float, least: int = 0
-    ) -> int:
-        """How many training rows from position `start` on can join `work` if the pass may take
-        `seconds`.
-
-        The result is from `least` to `most`, or 0. Each row counts as recorded and scored.
-        """
-        if most <= 0:
-            return 0
-        fits = least if least < most else 0
-        if fits and self._joined_s(work, start, fits) > seconds:
-            return 0
-        if self._joined_s(work, start, most) <= seconds:
-            return most
-        if least >= most:
-            return 0
-        fails = most
-        while fails - fits > 1:
-            middle = (fits + fails) // 2
-            if self._joined_s(work, start, middle) <= seconds:
-                fits = middle
-            else:
-                fails = middle
-        return fits
 
     def slice_s(self, work: BackwardWork, layers: int) -> float:
         """Seconds of a backward slice of `layers` layers of a recording."""
@@ -332,28 +306,23 @@ class LatencyModel:
         self._skipped = self._skipped + 1 if usual and self._skipped < _MOST_SKIPPED else 0
         return self._skipped > 0
 
-    def _joined_s(self, work: PassWork, start: int, more: int) -> float:
-        """Seconds of `work` with `more` training rows from position `start` on.
-
-        The result of `forward.predict` at the present pace, without making the features: policies
-        call this often.
-        """
+    def _work_s(self, work: PassWork) -> float:
+        """Seconds of `work`: the result of `forward.predict` at the present pace, without making
+        the features. Policies call this often."""
         (
             fixed, decode, context, row, pairs, draw, scored, recording, recorded, whole, whole_row,
             cold,
         ) = self.forward.coefficients  # fmt: skip
         total, longest, average = self._kv
         mean = work.context / work.decodes if work.decodes else 0.0
-        read = work.context + work.prefix + (start if more else 0)
-        kv = total * read + longest * work.longest + average * mean
+        kv = total * (work.context + work.prefix) + longest * work.longest + average * mean
         decode_s = fixed + decode * work.decodes + context * kv / 1e3
-        prefill_s = row * (work.rows + more) + pairs * (work.pairs + pairs_of(start, more)) / 1e6
+        prefill_s = row * work.rows + pairs * work.pairs / 1e6
         longer, shorter = (prefill_s, decode_s) if prefill_s > decode_s else (decode_s, prefill_s)
-        beside_s = draw * work.draws + scored * (work.scored + more)
-        beside_s += cold * self._cold
-        if rows := work.recorded + more:
-            beside_s += recording + recorded * rows
-        if work.whole and not more:
+        beside_s = draw * work.draws + scored * work.scored + cold * self._cold
+        if work.recorded:
+            beside_s += recording + recorded * work.recorded
+        if work.whole:
             beside_s += whole + whole_row * work.recorded
         return self._pace * (longer + self._rho * shorter + beside_s)
 

@@ -34,7 +34,6 @@ class SchedulerState:
     starts: StartTimes = field(default_factory=StartTimes)  # online ones of `waiting`
     ttft_slo_s: float = 0.0  # strictest TTFT objective of recent online requests
     moves: int = 0  # starts and preemptions so far
-    learning_starts: int = 0  # starts of scored sequences so far
 
     def __post_init__(self) -> None:
         self.ttft_slo_s = self.default_slo.ttft_s
@@ -95,7 +94,6 @@ class SchedulerState:
         """From waiting to running."""
         self._stop_waiting(seq)
         self.moves += 1
-        self.learning_starts += seq.scoring is not None
         seq.status = SequenceStatus.RUNNING
         self.running.add(seq)
 

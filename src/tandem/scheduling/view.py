@@ -108,11 +108,6 @@ class View:
         return self._learning.scores.sequences
 
     @property
-    def learning_starts(self) -> int:
-        """How many times a sequence of learning has started so far."""
-        return self._state.learning_starts
-
-    @property
     def queued_steps(self) -> list[str]:
         """Ids of all training steps that have not ended, oldest first."""
         return self._learning.queued

@@ -293,6 +293,20 @@ BATCH_RESULTS = _table(
     _json("content"),
 )
 
+ANSWER_LENGTHS = _table(
+    "answer_lengths",
+    _counter("row"),
+    _text("model"),
+    _text("adapter"),
+    _text("endpoint"),
+    _integer("max_tokens"),
+    _integer("input_tokens"),
+    _json("scores"),
+    _text("batch"),
+    _integer("output_tokens"),
+    sa.Index("answer_lengths_by_adapter", "model", "adapter", "row"),
+)
+
 REFERENCES = _table(
     "reference_logprobs",
     _text("reference", primary_key=True),

@@ -1,10 +1,8 @@
-"""The share of the time in which online requests wait: pauses by parts as at once; and when the
-last one started."""
+"""The share of the time in which online requests wait: pauses by parts as at once."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.request import Request
-from tandem.core.sequence import Sequence, SequenceStatus
+from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
-from tandem.scheduling.policies.unified.load import Load
+from tandem.scheduling.policies.unified.online import Load
 
 
 @dataclass
@@ -107,29 +105,3 @@ def test_a_stretch_without_anybody_who_waits_is_the_same_in_parts(parts_s):
         apart.note(after(now, part_s, []))
     whole.note(after(now, parts_s[-1], []))
     assert 0.0 < apart.busy == pytest.approx(whole.busy, rel=1e-9)
-
-
-def test_the_last_start_is_of_the_first_prompt_that_was_to_join_and_did():
-    """Whether it still runs or has ended since."""
-    load, now = Load(), 0.0
-    answer, prompt, behind = some()[0], some()[0], some()[0]
-    answer.tokens.append(7)  # it was preempted
-    began = []
-    for joining, status in (
-        ([prompt], SequenceStatus.WAITING),
-        ([prompt, behind], SequenceStatus.RUNNING),
-        ([], SequenceStatus.RUNNING),
-        ([answer, behind], SequenceStatus.WAITING),
-        (some(WorkClass.OFFLINE), SequenceStatus.RUNNING),
-        ([answer, behind], SequenceStatus.FINISHED),
-    ):
-        load.note(Stage(now, some()))
-        load.offer(joining)
-        for seq in joining[-1:]:
-            seq.status = status
-        prompt.status = status if prompt in joining else prompt.status
-        now += 1.0
-        load.note(Stage(now))
-        began.append(load.began_s)
-        now += 1.0
-    assert began == [-math.inf, 2.0, 2.0, 2.0, 2.0, 10.0]

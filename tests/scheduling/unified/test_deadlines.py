@@ -35,6 +35,9 @@ class FakeView:
     waiting: list[Sequence] = field(default_factory=list)
     latency: FakeLatency = field(default_factory=FakeLatency)
 
+    def slo(self, seq: Sequence) -> Slo:
+        return seq.request.slo or self.default_slo
+
 
 def sequence(number: int, output: int = 0, prompt: int = 10, **of_request: object) -> Sequence:
     request = Request(str(number), (1,) * prompt, **of_request)
@@ -52,26 +55,26 @@ def test_the_first_deadline_of_an_online_request_counts():
 
 
 def test_later_tokens_count_from_when_the_first_one_came():
-    """Not from when it was due: 0.8 of the objective each, and an answer may be one behind."""
+    """Not from when it was due: 0.9 of the objective each, and an answer may be one behind."""
     seq, deadlines = sequence(0, output=1), Deadlines()
-    assert deadlines.slack_s(FakeView(0.2), [seq]) == pytest.approx(0.16)
+    assert deadlines.slack_s(FakeView(0.2), [seq]) == pytest.approx(0.18)
     seq.tokens.append(1)
-    assert deadlines.slack_s(FakeView(0.22), [seq]) == pytest.approx(0.22)
+    assert deadlines.slack_s(FakeView(0.22), [seq]) == pytest.approx(0.25)
     seq.tokens += [1] * 8
-    assert deadlines.slack_s(FakeView(0.9), [seq]) == pytest.approx(0.18)
+    assert deadlines.slack_s(FakeView(0.9), [seq]) == pytest.approx(0.29)
 
 
 def test_an_answer_that_is_seen_late_has_its_deadlines_from_its_first_token_on():
     seq = sequence(0, output=4)
     seq.first_token_s = 5.0
-    assert Deadlines().slack_s(FakeView(5.3), [seq]) == pytest.approx(0.1)
+    assert Deadlines().slack_s(FakeView(5.3), [seq]) == pytest.approx(0.15)
     seq.first_token_s = 4.8
-    assert Deadlines().slack_s(FakeView(5.21), [seq]) == 0.0
+    assert Deadlines().slack_s(FakeView(5.27), [seq]) == 0.0
     seq.first_token_s = 3.0
-    assert Deadlines().slack_s(FakeView(5.3), [seq]) == pytest.approx(0.08), "it has moved"
+    assert Deadlines().slack_s(FakeView(5.3), [seq]) == pytest.approx(0.09), "it has moved"
 
 
-@pytest.mark.parametrize(("max_tokens", "slack_s"), [(2, 0.08), (4, 0.08), (5, 0.16)])
+@pytest.mark.parametrize(("max_tokens", "slack_s"), [(2, 0.09), (4, 0.09), (5, 0.18)])
 def test_an_answer_too_short_to_make_it_good_may_not_be_behind(max_tokens, slack_s):
     seq = sequence(0, output=1, sampling=SamplingParams(max_tokens=max_tokens))
     assert Deadlines().slack_s(FakeView(0.2), [seq]) == pytest.approx(slack_s)
@@ -81,14 +84,14 @@ def test_a_short_answer_is_lost_only_when_its_objective_is():
     """Of four tokens, one out: the others have 0.3 s, of which the next one may take 0.2."""
     seq = sequence(0, output=1, sampling=SamplingParams(max_tokens=4))
     deadlines = Deadlines()
-    assert deadlines.slack_s(FakeView(5.0), [seq]) == pytest.approx(0.08)
+    assert deadlines.slack_s(FakeView(5.0), [seq]) == pytest.approx(0.09)
     assert deadlines.slack_s(FakeView(5.19), [seq]) == 0.0
-    assert deadlines.slack_s(FakeView(5.21), [seq]) == pytest.approx(0.08)
+    assert deadlines.slack_s(FakeView(5.21), [seq]) == pytest.approx(0.09)
     last = sequence(1, output=3, sampling=SamplingParams(max_tokens=4))
     last.first_token_s = 5.84
-    assert deadlines.slack_s(FakeView(6.0), [last]) == pytest.approx(0.08)
+    assert deadlines.slack_s(FakeView(6.0), [last]) == pytest.approx(0.11)
     assert deadlines.slack_s(FakeView(6.13), [last]) == 0.0
-    assert deadlines.slack_s(FakeView(6.15), [last]) == pytest.approx(0.08)
+    assert deadlines.slack_s(FakeView(6.15), [last]) == pytest.approx(0.09)
 
 
 def test_a_long_prompt_has_its_share_of_the_slack_in_each_iteration():
@@ -99,26 +102,26 @@ def test_who_is_behind_has_no_slack_as_long_as_the_objective_can_be_met():
     seq, deadlines = sequence(0, output=1), Deadlines()
     deadlines.slack_s(FakeView(5.0), [seq])
     seq.tokens += [1] * 8
-    assert deadlines.slack_s(FakeView(5.9), [seq]) == 0.0
+    assert deadlines.slack_s(FakeView(5.95), [seq]) == 0.0
     seq.tokens += [1] * 2
-    assert deadlines.slack_s(FakeView(5.9), [seq]) == pytest.approx(0.06)
+    assert deadlines.slack_s(FakeView(5.95), [seq]) == pytest.approx(0.13)
 
 
 def test_a_missed_deadline_moves_and_takes_the_later_ones_along():
-    assert Deadlines().slack_s(FakeView(5.0), [sequence(0)]) == pytest.approx(0.08)
+    assert Deadlines().slack_s(FakeView(5.0), [sequence(0)]) == pytest.approx(0.09)
     seq, deadlines = sequence(0, output=1), Deadlines()
     deadlines.slack_s(FakeView(5.0), [seq])
-    assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.08)
+    assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.09)
     seq.tokens.append(1)
-    assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.16)
+    assert deadlines.slack_s(FakeView(6.0), [seq]) == pytest.approx(0.18)
 
 
 def test_a_deadline_that_has_moved_may_be_missed_again():
     seq, deadlines = sequence(0, output=1), Deadlines()
     deadlines.slack_s(FakeView(5.0), [seq])
-    deadlines.slack_s(FakeView(6.0), [seq])  # moves: due at 6.08, by the objective at 6.12
+    deadlines.slack_s(FakeView(6.0), [seq])  # moves: due at 6.09, by the objective at 6.11
     assert deadlines.slack_s(FakeView(6.1), [seq]) == 0.0
-    assert deadlines.slack_s(FakeView(6.13), [seq]) == pytest.approx(0.08)
+    assert deadlines.slack_s(FakeView(6.13), [seq]) == pytest.approx(0.09)
 
 
 def test_the_next_request_may_wait_as_long_as_the_last_ones_could():
@@ -147,24 +150,3 @@ def test_what_is_known_of_requests_that_are_gone_is_forgotten():
     deadlines.slack_s(FakeView(5.0), running)
     deadlines.forget_ended(FakeView(5.0, serving=running[:1], waiting=running[1:2]))
     assert set(deadlines._clocks) == {0, 1}
-
-
-def test_answers_that_get_slow_later_count_as_late_once():
-    """Not at their beginning, when they may well catch up; nor every time that they are behind."""
-
-    def ease(*behind_at: int) -> float:
-        """After 60 requests with 0.9 of their objective left, some behind at so many tokens."""
-        deadlines = Deadlines()
-        for number in range(60):
-            seq = sequence(number, output=1)
-            seq.first_token_s = 0.1
-            deadlines.slack_s(FakeView(0.1), [seq])
-        for number, tokens in enumerate(behind_at):
-            seq = sequence(number, output=tokens)
-            assert deadlines.slack_s(FakeView(10.0), [seq]) == pytest.approx(0.08)
-            for later_s in (20.0, 30.0, 40.0):
-                deadlines.slack_s(FakeView(later_s), [seq])
-        return deadlines.ease
-
-    assert ease() == ease(40, 50) == ease(*[10] * 9) == pytest.approx(0.9)
-    assert ease(40, 50, 32) == 0.0

@@ -18,8 +18,7 @@ from tandem.core.training import ScoreRequest
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.kv.cache import KVCache
 from tandem.scheduling.policies.unified.deadlines import Deadlines
-from tandem.scheduling.policies.unified.load import Load
-from tandem.scheduling.policies.unified.serving import foresee, joins
+from tandem.scheduling.policies.unified.online import Load, OnlinePass
 from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
@@ -44,6 +43,9 @@ class Stage:
     def match(self, seq: Sequence) -> int:
         return self.cached
 
+    def slo(self, seq: Sequence) -> Slo:
+        return seq.request.slo or self.default_slo
+
 
 def prompts(*lengths: int, slo: Slo | None = None) -> list[Sequence]:
     found = []
@@ -64,11 +66,11 @@ def joined(
     queue: list[Sequence],
     running: list[Sequence] | None = None,
     busy: float = 0.0,
-    began_s: float = 0.0,
+    owed: Sequence | None = None,
     **view: object,
 ) -> int:
     """How many join; they are the first ones."""
-    found = joins(Stage(**view), running or [], queue, busy, began_s)
+    found = OnlinePass.of(Stage(**view), running or [], queue, busy, owed).joining
     assert found == queue[: len(found)]
     return len(found)
 
@@ -129,9 +131,10 @@ def answers(*spare_s: float, done: int = 4, late: bool = False) -> list[Sequence
     return running
 
 
-def joined_in_a_rush(queue: list[Sequence], running: list[Sequence], since_s: float = 0.0) -> int:
-    """The last prompt started so many seconds ago."""
-    return joined(queue, running, busy=0.6, began_s=NOW - since_s, now=NOW)
+def joined_in_a_rush(
+    queue: list[Sequence], running: list[Sequence], owed: Sequence | None = None
+) -> int:
+    return joined(queue, running, 0.6, owed, now=NOW)
 
 
 def test_in_a_rush_prompts_wait_where_an_answer_would_be_late():
@@ -139,7 +142,7 @@ def test_in_a_rush_prompts_wait_where_an_answer_would_be_late():
     few, one, both = answers(0.1, 0.025), answers(0.1, 0.04), answers(0.1, 0.06)
     found = [joined_in_a_rush(prompts(20, 20, 20), running) for running in (few, one, both)]
     assert found == [0, 1, 2]
-    assert joined(prompts(20, 20, 20), few, 0.4, NOW, now=NOW) == 2, "no rush"
+    assert joined(prompts(20, 20, 20), few, 0.4, now=NOW) == 2, "no rush"
     assert joined_in_a_rush(prompts(20), []) == 1
     assert joined_in_a_rush(prompts(20), prompts(200)) == 1, "no answer yet"
 
@@ -165,13 +168,11 @@ def test_a_prompt_counts_with_all_of_its_rows_in_a_rush():
     assert joined_in_a_rush(prompts(30), full) == 1
 
 
-def test_once_in_several_objectives_one_prompt_starts_in_a_rush_too():
-    """Four of 0.2 s."""
+def test_a_request_that_is_owed_its_start_waits_for_no_answer():
     queue, running = prompts(20, 20, 20), answers(0.01)
-    found = [joined_in_a_rush(queue, running, since_s) for since_s in (0.0, 0.79, 0.81)]
-    assert found == [0, 0, 1]
-    assert joined_in_a_rush(prompts(20, slo=Slo(9.0, 0.05)), running, 0.81) == 1, "nor for longer"
-    assert joined_in_a_rush(prompts(20, slo=Slo(0.15, 0.05)), running, 0.61) == 1
+    assert joined_in_a_rush(queue, running) == 0
+    assert joined_in_a_rush(queue, running, queue[0]) == 1
+    assert joined_in_a_rush(queue, running, queue[1]) == 0, "it stands behind another"
 
 
 def test_nobody_waits_for_an_answer_whose_decodes_leave_prompts_no_room():
@@ -190,13 +191,13 @@ def test_what_a_prompt_waits_for_is_nobody_elses():
     """The next token is due in 40 ms, the prompt's first in 200, of which its pass takes 70."""
     view, running, queue = Stage(NOW), answers(0.06), prompts(60)
     queue[0].request = replace(queue[0].request, arrival_s=NOW)
-    held = foresee(view, Deadlines(), running, queue, 0.6, NOW)
-    assert held.held and not held.joining
-    assert held.due_s == held.predicted_s == pytest.approx(0.01, rel=1e-3)
-    alone = foresee(view, Deadlines(), running, [], 0.6, NOW)
-    assert alone.predicted_s == held.predicted_s and alone.due_s > 0.02
-    free = foresee(view, Deadlines(), running, queue, 0.4, NOW)
-    assert not free.held and free.joining
+    held = OnlinePass.of(view, running, queue, 0.6)
+    assert held.protects and not held.joining
+    assert held.due_s(view, Deadlines()) == held.seconds == pytest.approx(0.01, rel=1e-3)
+    alone = OnlinePass.of(view, running, [], 0.6)
+    assert alone.seconds == held.seconds and alone.due_s(view, Deadlines()) > 0.01
+    free = OnlinePass.of(view, running, queue, 0.4)
+    assert not free.protects and free.joining
 
 
 def test_nobody_waits_for_offline_answers():
@@ -219,8 +220,8 @@ def test_the_busier_the_more_share_a_pass():
     assert joined(prompts(50, 1000), busy=0.95) == 2
     assert joined(prompts(*[100] * 9), busy=1.0) == 9
     view, queue = Stage(), prompts(100, 30)
-    assert foresee(view, Deadlines(), [], queue, 0.5).joining == queue
-    assert foresee(view, Deadlines(), [], queue, 0.0).joining == queue[:1]
+    assert OnlinePass.of(view, [], queue, 0.5).joining == queue
+    assert OnlinePass.of(view, [], queue, 0.0).joining == queue[:1]
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(0, 3), (1000, 3), (1010, 2), (1024, 0)])
@@ -246,31 +247,41 @@ def test_an_answer_that_has_begun_and_offline_requests_join_while_there_are_rows
 def test_what_is_held_back_needs_time_for_its_own_pass():
     """190 ms until its first token is due, of which its pass takes 160."""
     view, queue = Stage(now=0.01), prompts(50, 150)
-    found = foresee(view, Deadlines(), [], queue, 0.0)
-    assert found.queue == queue and found.joining == queue[:1]
-    assert found.rows == 50 and found.predicted_s == pytest.approx(0.06, rel=1e-3)
-    assert found.due_s == pytest.approx(0.06, rel=1e-3), "30 ms, but never less than the pass takes"
+    found = OnlinePass.of(view, [], queue, 0.0)
+    assert found.joining == queue[:1] and found.deferred == queue[1:]
+    assert found.work.tokens == 50 and found.seconds == pytest.approx(0.06, rel=1e-3)
+    assert found.due_s(view, Deadlines()) == pytest.approx(0.06, rel=1e-3), (
+        "30 ms, but never less than the pass takes"
+    )
     view.default_slo = Slo(0.3, 0.05)
-    found = foresee(view, Deadlines(), [], prompts(80, 150), 0.0)
-    assert found.due_s == pytest.approx(0.29 - 0.16, rel=1e-3)
+    found = OnlinePass.of(view, [], prompts(80, 150), 0.0)
+    assert found.due_s(view, Deadlines()) == pytest.approx(0.29 - 0.16, rel=1e-3)
 
 
 def test_all_that_is_held_back_counts():
     view = Stage(default_slo=Slo(0.5, 0.05))
-    found = foresee(view, Deadlines(), [], prompts(80, 150, 100), 0.0)
+    found = OnlinePass.of(view, [], prompts(80, 150, 100), 0.0)
     assert len(found.joining) == 1
-    assert found.due_s == pytest.approx(0.5 - 0.26, rel=1e-3), "both, in one pass"
+    assert found.due_s(view, Deadlines()) == pytest.approx(0.5 - 0.26, rel=1e-3), (
+        "both, in one pass"
+    )
     urgent = [*prompts(80, 150), *prompts(100, slo=Slo(0.4, 0.05))]
-    assert foresee(view, Deadlines(), [], urgent, 0.0).due_s == pytest.approx(0.4 - 0.26, rel=1e-3)
+    assert OnlinePass.of(view, [], urgent, 0.0).due_s(view, Deadlines()) == pytest.approx(
+        0.4 - 0.26, rel=1e-3
+    )
     narrow = replace(view, budgets=Budgets(256, 200))
-    found = foresee(narrow, Deadlines(), [], prompts(80, 150, 190), 0.0)
+    found = OnlinePass.of(narrow, [], prompts(80, 150, 190), 0.0)
     assert len(found.joining) == 1
-    assert found.due_s == pytest.approx(0.5 - 0.21, rel=1e-3), "as many rows as a pass has"
+    assert found.due_s(narrow, Deadlines()) == pytest.approx(0.5 - 0.21, rel=1e-3), (
+        "as many rows as a pass has"
+    )
     view.default_slo = Slo(5.0, 0.05)
     queue = [*prompts(80, 150, 1000), *prompts(9, slo=Slo(0.2, 0.05))]
-    found = foresee(view, Deadlines(), prompts(100, slo=Slo(0.3, 0.05)), queue, 0.0)
+    found = OnlinePass.of(view, prompts(100, slo=Slo(0.3, 0.05)), queue, 0.0)
     assert not found.joining
-    assert found.due_s == pytest.approx(0.3), "a batch of rows, the last one is not of it"
+    assert found.due_s(view, Deadlines()) == pytest.approx(0.3), (
+        "a batch of rows, the last one is not of it"
+    )
 
 
 @pytest.mark.parametrize("learning", [False, True])
@@ -309,7 +320,7 @@ def test_unified_asks_how_busy_the_device_is(learning, monkeypatch):
 def test_pass_by_pass_all_of_a_queue_end(lengths):
     queue, running, passes = prompts(*lengths), [], 0
     while queue or running:
-        running += (found := joins(Stage(), running, queue, 0.0))
+        running += (found := OnlinePass.of(Stage(), running, queue, 0.0).joining)
         queue, left = queue[len(found) :], 1024
         for seq in running:
             taken = min(left, len(seq.tokens) - seq.computed)

@@ -16,6 +16,7 @@ from serving import demo_tokenizer, new_directory
 from tandem.config import ServerConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import EngineDead, InvalidRequest, Overloaded
+from tandem.core.lengths import Forecast
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
@@ -27,7 +28,9 @@ from tandem.services.answering.generation import Generation, Options
 from tandem.services.answering.models import Models
 from tandem.services.answering.receipts import Receipts
 from tandem.services.answering.tokenizer import Tokenizer
+from tandem.services.lengths.forecasts import Lengths
 from tandem.store import Store
+from tandem.telemetry.lengths import LengthMetrics
 from tandem.telemetry.metrics import ServerMetrics
 
 HELLO = demo_tokenizer().encode("Hello, how are you today?", add_special_tokens=False)
@@ -47,6 +50,7 @@ class Stage:
         play: Play = hello,
         max_waiting: int = 10,
         objectives: Objectives | None = None,
+        lengths: Lengths | None = None,
     ) -> None:
         self.engine = FakeEngine(play=play)
         self.clock = VirtualClock()
@@ -61,6 +65,7 @@ class Stage:
             clock=self.clock,
             receipts=Receipts(Store.open(new_directory()), 0.0, lambda: 0.0),
             objectives=objectives or Objectives(),
+            lengths=lengths,
         )
         models = Models(self.engine, "demo", created_s=0)
         self.service = Generation(
@@ -261,3 +266,27 @@ async def test_a_long_prompt_is_not_tokenised_for_a_full_queue() -> None:
     ticket.close()
     with pytest.raises(InvalidRequest, match="maximum context length"):
         await stage.service.complete([text], options())
+
+
+async def test_requests_carry_what_earlier_answers_say_of_their_length() -> None:
+    stage = Stage(lengths=Lengths(LengthMetrics(CollectorRegistry())))
+    for _ in range(16):
+        await collect(await stage.service.chat(TURNS, options()))
+    await collect(await stage.service.chat(TURNS, options(n=2)))
+    await collect(await stage.service.complete(["Hi"], options(batch="batch-1")))
+    *before, chat, line = stage.engine.requests
+    assert [request.length for request in before] == [None] * 16
+    tokens = len(HELLO) + 1  # with the one that ends it
+    assert chat.length == Forecast((float(tokens),) * 5, 50, "history")
+    assert line.length is not None and line.length.quantile(0.5) == tokens
+
+
+async def test_an_answer_that_is_left_teaches_no_length() -> None:
+    lengths = Lengths(LengthMetrics(CollectorRegistry()))
+    stage = Stage(lengths=lengths)
+    with patch.object(lengths, "ended") as ended:
+        async with aclosing((await stage.service.chat(TURNS, options())).deltas()) as deltas:
+            await anext(deltas)
+        ended.assert_not_called()
+        await collect(await stage.service.complete(["Hi", "You"], options()))
+    assert [call.args[1] for call in ended.call_args_list] == [len(HELLO) + 1] * 2

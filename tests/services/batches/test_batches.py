@@ -60,7 +60,7 @@ class Stage:
         return self.now_s
 
     async def respond(
-        self, endpoint: str, body: bytes, caller: Caller, pinned: Pin | None
+        self, batch: BatchRecord, body: bytes, caller: Caller, pinned: Pin | None
     ) -> Reply:
         prompt = json.loads(body)["prompt"]
         self.answered.append((prompt, pinned))

@@ -22,12 +22,14 @@ from tandem.core.request import Request
 from tandem.core.sampling import TOO_COMPLEX
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Objectives, WorkClass
+from tandem.estimators.length_choice import Predicted
 from tandem.services.answering.admission import Admission, Ticket
 from tandem.services.answering.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.answering.models import BASE_LABEL, ServedModel
 from tandem.services.answering.receipts import Draft, Receipts
 from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.live import LiveAnswers, Written
+from tandem.services.lengths.forecasts import Lengths
 from tandem.services.tasks import merge
 from tandem.telemetry.metrics import RequestTiming, ServerMetrics, Unmet
 
@@ -53,7 +55,7 @@ def _nobody(label: str) -> None:
 class Tools:
     """What every answer of a server works with; `admission` bounds the queue of online requests,
     `offline` that of the others. `answered` hears which version writes one, `live` what it says in
-    the end."""
+    the end, `lengths` how long it was."""
 
     client: ServingEngine
     tokenizer: Tokenizer
@@ -65,6 +67,7 @@ class Tools:
     answered: Callable[[str], None] = _nobody
     objectives: Objectives = field(default_factory=Objectives)
     live: LiveAnswers = field(default_factory=lambda: LiveAnswers(on=False))
+    lengths: Lengths | None = None  # None: nobody predicts them
 
 
 class Answer:
@@ -72,7 +75,7 @@ class Answer:
 
     `deltas` can be iterated once. `adapter` and `usage` are right from the first delta on and
     final after the last. The engine has the model inside `held`. `draft` is the receipt without its
-    choices; None keeps none.
+    choices; None keeps none. `predicted` is what was said of each request's length, if anybody did.
     """
 
     def __init__(  # noqa: PLR0913
@@ -87,6 +90,7 @@ class Answer:
         prompt_only: bool,
         draft: Draft | None,
         held: AbstractAsyncContextManager[None],
+        predicted: Sequence[Predicted] = (),
     ) -> None:
         self.id = answer_id
         self.model = model
@@ -102,6 +106,7 @@ class Answer:
                 stops,
                 echoes[place] if echoes is not None else None,
                 prompt_only=prompt_only,
+                predicted=predicted[place] if predicted else None,
             )
             for place, request in enumerate(requests)
         ]
@@ -196,8 +201,10 @@ class _Part:
         echo: str | None,
         *,
         prompt_only: bool,
+        predicted: Predicted | None = None,
     ) -> None:
         self.request = request
+        self._predicted = predicted
         self.cached_tokens = 0
         self._tools = tools
         self._echo = echo
@@ -314,6 +321,8 @@ class _Part:
             self._timing.finished(
                 event.index, delta.finish_reason, choice.output_tokens, event.times, now_s
             )
+            if self._tools.lengths is not None and self._predicted is not None:
+                self._tools.lengths.ended(self._predicted, choice.output_tokens)
             if event.index == 0:
                 self._show(ended=event.finish_reason is FinishReason.STOP)
         return [*self._opening(event.index, choice), delta]

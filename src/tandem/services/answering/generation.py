@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Messages, PromptTokens, Receipt
+from tandem.core.lengths import Asked
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
+from tandem.estimators.length_choice import Predicted
 from tandem.services.answering.answer import Answer, Tools
 from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
 from tandem.services.answering.receipts import Draft
@@ -40,8 +42,8 @@ class Options:
     and `tpot_slo`, in seconds, are the objectives of the client or of its key (None: others').
     `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
     `user` is the client's own word for a person. `pinned` answers, if given, instead of the current
-    version of its adapter. The last two say how a chat ends when it is
-    rendered.
+    version of its adapter. `batch` is the job whose line this is. The last two say how a chat ends
+    when it is rendered.
     """
 
     model: str
@@ -59,6 +61,7 @@ class Options:
     receipt: bool = True
     work_class: WorkClass = WorkClass.ONLINE
     pinned: Pin | None = None
+    batch: str = ""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -246,10 +249,13 @@ class Generation:
             budget = _output_budget(len(prompt), options.max_tokens, limit, param)
             bounded = replace(sampling, max_tokens=budget)
             made.append(self._request(f"{answer_id}-{place}", model, prompt, options, bounded))
+        prompt_only = options.max_tokens == 0
+        predicted = () if prompt_only else self._predicted(draft, model, made, options)
         requests = [replace(request, arrival_s=arrival_s) for request in made]
+        for place, known in enumerate(predicted):
+            requests[place] = replace(requests[place], length=known.forecast)
         tokens = PromptTokens(self._tokenizer.identity, tuple(prompts))
         draft = replace(draft, receipt=replace(draft.receipt, prompt_tokens=tokens))
-        prompt_only = options.max_tokens == 0
         return Answer(
             answer_id,
             model,
@@ -260,7 +266,30 @@ class Generation:
             prompt_only=prompt_only,
             draft=draft if options.receipt and not prompt_only else None,
             held=self._models.held(model),
+            predicted=predicted,
         )
+
+    def _predicted(
+        self, draft: Draft, model: ServedModel, requests: Sequence[Request], options: Options
+    ) -> list[Predicted]:
+        """What is known of the lengths of the answers, one a prompt; empty if nobody predicts."""
+        lengths, messages = self._tools.lengths, draft.receipt.messages
+        if lengths is None:
+            return []
+        texts = draft.prompts or (messages[-1]["content"],)
+        return [
+            lengths.predict(
+                Asked(
+                    adapter=model.checkpoint or model.name or "",
+                    endpoint="completions" if draft.prompts else "chat/completions",
+                    max_tokens=request.sampling.max_tokens,
+                    input_tokens=len(request.prompt),
+                    scores=lengths.scores(text),
+                    batch=options.batch,
+                )
+            )
+            for request, text in zip(requests, texts, strict=True)
+        ]
 
     def _request(
         self,

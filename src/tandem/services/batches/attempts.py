@@ -38,7 +38,7 @@ async def reply_to(body: bytes, batch: BatchRecord, tools: BatchTools, pin: Pin 
         caller = tools.keys.of_tenant(batch.tenant)
         if caller is not None:  # else its key was taken away; until it is back, lines wait
             try:
-                reply = await tools.respond(batch.endpoint, body, caller, pin)
+                reply = await tools.respond(batch, body, caller, pin)
                 if reply.status != 404 or pin is None or pin.version is None or met[NotFound]:
                     return reply
                 met[NotFound] += 1  # was it the pinned version that is not there?

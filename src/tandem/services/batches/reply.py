@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tandem.core.batches import BatchRecord
 from tandem.services.answering.models import Pin
 from tandem.services.auth import Caller
 
@@ -28,7 +29,8 @@ class Respond(Protocol):
     """
 
     async def __call__(
-        self, endpoint: str, body: bytes, caller: Caller, pinned: Pin | None
+        self, batch: BatchRecord, body: bytes, caller: Caller, pinned: Pin | None
     ) -> Reply:
-        """The reply to a body; `pinned` answers instead of the current version of its adapter."""
+        """The reply to the body of one of a batch's lines; `pinned` answers instead of the current
+        version of its adapter."""
         ...

@@ -1,7 +1,8 @@
 """The default policy: online requests first, offline requests and learning in what is left.
 
-`policy` decides. The other modules give it the load, deadlines, order and prompts of requests, and
-the time, capacity and balance of learning. See docs/unified.md.
+`policy` decides in five steps, of which `observe` is the first. The other modules know the online
+requests (`deadlines`, `online`), the rest (`rest`), and the account (`ledger`, `deficit`). See
+docs/unified.md.
 """
 
 from tandem.scheduling.policies.unified.policy import Options, Unified, create

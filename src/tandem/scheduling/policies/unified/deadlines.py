@@ -6,6 +6,7 @@ which it was last read.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -16,52 +17,37 @@ from tandem.scheduling.view import View
 
 # Share of TPOT to aim at. An objective that is aimed at exactly is missed every other time, and new
 # requests slow down the answers that run.
-_AIM = 0.8
-# Tokens that an answer may lag. With none, an answer that has just got its first token leaves no
-# slack, however far ahead the others are. Answers of at most `_SHORT_TOKENS` tokens may not lag,
-# since they cannot catch up.
-_BEHIND = 1
+_AIM = 0.9
+# Longer answers may lag by one token: else one that has just got its first token would leave no
+# slack, however far ahead the others are. Shorter ones cannot catch up.
 _SHORT_TOKENS = 4
 # Number of recent requests that predict how long the next ones can wait. Of every `_SPARED` of
-# them, the one with the least slack is ignored.
+# them, the one that could wait least is ignored.
 _REMEMBERED = 64
 _SPARED = 24
-# An answer that lags its objective after this many tokens is late. Before, it may catch up.
-_LATE_TOKENS = 32
 
 
 class Deadlines:
     """Deadlines of online requests, in seconds on the engine's clock.
 
-    The first token is due at arrival + TTFT. Token i after it is due (i + 1) * 0.8 TPOT after the
-    first token came. That is within the objective for answers of five tokens and more. Shorter
-    answers, by their `max_tokens`, are due at i * 0.8 TPOT.
-
-    Echo (5.1) counts from the time at which the first token was due. But TPOT counts from the first
-    token itself, so an early first token is no slack for later ones. A request behind its deadline
-    has no slack. A request behind its objective has lost it: its deadline moves to 0.8 TPOT from
-    now, and later deadlines move along, so that it can save up slack again.
-
-    `ease` is the slack ratio: the share of the TTFT objective that recent requests had left at
-    their first token, ignoring the few with the least. It is near 1 while requests are served at
-    once, and 0 when they are late. An answer that becomes late after its first token counts once
-    more, as 0.
+    The first token is due at arrival + TTFT, token i after it at (i + 1) * 0.9 TPOT after the
+    first token came (i * 0.9 TPOT in answers of at most four tokens). Echo (5.1) counts from the
+    time at which the first token was due. But TPOT counts from the first token itself, so an early
+    first token is no slack for later ones. A request behind its deadline has no slack. A request
+    behind its objective has lost it: its deadline moves to 0.9 TPOT from now, and later deadlines
+    move along, so that it can save up slack again.
     """
 
     def __init__(self) -> None:
         # Of a sequence with a token: its next token is due at the first number + the second, which
-        # is 0.8 TPOT, times the length of prompt and answer.
+        # is 0.9 TPOT, times the length of prompt and answer.
         self._clocks: dict[int, tuple[float, float]] = {}
-        self._slacks_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._waits_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None
-        self._left: deque[float] = deque(maxlen=_REMEMBERED)
-        self._late: set[int] = set()  # seq ids of answers that became late
-        self.ease = 1.0
 
     def wait_s(self, view: View) -> float:
         """Seconds that the next request may wait for its prompt to start: what recent requests
-        could have waited, ignoring the few with the least slack. At first, the default
-        objective."""
+        could have waited, ignoring the few that could least. At first, the default objective."""
         return view.default_slo.ttft_s if self._wait_s is None else self._wait_s
 
     def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
@@ -70,7 +56,7 @@ class Deadlines:
         A prompt that needs several iterations spreads its slack evenly over them.
         """
         now, most_tokens, clocks = view.now, view.budgets.max_batch_tokens, self._clocks
-        least_s = float("inf")
+        least_s = math.inf
         for seq in sequences:
             length, clock = len(seq.tokens), clocks.get(seq.seq_id)
             if clock is not None:
@@ -89,59 +75,45 @@ class Deadlines:
 
     def _begin_s(self, view: View, seq: Sequence) -> float:
         """Slack of a sequence without a clock. Its clock starts with its first token."""
-        request, length = seq.request, len(seq.tokens)
-        slo = request.slo or view.default_slo
+        slo, length = view.slo(seq), len(seq.tokens)
         tpot_s = _AIM * slo.tpot_s
         if length > seq.prompt_tokens:
             self._remember(view, seq, slo.ttft_s)
             first_s = view.now if seq.first_token_s is None else seq.first_token_s
-            clock = (first_s + (_allowance(seq) - seq.prompt_tokens) * tpot_s, tpot_s)
+            clock = (first_s + (_lag(seq) - seq.prompt_tokens) * tpot_s, tpot_s)
             self._clocks[seq.seq_id] = clock
             slack_s = clock[0] + length * tpot_s - view.now
             return slack_s if slack_s >= 0.0 else self._behind_s(view, seq, clock)
-        slack_s = request.arrival_s + slo.ttft_s - view.now
+        slack_s = seq.request.arrival_s + slo.ttft_s - view.now
         return slack_s if slack_s >= 0.0 else tpot_s
 
     def _behind_s(self, view: View, seq: Sequence, clock: tuple[float, float]) -> float:
         """Slack of a sequence behind its deadline: 0, or one token's time if the deadline moves."""
         base_s, tpot_s = clock
-        request, length = seq.request, len(seq.tokens)
-        slo = request.slo or view.default_slo
-        first_s = base_s + (seq.prompt_tokens - _allowance(seq)) * tpot_s
-        counted = min(seq.output_tokens + _BEHIND, request.sampling.max_tokens - 1)
-        if first_s + counted * slo.tpot_s >= view.now:
+        first_s = base_s + (seq.prompt_tokens - _lag(seq)) * tpot_s
+        counted = min(seq.output_tokens + 1, seq.request.sampling.max_tokens - 1)
+        if first_s + counted * view.slo(seq).tpot_s >= view.now:
             return 0.0
-        self._clocks[seq.seq_id] = (view.now + (1 - length) * tpot_s, tpot_s)
-        if seq.output_tokens >= _LATE_TOKENS and seq.seq_id not in self._late:
-            self._late.add(seq.seq_id)
-            self._note(0.0)
+        self._clocks[seq.seq_id] = (view.now + (1 - len(seq.tokens)) * tpot_s, tpot_s)
         return tpot_s
 
     def _remember(self, view: View, seq: Sequence, ttft_s: float) -> None:
-        """Note how long a request could have waited, and the share of its objective left at its
-        first token. Ignores requests whose prompt alone takes longer than the objective."""
+        """Note how long a request could have waited. Ignores requests whose prompt alone takes
+        longer than the objective."""
         work = PassWork()
         work.span(0, seq.prompt_tokens, draws=1)
-        slack_s = ttft_s - view.latency.forward_s(work)
-        if slack_s > 0.0:
-            left_s = seq.request.arrival_s + ttft_s - (seq.first_token_s or view.now)
-            self._note(max(0.0, left_s / ttft_s))
-            self._slacks_s.append(slack_s)
-            self._wait_s = sorted(self._slacks_s)[len(self._slacks_s) // _SPARED]
-
-    def _note(self, left: float) -> None:
-        """Add one request's share to the slack ratio."""
-        self._left.append(left)
-        self.ease = sorted(self._left)[len(self._left) // _SPARED]
+        wait_s = ttft_s - view.latency.forward_s(work)
+        if wait_s > 0.0:
+            self._waits_s.append(wait_s)
+            self._wait_s = sorted(self._waits_s)[len(self._waits_s) // _SPARED]
 
     def forget_ended(self, view: View) -> None:
         """Drop the clocks of sequences that have ended, once there are many."""
         if len(self._clocks) > 2 * view.budgets.max_sequences:
             alive = {seq.seq_id for seq in (*view.serving, *view.waiting)}
             self._clocks = {key: value for key, value in self._clocks.items() if key in alive}
-            self._late &= alive
 
 
-def _allowance(seq: Sequence) -> int:
+def _lag(seq: Sequence) -> int:
     """Tokens that an answer may lag."""
-    return _BEHIND if seq.request.sampling.max_tokens > _SHORT_TOKENS else 0
+    return int(seq.request.sampling.max_tokens > _SHORT_TOKENS)

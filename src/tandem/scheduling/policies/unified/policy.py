@@ -1,47 +1,42 @@
-"""Serves online requests first. Offline requests and learning share the remaining rows and time.
+"""Serves online requests first. Offline requests and learning fill what is left of the iteration.
 
-Training forwards share the pass that decodes need anyway. Backward slices use the slack until the
-most urgent token is due. Learning that runs alone is preempted between two layers when a request
-comes. MACE's priority (section 4.1) orders the steps, and a step that has waited long goes before
-prompts. A minimum share of the time is learning's under any load.
+A decision has five steps: observe, budget, rank, fill, emit. What an iteration has left is one
+ledger. Against starvation each class has one deficit counter. Learning that runs without the online
+requests is preempted between two layers when a request comes.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from itertools import chain
 
-from tandem.core.decision import Candidate, Decision
+from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
-from tandem.estimators.work import PassWork
 from tandem.kv.eviction import ByClass
 from tandem.scheduling.policies.unified.deadlines import Deadlines
-from tandem.scheduling.policies.unified.earnings import Balance, Earnings
-from tandem.scheduling.policies.unified.learning_time import FULL_SHARE, LearningPart, LearningTime
-from tandem.scheduling.policies.unified.load import Load
-from tandem.scheduling.policies.unified.offline import OfflineRequests, any_offline, set_apart
-from tandem.scheduling.policies.unified.overdue import Overdue
-from tandem.scheduling.policies.unified.room import (
-    PIECE_TOKENS,
-    LearningItem,
-    Room,
-    half_computed,
-    stands_in_the_way,
-)
-from tandem.scheduling.policies.unified.serving import Serving, foresee, joins
-from tandem.scheduling.policies.unified.turns import Turns
-from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
+from tandem.scheduling.policies.unified.ledger import Ledger
+from tandem.scheduling.policies.unified.observe import Observer, Scene
+from tandem.scheduling.policies.unified.online import OnlinePass, last_step, start_of
+from tandem.scheduling.policies.unified.rest import LearningItem, offline_value
 from tandem.scheduling.view import Policy, Traits, View
 
-# Urgency of a score: that of a sample whose loss is unknown (log 2).
-_UNKNOWN_LOSS = 0.6931471805599453
-# MACE's priorities: prompts begin one above learning and age at a quarter of its rate.
-_PROMPT_PRIORITY = 1.0
-_PROMPT_AGEING = 0.25
-# It takes time to find out that no learning fits. So after n iterations in a row in which none
-# fits, the next n skip learning: at most `_MOST_UNASKED`, for at most `_UNASKED_S` seconds.
-_MOST_UNASKED = 15
-_UNASKED_S = 0.1
+# Longest iteration of learning while there are no requests, in seconds. It is preemptible.
+_IDLE_S = 0.5
+# An iteration takes at most this share of the time that the next request may wait.
+_WAIT_SHARE = 0.25
+# Largest share of the slack that learning takes alone.
+_ALONE_SHARE = 0.5
+# A pass of learning alone is worth it if it may be so many times as long as beside the requests.
+_MUCH_LONGER = 2.0
+# Largest margin for wrong predictions, relative to the time used. A missed deadline moves, but
+# unused time is lost.
+_MOST_MARGIN = 0.2
+# The next preemptible pass is this much shorter after a lost one, and longer after a completed one:
+# about one in five is lost, whatever the load.
+_AFTER_LOSS, _AFTER_END = 0.5, 1.2
+# Where both offline requests and learning want the spare time: share of the time of the one that is
+# worth more which the other one earns.
+_SECOND_SHARE = 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +44,21 @@ class Options:
     """Dials of the policy; `docs/unified.md` has the rules."""
 
     # Longest predicted iteration beside requests, in seconds: a new request waits for its end.
-    # Another limit is a quarter of what recent requests could have waited within their TTFT
-    # objective.
+    # Another limit is a quarter of what recent requests could have waited.
     ceiling_s: float = 0.25
-    idle_s: float = 0.5  # longest iteration of learning alone, in seconds; it is preemptible
-    # Share of the time for learning, and for offline requests, under any load. Learning gets more
-    # while no prompt waits, until its cost is known.
+    # Share of the time that learning, and the oldest offline request, earn under any load.
     min_share: float = 0.002
-    # Seconds after which a step of no urgency goes before prompts (1 / MACE's delta_ft).
+    # Seconds of waiting after which they go before new online requests. In the order of the steps,
+    # an age of so many seconds counts as 1.
     patience_s: float = 30.0
-    gamma: float = 0.3  # weight of urgency
+    training_weight: float = 8.0  # offline tokens that one trained token is worth
     temporal_only: bool = False  # learning shares no pass with requests (for comparison)
-    # Under overload: share of the starts that go to late requests (past their TTFT objective). Also
-    # the share of prompt passes in which late answers get a row. 1: first come, first served.
-    late_share: float = 0.125
-    # Offline requests' share of the time that online requests leave, while learning has work, too.
-    offline_share: float = 0.5
-    # Seconds without a token, while others started, after which the oldest offline request that
-    # runs, or that waits if none runs, is starving. It then goes before online requests and
-    # learning.
-    offline_patience_s: float = 30.0
-    # Largest share of the starts for starving requests; share of the starts of offline requests for
-    # the one that came first.
-    overdue_share: float = 0.05
 
     def __post_init__(self) -> None:
-        if min(self.ceiling_s, self.idle_s, self.patience_s, self.offline_patience_s) <= 0.0:
-            raise ValueError("ceiling_s, idle_s, patience_s and offline_patience_s must be above 0")
-        shares = (self.min_share, self.late_share, self.overdue_share)
-        if not 0.0 < min(shares) <= max(shares) <= 1.0:
-            raise ValueError("min_share, late_share and overdue_share must be above 0, at most 1")
-        if not 0.0 < self.offline_share < 1.0:
-            raise ValueError("offline_share is a share: above 0 and below 1")
+        if min(self.ceiling_s, self.patience_s, self.training_weight) <= 0.0:
+            raise ValueError("ceiling_s, patience_s and training_weight must be above 0")
+        if not 0.0 < self.min_share <= 1.0:
+            raise ValueError("min_share must be above 0, at most 1")
 
 
 def create(options: Options = Options()) -> Policy:
@@ -89,287 +67,313 @@ def create(options: Options = Options()) -> Policy:
 
 
 @dataclass(slots=True)
-class _Offline:
-    """Offline requests that fit into an iteration."""
+class _Budget:
+    """The pass of the online requests, and times in seconds."""
 
-    candidates: list[Candidate] = field(default_factory=list)
-    used_s: float = 0.0  # seconds that they add
-    room: Room | None = None  # what is left after them
-    turn: bool = False  # whether they chose before learning
+    online: OnlinePass
+    spare_s: float = 0.0  # that the pass may take beyond what the online requests need
+    alone_s: float = 0.0  # for learning without the online requests, while none of them waits
+
+
+# Work of one rank: its value per second, its sequences (none: all of learning), and if it is one
+# prompt, the first position to compute and the blocks that it needs beside those that others hold.
+_Ranked = tuple[float, list[Sequence], int, int]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What runs besides the online requests, or without them."""
+
+    before: list[Candidate] = field(default_factory=list)  # starving learning
+    after: list[Candidate] = field(default_factory=list)  # after the waiting online requests
+    slices: list[SliceCandidate] = field(default_factory=list)
+    alone: bool = False  # learning, without the online requests
+    preemptible: bool = False
+    learned: set[int] = field(default_factory=set)  # ids of learning's sequences
+    learned_s: float = 0.0  # seconds of learning
+    offline_s: float = 0.0  # seconds of offline requests
+    spent_s: float = 0.0  # those that the deficit counter counts
+    pass_s: float = 0.0  # seconds of a preemptible pass
+    step: int | None = None  # the iteration that ended before
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is learning in it."""
+        return bool(self.learned or self.slices)
 
 
 class Unified:
-    """Keeps learning's unused earned time, the deadlines that have moved, and whose turn it is."""
+    """Keeps the deficit counters, the deadlines that have moved, and how long a preemptible pass
+    may be."""
 
     traits = Traits(decodes_alike=True, records_in_parts=True, eviction=ByClass())
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._deadlines = Deadlines()
-        self._turns = Turns(options.late_share)
-        self._load = Load()
-        self._overdue = Overdue(options.overdue_share, options.offline_patience_s)
-        self._time = LearningTime(
-            self._deadlines, self._overdue, options.ceiling_s, options.idle_s, options.min_share
+        self._observer = Observer(options.min_share, options.patience_s)
+        self._learning_ranks = False  # whether learning is worth more than offline requests
+        self._behind_s = 0.0  # what the one that is worth less has earned of the spare time
+        self._served = False  # whether the last plan had the online requests
+        self._served_s = -math.inf  # when the last such plan ended
+        self._pass_s = _IDLE_S  # longest preemptible pass
+        self._lost = False  # whether the last plan was preempted
+        self._plan: _Plan | None = None  # the last plan, if it had learning
+
+    def decide(self, view: View) -> Decision:
+        """Online requests first, then the best of what fits beside them."""
+        scene = self._observe(view)
+        budget = self._budget(view, scene)
+        ranked = self._rank(view, scene)
+        plan = self._fill(view, scene, budget, ranked)
+        return self._emit(view, scene, budget, plan)
+
+    # ------------------------------------------------------------------ observe
+
+    def _observe(self, view: View) -> Scene:
+        """What waits and runs, and what came of the last plan."""
+        self._settle(view)
+        if self._served:
+            self._served_s = view.now
+        return self._observer.scene(view)
+
+    # ------------------------------------------------------------------ budget
+
+    def _budget(self, view: View, scene: Scene) -> _Budget:
+        """The pass of the online requests, and the seconds that they can spare."""
+        rest, busy = bool(scene.items or scene.offline or scene.waiting), self._observer.busy
+        if not (rest or scene.queue):
+            return _Budget(OnlinePass())
+        online = OnlinePass.of(view, scene.running, scene.queue, busy, scene.owed)
+        if not rest:
+            return _Budget(online)
+        self._deadlines.forget_ended(view)
+        margin = 1.0 + min(_MOST_MARGIN, view.latency.uncertainty)
+        slack_s = online.due_s(view, self._deadlines) / margin - online.seconds
+        ceiling_s = min(self._options.ceiling_s, _WAIT_SHARE * self._deadlines.wait_s(view))
+        if not online.work.tokens:
+            return _Budget(online, min(slack_s, ceiling_s), 0.0 if scene.queue else _IDLE_S)
+        pause_s = self._options.ceiling_s - (view.now - self._served_s)
+        spare_s = min(slack_s, min(ceiling_s, pause_s) - online.seconds)
+        # Slack that learning takes makes answers end later, beside the next prompts. The wait in
+        # their queue grows with the load as 1 / (1 - busy)^2.
+        alone_s = min(_ALONE_SHARE * (1.0 - busy) ** 2 * slack_s, pause_s)
+        return _Budget(online, spare_s, 0.0 if scene.queue else alone_s)
+
+    # ------------------------------------------------------------------ rank
+
+    def _rank(self, view: View, scene: Scene) -> list[_Ranked]:
+        """Offline requests and learning, what is worth most per second first."""
+        ranked: list[_Ranked] = []
+        if scene.items:
+            value = self._options.training_weight * scene.items[0].value(view.latency)
+            ranked.append((value, [], 0, 0))
+        # Those that run go before those that wait: these are worth so much only once they end.
+        waiting = self._rank_waiting(view, scene) if scene.waiting else []
+        best = waiting[0][0] if waiting else 0.0
+        decodes = [seq for seq in scene.offline if seq.decoding]
+        if decodes:
+            value = offline_value(view, decodes[0], 0, 0.0)
+            ranked.append((max(value, best), decodes, 0, 0))
+        for seq in scene.offline:
+            if not seq.decoding:
+                value = offline_value(view, seq, seq.computed, 0.0)
+                ranked.append((max(value, best), [seq], seq.computed, 0))
+        ranked += waiting
+        ranked.sort(key=lambda each: -each[0])
+        if not scene.items or len(ranked) == 1:
+            self._behind_s = 0.0
+            return ranked
+        if self._learning_ranks != (not ranked[0][1]):
+            self._learning_ranks, self._behind_s = not ranked[0][1], 0.0
+        if self._behind_s > 0.0:  # the other one's turn
+            ranked.sort(key=lambda each: bool(each[1]) != self._learning_ranks)
+        return ranked
+
+    def _rank_waiting(self, view: View, scene: Scene) -> list[_Ranked]:
+        """Waiting offline requests that are worth more than the blocks that others will read and
+        that have to go for them.
+
+        Beside other offline requests one begins only if it leaves the blocks that online requests
+        will want (Echo 4.2, 5.3). So one always may start.
+        """
+        ranked: list[_Ranked] = []
+        spare = view.available_blocks + view.blocks_of(scene.running) - view.online_demand_blocks
+        for seq in scene.waiting:
+            start, length = start_of(view, seq), len(seq.tokens)
+            missing = -(-(length - start) // view.block_size)
+            lost = view.wanted_evictions(missing) if scene.offline else 0.0
+            if (value := offline_value(view, seq, start, lost)) > 0.0:
+                ranked.append((value, [seq], start, view.new_blocks(seq, length)))
+        ranked.sort(key=lambda each: -each[0])
+        fitting: list[_Ranked] = []
+        for each in ranked:
+            if each[3] <= spare or not (scene.offline or fitting):
+                fitting.append(each)
+                spare -= each[3]
+        return fitting
+
+    # ------------------------------------------------------------------ fill
+
+    def _fill(self, view: View, scene: Scene, budget: _Budget, ranked: list[_Ranked]) -> _Plan:
+        """Grant time and place in the order of the ranks."""
+        plan, online = _Plan(), budget.online
+        if not ranked:
+            return plan
+        idle = not online.work.tokens
+        apart = self._options.temporal_only and (not idle or len(ranked) > 1)
+        owed = bool(scene.items) and self._observer.learning.starving
+        if owed or not ranked[0][1]:
+            self._try_alone(view, scene, budget, plan, apart=apart)
+            if plan.learns:
+                return plan
+        ledger = self._ledger(view, scene, online)
+        if owed and not apart:
+            ledger.rows += online.joining_rows  # it goes before the waiting requests
+            ledger.seconds += max(budget.spare_s, self._observer.learning.seconds)
+            self._learn(ledger, scene.items[:1], plan, needed=True)
+            ledger.rows -= online.joining_rows
+        ledger.seconds = online.seconds + budget.spare_s
+        ledger.slots -= len(scene.queue)
+        ledger.blocks -= sum([-(-len(seq.tokens) // view.block_size) for seq in scene.queue])
+        free = idle and not (scene.items or scene.queue)
+        for _, sequences, start, blocks in ranked:
+            needed, before_s = idle and not (plan.learns or plan.after), ledger.work_s
+            if sequences and sequences[0].decoding:
+                plan.after += ledger.decodes(sequences, needed=needed, timed=not free)
+            elif sequences:
+                plan.after += ledger.prompt(sequences[0], start, blocks, needed=needed)
+            elif not apart:
+                self._learn(ledger, scene.items, plan, needed=needed)
+            plan.offline_s += ledger.work_s - before_s if sequences else 0.0
+        return plan
+
+    def _try_alone(
+        self, view: View, scene: Scene, budget: _Budget, plan: _Plan, *, apart: bool
+    ) -> None:
+        """Learning in an iteration of its own, if there is time for it; `apart`: in turns.
+
+        Time that learning has earned is used beside the online requests, where nothing preempts it,
+        and without any after a lost pass.
+        """
+        idle, owed = not budget.online.work.tokens, self._observer.learning.starving
+        if apart and self._served:
+            seconds = max(budget.spare_s, self._observer.learning.seconds if owed else 0.0)
+            self._learn_alone(view, scene, plan, seconds, 0.0, needed=owed)
+            plan.preemptible &= not owed
+        elif not apart and not (owed and (self._lost or not idle)):
+            beside_s = 0.0 if idle else budget.spare_s
+            self._learn_alone(view, scene, plan, budget.alone_s, beside_s, needed=idle)
+
+    def _ledger(self, view: View, scene: Scene, online: OnlinePass) -> Ledger:
+        running, kept = len(view.running_in_order), scene.kept
+        free = view.num_blocks - view.blocks_of(kept) - len(kept) if kept else math.inf
+        return Ledger(
+            view.latency,
+            view.block_size,
+            not running,
+            online.left if online.work.tokens else view.budgets.max_batch_tokens,
+            online.seconds,
+            view.available_blocks - running,
+            view.budgets.max_sequences - running,
+            view.recording_room,
+            free,
+            online.work.copy(),
+            online.seconds,
         )
-        self._offline_earned = Earnings()
-        self._begun = 0  # offline requests that began since the oldest one had its turn
-        self._balance = Balance(options.offline_share)
-        self._served = False
-        self._gave_way = False  # the last plan was preemptible, or the one before lost its pass
-        self._in_vain = 0  # iterations in a row in which no learning fit
-        self._unasked = 0  # iterations that still skip learning
-        self._asked_s = 0.0
-        self._counted_s = 0.0  # seconds of the last plan's learning in the balance
 
-    def decide(self, view: View) -> Decision:  # noqa: C901, PLR0915
-        """Online requests first, then offline requests and learning as time and capacity allow."""
-        self._load.note(view)
-        served, self._served = self._served, True
-        if served:
-            self._time.served_s = view.now
-        refused = self._time.settle(view)
-        if self._gave_way:
-            self._gave_way = self._time.judge(view)
-        if refused or self._gave_way:
-            self._balance.give_back(self._counted_s)
-        self._counted_s = 0.0
-        running, serving = view.running_in_order, view.serving
-        learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
-        batch = any_offline(view, serving)
-        if not (learns or batch):
-            self._forget()
-            return self._serve_only(view, running, serving)
-        if self._unasked and serving and not batch and view.now < self._asked_s + _UNASKED_S:
-            self._unasked -= 1
-            return self._serve_only(view, running, serving)
-        scored, offline = running[len(serving) :], OfflineRequests()
-        # Waiting online requests preempt offline ones, so only online ones count as taken slots.
-        online = num_online(serving) if batch else len(serving)
-        queue = self._turns.queue(view, max(0, view.budgets.max_sequences - online) + 1)
-        if batch:
-            queue = self._overdue.queue(view, queue)
-            overdue = self._overdue.sequence
-            turn = self._begun * self._options.overdue_share >= 1.0
-            serving, queue, offline = set_apart(
-                view, serving, queue, overdue, learns=learns, oldest_first=turn
-            )
-        items = self._items(view, scored, queue) if learns else []
-        if not (items or batch):
-            self._forget()
-            return self._serve_only(view, running, serving)
-        # A prompt that waits for the blocks of starving learning takes no time until that is done.
-        if queue and stands_in_the_way(view, items, serving, queue[0]):
-            queue = []
-        load = self._load
-        requests = foresee(view, self._deadlines, serving, queue, load.busy, load.began_s)
-        kept = {seq.seq_id for seq in half_computed(items)}
-        yielding = self._overdue.victims(running)
-        if items:
-            self._time.earn(view, items[0], requests)
-        else:
-            self._time.forget()
-        if not offline:
-            self._offline_earned.forget()
-        alone, beside, found = self._share(view, items, offline, requests, served=served)
-        nothing = alone.empty and beside.empty
-        patient = bool(items) and not items[0].overdue
-        self._look_again(view.now, vain=patient and nothing and served)
-        if not alone.empty:
-            self._served = False
-            if alone.gives_way:
-                self._gave_way = True
-                self._time.give_way(view, alone)
-                self._counted_s = alone.used_s if offline else 0.0
-            return _decision(yielding, (alone.first, alone.last), alone, kept)
-        if nothing and not found.candidates:
-            serving, resting = self._taking_part(view, serving, requests.joining)
-            kept |= resting
-        load.offer(requests.joining)
-        self._time.offer(view, beside)
-        self._counted_s = beside.used_s if offline else 0.0
-        ours, theirs = (found.candidates, []) if found.turn else ([], found.candidates)
-        order = (
-            self._overdue.serve(view, serving),
-            beside.first,
-            _all(requests.joining),
-            ours,
-            beside.last,
-            theirs,
-        )
-        return _decision(yielding, order, beside, kept)
-
-    def _look_again(self, now: float, *, vain: bool) -> None:
-        """Note when to try learning again; `vain`: nothing of it fit this time."""
-        self._in_vain = min(self._in_vain + 1, _MOST_UNASKED) if vain else 0
-        self._unasked, self._asked_s = self._in_vain, now
-
-    def _forget(self) -> None:
-        """Reset: there are only online requests."""
-        self._time.forget()
-        self._offline_earned.forget()
-        self._in_vain = self._unasked = 0
-
-    def _share(
+    def _learn_alone(
         self,
         view: View,
-        items: list[LearningItem],
-        offline: OfflineRequests,
-        requests: Serving,
+        scene: Scene,
+        plan: _Plan,
+        seconds: float,
+        beside_s: float,
         *,
-        served: bool,
-    ) -> tuple[LearningPart, LearningPart, _Offline]:
-        """Learning without the online requests, learning beside them, and offline requests, in the
-        time and capacity that online requests leave."""
-        alone, beside, found = LearningPart(), LearningPart(), _Offline()
-        turn = bool(offline) and (not items or self._balance.first)
-        if turn:
-            found = self._serve_offline(view, items, offline, requests, beside)
-        if found.candidates and found.room is not None:
-            if not self._options.temporal_only:
-                beside = self._time.fill(view, items, found.room, 0, needed=False)
-        elif items:
-            alone, beside = self._learn(view, items, requests, served=served)
-        apart = self._options.temporal_only and not beside.empty
-        if alone.empty and offline and not (found.candidates or apart):
-            found = self._serve_offline(view, items, offline, requests, beside)
-        if items and offline:
-            self._balance.count(view.now, found.used_s, alone.used_s + beside.used_s)
-        found.turn = turn
-        return alone, beside, found
-
-    def _serve_offline(
-        self,
-        view: View,
-        items: list[LearningItem],
-        offline: OfflineRequests,
-        requests: Serving,
-        beside: LearningPart,
-    ) -> _Offline:
-        """Offline requests beside the online ones, after `beside` took its part. Offline requests
-        do not use the time that learning earned, and learning does not use theirs."""
-        latency, ceiling_s = view.latency, self._time.ceiling_s(view, beside=True)
-        least = PassWork()
-        least.span(0, PIECE_TOKENS)
-        least_s = latency.added_s(least)
-        earned, free = self._offline_earned, offline.alone and not items
-        if free:  # no other work wants the time, so nothing is earned by waiting
-            earned.forget()
-        else:
-            earned.earn(view.now, self._options.min_share, max(ceiling_s, least_s))
-        owed_s = earned.seconds if earned.seconds >= least_s else 0.0
-        spare_s = self._time.spare_s(view, requests, ceiling_s) - beside.used_s
-        room = beside.room
-        if room is None:
-            room = self._time.room(view, items, requests, 0.0, FULL_SHARE * ceiling_s)
-            room.tokens -= requests.rows - requests.running_rows
-        before_s = room.work_s
-        room.pass_s = before_s + max(owed_s, spare_s)
-        room.leave(requests.queue)
-        found = room.serve(
-            offline.running,
-            offline.begin(view),
-            every_decode=offline.alone and beside.empty,
-            needed=free or owed_s > 0.0 or (not requests.rows and beside.empty),
-        )
-        used_s = room.work_s - before_s
-        earned.spend(used_s)
-        room.pass_s = before_s + max(used_s, spare_s)
-        waits = {seq.seq_id for seq in offline.waiting}
-        if begun := sum([each.seq_id in waits for each in found]):
-            turn = self._begun * self._options.overdue_share >= 1.0
-            self._begun = 0 if turn else self._begun + begun
-        return _Offline(found, used_s, room)
+        needed: bool,
+    ) -> None:
+        """Learning without the online requests: slices, or else a preemptible pass. Beside them a
+        pass costs less, so one alone has to be longer if a piece fits beside them (`beside_s`)."""
+        if seconds <= 0.0 and not needed:
+            return
+        ledger = self._ledger(view, scene, OnlinePass())
+        ledger.seconds = seconds
+        for item in scene.items:
+            plan.slices += ledger.slices(item, needed=False)
+        plan.learned_s = seconds - ledger.seconds
+        if not plan.slices:
+            piece_s = scene.items[0].piece_s(view.latency)
+            ledger.seconds = min(seconds, max(self._pass_s, piece_s))
+            if piece_s <= beside_s and ledger.seconds <= _MUCH_LONGER * beside_s:
+                return
+            self._learn(ledger, scene.items, plan, needed=needed)
+            plan.pass_s = ledger.work_s
+        plan.alone = plan.preemptible = plan.learns
 
     def _learn(
-        self, view: View, items: list[LearningItem], requests: Serving, *, served: bool
-    ) -> tuple[LearningPart, LearningPart]:
-        """Learning without the requests, if it gets anything, or else beside them."""
-        budget = self._time.budget(view, requests)
-        if requests.rows and budget.nothing:
-            return LearningPart(), LearningPart()
-        if not (self._options.temporal_only and requests.rows):
-            alone, beside = self._time.alone_or_beside(view, items, requests, budget)
-            alone.gives_way = True
-            return alone, beside
-        alone = LearningPart()
-        if served:  # otherwise it is the requests' turn
-            alone = self._time.instead(view, items, budget.beside_s, needed=False)
-        if served and alone.empty and self._time.probes(view, budget):
-            alone = self._time.instead(view, items, budget.beside_s, needed=True)
-        alone.gives_way = not budget.owed
-        return alone, LearningPart()
-
-    def _serve_only(self, view: View, running: list[Sequence], serving: list[Sequence]) -> Decision:
-        """Requests alone: the usual case, and the one that must cost least."""
-        queue = self._turns.queue(view, max(0, view.budgets.max_sequences - len(serving)) + 1)
-        joining = joins(view, serving, queue, self._load.busy, self._load.began_s)
-        self._load.offer(joining)
-        serving, resting = self._taking_part(view, serving, joining)
-        order = [*_all(serving), *_all(joining)]
-        return Decision.on_device(tuple(order), victims=_victims(running, resting))
-
-    def _taking_part(
-        self, view: View, serving: list[Sequence], joining: list[Sequence]
-    ) -> tuple[list[Sequence], set[int]]:
-        """The running requests that have a row in a pass of requests alone, and the ids of the
-        paused ones. Lower classes do not get the place of a paused answer."""
-        if not joining:
-            return serving, set()
-        resting = self._turns.resting(view, serving, joining, self._load.busy)
-        if resting:
-            serving = [seq for seq in serving if seq.seq_id not in resting]
-        return serving, resting
-
-    def _items(
-        self, view: View, scored: list[Sequence], queue: list[Sequence]
-    ) -> list[LearningItem]:
-        """Learning work by MACE's priority. Work that ranks above the oldest prompt is starving."""
-        ageing, gamma, now = 1.0 / self._options.patience_s, self._options.gamma, view.now
-        read = {seq.scoring.trainer for seq in scored if seq.scoring and is_lone_score(seq)}
-        items = []
-        for step in view.steps:
-            since, held = step.arrival_s, bool(read) and step.trainer in read
-            priority = (now - since) * ageing + gamma * step.urgency
-            waits = step.sequences.values()
-            items.append(LearningItem(priority, since, waits, step, held=held))
-        scores = [*filter(is_lone_score, scored), *startable_scores(view)]
-        for seq in scores[: view.budgets.max_sequences]:
-            since = seq.request.arrival_s
-            priority = (now - since) * ageing + gamma * _UNKNOWN_LOSS
-            items.append(LearningItem(priority, since, [seq]))
-        items.sort(key=lambda item: (-item.priority, item.arrival_s))
-        oldest = min([seq.request.arrival_s for seq in queue], default=now)
-        prompt = _PROMPT_PRIORITY + _PROMPT_AGEING * ageing * (now - oldest)
+        self, ledger: Ledger, items: list[LearningItem], plan: _Plan, *, needed: bool
+    ) -> None:
+        """Learning in the pass of the ledger; with `needed` at least the smallest piece."""
         for item in items:
-            if not item.priority > prompt:  # nor is any later item
+            left_s, first = ledger.left_s, needed and not plan.learns
+            if left_s <= 0.0 and not first:
                 break
-            item.overdue = True
-        return items
+            forwards = ledger.forwards(item, needed=first)
+            plan.learned |= {each.seq_id for each in forwards}
+            (plan.before if item.starving else plan.after).extend(forwards)
+            plan.slices += ledger.slices(item, needed=needed and not plan.learns)
+            plan.learned_s += left_s - ledger.left_s
 
+    # ------------------------------------------------------------------ emit
 
-def _all(sequences: list[Sequence]) -> list[Candidate]:
-    return [Candidate(seq.seq_id, None, True) for seq in sequences]
+    def _emit(self, view: View, scene: Scene, budget: _Budget, plan: _Plan) -> Decision:
+        """The order of the candidates, and who may be preempted for them: learning first, then the
+        latest arrival of the lowest class."""
+        used = (plan.learned_s, plan.offline_s)
+        first_s, second_s = used if self._learning_ranks else reversed(used)
+        self._behind_s = max(-1.0, self._behind_s + _SECOND_SHARE * first_s - second_s)
+        joining = [] if plan.alone else budget.online.joining
+        self._served = not plan.alone
+        self._observer.first = joining[0] if joining else None
+        self._plan = plan if plan.learns else None
+        if plan.learns:
+            plan.spent_s, plan.step = self._observer.learning.spend(plan.learned_s), last_step(view)
+        apart = self._observer.starving_item or self._options.temporal_only
+        self._observer.look_again(view.now, vain=bool(scene.items) and not (plan.learns or apart))
+        order = [] if plan.alone else [Candidate(s.seq_id, None, True) for s in scene.running]
+        if order and scene.running[0] is self._observer.starving:  # it leaves each other one a row
+            rows = max(1, view.budgets.max_batch_tokens - len(order) + 1)
+            order[0] = Candidate(order[0].seq_id, rows, True)
+        order += plan.before
+        order += [Candidate(seq.seq_id, None, True) for seq in joining]
+        order += plan.after
+        kept = {seq.seq_id for seq in scene.kept} | {each.seq_id for each in plan.before}
+        victims = [seq.seq_id for seq in reversed(view.running_in_order)]
+        if kept:
+            victims = [each for each in victims if each not in kept]
+        return Decision.on_device(
+            tuple(order),
+            slices=tuple(plan.slices),
+            victims=tuple(victims),
+            gives_way=plan.preemptible,
+        )
 
-
-def _decision(
-    yielding: list[Sequence],
-    order: tuple[list[Candidate], ...],
-    learning: LearningPart,
-    kept: set[int],
-) -> Decision:
-    """Preempt learning first, then the latest arrival of the lowest class. Protected are starving
-    learning and the ids in `kept`."""
-    protected = learning.protected | kept
-    return Decision.on_device(
-        tuple(chain.from_iterable(order)),
-        slices=tuple(learning.slices),
-        victims=_victims(yielding, protected),
-        gives_way=learning.gives_way,
-    )
-
-
-def _victims(running: list[Sequence], protected: set[int]) -> tuple[int, ...]:
-    """Ids in the order of preemption: the last by class and arrival first."""
-    found = [seq.seq_id for seq in reversed(running)]
-    return tuple([each for each in found if each not in protected] if protected else found)
+    def _settle(self, view: View) -> None:
+        """Learn from the result of the last plan, if it had learning: give back what did not run,
+        and adapt the length of a preemptible pass."""
+        plan, last, self._plan, self._lost = self._plan, view.last_plan, None, False
+        if plan is None:
+            return
+        ran = last is not None and last_step(view) != plan.step
+        self._lost = ran and any(result.stopped for result in view.last_results)
+        done = False
+        if ran and last is not None and not self._lost:
+            for lane in last.lanes:
+                spans = any(span.seq_id in plan.learned for span in lane.spans)
+                done |= spans or bool(lane.slices or lane.updates)
+        if not done:
+            self._observer.learning.give_back(plan.spent_s)
+        if self._lost:
+            self._pass_s = _AFTER_LOSS * plan.pass_s
+        elif ran and plan.pass_s:
+            self._pass_s = min(max(self._pass_s, _AFTER_END * plan.pass_s), _IDLE_S)

@@ -1,0 +1,72 @@
+"""How long an answer will be, as far as it is known, and what is known of it before it begins.
+
+Invariant: a quantile is at least 1, at most `max_tokens`, and never falls with the level; given
+tokens that are made already, it is more than those, unless they are all that there may be.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Of the quantiles that are predicted; the first and last bound 90%, their neighbours 50%."""
+
+# The longest answers are taken for at most so many times as long as the last quantile.
+_BEYOND = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of an answer before it is computed. `scores` are those of its text, `batch` is
+    the job whose line it is ("": none)."""
+
+    adapter: str
+    endpoint: str
+    max_tokens: int
+    input_tokens: int
+    scores: tuple[float, ...] = ()
+    batch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of each choice of a request: `tokens` are quantiles at `LEVELS`, `source` is the predictor
+    that gave them. An answer ends at `max_tokens` at the latest."""
+
+    tokens: tuple[float, ...]
+    max_tokens: int
+    source: str
+
+    def quantile(self, level: float, produced: int = 0) -> float:
+        """Length of the whole answer, given that it is longer than `produced`: a share of `level`
+        of such answers is at most so long."""
+        if produced >= self.max_tokens:
+            return float(self.max_tokens)
+        lengths = self._points(produced)
+        passed = _between(float(produced), lengths, _POINTS)
+        asked = passed + level * (1.0 - passed)
+        return min(max(_between(asked, _POINTS, lengths), produced + 1.0), float(self.max_tokens))
+
+    def remaining(self, level: float, produced: int = 0) -> float:
+        """The same without what is produced: tokens that are still to come."""
+        return self.quantile(level, produced) - produced
+
+    def _points(self, produced: int) -> tuple[float, ...]:
+        last = max(self.tokens[-1], float(produced))
+        return (0.0, *self.tokens, min(_BEYOND * last, float(self.max_tokens)))
+
+
+_POINTS = (0.0, *LEVELS, 1.0)
+
+
+def _between(at: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
+    """The value at `at` of the line through points whose `xs` do not fall."""
+    place = bisect_left(xs, at)
+    if place == 0:
+        return ys[0]
+    if place == len(xs):
+        return ys[-1]
+    width = xs[place] - xs[place - 1]
+    share = (at - xs[place - 1]) / width if width > 0.0 else 1.0
+    return ys[place - 1] + share * (ys[place] - ys[place - 1])

@@ -1,0 +1,132 @@
+"""Batches of requests by what is expected of their answers: RT-LM (section IV-C) and its baselines.
+
+Fills up to so many places with waiting requests, in an order that the policy gives, and may first
+gather some that will take about as long. Knows no policy. Invariant: if nothing runs, a request
+starts, so gathering never waits without end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.core.decision import Candidate, Decision
+from tandem.core.sequence import Sequence
+from tandem.scheduling.queues import is_waiting, slices_within
+from tandem.scheduling.view import Traits, View
+
+# Seconds of backward slices in an iteration with requests (at least one layer), and without.
+_BESIDE_S = 0.02
+_ALONE_S = 0.25
+
+Rank = Callable[[Sequence], float]
+"""What starts first has the least; requests of equal rank start by arrival."""
+
+
+def expected_tokens(seq: Sequence) -> float:
+    """RT-LM's u: the median of the whole answer's predicted length in tokens. A request of which
+    nothing is known counts by its input length, as in the paper (III-B)."""
+    length = seq.request.length
+    return float(seq.prompt_tokens) if length is None else length.quantile(0.5)
+
+
+def priority_point_s(seq: Sequence, phi: float) -> float:
+    """Seconds from arrival to the priority point (IV-B): `phi` for each input token; if the request
+    has an objective of its own, the time at which an answer of its expected length must end."""
+    slo = seq.request.slo
+    if slo is not None:
+        return slo.ttft_s + expected_tokens(seq) * slo.tpot_s
+    return phi * seq.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`batch` is the largest number of requests at once; with `static`, a batch runs to its end."""
+
+    batch: int = 8
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError("batch must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Consolidation (IV-C; algorithm 1, lines 19 to 26): `factor` * C requests gather; of these,
+    sorted by u, the first run that follow one another within `ratio`."""
+
+    factor: float = 1.8
+    ratio: float = 1.5
+
+    def __post_init__(self) -> None:
+        if min(self.factor, self.ratio) < 1.0:
+            raise ValueError("gather and ratio must be at least 1")
+
+    def cut(self, gathered: list[Sequence], most: int) -> list[Sequence]:
+        """At most `most` of them, up to the first that takes `ratio` times as long as the one
+        before it. The paper's line 22 says "or" where its text says that either ends the batch."""
+        by_length = sorted(gathered, key=lambda seq: (expected_tokens(seq), seq.order))
+        chosen: list[Sequence] = []
+        for seq in by_length[:most]:
+            if chosen and expected_tokens(seq) > self.ratio * expected_tokens(chosen[-1]):
+                break
+            chosen.append(seq)
+        return chosen
+
+
+class Batches:
+    """At most `batch` requests run at once, the first by `rank`; online ones before offline ones.
+
+    A `static` batch runs until its longest answer ends, as in engines without continuous batching:
+    that is what RT-LM and its baselines assume. Otherwise a free place is filled at once, or, with
+    `gathering`, when enough wait. Learning comes last.
+    """
+
+    traits = Traits(decodes_alike=True)
+
+    def __init__(self, options: Options, rank: Rank, gathering: Gathering | None = None) -> None:
+        self._size = options.batch
+        self._rank = rank
+        self._gathering = gathering
+        self._static = options.static
+        self._batch: list[Sequence] = []
+
+    def decide(self, view: View) -> Decision:
+        """The batch, those that join it, then learning."""
+        batch = [*view.serving, *[seq for seq in self._batch if is_waiting(seq)]]
+        if not (self._static and batch):
+            batch += self._joining(view, batch)
+        self._batch = batch
+        running = [seq for seq in reversed(batch) if not is_waiting(seq)]
+        learning = view.running_in_order[len(view.serving) :]
+        candidates = [Candidate(seq.seq_id, None, not is_waiting(seq)) for seq in batch]
+        candidates += [Candidate(seq.seq_id) for seq in (*learning, *view.learning_in_order)]
+        slices, _ = slices_within(view.steps, view.latency, _BESIDE_S if batch else _ALONE_S, True)
+        return Decision.on_device(
+            tuple(candidates),
+            slices=tuple(slices),
+            victims=tuple([seq.seq_id for seq in (*reversed(learning), *running)]),
+        )
+
+    def _joining(self, view: View, batch: list[Sequence]) -> list[Sequence]:
+        """The requests that start now."""
+        places = min(self._size, view.budgets.max_sequences) - len(batch)
+        if places <= 0:
+            return []
+        members = set(batch)
+        waiting = [seq for seq in view.waiting if seq not in members]
+        if self._gathering is None:
+            return self._first(waiting, places)
+        wanted = math.floor(self._gathering.factor * self._size)
+        if len(waiting) < wanted:
+            return [] if batch else self._first(waiting, places)
+        first = self._first(waiting, wanted)
+        # Else short offline requests would go before long online ones.
+        return self._gathering.cut(
+            [each for each in first if each.order[0] == first[0].order[0]], places
+        )
+
+    def _first(self, waiting: list[Sequence], count: int) -> list[Sequence]:
+        return sorted(waiting, key=lambda seq: (seq.order[0], self._rank(seq), seq.order))[:count]

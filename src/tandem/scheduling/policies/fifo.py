@@ -1,0 +1,11 @@
+"""Batches in order of arrival (the baseline FIFO of RT-LM, V-A)."""
+
+from __future__ import annotations
+
+from tandem.scheduling.batches import Batches, Options
+from tandem.scheduling.view import Policy
+
+
+def create(options: Options = Options()) -> Policy:
+    """The policy of this file."""
+    return Batches(options, lambda seq: seq.request.arrival_s)

@@ -1,0 +1,27 @@
+"""Batches by priority point, the earliest first (the baseline HPF of RT-LM, V-A)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.scheduling import batches
+from tandem.scheduling.batches import Batches, priority_point_s
+from tandem.scheduling.view import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Options(batches.Options):
+    """`phi` are seconds from arrival to the priority point, for each input token."""
+
+    phi: float = 0.08
+
+    def __post_init__(self) -> None:
+        batches.Options.__post_init__(self)
+        if self.phi <= 0.0:
+            raise ValueError("phi must be above 0")
+
+
+def create(options: Options = Options()) -> Policy:
+    """The policy of this file."""
+    phi = options.phi
+    return Batches(options, lambda seq: seq.request.arrival_s + priority_point_s(seq, phi))

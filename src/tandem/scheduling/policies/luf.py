@@ -1,0 +1,11 @@
+"""Batches of the answers that are expected to be shortest (the baseline LUF of RT-LM, V-A)."""
+
+from __future__ import annotations
+
+from tandem.scheduling.batches import Batches, Options, expected_tokens
+from tandem.scheduling.view import Policy
+
+
+def create(options: Options = Options()) -> Policy:
+    """The policy of this file."""
+    return Batches(options, expected_tokens)

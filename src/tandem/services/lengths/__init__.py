@@ -1,0 +1,1 @@
+"""How long answers will be: what a prompt's text says, and what finished answers have taught."""

@@ -1,0 +1,87 @@
+"""Forecasts of a server: learned from its answers, kept, and never in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tandem.core.lengths import Asked
+from tandem.services.lengths.forecasts import Lengths
+from tandem.store import Store
+from tandem.telemetry.lengths import LengthMetrics
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.open(tmp_path)
+    yield opened
+    opened.close()
+
+
+def made(store: Store | None = None) -> tuple[Lengths, CollectorRegistry]:
+    registry = CollectorRegistry()
+    return Lengths(LengthMetrics(registry), store), registry
+
+
+def asked(lengths: Lengths, text: str) -> Asked:
+    return Asked("", "chat/completions", 512, len(text) // 4, lengths.scores(text))
+
+
+WIDE = "Explain the causes and consequences of the war, and compare both sides."
+NARROW = "Who invented telescopes?"
+
+
+async def test_a_server_that_starts_again_knows_what_it_knew(store: Store) -> None:
+    first, _ = made(store)
+    await first.start("weights")
+    for _ in range(150):
+        for text, tokens in ((WIDE, 300), (NARROW, 12)):
+            first.ended(first.predict(asked(first, text)), tokens)
+    await first.stop()
+    second, registry = made(store)
+    await second.start("weights")
+    await second.learn()
+    for text, tokens in ((WIDE, 300), (NARROW, 12)) * 20:
+        second.ended(second.predict(asked(second, text)), tokens)
+    wide = second.predict(asked(second, WIDE)).forecast
+    narrow = second.predict(asked(second, NARROW)).forecast
+    assert wide is not None and narrow is not None
+    assert wide.source == narrow.source == "lexical"
+    assert wide.quantile(0.5) > 200.0 and narrow.quantile(0.5) < 20.0
+    await second.stop()
+    text = generate_latest(registry).decode()
+    assert 'tandem_output_length_forecasts_total{predictor="lexical"}' in text
+
+
+async def test_another_model_begins_anew(store: Store) -> None:
+    first, _ = made(store)
+    await first.start("weights")
+    for _ in range(20):
+        first.ended(first.predict(asked(first, WIDE)), 300)
+    await first.stop()
+    other, _ = made(store)
+    await other.start("other weights")
+    assert other.predict(asked(other, WIDE)).forecast is None
+    await other.stop()
+
+
+async def test_a_store_that_is_closed_fails_nothing(store: Store) -> None:
+    lengths, _ = made(store)
+    await lengths.start("weights")
+    lengths.ended(lengths.predict(asked(lengths, WIDE)), 300)
+    store.close()
+    await lengths.keep()
+    await lengths.stop()
+
+
+async def test_errors_become_metrics() -> None:
+    lengths, registry = made()
+    for _ in range(40):
+        lengths.ended(lengths.predict(asked(lengths, WIDE)), 300)
+    lengths.measure()
+    text = generate_latest(registry).decode()
+    assert 'tandem_output_length_pinball_tokens{predictor="history"} 0.0' in text
+    assert 'tandem_output_length_coverage{level="0.9",predictor="history"} 1.0' in text
