@@ -37,7 +37,7 @@ def answered(model: str, schemas: int, fewer: int, max_tokens: int) -> dict[str,
     together = writer.answers(asked, max_tokens)
     alone = [writer.answers([schema], max_tokens)[0] for schema in asked[:fewer]]
     masks = [writer.mask_microseconds(asked, together, rows) for rows in MASK_ROWS]
-    tight = Writer(model, kv_bytes=TIGHT_BYTES)
+    tight = Writer(model, kv_bytes=TIGHT_BYTES, policy="fcfs")
     preempted = tight.answers(asked[:fewer], max_tokens)
     return {
         "schemas": schemas,

@@ -40,12 +40,12 @@ class Answered:
 class Writer:
     """An engine with its tokenizer; `kv_bytes` of 0 is what the engine takes by itself."""
 
-    def __init__(self, model: str, *, kv_bytes: int = 0, sequences: int = 32) -> None:
+    def __init__(self, model: str, *, kv_bytes: int = 0, policy: str = "unified") -> None:
         self._settings = resolve_model(
             Settings(
                 model=ModelConfig(model=model),
                 cache=CacheConfig(memory_bytes=kv_bytes),
-                scheduling=SchedulingConfig(max_sequences=sequences, accustom_s=0.0),
+                scheduling=SchedulingConfig(policy=policy, max_sequences=32, accustom_s=0.0),
             )
         )
         self._loop = build_loop(self._settings)

@@ -108,7 +108,7 @@ def _recursive(chosen: Random) -> Schema:
         inner = {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}
     node = {
         "type": "object",
-        "properties": {"label": {"enum": list(_WORDS[:4])}, "next": inner},
+        "properties": {"label": {"enum": chosen.sample(_WORDS, 4)}, "next": inner},
         "required": ["label", "next"],
         "additionalProperties": False,
     }
@@ -117,13 +117,15 @@ def _recursive(chosen: Random) -> Schema:
 
 def _map(chosen: Random) -> Schema:
     """Names that the model chooses, with values of one kind."""
+    name = chosen.choice(_NAMES)
+    values = _leaf(chosen)
+    inner = {"type": "object", "additionalProperties": values, "maxProperties": 3}
     return {
         "type": "object",
-        "properties": {"scores": {"type": "object", "additionalProperties": _leaf(chosen),
-                                  "maxProperties": 3}},
-        "required": ["scores"],
+        "properties": {name: inner},
+        "required": [name],
         "additionalProperties": False,
-    }  # fmt: skip
+    }
 
 
 _SHAPES = (_flat, _nested, _arrays, _unions, _tagged, _recursive, _map)

@@ -58,7 +58,7 @@ def test_answers_are_judged_by_their_schema() -> None:
 
 def test_answers_match_alone_together_and_preempted() -> None:
     """Greedy text does not depend on neighbours or on what was taken away meanwhile."""
-    check_model("demo", 14, 60, kv_bytes=3 << 20)
+    check_model("demo", 14, 60, kv_bytes=6 << 20)
 
 
 @pytest.mark.full
@@ -68,7 +68,7 @@ def test_answers_of_a_real_model_match_alone_together_and_preempted() -> None:
 
 def check_model(model: str, schemas: int, max_tokens: int, kv_bytes: int) -> None:
     asked = [schema_of(number) for number in range(schemas)]
-    writer, tight = Writer(model), Writer(model, kv_bytes=kv_bytes)
+    writer, tight = Writer(model), Writer(model, kv_bytes=kv_bytes, policy="fcfs")
     together = writer.answers(asked, max_tokens)
     assert [said for pair in zip(asked, together, strict=True) if (said := wrong(*pair))] == []
     assert cut(together) < schemas
