@@ -79,9 +79,9 @@ def with_malicious(
 ) -> list[tuple[Task, bool]]:
     """`count` tasks, each malicious with the probability `share`: drawn from those that are
     predicted to be longest. With the flag."""
-    edge = float(np.quantile([task.expected for task in tasks], MALICIOUS))
-    benign = [task for task in tasks if task.expected <= edge]
-    crafted = [task for task in tasks if task.expected > edge]
+    ordered = sorted(tasks, key=lambda task: task.expected)
+    edge = min(int(MALICIOUS * len(ordered)), len(ordered) - 1)
+    benign, crafted = ordered[:edge], ordered[edge:]
     bad = [rng.random() < share for _ in range(count)]
     return [(rng.choice(crafted if each else benign), each) for each in bad]
 

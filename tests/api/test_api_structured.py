@@ -93,7 +93,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"response_format": named(strict="yes")}, "response_format.json_schema.strict"),
     ({"response_format": named(name="a b")}, "response_format.json_schema.name"),
     ({"response_format": named(other=1)}, "response_format.json_schema.other"),
-    ({"response_format": named({"minimum": float("nan")})}, "response_format.json_schema.schema"),
+    (
+        {"response_format": named({"minimum": float("nan")})},
+        "response_format.json_schema.schema.minimum",
+    ),
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),

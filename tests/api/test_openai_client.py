@@ -224,11 +224,9 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="at most 8"):
         client.chat.completions.create(model="demo", messages=TURNS, n=9)
-    with pytest.raises(openai.BadRequestError, match="tools"):
+    with pytest.raises(openai.BadRequestError, match="functions"):
         client.chat.completions.create(
-            model="demo",
-            messages=TURNS,
-            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            model="demo", messages=TURNS, functions=[{"name": "f", "parameters": {}}]
         )
     with pytest.raises(openai.APIStatusError) as large:
         client.completions.create(model="demo", prompt="x" * 200_000)

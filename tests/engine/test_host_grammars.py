@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -29,8 +30,10 @@ class Slow(FakeExecutor):
     def __init__(self) -> None:
         super().__init__()
         self.gate, self.begun = threading.Event(), threading.Event()
+        self.texts: list[str] = []
 
     def compile_grammar(self, grammar: Grammar) -> None:
+        self.texts.append(grammar.text)
         self.begun.set()
         assert self.gate.wait(20.0)
         super().compile_grammar(grammar)
@@ -86,3 +89,18 @@ async def test_a_request_that_is_given_up_while_it_waits_never_runs():
         executor.gate.set()
         assert await collect(client, asked("after"))
         assert loop.stats().prompt_tokens == 3
+
+
+async def test_a_grammar_whose_client_has_left_is_not_compiled():
+    """Clients that send slow grammars and leave would make a queue for all others."""
+    async with engine() as (client, executor, _):
+        first = asyncio.create_task(collect(client, asked("first")))
+        await asyncio.to_thread(executor.begun.wait, 20.0)
+        left = asyncio.create_task(collect(client, asked("left", replace(GRAMMAR, text="b"))))
+        last = asyncio.create_task(collect(client, asked("last", replace(GRAMMAR, text="c"))))
+        await asyncio.sleep(0.2)
+        left.cancel()
+        await asyncio.sleep(0.2)
+        executor.gate.set()
+        await asyncio.gather(first, last)
+        assert executor.texts == ["a", "c"]

@@ -362,5 +362,5 @@ def test_a_policy_is_one_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("policy", ["toy_policy", "nowhere:Policy"])
 def test_a_policy_that_is_not_there_is_refused_with_what_there_is(policy):
-    with pytest.raises(Exception, match="known: adainf, echo, ekya, fcfs, mace"):
+    with pytest.raises(Exception, match="known: adainf, echo, ekya, fcfs, fifo"):
         build_policy(policy)

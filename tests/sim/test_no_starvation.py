@@ -334,3 +334,19 @@ def test_an_offline_request_does_not_starve_beside_learning_that_always_holds_bl
     # block of the request, which is computed again.
     again_s = 0.053 if temporal == "true" else 0.0
     assert max(times[-1] - times[0] for times in found.offline) < 4 * 0.021 + 0.01 + again_s
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fifo", "hpf", "luf", "muf", "rt_lm"])
+def test_a_score_that_has_begun_ends_although_a_request_waits_for_its_place(policy):
+    clock = VirtualClock()
+    chosen = config(policy, max_batch_tokens=8, max_sequences=1)
+    loop, _ = build_simulation(chosen, small_profile(64), clock)
+    loop.add_score(ScoreRequest("score", tuple(range(21)), 1))
+    loop.step()
+    loop.add(request((4, 2), WorkClass.ONLINE, 0))
+    ended = set()
+    for _ in range(40):
+        clock.advance(loop.pause_s)
+        ended |= {each.request_id for each in loop.step() if each.finish_reason is not None}
+        ended |= {each.request_id for each in loop.take_learned()}
+    assert ended == {"score", "online 0"}

@@ -74,7 +74,7 @@ async def age(store: Store, root: Path) -> None:
         ):
             change = f"UPDATE {table} SET {column} = :root || {column} WHERE {column} != ''"
             connection.execute(sa.text(change), {"root": f"{root}/"})
-        for table in ("identity", "batch_results", "batches"):
+        for table in ("identity", "answer_lengths", "batch_results", "batches"):
             connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("DROP INDEX feedback_by_same")
         for table, column in (

@@ -245,7 +245,7 @@ def test_the_engine_runs_in_turns(data: Path) -> None:
     plan = Plan(data, profile, 0.5, Slo(1.0, 0.05), limits, 8, 64, 0.9, 10.0)
     variants = chosen(["BS", "unified"])
     said: list[str] = []
-    study = measured.Study(plan, executor, settings, variants, ["qmsum"], 2, 0.5, said.append)
+    study = measured.Study(plan, executor, settings, variants, ["qmsum"], 2, said.append)
     pools = {"qmsum": plan.pool("qmsum", encode)}
     found = list(study.runs(plan.load_at(8.0), pools))
     torch.set_num_threads(threads)

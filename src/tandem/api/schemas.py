@@ -258,17 +258,24 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
 
 def _not_finite(parsed: Body) -> Iterator[str]:
     """Where numbers that are none stand in what has no type of its own; JSON has none of them."""
-    pending: list[tuple[str, Any]] = list(parsed)
+    pending: list[tuple[str, Any]] = list(_fields(parsed))
     while pending:
         path, value = pending.pop()
         if isinstance(value, BaseModel):
-            pending += [(f"{path}.{name}"[:200], inner) for name, inner in value]
+            pending += [(f"{path}.{name}"[:200], inner) for name, inner in _fields(value)]
         elif isinstance(value, dict):
             pending += [(f"{path}.{key}"[:200], inner) for key, inner in value.items()]
         elif isinstance(value, list):
             pending += [(f"{path}[{place}]"[:200], inner) for place, inner in enumerate(value)]
         elif isinstance(value, float) and not math.isfinite(value):
             yield path
+
+
+def _fields(model: BaseModel) -> Iterator[tuple[str, Any]]:
+    """Names as the client writes them, and values."""
+    known = type(model).model_fields
+    for name, value in model:
+        yield (known[name].alias or name if name in known else name), value
 
 
 def slo_of_header(name: str, text: str) -> float:

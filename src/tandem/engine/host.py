@@ -22,6 +22,7 @@ import zmq
 
 from tandem.core.errors import OutOfMemory, TandemError, TrainingCancelled
 from tandem.core.ports import TrainerSnapshot
+from tandem.core.request import Request
 from tandem.core.slo import WorkClass
 from tandem.core.training import Score, StepOutcome, TrainerSpec, TrainerState
 from tandem.engine.beside import Beside, Conclude, write_snapshot
@@ -156,8 +157,7 @@ class Host:
         match command:
             case AddRequest(request) if request.sampling.grammar is not None:
                 self._compiling.add(request.request_id)
-                work = partial(self._loop.read_request, request)
-                self._grammars.begin(request.request_id, work)
+                self._grammars.begin(request.request_id, partial(self._compile, request))
             case AddRequest(request):
                 self._add(request.request_id, partial(self._loop.add, request))
             case Abort(request_id, index):
@@ -173,6 +173,12 @@ class Host:
                     self._call(command)
                 except Exception as error:
                     self._fail(command.call, error)
+
+    def _compile(self, request: Request) -> Conclude:
+        """Runs beside the loop. A request that was aborted meanwhile costs nothing."""
+        if request.request_id not in self._compiling:
+            return lambda: None
+        return self._loop.read_request(request)
 
     def _add(self, request_id: str, add: Callable[[], object]) -> None:
         try:

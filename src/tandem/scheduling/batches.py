@@ -99,15 +99,18 @@ class Batches:
         if not (self._static and batch):
             batch += self._joining(view, batch)
         self._batch = batch
-        running = [seq for seq in reversed(batch) if not is_waiting(seq)]
+        running = [seq for seq in batch if not is_waiting(seq)]
+        coming = [seq for seq in batch if is_waiting(seq)]
         learning = view.running_in_order[len(view.serving) :]
-        candidates = [Candidate(seq.seq_id, None, not is_waiting(seq)) for seq in batch]
-        candidates += [Candidate(seq.seq_id) for seq in (*learning, *view.learning_in_order)]
+        # Learning that runs goes on: it may hold what those that come wait for.
+        rest = (*learning, *coming, *view.learning_in_order)
+        candidates = [Candidate(seq.seq_id, None, True) for seq in running]
+        candidates += [Candidate(seq.seq_id) for seq in rest]
         slices, _ = slices_within(view.steps, view.latency, _BESIDE_S if batch else _ALONE_S, True)
         return Decision.on_device(
             tuple(candidates),
             slices=tuple(slices),
-            victims=tuple([seq.seq_id for seq in (*reversed(learning), *running)]),
+            victims=tuple([seq.seq_id for seq in (*reversed(learning), *reversed(running))]),
         )
 
     def _joining(self, view: View, batch: list[Sequence]) -> list[Sequence]:
@@ -129,4 +132,6 @@ class Batches:
         )
 
     def _first(self, waiting: list[Sequence], count: int) -> list[Sequence]:
+        for seq in waiting:
+            self._rank(seq)  # it may keep a maximum, which has to be the same for all
         return sorted(waiting, key=lambda seq: (seq.order[0], self._rank(seq), seq.order))[:count]

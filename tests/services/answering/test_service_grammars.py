@@ -101,7 +101,7 @@ def test_large_schemas_are_refused_with_the_reason(schema: Any, says: str) -> No
     assert says in refusal(schema)
 
 
-@pytest.mark.parametrize("number", [1, 100, 0.01, 0.25, 10_000, 1e-9, 0, -3, 2500.0])
+@pytest.mark.parametrize("number", [1, 100, 0.01, 0.25, 10_000, 1e-9, 0, -3, 2500.0, True])
 def test_usual_multiples_are_allowed(number: float) -> None:
     check_schema({"type": "number", "multipleOf": number}, "field")
 
@@ -138,6 +138,7 @@ def changed(**change: Any) -> dict[str, Any]:
             for keyword in OUTSIDE
         ),
         (changed(**{"$defs": {"part": {"format": "uri"}}}), "'format' 'uri'"),
+        (changed(**{"$defs": {"part": {"format": []}}}), "'format' '[]'"),
         (changed(**{"$defs": {"part": {"type": "object"}}}), "'additionalProperties'"),
         (changed(**{"$defs": {"part": {"items": {"anyOf": [{"not": {}}]}}}}), "'not'"),
         (changed(**{"$defs": {"part": {"enum": list(range(1001))}}}), "'enum'"),

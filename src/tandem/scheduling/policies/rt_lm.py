@@ -62,7 +62,10 @@ def rank_of(options: Options) -> Rank:
 
 
 class _Weighted:
-    """Minus equation 3. Keeps the largest u so far, the paper's training maximum."""
+    """Minus equation 3. Keeps the largest u so far, the paper's training maximum.
+
+    `Batches` ranks all that wait before it sorts, so the maximum is the same for all of a sort.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options

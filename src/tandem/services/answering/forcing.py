@@ -51,11 +51,13 @@ def grammar_of_calls(
     wanted = calling.forced or tuple(calling.names)
     rules: list[str] = []
     calls: list[str] = []
+    size = 0
     for place, tool in enumerate(calling.tools):
         function = tool["function"]
         if function["name"] not in wanted:
             continue
-        check_schema(function["parameters"], f"tools[{place}].function.parameters")
+        size += len(check_schema(function["parameters"], f"tools[{place}].function.parameters"))
+        _check_size(size)
         written = [function["name"] if piece == NAME else piece for piece in spelling.call]
         cut = written.index(ARGUMENTS)
         before, after = spelt(written[:cut]), spelt(written[cut + 1 :])
@@ -70,12 +72,15 @@ def grammar_of_calls(
     thinks = spelt(_THOUGHT_ENDS) if _thinks(form, prefix) else ""
     start = f"start: {thinks} {'calls' if instead is None else '(calls | other)'}"
     text = "\n".join((start, *rules))
-    if len(text) > MOST_FORCED_BYTES:
-        raise InvalidRequest(
-            f"'tools' have {len(text)} bytes; at most {MOST_FORCED_BYTES} can be forced",
-            param="tools",
-        )
+    _check_size(len(text))
     return Grammar(GrammarKind.LARK, text, "tools" if instead is None else instead.param)
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_FORCED_BYTES:
+        raise InvalidRequest(
+            f"'tools' have {size} bytes; at most {MOST_FORCED_BYTES} can be forced", param="tools"
+        )
 
 
 def _json(schema: Any) -> str:

@@ -75,8 +75,8 @@ class Calls:
 NAME, ARGUMENTS = "{name}", "{arguments}"
 _OBJECT = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
 HERMES = Calls(
-    r"\s*<tool_call>\s*",
-    r"\s*</tool_call>\s*",
+    r"\s{0,32}<tool_call>\s*",
+    r"\s{0,32}</tool_call>\s*",
     "<tool_call>\n",
     "\n</tool_call>",
     spelling=Spelling(("<tool_call>", "\n", *_OBJECT, "\n", "</tool_call>"), joint=("\n",)),
@@ -90,8 +90,8 @@ LISTED = Calls(
     spelling=Spelling(_OBJECT, ("<tool_call>", "["), (", ",), ("]", "</tool_call>")),
 )
 MISTRAL = Calls(
-    r"\s*\[TOOL_CALLS\]\s*",
-    r"\s*(?=\[TOOL_CALLS\])",
+    r"\s{0,32}\[TOOL_CALLS\]\s*",
+    r"\s{0,32}(?=\[TOOL_CALLS\])",
     "[TOOL_CALLS]",
     spelling=Spelling(_OBJECT, ("[TOOL_CALLS]", " ["), (", ",), ("]",)),
 )
@@ -113,8 +113,8 @@ TAGGED = Calls(
         "start_anchor": _NOWHERE,
         "fields": {
             CALLS: {
-                "open_pattern": r"\s*<function=(?P<name>[^>\n]+)>\s*",
-                "close_pattern": r"\s*</function>\s*",
+                "open_pattern": r"\s{0,32}<function=(?P<name>[^>\n]+)>\s*",
+                "close_pattern": r"\s{0,32}</function>\s*",
                 "repeats": True,
                 "content": "xml-inline",
                 "content_args": {
@@ -167,8 +167,8 @@ class AnswerFormat:
                 fields[CALLS]["close_pattern"] = calls.closes
         if self.reasons:
             fields[REASONING] = {
-                "open_pattern": r"\s*<think>\s*",
-                "close_pattern": r"\s*</think>\s*",
+                "open_pattern": r"\s{0,32}<think>\s*",
+                "close_pattern": r"\s{0,32}</think>\s*",
                 "repeats": True,
                 "join": "",
             }

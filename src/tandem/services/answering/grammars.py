@@ -47,7 +47,7 @@ def check_schema(schema: Any, param: str, *, strict: bool = False) -> str:
             raise _wrong(param, path, f"has more than {_MOST_TEXT_CHARS} characters")
         if key == "properties" and isinstance(value, dict) and len(value) > _MOST_PROPERTIES:
             raise _wrong(param, path, f"has more than {_MOST_PROPERTIES} properties")
-        if key == "multipleOf" and isinstance(value, int | float):
+        if key == "multipleOf" and isinstance(value, int | float) and not isinstance(value, bool):
             multiple = math.lcm(multiple, _digits(value))
             if multiple > _MOST_MULTIPLE:
                 raise _wrong(param, path, "and others before it have too many digits together")

@@ -59,7 +59,8 @@ def _check_keywords(part: dict[str, Any], path: str, param: str) -> None:
     for keyword, shape in shapes.items():
         if keyword in part and not isinstance(part[keyword], shape):
             raise _refusal(param, path, f"{keyword!r} has the wrong type")
-    if part.get("format", "date") not in _FORMATS:
+    form = part.get("format", "date")
+    if not isinstance(form, str) or form not in _FORMATS:
         raise _refusal(param, path, f"'format' {str(part['format'])[:50]!r} is not supported")
 
 

@@ -95,8 +95,8 @@ class Lengths:
     async def _work(self) -> None:
         while True:
             try:
-                await self.learn()
                 await self.keep()
+                await self.learn()
                 self.measure()
             except Exception as error:  # forecasts are not worth a server
                 logger.error("lengths of answers are not learned", exc_info=error)

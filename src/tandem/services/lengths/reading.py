@@ -24,7 +24,7 @@ from tandem.services.lengths.wordlists import (
 
 MOST_WORDS = 80
 _EDGE_CHARACTERS = 400
-_TOKEN = re.compile(r"[A-Za-z]+(?:'[a-z]+)?|\d+[.)]?|[?!.;:]|,|\n\s*[-*•]|\n+")
+_TOKEN = re.compile(r"[A-Za-z]+(?:'[a-z]+)?|\d+[.)]?|[?!.;:]|,|\n+[^\S\n]*[-*•]|\n+")
 
 Kind = Literal["word", "determiner", "pronoun", "auxiliary", "preposition", "conjunction", "mark"]
 

@@ -233,7 +233,9 @@ class Unified:
             ledger.seconds += max(budget.spare_s, self._observer.learning.seconds)
             self._learn(ledger, scene.items[:1], plan, needed=True)
             ledger.rows -= online.joining_rows
-        ledger.seconds = online.seconds + budget.spare_s
+            ledger.seconds -= max(0.0, self._observer.learning.seconds - budget.spare_s)
+        else:
+            ledger.seconds += budget.spare_s
         ledger.slots -= len(scene.queue)
         ledger.blocks -= sum([-(-len(seq.tokens) // view.block_size) for seq in scene.queue])
         free = idle and not (scene.items or scene.queue)
@@ -244,7 +246,7 @@ class Unified:
             elif sequences:
                 plan.after += ledger.prompt(sequences[0], start, blocks, needed=needed)
             elif not apart:
-                self._learn(ledger, scene.items, plan, needed=needed)
+                self._learn(ledger, scene.items[int(owed) :], plan, needed=needed)
             plan.offline_s += ledger.work_s - before_s if sequences else 0.0
         return plan
 
@@ -331,7 +333,8 @@ class Unified:
         latest arrival of the lowest class."""
         used = (plan.learned_s, plan.offline_s)
         first_s, second_s = used if self._learning_ranks else reversed(used)
-        self._behind_s = max(-1.0, self._behind_s + _SECOND_SHARE * first_s - second_s)
+        behind_s = self._behind_s + _SECOND_SHARE * first_s - second_s
+        self._behind_s = min(1.0, max(-1.0, behind_s))
         joining = [] if plan.alone else budget.online.joining
         self._served = not plan.alone
         self._observer.first = joining[0] if joining else None
