@@ -92,3 +92,15 @@ def test_a_prompt_that_is_computed_piece_by_piece_is_not_starving():
     for _ in range(40):
         firsts.append(step(target, now := now + 0.1)[0][0])
     assert set(firsts) == {"answer"}
+
+
+def test_with_one_place_a_cached_document_goes_before_a_short_prompt():
+    """They are of two buckets of lengths, and short prompts are offered first."""
+    target = scheduler(100)
+    target.budgets = Budgets(1, 64)
+    document = tuple(range(40))
+    add(target, "first", (*document, 1), answer=1)
+    step(target)
+    add(target, "short", range(200, 205))
+    add(target, "shares", (*document, 2))
+    assert step(target)[0][0] == "shares"

@@ -44,6 +44,7 @@ class Scene:
     owed: Sequence | None = None  # the one of the queue that starts whatever it costs
     offline: list[Sequence] = field(default_factory=list)  # other offline requests that run
     waiting: list[Sequence] = field(default_factory=list)  # other offline requests that may start
+    slots: int = 0  # for these
     items: list[LearningItem] = field(default_factory=list)
     kept: list[Sequence] = field(default_factory=list)  # starving: protected from preemption
 
@@ -141,7 +142,8 @@ class Observer:
         self._count_begun()
         if slots:
             found = offline_waiting(view, first=self._begun >= _MOST_BEFORE)
-            scene.waiting = [seq for seq in found if seq is not starving][:slots]
+            scene.waiting = [seq for seq in found if seq is not starving]
+        scene.slots = slots
         self._offered = scene.waiting
 
     def _count_begun(self) -> None:

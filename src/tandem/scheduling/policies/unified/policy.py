@@ -208,6 +208,8 @@ class Unified:
         ranked.sort(key=lambda each: -each[0])
         fitting: list[_Ranked] = []
         for each in ranked:
+            if len(fitting) == scene.slots:
+                break
             if each[3] <= spare or not (scene.offline or fitting):
                 fitting.append(each)
                 spare -= each[3]
