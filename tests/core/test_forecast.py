@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from tandem.core.lengths import LEVELS, Forecast
 from tandem.core.request import Request
-from tandem.core.sequence import Sequence
 
 FORECAST = Forecast((10.0, 20.0, 40.0, 80.0, 160.0), 1000, "history")
 
@@ -20,13 +19,12 @@ def test_the_quantiles_are_those_that_were_predicted() -> None:
 def test_what_is_made_already_rules_the_shorter_ones_out() -> None:
     """Half of those over 40 tokens, which are half of all, are at most 80."""
     assert FORECAST.quantile(0.5, produced=40) == pytest.approx(80.0)
-    assert FORECAST.remaining(0.5, produced=40) == pytest.approx(40.0)
 
 
 def test_longer_than_ever_is_not_about_to_end() -> None:
     assert FORECAST.quantile(0.5, produced=300) > 301.0
     assert FORECAST.quantile(0.5, produced=999) == 1000.0
-    assert FORECAST.remaining(0.5, produced=1000) == 0.0
+    assert FORECAST.quantile(0.5, produced=1000) == 1000.0
 
 
 @given(
@@ -43,14 +41,6 @@ def test_quantiles_stay_in_bounds_and_order(
     assert found == sorted(found)
     assert all(each <= max_tokens for each in found)
     assert all(each >= min(produced + 1, max_tokens) for each in found)
-
-
-def test_a_sequence_knows_what_is_still_to_come() -> None:
-    request = Request("r", (1, 2, 3), length=FORECAST)
-    seq = Sequence(0, request, 0, None, [1, 2, 3, *range(40)])
-    assert seq.expected_tokens() == pytest.approx(40.0)
-    assert seq.expected_tokens(0.9) > 40.0
-    assert Sequence(0, Request("r", (1,)), 0, None, [1]).expected_tokens() is None
 
 
 def test_a_request_takes_its_forecast_to_the_engine() -> None:

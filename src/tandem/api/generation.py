@@ -7,13 +7,13 @@ Invariant: what a body asks for is in the options, or was refused.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request, Response
 
 from tandem.api.connection import read, until_disconnect
 from tandem.api.render import ChatShape, CompletionShape, Extras, OpenAIDialect
-from tandem.api.respond import Wants, respond
+from tandem.api.respond import Dialect, Wants, respond
 from tandem.api.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -25,7 +25,7 @@ from tandem.api.structured import grammar_of
 from tandem.api.surface import Surface
 from tandem.api.tools import calling_of
 from tandem.core.errors import InvalidRequest
-from tandem.core.sampling import SamplingParams
+from tandem.core.sampling import Grammar, SamplingParams
 from tandem.core.slo import WorkClass
 from tandem.services.answering.generation import Options
 from tandem.services.answering.receipts import Receipts
@@ -66,6 +66,41 @@ def add_generation_routes(app: FastAPI, surface: Surface) -> None:
             return await respond(surface, answer, dialect, wants)
 
         return await until_disconnect(request, work())
+
+
+class AsChat(Protocol):
+    """The body of another dialect, which is a chat in other words."""
+
+    stream: bool | None
+
+    def chat(self) -> ChatRequest:
+        """What it asks for, without its turns."""
+        ...
+
+    def turns(self) -> list[dict[str, Any]]:
+        """The conversation, as chat templates take it."""
+        ...
+
+    def grammar(self) -> Grammar | None:
+        """What the answer must match."""
+        ...
+
+
+async def answer_as_chat(
+    request: Request, surface: Surface, body: AsChat, dialect: Dialect, id_prefix: str
+) -> Response:
+    """Answer a body of another dialect; its limit of tokens is a ceiling."""
+    chat = body.chat()
+    take_objectives(chat, request)
+    options = chat_options(chat, await caller_of(request, surface, chat))
+    sampling = replace(options.sampling, grammar=body.grammar())
+    options = replace(options, sampling=sampling, ceiling=True)
+
+    async def work() -> Response:
+        answer = await surface.generation.chat(body.turns(), options, id_prefix)
+        return await respond(surface, answer, dialect, Wants(bool(body.stream)))
+
+    return await until_disconnect(request, work())
 
 
 async def _body(request: Request, surface: Surface, kind: type[Sampled]) -> Sampled:

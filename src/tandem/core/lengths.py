@@ -48,10 +48,6 @@ class Forecast:
         asked = passed + level * (1.0 - passed)
         return min(max(_between(asked, _POINTS, lengths), produced + 1.0), float(self.max_tokens))
 
-    def remaining(self, level: float, produced: int = 0) -> float:
-        """The same without what is produced: tokens that are still to come."""
-        return self.quantile(level, produced) - produced
-
     def _points(self, produced: int) -> tuple[float, ...]:
         last = max(self.tokens[-1], float(produced))
         return (0.0, *self.tokens, min(_BEYOND * last, float(self.max_tokens)))

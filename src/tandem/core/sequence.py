@@ -97,12 +97,6 @@ class Sequence:
         """Number of tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens
 
-    def expected_tokens(self, level: float = 0.5) -> float | None:
-        """Quantile of the tokens still to be generated, given that it made its output so far and
-        has not ended; None if nothing is known of its length."""
-        length = self.request.length
-        return None if length is None else length.remaining(level, self.output_tokens)
-
     @property
     def remaining(self) -> int:
         """Tokens without KV: 1 while decoding, more while (re)computing a prefix."""

@@ -40,6 +40,7 @@ class Beside(Generic[Key]):
         self._done: queue.SimpleQueue[tuple[Key, Conclude]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pending = 0
+        self._closed = False
 
     @property
     def busy(self) -> bool:
@@ -65,12 +66,13 @@ class Beside(Generic[Key]):
     def close(self) -> None:
         """End the thread after its current piece."""
         if self._thread is not None:
+            self._closed = True
             self._pieces.put(None)
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
-        while (piece := self._pieces.get()) is not None:
+        while (piece := self._pieces.get()) is not None and not self._closed:
             try:
                 conclude = piece.work()
             except Exception as error:

@@ -1,6 +1,6 @@
 """Predicts the output length from the scores of the prompt's text, by adapter.
 
-One network an adapter, made of its recent answers. `learn` is for a thread; all else is for
+One network an adapter, made of its recent answers. `learned` is for a thread; all else is for
 the thread that serves. Invariant: what is learned replaces a network whole, and memory is bounded.
 """
 
@@ -32,7 +32,7 @@ class _Adapter:
 
 
 class Lexical:
-    """See `Predictor`; `learn` makes the networks that are due."""
+    """See `Predictor`; `learned` makes the networks that are `due`."""
 
     name = "lexical"
 
