@@ -12,7 +12,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.sampling import Grammar, GrammarKind
 from tandem.core.sequence import FinishReason
 from tandem.services.answering.choice import Delta
-from tandem.services.answering.forcing import grammar_of_calls
+from tandem.services.answering.forcing import grammar_of_answer, grammar_of_calls
 from tandem.services.answering.formats import (
     HERMES,
     LISTED,
@@ -97,6 +97,20 @@ def test_reasoning_that_the_prompt_has_begun_ends_first() -> None:
     begun = "<|im_start|>assistant\n<think>\n"
     assert allows(grammar(form, ONE, begun), f"\n</think>\n\n{call}") == (True, True)
     assert allows(grammar(form, ONE, f"{begun}\n</think>\n"), call) == (True, True)
+
+
+def test_json_comes_after_reasoning_that_the_prompt_has_begun() -> None:
+    """Else it would be read as reasoning."""
+    form, begun = AnswerFormat(reasons=True), "<|im_start|>assistant\n<think>\n"
+    asked = Grammar(GrammarKind.JSON, '{"type": "object"}', "response_format")
+    made = grammar_of_answer(form, Calling(), begun, special, asked)
+    assert made is not None and made.param == "response_format"
+    assert allows(made.text, '\n</think>\n\n{"a": 1}') == (True, True)
+    assert allows(made.text, '{"a": 1}')[0] is False
+    assert grammar_of_answer(form, Calling(), "", special, asked) is asked
+    other = Grammar(GrammarKind.REGEX, "a", "structured_outputs.regex")
+    with pytest.raises(InvalidRequest, match="begins its reasoning"):
+        grammar_of_answer(form, Calling(), begun, special, other)
 
 
 def test_an_answer_may_be_calls_or_json() -> None:

@@ -1,5 +1,5 @@
 """The grammar of an answer that must call tools (`tool_choice` required, or a function's name), or
-must call tools or be JSON.
+must call tools or be JSON, or be JSON after the reasoning that its prompt has begun.
 
 Spells calls as the model's format does, with the functions' own schemas inside. Knows no engine.
 Invariant: what the grammar allows, `AnswerReader` reads as calls.
@@ -21,6 +21,34 @@ MOST_FORCED_BYTES = 256 << 10
 # Between the parts of arguments is what `json.dumps` writes, which is what models were shown.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _THOUGHT_ENDS = ("\n", "</think>", "\n\n")
+
+
+def grammar_of_answer(
+    form: AnswerFormat,
+    calling: Calling,
+    prefix: str,
+    special: Callable[[str], int | None],
+    asked: Grammar | None,
+) -> Grammar | None:
+    """What an answer that follows `prefix` must match, if the client `asked` for a grammar or
+    forces calls; None: anything. Raises `InvalidRequest`."""
+    if calling.forced and asked is not None:
+        raise InvalidRequest(
+            f"'tool_choice' makes the answer a call; leave '{asked.param}' out", param="tool_choice"
+        )
+    if calling.forced or (calling.tools and asked is not None):
+        return grammar_of_calls(form, calling, prefix, special, asked)
+    if asked is None or not _thinks(form, prefix):
+        return asked
+    if asked.kind is not GrammarKind.JSON:
+        raise InvalidRequest(
+            f"'{asked.param}' must be a schema here: the prompt of this model begins its reasoning",
+            param=asked.param,
+            code="unsupported_parameter",
+        )
+    ends = " ".join(_literals(_THOUGHT_ENDS, special))
+    text = f"start: {ends} other\nother: {_json(json.loads(asked.text))}"
+    return Grammar(GrammarKind.LARK, text, asked.param)
 
 
 def grammar_of_calls(

@@ -21,7 +21,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
 from tandem.services.answering.answer import Answer, Tools
 from tandem.services.answering.expectation import predictions
-from tandem.services.answering.forcing import grammar_of_calls
+from tandem.services.answering.forcing import grammar_of_answer
 from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
 from tandem.services.answering.reading import NO_TOOLS, AnswerReader, Calling, reader_of
 from tandem.services.answering.receipts import Draft
@@ -108,11 +108,11 @@ class Generation:
             tools=options.calling.tools,
         )
         draft = self._draft(prefix, model, options, tuple(dict(turn) for turn in messages))
-        before = self._before(prompt, messages, options)
+        before, sampling = self._before(prompt, messages, options), options.sampling
         reader = reader_of(self._tokenizer.format, options.calling, before, self._call_id)
-        calling, asked = options.calling, options.sampling.grammar
-        if calling.forced or (calling.tools and asked is not None):
-            options = self._restricted(options, before)
+        form, special = self._tokenizer.format, self._tokenizer.special_token
+        grammar = grammar_of_answer(form, options.calling, before, special, sampling.grammar)
+        options = replace(options, sampling=replace(sampling, grammar=grammar))
         return self._answer(draft, model, [prompt], options, arrival_s, reader)
 
     def _before(
@@ -125,20 +125,6 @@ class Generation:
         if options.continue_final_message:
             return str(messages[-1]["content"])
         return self._tokenizer.opening if options.add_generation_prompt else ""
-
-    def _restricted(self, options: Options, before: str) -> Options:
-        """Options for an answer that must be calls, or may be calls or JSON. Raises
-        `InvalidRequest`."""
-        tokenizer, calling, asked = self._tokenizer, options.calling, options.sampling.grammar
-        if calling.forced and asked is not None:
-            raise InvalidRequest(
-                f"'tool_choice' makes the answer a call; leave '{asked.param}' out",
-                param="tool_choice",
-            )
-        grammar = grammar_of_calls(
-            tokenizer.format, calling, before, tokenizer.special_token, asked
-        )
-        return replace(options, sampling=replace(options.sampling, grammar=grammar))
 
     def _call_id(self) -> str:
         return f"call_{self._rng.getrandbits(96):024x}"

@@ -1,7 +1,7 @@
 """The text of an answer becomes reasoning, content and tool calls, while it comes.
 
 transformers' parser cuts the text at the markers of the model's format; tool calls inside are read
-here piece by piece where they are JSON, else when they are complete. What looks like a call and is
+here piece by piece where they are JSON, else when they are complete. What looks like calls and has
 none (no JSON, no function that was offered) is content. Invariant: the parts depend on the text,
 not on how it was cut, so a stream and a whole answer say the same.
 """
