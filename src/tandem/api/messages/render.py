@@ -14,6 +14,7 @@ import msgspec
 from pydantic_core import from_json
 
 from tandem.api.errors import MESSAGES, Failure
+from tandem.api.parts import Parts
 from tandem.api.render import Header, Json
 from tandem.core.sequence import FinishReason
 from tandem.services.answering.answer import Usage
@@ -58,36 +59,15 @@ class _Block:
         return decoded if isinstance(decoded, dict) else {}
 
 
-class _Blocks:
-    """The blocks of one message while its deltas come."""
-
-    def __init__(self) -> None:
-        self.all: list[_Block] = []
-
-    def take(self, delta: Delta) -> tuple[bool, str]:
-        """Add a delta; whether a new block begins, and what the last one gained."""
-        call = delta.call
-        if call is not None:
-            if call.id:
-                self.all.append(_Block("tool_use", call.id, call.name))
-            self.all[-1].parts.append(call.arguments)
-            return bool(call.id), call.arguments
-        text = delta.text or delta.reasoning
-        if not text:
-            return False, ""
-        kind = "text" if delta.text else "thinking"
-        begins = not self.all or self.all[-1].kind != kind
-        if begins:
-            self.all.append(_Block(kind))
-        self.all[-1].parts.append(text)
-        return begins, text
+def _blocks() -> Parts[_Block]:
+    return Parts(("text", "thinking", "tool_use"), lambda _, kind, *call: _Block(kind, *call))
 
 
 class WholeMessage:
     """Gathers deltas into one message."""
 
     def __init__(self) -> None:
-        self._blocks = _Blocks()
+        self._blocks = _blocks()
         self._last: Delta | None = None
 
     def add(self, delta: Delta) -> None:
@@ -107,7 +87,7 @@ class MessageEvents:
     """Writes deltas as Anthropic's events."""
 
     def __init__(self) -> None:
-        self._blocks = _Blocks()
+        self._blocks = _blocks()
         self._begun = False
         self._open: int | None = None
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tandem.api.errors import Failure
+from tandem.api.parts import Parts
 from tandem.api.render import Header, Json
 from tandem.api.responses.schemas import ResponsesRequest
 from tandem.core.sequence import FinishReason
@@ -64,28 +65,20 @@ class _Item:
 class _Output:
     """The items of one response while its deltas come."""
 
-    def __init__(self) -> None:
-        self.items: list[_Item] = []
+    def __init__(self, header: Header) -> None:
+        name = header.id.partition("_")[2]
+
+        def make(place: int, kind: str, call_id: str, called: str) -> _Item:
+            return _Item(kind, f"{_ID[kind]}_{name}_{place}", call_id, called)
+
+        self._parts = Parts(("message", "reasoning", "function_call"), make)
+        self.items = self._parts.all
         self.cut = False
 
-    def take(self, header: Header, delta: Delta) -> tuple[bool, str]:
-        """Add a delta; whether a new item begins, and what the last one gained."""
+    def take(self, delta: Delta) -> tuple[bool, str]:
+        """See `Parts`."""
         self.cut = delta.finish_reason is FinishReason.LENGTH
-        call = delta.call
-        if call is not None:
-            if call.id:
-                self._add(header, "function_call", call.id, call.name)
-            self.items[-1].parts.append(call.arguments)
-            return bool(call.id), call.arguments
-        text = delta.text or delta.reasoning
-        if not text:
-            return False, ""
-        kind = "message" if delta.text else "reasoning"
-        begins = not self.items or self.items[-1].kind != kind
-        if begins:
-            self._add(header, kind)
-        self.items[-1].parts.append(text)
-        return begins, text
+        return self._parts.take(delta)
 
     def json(self) -> list[Json]:
         """All items; the last one is incomplete if the answer is."""
@@ -94,17 +87,12 @@ class _Output:
             made[-1]["status"] = "incomplete"
         return made
 
-    def _add(self, header: Header, kind: str, call_id: str = "", name: str = "") -> None:
-        item_id = f"{_ID[kind]}_{header.id.partition('_')[2]}_{len(self.items)}"
-        self.items.append(_Item(kind, item_id, call_id, name))
-
 
 class WholeResponse:
     """Gathers deltas into one response."""
 
     def __init__(self, asked: ResponsesRequest) -> None:
         self._asked = asked
-        self._output = _Output()
         self._deltas: list[Delta] = []
 
     def add(self, delta: Delta) -> None:
@@ -113,9 +101,10 @@ class WholeResponse:
 
     def encode(self, header: Header, usage: Usage) -> bytes:
         """The body of the answer."""
+        output = _Output(header)
         for delta in self._deltas:
-            self._output.take(header, delta)
-        return msgspec.json.encode(_ended(self._asked, header, self._output, usage))
+            output.take(delta)
+        return msgspec.json.encode(_ended(self._asked, header, output, usage))
 
 
 class ResponseEvents:
@@ -123,7 +112,7 @@ class ResponseEvents:
 
     def __init__(self, asked: ResponsesRequest) -> None:
         self._asked = asked
-        self._output = _Output()
+        self._output: _Output
         self._header: Header | None = None
         self._number = -1
         self._open = False
@@ -132,12 +121,12 @@ class ResponseEvents:
         """The events of one delta."""
         events = b""
         if self._header is None:
-            self._header = header
+            self._header, self._output = header, _Output(header)
             begun = _response(self._asked, header, "in_progress")
             events += self._event("response.created", response=begun)
             events += self._event("response.in_progress", response=begun)
         was_open = self._output.items[-1] if self._open else None
-        begins, gained = self._output.take(header, delta)
+        begins, gained = self._output.take(delta)
         if begins:
             if was_open is not None:
                 events += self._close(was_open, len(self._output.items) - 2)
