@@ -11,10 +11,10 @@ import anthropic
 import httpx
 import pytest
 
-from fake_engine import INFO, FakeEngine, Script
-from serving import demo_tokenizer, live, make_app
+from dialects import Says, events_of, prompt_of
+from fake_engine import INFO, FakeEngine
+from serving import live, make_app
 from tandem.config import ServerConfig
-from tandem.core.request import Request
 
 MESSAGES = "/v1/messages"
 CALLS = '<tool_call>[{"name": "Bash", "arguments": {"command": "ls"}}, ' \
@@ -67,21 +67,9 @@ CODE_HEADERS = {
 }
 
 
-class Says:
-    """An engine's script whose text a test chooses."""
-
-    def __init__(self) -> None:
-        self.text = CALLS
-        self.dies_after: int | None = None
-
-    def __call__(self, request: Request, index: int) -> Script:
-        tokens = demo_tokenizer().encode(self.text, add_special_tokens=False)
-        return Script(tokens=tokens, dies_after=self.dies_after)
-
-
 @pytest.fixture(scope="module")
 def says() -> Says:
-    return Says()
+    return Says(CALLS)
 
 
 @pytest.fixture(scope="module")
@@ -108,21 +96,6 @@ def http(url: str, says: Says) -> Iterator[httpx.Client]:
     says.text, says.dies_after = "Hello, how are you?", None
     with httpx.Client(base_url=url, headers=CODE_HEADERS) as http:
         yield http
-
-
-def prompt_of(engine: FakeEngine) -> str:
-    tokenizer = demo_tokenizer()
-    return b"".join(map(tokenizer.token_bytes, engine.requests[-1].prompt)).decode()
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    made = []
-    for event in text.strip().split("\n\n"):
-        first, second = event.split("\n")
-        body = json.loads(second.removeprefix("data: "))
-        assert first == f"event: {body['type']}"
-        made.append(body)
-    return made
 
 
 def test_a_message(client: anthropic.Anthropic, engine: FakeEngine) -> None:
@@ -297,7 +270,7 @@ def test_errors_have_anthropics_shape(url: str, http: httpx.Client, says: Says) 
         assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
     with anthropic.Anthropic(base_url=url, auth_token="sk-local", max_retries=0) as client:
         with pytest.raises(anthropic.NotFoundError) as unknown:
-            client.messages.create(**{**GOOD, "model": "claude-opus-5"})
+            client.messages.create(**{**GOOD, "model": "another"})
         assert unknown.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
         long: Any = [{"role": "user", "content": "word " * 9000}]
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from fake_engine import INFO, FakeEngine, Script
-from serving import demo_tokenizer, live, make_app
-from tandem.core.request import Request
+from dialects import Says, events_of, prompt_of
+from fake_engine import INFO, FakeEngine
+from serving import live, make_app
 
 RESPONSES = "/v1/responses"
 CALLS = '<tool_call>[{"name": "shell", "arguments": {"command": "ls"}}, ' \
@@ -62,21 +62,9 @@ CODEX: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Says:
-    """An engine's script whose text a test chooses."""
-
-    def __init__(self) -> None:
-        self.text = CALLS
-        self.dies_after: int | None = None
-
-    def __call__(self, request: Request, index: int) -> Script:
-        tokens = demo_tokenizer().encode(self.text, add_special_tokens=False)
-        return Script(tokens=tokens, dies_after=self.dies_after)
-
-
 @pytest.fixture(scope="module")
 def says() -> Says:
-    return Says()
+    return Says(CALLS)
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +92,9 @@ def http(url: str, says: Says) -> Iterator[httpx.Client]:
         yield http
 
 
-def prompt_of(engine: FakeEngine) -> str:
-    tokenizer = demo_tokenizer()
-    return b"".join(map(tokenizer.token_bytes, engine.requests[-1].prompt)).decode()
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    made = []
-    for event in text.strip().split("\n\n"):
-        first, second = event.split("\n")
-        body = json.loads(second.removeprefix("data: "))
-        assert first == f"event: {body['type']}"
-        made.append(body)
+def numbered(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, whose numbers count up."""
+    made = events_of(text)
     assert [event["sequence_number"] for event in made] == list(range(len(made)))
     return made
 
@@ -166,7 +145,7 @@ def test_a_request_of_codex(http: httpx.Client, engine: FakeEngine, says: Says) 
     says.text = f"I look.\n{CALLS}"
     answer = http.post(RESPONSES, json=CODEX)
     assert answer.status_code == 200, answer.text
-    events = events_of(answer.text)
+    events = numbered(answer.text)
     kinds = [event["type"].removeprefix("response.") for event in events]
     shortened = [kind for k, kind in enumerate(kinds) if kinds[k - 1 : k] != [kind]]
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done",
@@ -214,7 +193,7 @@ def test_a_cut_answer_is_incomplete(client: openai.OpenAI, http: httpx.Client) -
     assert answer.status == "incomplete" and answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
     streamed = http.post(RESPONSES, json={**GOOD, "max_output_tokens": 2, "stream": True})
-    events = events_of(streamed.text)
+    events = numbered(streamed.text)
     assert events[-1]["type"] == "response.incomplete"
     assert events[-2]["item"]["status"] == "incomplete"
     assert events[-1]["response"]["output"] == [events[-2]["item"]]
@@ -264,7 +243,7 @@ def test_a_failure_in_mid_stream_is_an_event(says: Says) -> None:
     engine = FakeEngine(play=says, info=replace(INFO, max_model_len=4096))
     says.text, says.dies_after = "Hello, how are you?", 2
     with live(make_app(engine)) as url:
-        events = events_of(httpx.post(f"{url}{RESPONSES}", json={**GOOD, "stream": True}).text)
+        events = numbered(httpx.post(f"{url}{RESPONSES}", json={**GOOD, "stream": True}).text)
     says.dies_after = None
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["status"] == "failed"
