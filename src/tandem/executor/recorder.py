@@ -11,6 +11,7 @@ from tandem.core.plan import Span
 from tandem.executor.batch import Batch
 from tandem.executor.graphs import GraphKeeper
 from tandem.executor.inner import InnerKeeper
+from tandem.model.transfer import indices
 from tandem.training.recordings import Recording, Recordings
 
 
@@ -55,8 +56,8 @@ class Recorder:
                 recording.num_rows, slopes.shape[1], dtype=slopes.dtype, device=slopes.device
             )
         first = recording.starts[span.record.sequence] + span.start
-        where = torch.tensor([first + offset for offset in offsets], device=slopes.device)
-        recording.slopes[where] = slopes
+        where = indices([first + offset for offset in offsets], slopes.device)
+        recording.slopes.index_copy_(0, where, slopes)
 
     def abandon(self) -> None:
         """The pass was preempted: none of it counts."""
@@ -73,5 +74,5 @@ class Recorder:
             sequence = span.record.sequence
             first = recording.starts[sequence] + span.start
             end = first + len(span.tokens)
-            recording.tokens[first:end] = torch.tensor(span.tokens, device=recording.tokens.device)
+            recording.tokens[first:end] = indices(list(span.tokens), recording.tokens.device)
             recording.done[sequence] = max(recording.done[sequence], span.end)

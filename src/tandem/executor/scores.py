@@ -7,6 +7,7 @@ Rows of all spans that want a sum share the head's products, a piece at a time. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,11 +16,24 @@ from tandem.core.plan import Span
 from tandem.executor.batch import Batch
 from tandem.executor.recorder import Recorder
 from tandem.model.head import Head
+from tandem.model.transfer import Fetched, indices
 
 
 def wants_sum(span: Span) -> bool:
     """Whether the sum of a span's scores is computed here."""
     return bool(span.score_targets) and (span.score_top is None or span.record is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSums:
+    """Sums of the spans at `places` of a batch, on their way from the device."""
+
+    places: list[int]
+    sums: Fetched
+
+    def get(self) -> dict[int, float]:
+        """Sums by place. Waits for them."""
+        return dict(zip(self.places, self.sums.get().tolist(), strict=True))
 
 
 def sum_scores(
@@ -28,17 +42,18 @@ def sum_scores(
     batch: Batch,
     recorder: Recorder | None,
     before_piece: Callable[[], None] = lambda: None,
-) -> dict[int, float]:
-    """Sums by place in the batch. `before_piece` may raise; nothing was recorded then."""
-    totals: dict[int, float] = {}
+) -> list[ScoreSums]:
+    """Sums of all places that want one. `before_piece` may raise; nothing was recorded then."""
+    totals: list[ScoreSums] = []
     for recorded in (False, True):
         places = [
             place
             for place, span in enumerate(batch.spans)
             if wants_sum(span) and (span.record is not None) == recorded
         ]
-        taking = recorder if recorded else None
-        totals |= _sum_some(head, hidden, batch, places, taking, before_piece)
+        if places:
+            taking = recorder if recorded else None
+            totals.append(_sum_some(head, hidden, batch, places, taking, before_piece))
     return totals
 
 
@@ -49,7 +64,7 @@ def _sum_some(
     places: list[int],
     recorder: Recorder | None,
     before_piece: Callable[[], None],
-) -> dict[int, float]:
+) -> ScoreSums:
     offsets = {
         place: [row for row, target in enumerate(batch.spans[place].score_targets) if target >= 0]
         for place in places
@@ -61,19 +76,19 @@ def _sum_some(
     slopes: list[Tensor] = []
     for start in range(0, len(rows), piece):
         before_piece()
-        picked = torch.tensor(rows[start : start + piece], device=hidden.device)
-        wanted = torch.tensor(targets[start : start + piece], device=hidden.device)
-        found, slope = head.score(
+        picked = indices(rows[start : start + piece], hidden.device)
+        wanted = indices(targets[start : start + piece], hidden.device)
+        scores, slope = head.score(
             hidden.index_select(0, picked), wanted, gradient=recorder is not None
         )
-        logprobs.append(found)
+        logprobs.append(scores)
         if slope is not None:
             slopes.append(slope)
     counts = [len(offsets[place]) for place in places]
-    sums = torch.cat(logprobs).double().split(counts) if logprobs else [hidden[:0]] * len(places)
-    totals = {place: float(part.sum()) for place, part in zip(places, sums, strict=True)}
+    found = torch.cat(logprobs) if logprobs else hidden.new_empty(0)
+    sums = torch.stack([part.sum() for part in found.double().split(counts)])
     if recorder is not None and slopes:
         for place, part in zip(places, torch.cat(slopes).split(counts), strict=True):
             if offsets[place]:
                 recorder.slopes(place, offsets[place], part)
-    return totals
+    return ScoreSums(places, Fetched(sums))
