@@ -31,7 +31,8 @@ from tandem.core.ports import TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
 from tandem.executor.batch import Batch, SpanLimits, build_batch
-from tandem.executor.captured import CapturedPasses
+from tandem.executor.capture import Capture
+from tandem.executor.captured import CapturedPasses, PassLimits
 from tandem.executor.device import mark
 from tandem.executor.forward import CapturedPass, GaveWay, RunningBatch, run_batch
 from tandem.executor.kv_storage import (
@@ -79,6 +80,8 @@ class DeviceExecutor:
         self._model = model
         self.compile_grammar = model.grammars.compile
         self._max_rank = adapters.max_rank
+        self._max_rows = scheduling.max_batch_tokens
+        self._max_sequences = scheduling.max_sequences
         num_blocks = choose_num_blocks(model, cache, scheduling)
         self._storage = KVStorage(
             model.layers, num_blocks, cache.block_size, device=model.device, dtype=model.dtype
@@ -114,6 +117,21 @@ class DeviceExecutor:
         self._captured: CapturedPasses | None = None
         self._submitted: list[SubmittedPlan] = []
         self._tickets = 0
+
+    def capture_passes(self, capture: Capture, seconds: float) -> None:
+        """Compute by captured passes from now on. The usual ones are recorded now, those that begin
+        within `seconds`, others when they are first needed."""
+        training, info = self._training, self._info
+        blocks = -(-info.max_model_len // info.block_size)
+        arena = training.recordings.arena if training is not None else None
+        self._captured = CapturedPasses(
+            self._model,
+            self._storage,
+            capture,
+            PassLimits(self._max_rows, self._max_sequences, blocks),
+            arena,
+        )
+        self._captured.warm(seconds)
 
     @property
     def info(self) -> ModelInfo:
@@ -294,7 +312,7 @@ class DeviceExecutor:
     def _run(self, spans: Sequence[Span], urgent: Urgent) -> tuple[list[int], RunningBatch]:
         """The running batch, and the place in `spans` of each of its spans."""
         batch = build_batch(spans, self._storage.block_size, self._model.dtype)
-        captured = self._captured.find(batch) if self._captured is not None else None
+        captured = self._find_captured(batch)
         recorder = self._recorder(batch, captured)
         try:
             running = run_batch(self._model, self._storage, batch, recorder, urgent, captured)
@@ -303,6 +321,16 @@ class DeviceExecutor:
                 recorder.abandon()
             raise
         return batch.order, running
+
+    def _find_captured(self, batch: Batch) -> CapturedPass | None:
+        """None also for a pass that keeps graphs, for which its layers are computed otherwise."""
+        training, spans = self._training, batch.spans
+        if self._captured is None:
+            return None
+        if training is not None and training.recordings.keeps_graphs:
+            if all(span.record is not None for span in spans):
+                return None
+        return self._captured.find(batch)
 
     def _recorder(self, batch: Batch, captured: CapturedPass | None) -> Recorder | None:
         if all(span.record is None for span in batch.spans):

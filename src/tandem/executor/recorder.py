@@ -47,6 +47,21 @@ class Recorder:
         for start, stop, rows in self._targets:
             rows[layer - 1].copy_(hidden[start:stop])
 
+    def places(self, rows: int) -> Tensor:
+        """The row of the arena for each of the pass's `rows` rows, int64 on the host; -1: none.
+
+        A pass that records so keeps no graphs, hence none of its recordings has any.
+        """
+        places = torch.full((rows,), -1, dtype=torch.int64)
+        for span, first, recording in self._spans.values():
+            assert span.record is not None
+            self._recordings.drop_graphs(recording)
+            if recording.first_row is not None:
+                at = recording.first_row + recording.starts[span.record.sequence] + span.start
+                count = len(span.tokens)
+                places[first : first + count] = torch.arange(at, at + count)
+        return places
+
     def slopes(self, place: int, offsets: Sequence[int], slopes: Tensor) -> None:
         """Keep d(log p)/d(hidden) [len(offsets), width] for rows of the span at `place`."""
         span, _, recording = self._spans[place]
