@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # An iteration makes hundreds of short-lived objects, nearly none of them in cycles.
 _GC_YOUNG_OBJECTS = 20_000
+# Seconds in which passes are captured before the first request. Others are when they are needed.
+_CAPTURE_S = 8.0
 
 
 def resolve_model(settings: Settings, progress: Progress = lambda stage, done: None) -> Settings:
@@ -92,6 +94,7 @@ def build_executor(
     that of one number of threads, unless it may `share_cores`."""
     spin_briefly()
     from tandem.allocator import keep_large_blocks
+    from tandem.executor.capture import CudaCapture
     from tandem.executor.executor import DeviceExecutor
     from tandem.model.linear import keep_kernels
     from tandem.model.load import load_model
@@ -101,7 +104,7 @@ def build_executor(
     if settings.model.kernels == "auto":  # else rows come in any number
         keep_kernels()
     model = load_model(settings.model, progress)
-    return DeviceExecutor(
+    executor = DeviceExecutor(
         model,
         settings.cache,
         settings.scheduling,
@@ -109,6 +112,10 @@ def build_executor(
         settings.learning,
         share_cores=share_cores,
     )
+    if model.device.type == "cuda":
+        progress("capturing passes", 1.0)
+        executor.capture_passes(CudaCapture(model.device), _CAPTURE_S)
+    return executor
 
 
 def join_loop(

@@ -10,7 +10,6 @@ from tandem.executor.batch import build_batch
 from tandem.model.lora import Segment
 
 
-
 def test_rows_are_grouped_by_adapter_and_decode_comes_first():
     spans = [
         Span(1, 0, (10, 11, 12), ((4, 9),), adapter="b"),
@@ -45,9 +44,7 @@ def test_a_batch_of_decodes_is_laid_out_as_beside_a_prompt():
         Span(4, 0, (50,), ((7,),)),
     ]
     alone = build_batch(decodes, 4, torch.float32)
-    beside = build_batch(
-        [*decodes, Span(5, 0, (1, 2), ((9,),), adapter="z")], 4, torch.float32
-    )
+    beside = build_batch([*decodes, Span(5, 0, (1, 2), ((9,),), adapter="z")], 4, torch.float32)
     assert alone.order == beside.order[:-1] == [1, 3, 2, 0]
     assert alone.first_rows == beside.first_rows[:-1]
     for name in ("tokens", "positions"):

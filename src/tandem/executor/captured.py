@@ -183,22 +183,25 @@ class CapturedPasses:
 
     def _reserved(self, kind: PassKind) -> _Pass | None:
         """The pass of this kind; None if such passes cannot be captured."""
-        lora = self._model.lora
-        if lora.generation != self._generation:
-            self._passes = {
-                kind: each for kind, each in self._passes.items() if not kind.adapters
-            }
-            self._generation = lora.generation
+        self._forget_outdated()
         found = self._passes.get(kind)
         if found is not None or self._failed:
             return found
         spans = kind.rows if kind.decodes else self._most_spans(kind.rows)
         attention = self._model.kernel.reserve(kind.rows, spans, self._limits.blocks)
-        tiles = lora.reserve(kind.rows) if kind.adapters else None
+        tiles = self._model.lora.reserve(kind.rows) if kind.adapters else None
+        self._forget_outdated()  # the adapters' table may have been made only now
         if attention is None or (kind.adapters and tiles is None):
             return None
         self._passes[kind] = found = _Pass(kind, attention, tiles)
         return found
+
+    def _forget_outdated(self) -> None:
+        """Passes that read an earlier table of adapters."""
+        generation = self._model.lora.generation
+        if generation != self._generation:
+            self._passes = {kind: each for kind, each in self._passes.items() if not kind.adapters}
+            self._generation = generation
 
     def _fill(self, kind: PassKind, batch: Batch, recorder: Recorder | None) -> None:
         rows, size = batch.num_rows, kind.rows

@@ -324,12 +324,10 @@ class DeviceExecutor:
 
     def _find_captured(self, batch: Batch) -> CapturedPass | None:
         """None also for a pass that keeps graphs, for which its layers are computed otherwise."""
-        training, spans = self._training, batch.spans
-        if self._captured is None:
+        training = self._training
+        keeps = training is not None and training.recordings.keeps_graphs
+        if self._captured is None or (keeps and all(each.record for each in batch.spans)):
             return None
-        if training is not None and training.recordings.keeps_graphs:
-            if all(span.record is not None for span in spans):
-                return None
         return self._captured.find(batch)
 
     def _recorder(self, batch: Batch, captured: CapturedPass | None) -> Recorder | None:
