@@ -46,10 +46,9 @@ _USUAL_MIXED = (128, 256, 512, 1024)
 def buckets(most: int) -> list[int]:
     """Numbers of rows that are captured, up to `most`, which is one of them.
 
-    Few enough that all of them take little memory and time: 37 up to 1,024 rows, and 8 for each
-    doubling after that. Where the device's own time grows with each row, so do they: in steps of 8
-    rows up to 64 (less is no faster, since matrix units take 8 or 16 at once), then in steps of an
-    eighth.
+    Few enough that all of them take little memory and time: 43 up to 1,024 rows, and 8 for each
+    doubling after that. In steps of 8 rows up to 64 (less is no faster, since matrix units take 8
+    or 16 at once), then in steps of at most an eighth, where each row costs time.
     """
     found = chain(_FEW, range(_STEP, _FINE_ROWS, _STEP))
     sizes = [size for size in found if size < most]

@@ -116,6 +116,7 @@ class DeviceExecutor:
         self._free_cores = FreeCores(self._threads) if shares else None
         self._captured: CapturedPasses | None = None
         self._submitted: list[SubmittedPlan] = []
+        self._finished: list[StepResult] = []
         self._tickets = 0
 
     def capture_passes(self, capture: Capture, seconds: float) -> None:
@@ -148,6 +149,7 @@ class DeviceExecutor:
         # Autograd's own thread for a device would have to be woken for each layer, and it starts
         # without the device's context.
         with torch.autograd.set_multithreading_enabled(False), _shortage_raised():
+            self._conclude()  # what a pass left on the device is valid until the next one
             self._submitted.append(self._execute(plan, urgent if plan.gives_way else never))
         self._tickets += 1
         return self._tickets
@@ -196,9 +198,14 @@ class DeviceExecutor:
     def poll(self) -> list[StepResult]:
         """Results of all plans submitted since the last call. Waits for them. Raises like
         `submit`."""
-        submitted, self._submitted = self._submitted, []
         with _shortage_raised():
-            return [each.result(self._storage.scrub) for each in submitted]
+            self._conclude()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _conclude(self) -> None:
+        submitted, self._submitted = self._submitted, []
+        self._finished += [each.result(self._storage.scrub) for each in submitted]
 
     def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
         """See `Executor`."""
