@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 import tiny_models
-from devices import INTERPRETED  # before Triton is imported
+from devices import TRITON_DEVICE
 from tandem.model.gpu.adapters import TableUpdates, tried
 from tandem.model.lora import EagerUpdates, LoraLayers, Segment, adaptable_linears
 from tandem.model.lora_files import LinearShape, LoraWeights
 
-DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)
-pytestmark = pytest.mark.parametrize("device", [DEVICE])
+pytestmark = pytest.mark.parametrize("device", [TRITON_DEVICE])
 WIDTHS = {"q": 40, "k": 24, "v": 24}
 
 
