@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tandem.allocator import give_back_regularly
 from tandem.config import Settings
 from tandem.core.clock import Clock, MonotonicClock, VirtualClock
 from tandem.core.slo import Slo
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 _GC_YOUNG_OBJECTS = 20_000
 # Seconds in which passes are captured before the first request. Others are when they are needed.
 _CAPTURE_S = 8.0
+# Free memory that the engine process keeps for its temporaries.
+_FREE_BYTES = 256 << 20
 
 
 def resolve_model(settings: Settings, progress: Progress = lambda stage, done: None) -> Settings:
@@ -219,6 +222,7 @@ def run_engine_process() -> None:
         signal.signal(each, signal.SIG_IGN)
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
     settings = msgspec.msgpack.decode(launch.settings, type=Settings)
+    give_back_regularly(kept_bytes=_FREE_BYTES)
     serve(
         launch.endpoint,
         launch.incarnation,
