@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from inspect import signature
 from typing import Any
 
@@ -172,3 +173,20 @@ def test_nothing_is_fused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(kernels, "status", lambda: missing)
     model = make("llama")
     assert fuse_modules(model, cpp_kernels()) == fuse.FuseReport()
+
+
+def test_the_weights_of_one_module_at_most_exist_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    replaced = [weakref.ref(each.mlp.gate_proj.weight) for each in model.model.layers]
+    replaced += [weakref.ref(each.self_attn.q_proj.weight) for each in model.model.layers]
+    agrees, alive = fuse._agrees, []
+
+    def watched(original: Any, fused: nn.Module) -> bool:
+        if isinstance(fused, FusedMlp | FusedAttention):
+            alive.append(sum(each() is not None for each in replaced))
+        return agrees(original, fused)
+
+    monkeypatch.setattr(fuse, "_agrees", watched)
+    fuse_modules(model, cpp_kernels())
+    assert alive == list(range(len(replaced), 0, -1))
+    assert not any(each() is not None for each in replaced)

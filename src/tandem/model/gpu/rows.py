@@ -155,7 +155,7 @@ def _launch_norm(
     launch(
         _normalise, (count,), x, added, weight, *outputs, width, inner, *strides, *added_strides,
         eps, ADD=residual is not None, SHIFTED=shifted, BLOCK=block,
-        num_warps=min(16, max(1, block // 512)), **early_start(x.device),
+        num_warps=min(16, max(1, block // 256)), **early_start(x.device),
     )  # fmt: skip
 
 
