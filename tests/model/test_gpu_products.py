@@ -109,7 +109,8 @@ SHAPES = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_candidates_cover_all_inputs_and_need_little_memory(shape, rows, dtype):
     found = list(candidates(shape, rows, dtype, 132))
-    assert 1 <= len(found) == len(set(found)) <= 12
+    aligned = shape[1] % 16 == 0
+    assert aligned <= len(found) == len(set(found)) <= 12 * aligned
     for cut in found:
         steps = -(-shape[1] // cut.stripe.inputs)
         assert 1 <= cut.parts <= max(1, steps // 2)

@@ -27,8 +27,8 @@ BUCKETS = {1: 1, 16: 8, 32: 32, MOST_ROWS: MOST_ROWS}
 # By padded rows. Each has 60 to 110 KiB in flight, two programs a multiprocessor where they fit.
 _STRIPES = {
     16: (Stripe(64, 128, 5, 4), Stripe(64, 256, 4, 4), Stripe(128, 128, 3, 4)),
-    32: (Stripe(64, 128, 4, 4), Stripe(128, 64, 4, 4)),
-    64: (Stripe(64, 128, 3, 4), Stripe(128, 64, 4, 4)),
+    32: (Stripe(64, 128, 4, 4), Stripe(128, 64, 4, 4), Stripe(256, 64, 3, 8)),
+    64: (Stripe(128, 64, 4, 4), Stripe(128, 128, 3, 8), Stripe(256, 64, 3, 8)),
 }
 # For single precision, which no matrix unit multiplies exactly.
 _WIDE_STRIPES = (Stripe(32, 64, 3, 4),)
@@ -42,6 +42,8 @@ _LEAST_PRODUCTS, _MOST_PRODUCTS = 4, 24
 # The device waits this many cycles, about 1 ms, while products are submitted.
 _SUBMISSION_CYCLES = 2_000_000
 _MOST_SHAPES = 8
+# Rows of other weights cannot be copied in pieces of 16 bytes.
+_ALIGNED = 16
 # Of the largest result; a few roundings in bfloat16.
 _TOLERANCE = 2e-2
 
@@ -135,6 +137,8 @@ def tune_products(model: nn.Module) -> dict[tuple[Shape, int], Choice]:
 def candidates(shape: Shape, rows: int, dtype: torch.dtype, processors: int) -> Iterator[Cut]:
     """Cuts worth a measurement on a device with so many multiprocessors."""
     outputs, inputs = shape
+    if inputs % _ALIGNED:
+        return
     stripes = _WIDE_STRIPES if dtype == torch.float32 else _STRIPES[padded_rows(rows)]
     for stripe in stripes:
         steps = -(-inputs // stripe.inputs)
