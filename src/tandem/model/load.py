@@ -45,7 +45,7 @@ from tandem.model.grammars import Grammars
 from tandem.model.head import Head
 from tandem.model.hub import repository_of
 from tandem.model.linear import compiled_rows, pack_linears
-from tandem.model.lora import LoraLayers, adaptable_linears
+from tandem.model.lora import AdapterUpdates, EagerUpdates, LoraLayers, adaptable_linears
 from tandem.model.probe import probe_layers
 from tandem.model.self_test import SelfTest
 from tandem.model.stack import LayerStack
@@ -206,7 +206,7 @@ def prepare_model(
     head = Head.of(model.get_output_embeddings(), description)
     progress("testing what will serve", 0.9)
     test.check(backbone, head, shapes, kernel)
-    lora = LoraLayers(model, linears)
+    lora = LoraLayers(model, linears, _adapter_updates(model, config.kernels))
     adapt_layers(backbone, lora)
     stack = _stack(name, backbone, len(shapes))
     width, ends = model.get_output_embeddings().out_features, _eos_token_ids(model, tokenizer_end)
@@ -293,6 +293,19 @@ def _accelerate_device(model: PreTrainedModel) -> list[str]:
     from tandem.model.gpu.prepare import accelerate
 
     return accelerate(model)
+
+
+def _adapter_updates(model: PreTrainedModel, name: str) -> AdapterUpdates:
+    """All adapters in two launches on a CUDA device with Triton, elsewhere one by one."""
+    if name == "off" or model.device.type != "cuda" or model.dtype.itemsize > 4:
+        return EagerUpdates()
+    try:
+        from tandem.model.gpu.adapters import tried
+
+        return tried(model.device, model.dtype)
+    except Exception as error:  # compilers may fail in any way
+        logger.warning("adapters are applied one by one, which is slower: %s", error)
+        return EagerUpdates()
 
 
 def _stack(name: str, backbone: nn.Module, count: int) -> LayerStack | None:
