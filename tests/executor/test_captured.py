@@ -32,6 +32,8 @@ from tandem.model.load import LoadedModel
 from tandem.model.lora_files import Lora, LoraWeights
 from training_harness import open_trainer
 
+# What padding computes is anything, also what NumPy warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 BLOCK, NUM_BLOCKS, MOST_ROWS, MOST_SEQUENCES = 4, 64, 12, 4
 # The interpreter takes milliseconds a program: one for each tile, KV head and layer.
 SMALL = {
@@ -159,7 +161,7 @@ class Texts:
 def test_changing_batches_have_the_same_tokens(pair) -> None:
     eager, captured, capture = pair
     texts = Texts(random.Random(1))
-    for step in range(8):
+    for step in range(6):
         spans = texts.spans(single=step % 2 == 0)
         if spans:
             assert_same(run(captured, *spans), run(eager, *spans))

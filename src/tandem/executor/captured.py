@@ -137,24 +137,33 @@ class CapturedPasses:
         return PreparedPass(self, found) if found is not None else None
 
     def warm(self, seconds: float) -> None:
-        """Record the passes that nearly every engine runs, those that begin within `seconds`.
+        """Record the passes that nearly every engine runs, those that begin within `seconds` after
+        the largest of each sort, which compile kernels.
 
-        The largest come first, since smaller ones then use their memory. The KV of the first block
-        is overwritten.
+        Smaller ones then use the memory of larger ones. The KV of the first block is overwritten.
         """
-        began = time.monotonic()
-        decodes = self._rows[: self._rows.index(self._size(self._limits.sequences)) + 1]
-        mixed = {self._size(rows) for rows in _USUAL_MIXED if rows <= self._rows[-1]}
-        kinds = [PassKind(rows, False) for rows in mixed if rows > 1]
-        kinds += [PassKind(rows, True, any_of) for rows in decodes for any_of in (False, True)]
-        row = build_batch([Span(0, 0, (0,), ((0,),))], self._storage.block_size, self._model.dtype)
-        for kind in sorted(kinds, key=lambda kind: kind.rows, reverse=True):
-            found = self._reserved(kind)
-            if time.monotonic() - began > seconds or self._failed:
+        began, kinds = time.monotonic(), self._usual()
+        for kind in {(kind.decodes, kind.adapters): kind for kind in reversed(kinds)}.values():
+            self._try(kind)
+        compiled = time.monotonic()
+        for kind in kinds:
+            if time.monotonic() - compiled >= seconds:
                 break
-            if found is not None:
-                PreparedPass(self, found).compute(row, None)
+            self._try(kind)
         logger.info("%d passes captured in %.1f s", len(self._passes), time.monotonic() - began)
+
+    def _usual(self) -> list[PassKind]:
+        """Decodes of all sizes, and mixed passes of usual ones, the largest first."""
+        decodes = self._rows[: self._rows.index(self._size(self._limits.sequences)) + 1]
+        mixed = {self._size(rows) for rows in _USUAL_MIXED if 1 < rows <= self._rows[-1]}
+        kinds = [PassKind(rows, False) for rows in mixed]
+        kinds += [PassKind(rows, True, adapters) for rows in decodes for adapters in (False, True)]
+        return sorted(kinds, key=lambda kind: kind.rows, reverse=True)
+
+    def _try(self, kind: PassKind) -> None:
+        row = build_batch([Span(0, 0, (0,), ((0,),))], self._storage.block_size, self._model.dtype)
+        if (found := self._reserved(kind)) is not None:
+            self.run(found, row, None)
 
     def run(self, found: _Pass, batch: Batch, recorder: Recorder | None) -> Computed | None:
         """Compute `batch`. None if the pass cannot be recorded."""

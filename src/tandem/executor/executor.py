@@ -120,8 +120,8 @@ class DeviceExecutor:
         self._tickets = 0
 
     def capture_passes(self, capture: Capture, seconds: float) -> None:
-        """Compute by captured passes from now on. The usual ones are recorded now, those that begin
-        within `seconds`, others when they are first needed."""
+        """Compute by captured passes from now on. The usual ones are recorded now, in about
+        `seconds` (0: none), others when they are first needed."""
         training, info = self._training, self._info
         blocks = -(-info.max_model_len // info.block_size)
         arena = training.recordings.arena if training is not None else None
@@ -132,7 +132,8 @@ class DeviceExecutor:
             PassLimits(self._max_rows, self._max_sequences, blocks),
             arena,
         )
-        self._captured.warm(seconds)
+        if seconds:
+            self._captured.warm(seconds)
 
     @property
     def info(self) -> ModelInfo:
