@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tandem.core.training import Role
-from tandem.executor import training
 from tandem.model import kernels, layer_gradient
+from tandem.model.arithmetic import TorchArithmetic
 from training_harness import (
     Driver,
     gentle,
@@ -50,7 +50,7 @@ def gradients(executor, targets=(), count=3):
 
 def by_autograd(executor, monkeypatch, targets=()):
     with monkeypatch.context() as patch:
-        patch.setattr(training, "layer_gradient", lambda *args: None)
+        patch.setattr(layer_gradient.LayerGradients, "of", lambda *args: None)
         return gradients(executor, targets)
 
 
@@ -69,13 +69,12 @@ def test_by_hand_equals_autograd_in_float32(name, targets, made, monkeypatch):
 def test_control_a_formula_that_is_off_by_a_hundredth_is_noticed(monkeypatch):
     executor = make_executor(gentle("qwen3"), "auto")
     expected = by_autograd(executor, monkeypatch)
-    turn = layer_gradient.turn_heads_gradient
+    turn = TorchArithmetic.turn_back
 
-    def off(gradient, qkv, how):
-        turn(gradient, qkv, how)
-        gradient.mul_(1.01)
+    def off(self, gradient, qkv):
+        return turn(self, gradient, qkv).mul_(1.01)
 
-    monkeypatch.setattr(layer_gradient, "turn_heads_gradient", off)
+    monkeypatch.setattr(TorchArithmetic, "turn_back", off)
     assert worst_error(gradients(executor), expected) > 1e-3
 
 
