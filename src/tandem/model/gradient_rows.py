@@ -77,7 +77,7 @@ class GradientRows(Protocol):
         ...
 
 
-class CpuRows:
+class CppGradientRows:
     """`GradientRows` on a CPU. Needs `kernels.status().available`."""
 
     def rms_norm(self, x: Tensor, norm: NormWeights) -> Tensor:
@@ -133,10 +133,14 @@ def gradient_kernels(device: torch.device, dtype: torch.dtype) -> GradientKernel
     """The kernels of a device for a model's numbers. None if it has none, so that autograd has to
     differentiate."""
     if device.type == "cpu":
-        return GradientKernels(CpuRows(), DenseGradient) if kernels.status().available else None
+        return (
+            GradientKernels(CppGradientRows(), DenseGradient)
+            if kernels.status().available
+            else None
+        )
     try:
-        from tandem.model.gpu.gradients import TritonRows
+        from tandem.model.gpu.gradients import TritonGradientRows
     except ImportError as error:
         logger.warning("Triton is missing, layers are differentiated by autograd: %s", error)
         return None
-    return GradientKernels(TritonRows(), partial(flash_gradient, dtype=dtype))
+    return GradientKernels(TritonGradientRows(), partial(flash_gradient, dtype=dtype))

@@ -63,7 +63,9 @@ def _norm_back(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _activated(gate, GELU: tl.constexpr):  # type: ignore[no-untyped-def]
+def _activated(  # type: ignore[no-untyped-def]
+    gate, GELU: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
     """act(gate) and its slope, float32."""
     if GELU:  # x / 2 * (1 + tanh(y / 2)) = x * sigmoid(y)
         share = tl.sigmoid(gate * (1.5957691216 + 0.07135481628 * gate * gate))
@@ -162,10 +164,34 @@ def _turn(  # type: ignore[no-untyped-def]
     tl.store(out + at, found.to(kind), mask=inside)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _thin(  # type: ignore[no-untyped-def]
+    thin, wide, rows, ranks, width, rank, real, column, there,
+    RANKS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """thin' wide over all rows [.., ranks] and [.., width], for a tile of ranks and columns."""
+    total = tl.zeros([RANKS, COLUMNS], tl.float32)
+    for start in range(0, rows, ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)
+        some = row < rows
+        narrow = tl.load(
+            thin + row[None, :] * ranks + rank[:, None],
+            mask=real[:, None] & some[None, :],
+            other=0.0,
+        )
+        broad = tl.load(
+            wide + row[:, None] * width + column[None, :],
+            mask=some[:, None] & there[None, :],
+            other=0.0,
+        )
+        total = tl.dot(narrow, broad, total, input_precision=PRECISION)
+    return total
+
+
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _pairs(  # type: ignore[no-untyped-def]
     entering, low, gradient, low_gradient, out, rows, inputs, outputs, ranks, used,
-    end_0, rank_0, end_1, rank_1, rank_2,
+    end_0, end_1, rank_0, rank_1, rank_2, scale_0, scale_1, scale_2,
     RANKS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """`out` gets d/d(a) of all members [used, inputs], then d/d(b) of each [columns, rank].
@@ -186,29 +212,25 @@ def _pairs(  # type: ignore[no-untyped-def]
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         rank = tl.program_id(1) * RANKS + tl.arange(0, RANKS)
         there, real = column < width, rank < many
-        total = tl.zeros([RANKS, COLUMNS], tl.float32)
-        for start in range(0, rows, ROWS):
-            row = (start + tl.arange(0, ROWS)).to(tl.int64)
-            some = row < rows
-            narrow = row[None, :] * ranks + begin + rank[:, None]
-            narrow_mask = real[:, None] & some[None, :]
-            mask = some[:, None] & there[None, :]
-            if job == 0:
-                thin = tl.load(low_gradient + narrow, mask=narrow_mask, other=0.0)
-                at = row[:, None] * inputs + column[None, :]
-                wide = tl.load(entering + at, mask=mask, other=0.0)
-            else:
-                thin = tl.load(low + narrow, mask=narrow_mask, other=0.0)
-                at = row[:, None] * outputs + first + column[None, :]
-                wide = tl.load(gradient + at, mask=mask, other=0.0)
-            total = tl.dot(thin, wide, total, input_precision=PRECISION)
+        if job == 0:
+            total = _thin(
+                low_gradient, entering, rows, ranks, inputs, rank, real, column, there,
+                RANKS, COLUMNS, ROWS, PRECISION,
+            )  # fmt: skip
+        else:
+            total = _thin(
+                low, gradient, rows, ranks, outputs, begin + rank, real, first + column, there,
+                RANKS, COLUMNS, ROWS, PRECISION,
+            )  # fmt: skip
+        scale = tl.where(job == 1, scale_0, tl.where(job == 2, scale_1, scale_2))
+        total *= tl.where(job == 0, 1.0, scale)
         by_rank = rank[:, None] * inputs + column[None, :]
         by_column = column[None, :] * many + rank[:, None]
         to = place + tl.where(job == 0, by_rank, by_column)
         tl.store(out + to, total, mask=real[:, None] & there[None, :])
 
 
-class TritonRows:
+class TritonGradientRows:
     """`GradientRows` on a CUDA device."""
 
     def rms_norm(self, x: Tensor, norm: NormWeights) -> Tensor:
@@ -269,16 +291,17 @@ class TritonRows:
         inputs, used = operands.entering.shape[1], sum(each.rank for each in members)
         sizes = [used * inputs, *((each.end - each.start) * each.rank for each in members)]
         out = torch.empty(sum(sizes), device=operands.low.device)
-        ends, rank = [each.end for each in members], [each.rank for each in members]
-        ends += [outputs] * (_MOST_MEMBERS - len(ends))
-        rank += [0] * (_MOST_MEMBERS - len(rank))
+        more = _MOST_MEMBERS - len(members)
+        ends = [each.end for each in members] + [outputs] * more
+        rank = [each.rank for each in members] + [0] * more
+        scales = [each.scale for each in members] + [1.0] * more
         tile = min(_RANKS, max(16, triton.next_power_of_2(max(rank))))
         columns = max(inputs, *(each.end - each.start for each in members))
         grid = (triton.cdiv(columns, _COLUMNS), triton.cdiv(used, tile), 1 + len(members))
         launch(
             _pairs, grid, operands.entering, operands.low, operands.gradient,
             operands.low_gradient, out, rows, inputs, outputs, operands.low.shape[1], used,
-            ends[0], rank[0], ends[1], rank[1], rank[2],
+            ends[0], ends[1], *rank, *scales,
             RANKS=tile, COLUMNS=_COLUMNS, ROWS=_ROWS,
             PRECISION="ieee" if out.dtype == operands.low.dtype else "tf32",
         )  # fmt: skip
