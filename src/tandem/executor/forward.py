@@ -85,9 +85,7 @@ class RunningBatch:
         """Outcomes of the batch's spans, in row order. Log-probabilities of draws and alternatives
         are computed only now: few requests ask for them."""
         drawn = iter(self._drawing.results() if self._drawing is not None else ())
-        totals: dict[int, float] = {}
-        for sums in self._sums:
-            totals |= sums.get()
+        totals = self._sums.get()
         with torch.no_grad():
             return [
                 _outcome(
