@@ -30,10 +30,9 @@ def interpreted(device: str = "cpu", **changes: int) -> LoadedModel:
 
 
 def _accelerate(model: nn.Module, _: str) -> tuple[AttentionKernel, str, bool]:
-    from tandem.model.gpu.layer import TritonLayer
-
     from tandem.model.attention.triton_kernel import TritonKernel
     from tandem.model.fuse import LayerKernels, fuse_modules
+    from tandem.model.gpu.layer import TritonLayer
     from tandem.model.gpu.rows import TritonRows
 
     fuse_modules(model, LayerKernels(TritonRows(), TritonLayer))

@@ -6,9 +6,9 @@ rows come first. Invariant: `order` maps results back to the order of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -72,14 +72,17 @@ class SpanLimits:
             return f"{len(table)} blocks do not hold {span.end} tokens"
         if min(table) < 0 or max(table) >= self.num_blocks:
             return "the block table names a block that does not exist"
-        named = chain(span.tokens, *map(_named_tokens, span.draws))
-        outside = any(not 0 <= token < self.vocab_size for token in named)
         # A target of -1 is not scored.
-        if outside or any(not -1 <= token < self.vocab_size for token in span.score_targets):
+        outside = self._outside(span.tokens, 0) or self._outside(span.score_targets, -1)
+        if outside or any(self._outside(_named_tokens(draw), 0) for draw in span.draws):
             return f"a token is outside of the vocabulary of {self.vocab_size}"
         if span.score_targets and len(span.tokens) - len(span.score_targets) not in (0, 1):
             return f"{len(span.score_targets)} scores were asked of {len(span.tokens)} tokens"
         return None
+
+    def _outside(self, tokens: Sequence[int], least: int) -> bool:
+        """Whether a token is below `least` or no token of the vocabulary."""
+        return bool(tokens) and (min(tokens) < least or max(tokens) >= self.vocab_size)
 
 
 def build_batch(spans: Sequence[Span], block_size: int, dtype: torch.dtype) -> Batch:
@@ -169,5 +172,5 @@ def _segments(spans: list[Span], first_rows: list[int]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _named_tokens(draw: Draw) -> Iterable[int]:
-    return chain(draw.banned, draw.sampling.logit_bias)
+def _named_tokens(draw: Draw) -> tuple[int, ...]:
+    return (*draw.banned, *draw.sampling.logit_bias)
