@@ -125,12 +125,13 @@ class CapturedPasses:
 
     def find(self, batch: Batch) -> PreparedPass | None:
         """The pass that can compute `batch`; None if there is none."""
-        rows, spans = batch.num_rows, len(batch.spans)
+        rows, (spans, blocks) = batch.num_rows, batch.layout.tables.shape
         recorded = any(span.record is not None for span in batch.spans)
         decodes = rows == spans and not recorded
-        if rows > self._rows[-1] or (recorded and self._arena is None):
+        most = self._limits.sequences if decodes else self._most_spans(rows)
+        if rows > self._rows[-1] or spans > most or blocks > self._limits.blocks:
             return None
-        if spans > (self._limits.sequences if decodes else self._most_spans(rows)):
+        if recorded and self._arena is None:
             return None
         kind = PassKind(self._size(rows), decodes, bool(batch.segments), recorded)
         found = self._reserved(kind)
