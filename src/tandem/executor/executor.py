@@ -175,6 +175,8 @@ class DeviceExecutor:
             submitted.stopped = True
             submitted.failed.clear()
         submitted.forwarded = submitted.ended = mark(device)
+        if self._captured is not None:
+            submitted.recording_s = self._captured.take_recording_s()
         if self._training is not None:
             submitted.kept = self._training.kept(plan.spans)
         if plan.slices or plan.updates:
