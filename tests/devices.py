@@ -1,7 +1,7 @@
 """Where tests compute: on the CPU always, on a CUDA device where `pytest -m gpu` asks for it.
 
-Without a CUDA device, Triton's kernels run in its interpreter, on CPU tensors. That is decided here,
-before Triton is imported (`conftest` imports this first).
+Without a CUDA device, Triton's kernels run in its interpreter, on CPU tensors. That is decided
+here, before Triton is imported (`conftest` imports this first).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 DEVICES = ["cpu", CUDA]
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-if _HAS_TRITON and not torch.cuda.is_available():
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON and not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-INTERPRETED = _HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 TRITON = "triton" if INTERPRETED else pytest.param("triton", marks=pytest.mark.gpu)
 # Where kernels written in Triton are tested.
 TRITON_DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)
