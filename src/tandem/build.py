@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 # An iteration makes hundreds of short-lived objects, nearly none of them in cycles.
 _GC_YOUNG_OBJECTS = 20_000
+# Seconds in which passes are captured before the first request. Others are when they are needed.
+_CAPTURE_S = 8.0
 # Free memory that the engine process keeps for its temporaries.
 _FREE_BYTES = 256 << 20
 
@@ -95,6 +97,7 @@ def build_executor(
     that of one number of threads, unless it may `share_cores`."""
     spin_briefly()
     from tandem.allocator import keep_large_blocks
+    from tandem.executor.capture import CudaCapture
     from tandem.executor.executor import DeviceExecutor
     from tandem.model.linear import keep_kernels
     from tandem.model.load import load_model
@@ -104,7 +107,7 @@ def build_executor(
     if settings.model.kernels == "auto":  # else rows come in any number
         keep_kernels()
     model = load_model(settings.model, progress)
-    return DeviceExecutor(
+    executor = DeviceExecutor(
         model,
         settings.cache,
         settings.scheduling,
@@ -112,6 +115,10 @@ def build_executor(
         settings.learning,
         share_cores=share_cores,
     )
+    if model.device.type == "cuda":
+        progress("capturing passes", 1.0)
+        executor.capture_passes(CudaCapture(model.device), _CAPTURE_S)
+    return executor
 
 
 def join_loop(

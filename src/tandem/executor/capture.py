@@ -8,6 +8,7 @@ that failed leaves the device as usable as before.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -51,16 +52,9 @@ class CudaCapture:
             try:
                 call()
             except BaseException:
-                _abandon(graph)
+                with suppress(RuntimeError):  # that it is invalid is known already
+                    graph.capture_end()
                 raise
             graph.capture_end()
         current.wait_stream(self._stream)
         return graph.replay
-
-
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture during which something failed. That it is invalid is known already."""
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        pass

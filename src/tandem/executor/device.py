@@ -1,11 +1,65 @@
-"""Waits for a device that computes asynchronously.
+"""Waits for a device that computes asynchronously, and tells how long its work took.
 
-Invariant: no clock is read for a result before the work of the result is done.
+Invariant: no time is read for a result before the work of the result is done.
 """
 
 from __future__ import annotations
 
+import time
+from typing import Protocol
+
 import torch
+
+
+class Mark(Protocol):
+    """A place in the order of a device's work."""
+
+    def wait(self) -> None:
+        """Return once the device has come here."""
+        ...
+
+    def seconds_until(self, later: Mark) -> float:
+        """Seconds from here to `later`, which must be of the same kind. Waits for it."""
+        ...
+
+
+class _HostMark:
+    """The work of a CPU is done when the call returns."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
+    def wait(self) -> None:
+        """See `Mark`."""
+
+    def seconds_until(self, later: Mark) -> float:
+        """See `Mark`."""
+        assert isinstance(later, _HostMark)
+        return later._at - self._at
+
+
+class _CudaMark:
+    """An event. The device notes the time when it comes there, so that what the host does
+    meanwhile, or how late it asks, does not count."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record()
+
+    def wait(self) -> None:
+        """See `Mark`."""
+        self._event.synchronize()
+
+    def seconds_until(self, later: Mark) -> float:
+        """See `Mark`."""
+        assert isinstance(later, _CudaMark)
+        later.wait()
+        return self._event.elapsed_time(later._event) / 1e3
+
+
+def mark(device: torch.device) -> Mark:
+    """The end of what was given to `device` so far."""
+    return _CudaMark() if device.type == "cuda" else _HostMark()
 
 
 def wait_for(device: torch.device) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from tandem.core.plan import Span
 from tandem.executor.batch import Batch
 from tandem.executor.graphs import GraphKeeper
 from tandem.executor.inner import InnerKeeper
-from tandem.model.transfer import indices
+from tandem.model.transfer import indices, to_device
 from tandem.training.recordings import Recording, Recordings
 
 
@@ -77,6 +78,21 @@ class Recorder:
         for start, stop, rows in self._targets:
             rows[layer - 1].copy_(hidden[start:stop])
 
+    def places(self, rows: int) -> Tensor:
+        """The row of the arena for each of the pass's `rows` rows, int64 on the host; -1: none.
+
+        A pass that records so keeps no graphs, hence none of its recordings has any.
+        """
+        places = torch.full((rows,), -1, dtype=torch.int64)
+        for span, first, recording in self._spans.values():
+            assert span.record is not None
+            self._recordings.drop_graphs(recording)
+            if recording.first_row is not None:
+                at = recording.first_row + recording.starts[span.record.sequence] + span.start
+                count = len(span.tokens)
+                places[first : first + count] = torch.arange(at, at + count)
+        return places
+
     def slopes(self, offsets: Mapping[int, Sequence[int]], slopes: Tensor) -> None:
         """Keep d(log p)/d(hidden) [rows, width] for some rows of the spans at these places, one
         place after the other."""
@@ -104,9 +120,10 @@ class Recorder:
         """The pass has run: its rows are recorded now."""
         if self.inner is not None:
             self.inner.finish()
+        tokens = to_device(self._tokens, self._recordings.arena.device)
         for span, row, recording in self._spans.values():
             assert span.record is not None
             sequence, count = span.record.sequence, len(span.tokens)
             first = recording.starts[sequence] + span.start
-            recording.tokens[first : first + count] = self._tokens[row : row + count]
+            recording.tokens[first : first + count] = tokens[row : row + count]
             recording.done[sequence] = max(recording.done[sequence], span.end)

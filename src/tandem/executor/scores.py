@@ -26,17 +26,30 @@ def wants_sum(span: Span) -> bool:
     return bool(span.score_targets) and (span.score_top is None or span.record is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreSums:
+    """Sums by place in a batch, whose terms are on their way from the device. `counts` says how
+    many terms each has."""
+
+    counts: dict[int, int]
+    logprobs: Fetched | None
+
+    def get(self) -> dict[int, float]:
+        """Sums by place. Waits for the device."""
+        if self.logprobs is None:
+            return dict.fromkeys(self.counts, 0.0)
+        values = iter(self.logprobs.get().tolist())
+        return {place: _sum(islice(values, count)) for place, count in self.counts.items()}
+
+
 def sum_scores(
     head: Head,
     hidden: Tensor,
     batch: Batch,
     recorder: Recorder | None,
     before_piece: Callable[[], None] = lambda: None,
-) -> dict[int, float]:
-    """Sums by place in the batch. `before_piece` may raise; nothing was recorded then.
-
-    Waits for the device once.
-    """
+) -> ScoreSums:
+    """Sums of all places that want one. `before_piece` may raise; nothing was recorded then."""
     counts: dict[int, int] = {}
     logprobs: list[Tensor] = []
     for recorded in (False, True):
@@ -48,10 +61,7 @@ def sum_scores(
         rows = _Rows.of(batch, places)
         counts |= rows.counts
         logprobs += _score(head, hidden, rows, recorder if recorded else None, before_piece)
-    if not logprobs:
-        return dict.fromkeys(counts, 0.0)
-    values = iter(Fetched(torch.cat(logprobs)).get().tolist())
-    return {place: _sum(islice(values, count)) for place, count in counts.items()}
+    return ScoreSums(counts, Fetched(torch.cat(logprobs)) if logprobs else None)
 
 
 @dataclass(frozen=True, slots=True)

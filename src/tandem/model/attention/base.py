@@ -118,6 +118,15 @@ class AttentionBatch(Protocol):
         ...
 
 
+class ReservedAttention(AttentionBatch, Protocol):
+    """A batch whose tables keep their place: what a captured pass reads."""
+
+    def fill(self, layout: BatchLayout) -> None:
+        """Take over `layout`, which is on the host, for passes that are given to the device from
+        now on. Rows after those of `layout` are padding: stored nowhere, with any result."""
+        ...
+
+
 class AttentionKernel(Protocol):
     """A way to compute paged attention. Stateless; chosen once at load."""
 
@@ -128,6 +137,11 @@ class AttentionKernel(Protocol):
 
     def prepare(self, layout: BatchLayout) -> AttentionBatch:
         """Build what all layers of this iteration share."""
+        ...
+
+    def reserve(self, rows: int, spans: int, width: int) -> ReservedAttention | None:
+        """A batch for captured passes of at most `rows` rows, `spans` spans and `width` blocks a
+        span; if `rows` equals `spans`, of decodes only. None if passes cannot be captured."""
         ...
 
 

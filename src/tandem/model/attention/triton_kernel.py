@@ -20,6 +20,7 @@ from tandem.model.attention.tiles import COLUMNS, PROMPT_ROWS, cut
 from tandem.model.gpu.heads import store
 from tandem.model.gpu.launch import launch
 from tandem.model.gpu.staging import Staging
+from tandem.model.transfer import to_device
 
 # Keys of a step; halved while they take more bytes than this.
 _KEYS, _KEY_BYTES = 128, 16384
@@ -210,7 +211,7 @@ class TritonKernel:
         capacity = needed(layout, len(decodes), len(prompts))
         host = torch.empty(capacity.nbytes, dtype=torch.uint8)
         write(capacity.views(host), layout, decodes, prompts)
-        return TritonBatch(capacity.views(host.to(layout.device)))
+        return TritonBatch(capacity.views(to_device(host, layout.device)))
 
     def reserve(self, rows: int, spans: int, width: int) -> ReservedBatch:
         """A batch that a captured pass may read, filled anew before every replay.

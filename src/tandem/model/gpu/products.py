@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from triton.runtime.errors import OutOfResources
 
 from tandem.model.gpu.thin import MOST_ROWS, Cut, Stripe, Workspace, multiply, padded_rows
 from tandem.model.linear import GroupMember, PackedLinear, PackedWeight, PlainWeight
@@ -191,7 +192,10 @@ def measure(weight: Tensor, rows: int, arena: Arena, workspace: Workspace) -> Ch
         def product(each: Tensor, cut: Cut = cut) -> Tensor:
             return multiply(x, each, None, None, cut, workspace)
 
-        took = _time_us(product, arena.weights(weight))
+        try:
+            took = _time_us(product, arena.weights(weight))
+        except OutOfResources:  # of a smaller device
+            continue
         if took < best.us and _agree(product(weight), functional.linear(x, weight)):
             best = Choice(cut, took, cublas)
     return best
