@@ -279,7 +279,7 @@ class TritonBatch:
             WINDOW=params.window > 0, SOFTCAP=params.softcap > 0.0, SPLIT=split,
             MERGE=max(1, _MERGED // (padded * dim_pad)),
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            num_warps=4 if dim_pad <= 128 else 8, num_stages=_STAGES[split],
+            num_warps=4 if dim_pad * query.element_size() <= 256 else 8, num_stages=_STAGES[split],
             **early_start(query.device),
         )  # fmt: skip
 
