@@ -30,8 +30,9 @@ loads may be wide."""
 _RANKS = 32
 # Columns of the output that a program of `_expand` computes.
 _COLUMNS = 128
-# Inputs are split while programs are few: at least so many inputs a split, so many splits.
-_INPUTS, _SPLITS, _PROGRAMS = 512, 16, 1024
+# Inputs are split while programs are few: at least so many inputs a split, so many splits at most,
+# which `_expand` loads at once (fewer for the many rows of high tiles, to have registers enough).
+_INPUTS, _LOW_SPLITS, _HIGH_SPLITS, _PROGRAMS = 512, 16, 4, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,21 @@ def _shrink(  # type: ignore[no-untyped-def]
     HEIGHT: tl.constexpr, INPUTS: tl.constexpr, RANKS: tl.constexpr, COUNT: tl.constexpr,
     PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Split `program_id(1)` of tile `program_id(0)`; `program_id(2)` is a member and some ranks.
+    """Split `program_id(0)` of tile `program_id(1)`; `program_id(2)` is a member and some ranks.
     `low` [rows, splits, members, bound]."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    tile = tiles + tl.program_id(0) * 4
+    tile = tiles + tl.program_id(1) * 4
     first, count, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    part, member = tl.program_id(1), tl.program_id(2) % COUNT
+    if count == 0 and tl.program_id(1) > 0:
+        return  # only if others wait below: the kernel after this one relies on all before it
+    part, member = tl.program_id(0), tl.program_id(2) % COUNT
     start_rank = tl.program_id(2) // COUNT * RANKS
     entry = entries + ((slot.to(tl.int64) * groups + group) * 3 + member) * 4
     rank = tl.multiple_of(tl.load(entry + 2).to(tl.int32), 8)
     a = tl.load(entry).to(tl.pointer_type(x.dtype.element_ty))
     a = tl.multiple_of(a, 16)
-    if OVERLAP:  # on every way out: the kernel after this one relies on those before
+    if OVERLAP:
         tl.extra.cuda.gdc_wait()
     if count > 0 and start_rank < rank:
         line, ranks = tl.arange(0, HEIGHT), start_rank + tl.arange(0, RANKS)
@@ -85,7 +88,7 @@ def _shrink(  # type: ignore[no-untyped-def]
                 other=0.0,
             )
             total = tl.dot(some, tl.trans(down), total, input_precision=PRECISION)
-        place = (rows * tl.num_programs(1) + part) * COUNT + member
+        place = (rows * tl.num_programs(0) + part) * COUNT + member
         tl.store(
             low + place[:, None] * bound + ranks[None, :],
             total,
@@ -99,10 +102,12 @@ def _expand(  # type: ignore[no-untyped-def]
     HEIGHT: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, COUNT: tl.constexpr,
     SPLITS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Columns `program_id(1)` of tile `program_id(0)`; no program's columns are of two members."""
-    tile = tiles + tl.program_id(0) * 4
+    """Columns `program_id(0)` of tile `program_id(1)`; no program's columns are of two members."""
+    tile = tiles + tl.program_id(1) * 4
     first, count, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    block = tl.program_id(1)
+    if count == 0 and tl.program_id(1) > 0:
+        return
+    block = tl.program_id(0)
     member, origin, width = 0, 0, first_width
     if COUNT > 1 and block >= tl.cdiv(first_width, COLUMNS):
         block -= tl.cdiv(first_width, COLUMNS)
@@ -130,6 +135,9 @@ def _expand(  # type: ignore[no-untyped-def]
         line = tl.arange(0, HEIGHT)
         real = line < count
         rows = (first + line).to(tl.int64)
+        places = out + rows[:, None] * out_row + (origin + column)[None, :]
+        mask = real[:, None] & inside[None, :]
+        product = tl.load(places, mask=mask, other=0.0)
         update = tl.zeros([HEIGHT, COLUMNS], tl.float32)
         for start in range(0, rank, RANKS):
             known = real[:, None] & (start + ranks < rank)[None, :]
@@ -144,10 +152,8 @@ def _expand(  # type: ignore[no-untyped-def]
             )
             left = (start + RANKS + ranks < rank)[None, :]
             up = tl.load(ups + start + RANKS, mask=inside[:, None] & left, other=0.0)
-        places = out + rows[:, None] * out_row + (origin + column)[None, :]
-        mask = real[:, None] & inside[None, :]
-        product = tl.load(places, mask=mask, other=0.0).to(tl.float32)
-        tl.store(places, (product + update).to(out.dtype.element_ty), mask=mask)
+        update += product.to(tl.float32)
+        tl.store(places, update.to(out.dtype.element_ty), mask=mask)
 
 
 def add_updates(
@@ -160,12 +166,12 @@ def add_updates(
     assert x.stride(1) == out.stride(1) == 1 and x.dtype == out.dtype
     ranks = min(table.rank, _RANKS)
     step = 128 if tiles.height * ranks <= 1024 else 64
-    splits = _splits(places * count, inputs)
+    splits = _splits(places * count, inputs, tiles.height)
     chunk = triton.cdiv(triton.cdiv(inputs, splits), step) * step
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
     low = torch.empty((rows, splits, count, table.rank), dtype=torch.float32, device=x.device)
     launch(
-        _shrink, (places, splits, count * (table.rank // ranks)),
+        _shrink, (splits, places, count * (table.rank // ranks)),
         x, low, tiles.table, entries, groups, group, inputs, chunk, x.stride(0), table.rank,
         HEIGHT=tiles.height, INPUTS=step, RANKS=ranks, COUNT=count,
         PRECISION=precision, OVERLAP=table.overlap, launch_pdl=table.overlap,
@@ -173,7 +179,7 @@ def add_updates(
     )  # fmt: skip
     blocks = sum(triton.cdiv(width, _COLUMNS) for width in widths)
     launch(
-        _expand, (places, blocks),
+        _expand, (blocks, places),
         low, out, tiles.table, entries, groups, group, table.rank, out.stride(0),
         *widths, *[0] * (MEMBERS - count),
         HEIGHT=tiles.height, COLUMNS=_COLUMNS, RANKS=ranks, COUNT=count, SPLITS=splits,
@@ -182,7 +188,8 @@ def add_updates(
     )  # fmt: skip
 
 
-def _splits(programs: int, inputs: int) -> int:
+def _splits(programs: int, inputs: int, height: int) -> int:
     """A power of two, so that few variants of `_expand` exist."""
-    most = min(_SPLITS, inputs // _INPUTS, _PROGRAMS // programs)
+    most = _LOW_SPLITS if height == 16 else _HIGH_SPLITS
+    most = min(most, inputs // _INPUTS, _PROGRAMS // programs)
     return 1 << max(0, most.bit_length() - 1)
