@@ -51,6 +51,8 @@ def run_script(script: Path) -> str:
 
 def compiled(run) -> list[Variant]:
     """The variants that `run()` launches, each once."""
+    from tandem.model.gpu import early
+
     launches = []
     modules = [module for name, module in sys.modules.items() if name.startswith("tandem.model.")]
     kept = [(module, vars(module)["launch"]) for module in modules if "launch" in vars(module)]
@@ -60,9 +62,11 @@ def compiled(run) -> list[Variant]:
 
     for module, _ in kept:
         module.launch = record
+    starts_early, early._starts_early = early._starts_early, lambda device: True
     try:
         run()
     finally:
+        early._starts_early = starts_early
         for module, launch in kept:
             module.launch = launch
     found = {}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 
 from hopper import compiled
-from tandem.model.gpu import rows as row_kernels
-from tandem.model.gpu import thin
 from tandem.model.gpu.products import BUCKETS, candidates
 from tandem.model.gpu.rows import TritonRows
 from tandem.model.gpu.thin import Workspace, multiply
@@ -14,7 +12,6 @@ from tandem.model.gpu.thin import Workspace, multiply
 # (outputs, inputs) of Llama-3-8B and Qwen2.5-0.5B. Other shapes compile nothing else.
 SHAPES = [(6144, 4096), (4096, 14336), (1152, 896)]
 WIDTHS = [64, 896, 4096, 14336]
-EARLY = {"EARLY": True, "launch_pdl": True}
 
 
 def products(dtype: torch.dtype) -> None:
@@ -45,8 +42,6 @@ def rows(dtype: torch.dtype) -> None:
 
 
 def main() -> None:
-    # As on the device.
-    row_kernels.early_start = thin.early_start = lambda device: EARLY
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for run in (products, rows):
             for each in compiled(lambda run=run, dtype=dtype: run(dtype)):

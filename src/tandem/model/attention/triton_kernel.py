@@ -17,6 +17,7 @@ from torch import Tensor
 from tandem.model.attention.base import AttentionBatch, AttentionParams, BatchLayout, LayerKV
 from tandem.model.attention.tables import Capacity, Tables, needed, write
 from tandem.model.attention.tiles import COLUMNS, PROMPT_ROWS, cut
+from tandem.model.gpu.early import after_predecessor, early_start
 from tandem.model.gpu.heads import store
 from tandem.model.gpu.launch import launch
 from tandem.model.gpu.staging import Staging
@@ -52,9 +53,10 @@ def _attend(  # type: ignore[no-untyped-def]
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, MERGE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rows `program_id(2)` * ROWS and on of tile `program_id(0)`, for KV head `program_id(1)`."""
+    after_predecessor(EARLY)
     head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
     number = tl.program_id(0)
@@ -279,6 +281,7 @@ class TritonBatch:
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
             num_warps=4 if dim_pad <= 128 and query.element_size() == 2 else 8,
             num_stages=_STAGES[split],
+            **early_start(query.device),
         )  # fmt: skip
 
     def _results(self, query: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tandem.model.attention.base import LayerKV
+from tandem.model.gpu.early import after_predecessor, early_start
 from tandem.model.gpu.launch import launch
 
 # Elements of a program: four warps with at least 16 bytes a thread.
@@ -47,8 +48,10 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     qkv_row, cos_row, sin_row, eps,
     QUERIES: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     TURNED: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr, SHIFTED: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Heads `program_id(1)` * HEADS and on of row `program_id(0)`."""
+    after_predecessor(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, DIM_PAD)
@@ -99,8 +102,10 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
 def _store(  # type: ignore[no-untyped-def]
     key, value, slots, keys, values, key_row, key_head, value_row, value_head,
     KV: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Heads `program_id(1)` * HEADS and on of row `program_id(0)`."""
+    after_predecessor(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if slot >= 0:
@@ -147,6 +152,7 @@ def turn_and_store(
         qkv.stride(0), cos.stride(0), sin.stride(0), 0.0 if norms is None else norms.eps,
         QUERIES=heads, KV=kv_heads, DIM=dim, DIM_PAD=dim_pad, TURNED=cos.shape[1], HEADS=each,
         NORM=norms is not None, SHIFTED=norms is not None and norms.shifted,
+        **early_start(qkv.device),
     )  # fmt: skip
     return queries
 
@@ -162,5 +168,5 @@ def store(key: Tensor, value: Tensor, cache: LayerKV, slots: Tensor) -> None:
         _store, (rows, triton.cdiv(kv_heads, each)),
         key, value, slots, cache.keys, cache.values,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        KV=kv_heads, DIM=dim, DIM_PAD=dim_pad, HEADS=each,
+        KV=kv_heads, DIM=dim, DIM_PAD=dim_pad, HEADS=each, **early_start(key.device),
     )  # fmt: skip

@@ -108,17 +108,22 @@ def tune_products(model: nn.Module) -> dict[tuple[Shape, int], Choice]:
     Returns the choice by shape and bucket of rows. About a second, and some more to compile
     kernels once on a machine.
     """
+    plain = [
+        (layer, layer.weights)
+        for layer in packed_layers(model)
+        if isinstance(layer.weights, PlainWeight) and layer.weights.weight.is_contiguous()
+    ]
+    choices: dict[tuple[Shape, int], Choice] = {}
+    if not plain:
+        return choices
+    like = max((weights.weight for _, weights in plain), key=Tensor.numel)
     layers: dict[Shape, list[tuple[PackedLinear, PlainWeight]]] = {}
-    for layer in packed_layers(model):
-        if isinstance(layer.weights, PlainWeight) and layer.weights.weight.is_contiguous():
+    for layer, weights in plain:
+        if weights.weight.dtype == like.dtype:
             shape = (layer.out_features, layer.in_features)
-            layers.setdefault(shape, []).append((layer, layer.weights))
+            layers.setdefault(shape, []).append((layer, weights))
     # The shapes that most bytes have.
     ranked = sorted(layers, key=lambda shape: -shape[0] * shape[1] * len(layers[shape]))
-    choices: dict[tuple[Shape, int], Choice] = {}
-    if not ranked:
-        return choices
-    like = layers[ranked[0]][0][1].weight
     workspace, arena = Workspace(like.device), Arena(like)
     for shape in ranked[:_MOST_SHAPES]:
         for most, rows in BUCKETS.items():
@@ -130,8 +135,8 @@ def tune_products(model: nn.Module) -> dict[tuple[Shape, int], Choice]:
         for most, cut in cuts.items():
             if cut is not None:
                 workspace.reserve(most, shape[0], cut)
-        for layer, plain in layers[shape]:
-            layer.weights = ThinWeight(plain, cuts, workspace)
+        for layer, weights in layers[shape]:
+            layer.weights = ThinWeight(weights, cuts, workspace)
     return choices
 
 

@@ -11,9 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem.model.gpu.early import early_start
+from tandem.model.gpu.early import after_predecessor, early_start
 from tandem.model.gpu.launch import launch
 
 # Columns of a program that gates.
@@ -31,9 +30,7 @@ def _normalise(  # type: ignore[no-untyped-def]
     column = tl.arange(0, BLOCK)
     inside = column < width
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    after_predecessor(EARLY)
     row = tl.load(x + outer * x_outer + member * x_inner + column, mask=inside, other=0.0)
     value = row.to(tl.float32)
     to = line.to(tl.int64) * width + column
@@ -62,9 +59,7 @@ def _gate(  # type: ignore[no-untyped-def]
     outer, member = (line // inner).to(tl.int64), (line % inner).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    after_predecessor(EARLY)
     gate = tl.load(x + outer * x_outer + member * x_inner + column, mask=inside, other=0.0)
     other = tl.load(up + outer * up_outer + member * up_inner + column, mask=inside, other=0.0)
     value = gate.to(tl.float32)
@@ -91,9 +86,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     turned = column < angles
     first = column < half
     partner = tl.where(first, column + half, column - half)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    after_predecessor(EARLY)
     start = x + token * x_token + head * x_head
     value = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(start + partner, mask=turned, other=0.0).to(tl.float32)
