@@ -12,8 +12,17 @@ from tandem.model.attention.tiles import cut
 from tandem.model.attention.triton_kernel import TritonBatch
 from tandem.model.gpu.heads import HeadNorms, store, turn_and_store
 
-# heads, KV heads, head size: Llama-3-8B, Qwen2.5-0.5B, SmolLM2-135M, Gemma-2-2B, Phi-3, MQA
-SHAPES = [(32, 8, 128), (14, 2, 64), (9, 3, 64), (8, 4, 256), (32, 32, 96), (32, 1, 128)]
+# heads, KV heads, head size: Llama-3-8B, Qwen2.5-0.5B, SmolLM2-135M, Gemma-2-2B, Phi-3, one KV
+# head, and the test of a kernel when a model is loaded
+SHAPES = [
+    (32, 8, 128),
+    (14, 2, 64),
+    (9, 3, 64),
+    (8, 4, 256),
+    (32, 32, 96),
+    (32, 1, 128),
+    (1, 1, 16),
+]
 BLOCK = 16
 SPANS = [(300, 1), (0, 70), (4000, 1), (20, 3)]
 

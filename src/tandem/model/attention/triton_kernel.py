@@ -21,7 +21,6 @@ from tandem.model.gpu.early import after_predecessor, early_start
 from tandem.model.gpu.heads import store
 from tandem.model.gpu.launch import launch
 from tandem.model.gpu.staging import Staging
-from tandem.model.transfer import to_device
 
 # Keys of a step; halved while they take more bytes than this.
 _KEYS, _KEY_BYTES = 128, 16384
@@ -213,7 +212,7 @@ class TritonKernel:
         capacity = needed(layout, len(decodes), len(prompts))
         host = torch.empty(capacity.nbytes, dtype=torch.uint8)
         write(capacity.views(host), layout, decodes, prompts)
-        return TritonBatch(capacity.views(to_device(host, layout.device)))
+        return TritonBatch(capacity.views(host.to(layout.device)))
 
     def reserve(self, rows: int, spans: int, width: int) -> ReservedBatch:
         """A batch that a captured pass may read, filled anew before every replay.
@@ -280,7 +279,8 @@ class TritonBatch:
             WINDOW=params.window > 0, SOFTCAP=params.softcap > 0.0, SPLIT=split,
             MERGE=max(1, _MERGED // (padded * dim_pad)),
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            num_warps=4 if dim_pad * query.element_size() <= 256 else 8, num_stages=_STAGES[split],
+            num_warps=4 if dim_pad <= 128 and query.element_size() == 2 else 8,
+            num_stages=_STAGES[split],
             **early_start(query.device),
         )  # fmt: skip
 
