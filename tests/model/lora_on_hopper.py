@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from hopper import compiled
 
+from hopper import compiled
 from tandem.model.gpu.adapters import TableUpdates
 from tandem.model.gpu.lora import add_updates
 from tandem.model.lora import Tiles
