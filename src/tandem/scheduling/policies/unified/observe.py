@@ -7,11 +7,18 @@ offline request and one step or score are starving, each until it has ended.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.scheduling.policies.unified.deficit import Deficit
-from tandem.scheduling.policies.unified.online import Load, span_s, start_of, starting_order
+from tandem.scheduling.policies.unified.online import (
+    Load,
+    last_step,
+    span_s,
+    start_of,
+    starting_order,
+)
 from tandem.scheduling.policies.unified.rest import (
     LearningItem,
     is_offline,
@@ -29,6 +36,8 @@ _VAIN_S = 5.0
 # Learning that found no place beside requests is not considered again for as long as it has had
 # none, at most so many seconds, since finding that out takes time.
 _AGAIN_S = 0.05
+# The loop's time of an iteration is the shortest of the last so many.
+_RECENT = 16
 # So many offline requests begin by their value; then the one that came first begins.
 _MOST_BEFORE = 100
 # Share of the sequence slots that offline requests leave to learning.
@@ -70,6 +79,8 @@ class Observer:
         self.first: Sequence | None = None
         self._offered: list[Sequence] = []  # offline requests that the last plan could start
         self._begun = 0  # those that began since the one that came first had its turn
+        self._ended: tuple[float, int | None] = (0.0, None)  # the last decision: its time and step
+        self._beside_s: deque[float] = deque((0.0,), maxlen=_RECENT)
         self._had_place_s: float | None = None  # when learning last had a place
         self._again_s = -math.inf  # when it is considered again
 
@@ -78,9 +89,15 @@ class Observer:
         """The busy share of the device."""
         return self._load.busy
 
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of an iteration beside its work: to decide, to start, to collect, to apply."""
+        return min(self._beside_s)
+
     def scene(self, view: View) -> Scene:
         """What waits and runs, and which of it is starving. Called once per decision."""
         self._load.note(view)
+        self._note_overhead(view)
         running, serving, waits = view.running_in_order, view.serving, view.waiting_in_order
         learns = bool(view.learning or view.steps or (running and running[-1].scoring is not None))
         batch = any(order and is_offline(order[-1]) for order in (serving, waits))
@@ -102,6 +119,13 @@ class Observer:
         elif batch or not busy or view.now >= self._again_s:
             self._add_learning(view, scene, running[len(serving) :])
         return scene
+
+    def _note_overhead(self, view: View) -> None:
+        step = last_step(view)
+        if step is not None and step != self._ended[1] and view.last_results:
+            took_s = max([each.elapsed_s for each in view.last_results])
+            self._beside_s.append(max(0.0, view.now - self._ended[0] - took_s))
+        self._ended = (view.now, step)
 
     def look_again(self, now: float, *, vain: bool) -> None:
         """Note when to consider learning again; `vain`: it was considered and had no place."""

@@ -26,6 +26,9 @@ _IDLE_S = 0.5
 _WAIT_SHARE = 0.25
 # Largest share of the slack that learning takes alone.
 _ALONE_SHARE = 0.5
+# Beside requests, learning takes an iteration of its own only if it may be so many times as long as
+# what the loop takes of each iteration.
+_OVERHEADS = 8.0
 # A pass of learning alone is worth it if it may be so many times as long as beside the requests.
 _MUCH_LONGER = 2.0
 # Largest margin for wrong predictions, relative to the time used. A missed deadline moves, but
@@ -266,6 +269,8 @@ class Unified:
             self._learn_alone(view, scene, plan, seconds, 0.0, needed=owed)
             plan.preemptible &= not owed
         elif not apart and not (owed and (self._lost or not idle)):
+            if not idle and budget.alone_s < _OVERHEADS * self._observer.overhead_s:
+                return
             beside_s = 0.0 if idle else budget.spare_s
             self._learn_alone(view, scene, plan, budget.alone_s, beside_s, needed=idle)
 
