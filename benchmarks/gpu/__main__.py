@@ -32,7 +32,7 @@ def main(
     ] = None,
     graph_gib: Annotated[
         float, typer.Option(help="For what training keeps for its gradients.")
-    ] = 1.0,
+    ] = 8.0,
     budget_s: Annotated[float, typer.Option(help="Parts that would not fit are skipped.")] = 200.0,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep an earlier run's rows of other parts.")

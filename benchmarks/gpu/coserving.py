@@ -21,6 +21,7 @@ from benchmarks.coexecution.workload import Training
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.engine import Engine
 from benchmarks.gpu.options import Options
+from tandem.core.plan import LanePlan, StepResult
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo
@@ -36,10 +37,11 @@ from tandem.core.training import (
 from tandem.engine.loop import EngineLoop
 
 Row = dict[str, object]
-# A step of the server's defaults: eight samples in two micro-batches.
-MICRO_BATCHES, SEQUENCES = 2, 4
+# Eight samples a step, as the server's default. One a micro-batch: the smallest piece of a backward
+# is one layer of one micro-batch, and has to fit into what an iteration has left.
+MICRO_BATCHES, SEQUENCES = 8, 1
 DRAIN_S = 10.0
-WARM_UP_SHARE = 0.25  # of a window's seconds
+WARM_UP_SHARE = 0.5  # of a window's seconds
 PAUSE_S = 0.001
 _NUMBERS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 
@@ -52,6 +54,34 @@ class Answer:
     token_s: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Tally:
+    """What the iterations of a window had."""
+
+    iterations: int = 0
+    recorded_rows: int = 0
+    layers: int = 0  # of backward slices
+    work_s: float = 0.0  # of the device
+
+    def note(self, plan: LanePlan, result: StepResult) -> None:
+        """An iteration has ended."""
+        self.iterations += 1
+        self.recorded_rows += sum(len(each.tokens) for each in plan.spans if each.record)
+        self.layers += sum(each.hi - each.lo for each in result.slices)
+        self.work_s += result.elapsed_s
+
+    def row(self, seconds: float) -> Row:
+        """Means an iteration, over a window of so many seconds. What the device did not compute in
+        is the loop's time, with captures of new passes."""
+        each = 1.0 / max(1, self.iterations)
+        return {
+            "iterations": self.iterations,
+            "recorded_rows": each * self.recorded_rows,
+            "layers": each * self.layers,
+            "beside_ms": 1e3 * each * (seconds - self.work_s),
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What one window gave."""
@@ -59,6 +89,7 @@ class Found:
     training_tokens_per_s: float
     answers: list[Answer]
     answer_tokens: int
+    iterations: Row = field(default_factory=dict)
 
     def latencies(self) -> Row:
         """Percentiles over complete requests in ms; nothing where there were none."""
@@ -93,12 +124,15 @@ class Window:
         self._ends_s: list[float] = []
         self._answers: dict[str, Answer] = {}
         self._open: dict[str, int] = {}
+        self._tally = Tally()
 
     def run(self, seconds: float, *, slo: Slo | None, trains: bool) -> Found:
         """Requests with the objectives `slo` (none: no requests), and training if it `trains`."""
+        self._loop.on_plan = self._tally.note
         try:
             return self._run(seconds, slo, trains=trains)
         finally:
+            self._loop.on_plan = None
             self._clear()
 
     def _run(self, seconds: float, slo: Slo | None, *, trains: bool) -> Found:
@@ -164,7 +198,8 @@ class Window:
         ended = [at_s for at_s in self._ends_s if at_s <= began_s + seconds]
         tokens = len(ended) * self._training.step_tokens
         rate = tokens / (ended[-1] - began_s) if ended else 0.0
-        return Found(rate, list(self._answers.values()), self._options.answer_tokens)
+        spent = self._tally.row(time.monotonic() - began_s)
+        return Found(rate, list(self._answers.values()), self._options.answer_tokens, spent)
 
     def _clear(self) -> None:
         """Leave nothing behind: the next window's requests and steps are alone."""
@@ -188,17 +223,21 @@ def coserving(engine: Engine, _: Ceilings, options: Options) -> Iterator[Row]:
 
     try:
         window(WARM_UP_SHARE * options.seconds, None, trains=True)
-        window(WARM_UP_SHARE * options.seconds, usual, trains=True)
-        training = window(options.seconds, None, trains=True).training_tokens_per_s
+        found_alone = window(options.seconds, None, trains=True)
+        training = found_alone.training_tokens_per_s
         row: Row = {"model": engine.name, "requests_per_s": options.rate}
-        yield {**row, "window": "training alone", "training_tokens_per_s": training, "kept": 1.0}
-        alone = window(options.seconds, usual, trains=False).latencies()
-        yield {**row, "window": "requests alone", **alone}
+        kept: Row = {"training_tokens_per_s": training, "kept": 1.0, **found_alone.iterations}
+        yield {**row, "window": "training alone", **kept}
+        served = window(options.seconds, usual, trains=False)
+        alone = served.latencies()
+        yield {**row, "window": "requests alone", **alone, **served.iterations}
         tpot = alone.get("tpot_p50_ms")
         if not isinstance(tpot, float):
             raise RuntimeError("no request ended while they were alone")
-        for factor in options.tpot_factors:
+        for place, factor in enumerate(options.tpot_factors):
             slo = Slo(options.ttft_slo, factor * tpot / 1e3)
+            if place == 0:  # times of such passes are known after it
+                window(WARM_UP_SHARE * options.seconds, slo, trains=True)
             both = window(options.seconds, slo, trains=True)
             found = both.latencies()
             yield {
@@ -208,6 +247,7 @@ def coserving(engine: Engine, _: Ceilings, options: Options) -> Iterator[Row]:
                 "training_tokens_per_s": both.training_tokens_per_s,
                 "kept": both.training_tokens_per_s / training if training else 0.0,
                 **found,
+                **both.iterations,
                 "tpot_ratio": _ratio(found.get("tpot_p50_ms"), tpot),
             }
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # In their order: what may upset the device comes last.
-PARTS = ("decode", "iterations", "prefill", "adapters", "coserving", "peers")
+PARTS = ("decode", "iterations", "prefill", "coserving", "adapters", "peers")
 # For a look inside; not run unless named.
 FURTHER = ("kernels",)
 MODELS = ("llama-8b", "qwen2.5-0.5b")
@@ -41,8 +41,9 @@ class Options:
     answer_tokens: int = 128
     sequence_tokens: int = 512  # of each of a training step's sequences
     ttft_slo: float = 1.0
-    tpot_factors: tuple[float, ...] = (1.3, 2.3)  # objectives, over serving alone
+    # Objectives, over serving alone. The policy aims at 0.9 of one: at 1.3 with the second.
+    tpot_factors: tuple[float, ...] = (1.3, 1.44, 2.3)
     # Of the engines.
     kv_tokens: int = 65536
     max_batch_tokens: int = 4096
-    graph_bytes: int = 1 << 30
+    graph_bytes: int = 8 << 30  # one training step of the 8B shape

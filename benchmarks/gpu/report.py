@@ -54,6 +54,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "ttft_p99_ms": ("p99", ".1f"),
     "requests": ("requests", ""),
     "unfinished": ("unfinished", ""),
+    "iterations": ("iterations", ""),
+    "recorded_rows": ("recorded rows an iteration", ".1f"),
+    "layers": ("layers of backward an iteration", ".2f"),
+    "beside_ms": ("beside the device's work, ms an iteration", ".2f"),
     "problem": ("problem", ""),
 }
 

@@ -132,9 +132,9 @@ class LearningConfig:
     is rolled back by itself where live answers break or thumbs fall. `held_out` is the share of
     conversations never trained on; `key_share` the most that one API key may contribute to a
     version. `recording_tokens` rows may be recorded at once (0: as many as memory allows); what
-    their layers' gradients need may take `graph_bytes` more (at most a tenth of free memory; 0:
-    nothing is kept), and parameters, gradients and optimisers of what is trained at the same time
-    `trainer_bytes` (0: a tenth).
+    their layers' gradients need may take `graph_bytes` more (at most a tenth of free memory, or a
+    quarter on a GPU; 0: nothing is kept), and parameters, gradients and optimisers of what is
+    trained at the same time `trainer_bytes` (0: a tenth).
     """
 
     enabled: bool = True

@@ -23,6 +23,7 @@ from torch import Tensor
 from tandem.executor.batch import Batch
 from tandem.executor.capture import Capture
 from tandem.executor.forward import Computed
+from tandem.executor.inner import InnerArena, RowWriter
 from tandem.executor.kv_storage import KVStorage
 from tandem.executor.recorder import Recorder
 from tandem.model.attention.base import PagedContext, ReservedAttention
@@ -36,9 +37,10 @@ logger = logging.getLogger(__name__)
 _FEW, _STEP, _FINE_ROWS = (1, 2, 4), 8, 64
 # From `_FINE_ROWS` on, sizes per doubling: a pass computes at most an eighth more rows than it has.
 _PER_DOUBLING = 8
-# Tokens, positions, and rows of the arena.
-_INPUTS = 3
-# Mixed passes that are captured at the start: the usual chunks of prompts beside decodes.
+# Tokens, positions, and rows of both arenas.
+_INPUTS = 4
+# Mixed passes that are captured at the start: the usual chunks of prompts beside decodes, and all
+# sizes with recorded rows up to the largest of these, since training fills what requests leave.
 _USUAL_MIXED = (128, 256, 512, 1024)
 
 
@@ -81,11 +83,12 @@ class PassKind:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One recorded pass: its inputs, and how to do it again."""
+    """One recorded pass: its inputs, what writes its layers' exports, and how to do it again."""
 
     kind: PassKind
     attention: ReservedAttention
     tiles: ReservedTiles | None
+    inner: RowWriter | None
     replay: Callable[[], None]
 
 
@@ -93,7 +96,8 @@ class CapturedPasses:
     """All recorded passes of one model, over its KV.
 
     Outputs lie in tensors that all passes share: they are valid until the next pass. `arena` takes
-    recorded rows, [layers, rows, width]; None if the model is not trained.
+    recorded rows, [layers, rows, width], and `inner` what their layers export; None if the model is
+    not trained, or its layers export nothing.
     """
 
     def __init__(
@@ -103,9 +107,10 @@ class CapturedPasses:
         capture: Capture,
         limits: PassLimits,
         arena: Tensor | None,
+        inner: InnerArena | None = None,
     ) -> None:
         self._model, self._storage, self._capture = model, storage, capture
-        self._limits, self._arena = limits, arena
+        self._limits, self._arena, self._inner = limits, arena, inner
         self._rows = buckets(limits.rows)
         self._passes: dict[PassKind, _Pass] = {}
         self._generation = model.lora.generation
@@ -147,7 +152,8 @@ class CapturedPasses:
         Smaller ones then use the memory of larger ones.
         """
         began, kinds = time.monotonic(), self._usual()
-        for kind in {(kind.decodes, kind.adapters): kind for kind in reversed(kinds)}.values():
+        largest = {(each.decodes, each.adapters, each.recorded): each for each in reversed(kinds)}
+        for kind in largest.values():
             self._pass(kind)
         compiled = time.monotonic()
         for kind in kinds:
@@ -157,12 +163,16 @@ class CapturedPasses:
         logger.info("%d passes captured in %.1f s", len(self._passes), time.monotonic() - began)
 
     def _usual(self) -> list[PassKind]:
-        """Decodes of all sizes, and mixed passes of usual ones, the largest first."""
+        """Decodes of all sizes, and mixed passes of usual ones, the largest first; then those with
+        recorded rows."""
         decodes = self._rows[: self._rows.index(self._size(self._limits.sequences)) + 1]
         mixed = {self._size(rows) for rows in _USUAL_MIXED if 1 < rows <= self._rows[-1]}
         kinds = [PassKind(rows, False) for rows in mixed]
         kinds += [PassKind(rows, True, adapters) for rows in decodes for adapters in (False, True)]
-        return sorted(kinds, key=lambda kind: kind.rows, reverse=True)
+        if self._arena is not None:
+            rows = [rows for rows in self._rows if rows <= _USUAL_MIXED[-1]]
+            kinds += [PassKind(size, False, adapters=True, recorded=True) for size in rows]
+        return sorted(kinds, key=lambda kind: (not kind.recorded, kind.rows), reverse=True)
 
     def run(self, found: _Pass, batch: Batch, recorder: Recorder | None) -> Computed:
         """Compute `batch`."""
@@ -172,6 +182,8 @@ class CapturedPasses:
             found.tiles.fill(batch.segments)
         self._fill(kind, batch, recorder)
         found.replay()
+        if found.inner is not None and recorder is not None and recorder.inner is not None:
+            recorder.inner.hear(found.inner.layers)
         hidden = self._hidden[:rows]
         if not kind.decodes:
             return Computed(hidden)
@@ -213,9 +225,13 @@ class CapturedPasses:
             return None
         self._inputs.zero_()
         if kind.recorded:
-            self._inputs[2 * kind.rows : 3 * kind.rows].fill_(-1)
-        replay = self._capture.record(lambda: self._compute(kind, attention, tiles))
-        return _Pass(kind, attention, tiles, replay)
+            self._inputs[2 * kind.rows : _INPUTS * kind.rows].fill_(-1)
+        inner = None
+        if kind.recorded and self._inner is not None:
+            inner = RowWriter(self._inner, self._inputs[3 * kind.rows : 4 * kind.rows])
+        context = PagedContext(attention, self._storage.layers, inner_rows=inner)
+        replay = self._capture.record(lambda: self._compute(kind, context, tiles))
+        return _Pass(kind, attention, tiles, inner, replay)
 
     def _forget_outdated(self) -> None:
         """Passes that read an earlier table of adapters."""
@@ -226,21 +242,20 @@ class CapturedPasses:
 
     def _fill(self, kind: PassKind, batch: Batch, recorder: Recorder | None) -> None:
         rows, size = batch.num_rows, kind.rows
-        values = torch.zeros(_INPUTS if kind.recorded else _INPUTS - 1, size, dtype=torch.int64)
+        values = torch.zeros(_INPUTS if kind.recorded else 2, size, dtype=torch.int64)
         values[0, :rows], values[1, :rows] = batch.tokens, batch.positions
         if kind.recorded:
-            values[2] = -1
+            values[2:] = -1
             if recorder is not None:
                 values[2, :rows] = recorder.places(rows)
+            if recorder is not None and recorder.inner is not None:
+                values[3, :rows] = recorder.inner.places(rows)
         overwrite(self._inputs[: values.numel()], values.flatten())
 
-    def _compute(
-        self, kind: PassKind, attention: ReservedAttention, tiles: ReservedTiles | None
-    ) -> None:
+    def _compute(self, kind: PassKind, context: PagedContext, tiles: ReservedTiles | None) -> None:
         """What is recorded: from inputs to outputs, both at their places."""
         model, size = self._model, kind.rows
-        tokens, positions, places = self._inputs[: _INPUTS * size].split(size)
-        context = PagedContext(attention, self._storage.layers)
+        tokens, positions, places = self._inputs[: 3 * size].split(size)
         with torch.no_grad():
             if tiles is not None:
                 model.lora.activate_reserved(tiles)

@@ -56,9 +56,11 @@ from tandem.training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-# Share of free memory for recordings, the same again for graphs, and again for trainers. The number
-# of recording tokens has a limit too: more are never needed.
+# Share of free memory for recordings, the same again for trainers, and again for graphs. Graphs may
+# have more of a GPU's: it is taken at the start, so a shortage shows then. The number of recording
+# tokens has a limit too: more are never needed.
 _RECORDING_SHARE = 0.1
+_DEVICE_GRAPH_SHARE = 0.25
 _MOST_RECORDING_TOKENS = 1 << 17
 _DEFAULT_LEARNING = LearningConfig()
 
@@ -125,13 +127,13 @@ class DeviceExecutor:
         `seconds` (0: none), others when they are first needed."""
         training, info = self._training, self.info
         blocks = -(-info.max_model_len // info.block_size)
-        arena = training.arena if training is not None else None
+        arenas = (training.arena, training.inner_arena) if training is not None else (None, None)
         self._captured = CapturedPasses(
             self._model,
             self._storage,
             capture,
             PassLimits(self._max_rows, self._max_sequences, blocks),
-            arena,
+            *arenas,
         )
         if seconds:
             self._captured.warm(seconds)
@@ -340,9 +342,7 @@ class DeviceExecutor:
         if all(span.record is None for span in batch.spans):
             return None
         training = self._required_training()
-        if captured is not None:
-            return Recorder(training.recordings, batch)
-        graphs = training.graph_keeper(batch)
+        graphs = training.graph_keeper(batch) if captured is None else None
         inner = training.inner_keeper(batch) if graphs is None else None
         return Recorder(training.recordings, batch, graphs, inner)
 
@@ -361,13 +361,14 @@ def _make_training(
         tokens = min(tokens, _MOST_RECORDING_TOKENS)
     size = (len(model.layers), max(tokens, 1), model.width)
     arena = lazy_zeros(size, model.device, model.dtype)
-    room = int(free_memory_bytes(model.device) * _RECORDING_SHARE)
+    free = free_memory_bytes(model.device)
+    graphs = _DEVICE_GRAPH_SHARE if model.device.type == "cuda" else _RECORDING_SHARE
     return TrainingState(
         model,
         arena,
         max_rank,
-        graph_budget=min(learning.graph_bytes, room),
-        trainer_budget=learning.trainer_bytes or room,
+        graph_budget=min(learning.graph_bytes, int(free * graphs)),
+        trainer_budget=learning.trainer_bytes or int(free * _RECORDING_SHARE),
     )
 
 

@@ -139,11 +139,13 @@ def compute_layers(
     before_layer: Callable[[], None] | None,
 ) -> Computed:
     """All layers, one kernel after the other. `before_layer` may raise."""
+    inner = recorder.inner if recorder is not None else None
     context = PagedContext(
         model.kernel.prepare(batch.layout),
         storage.layers,
         wanted_rows(batch, model.device),
-        recorder.inner if recorder is not None else None,
+        inner,
+        inner.writer(batch.num_rows, model.device) if inner is not None else None,
     )
     # Never inference_mode: its tensors could not be recorded for a later backward.
     with torch.no_grad():

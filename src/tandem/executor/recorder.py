@@ -81,12 +81,13 @@ class Recorder:
     def places(self, rows: int) -> Tensor:
         """The row of the arena for each of the pass's `rows` rows, int64 on the host; -1: none.
 
-        A pass that records so keeps no graphs, hence none of its recordings has any.
+        A pass that records so keeps no graphs but those of `inner`.
         """
         places = torch.full((rows,), -1, dtype=torch.int64)
         for span, first, recording in self._spans.values():
             assert span.record is not None
-            self._recordings.drop_graphs(recording)
+            if self.inner is None:
+                self._recordings.drop_graphs(recording)
             if recording.first_row is not None:
                 at = recording.first_row + recording.starts[span.record.sequence] + span.start
                 count = len(span.tokens)

@@ -33,7 +33,7 @@ from tandem.core.training import TrainerSpec, TrainerState
 from tandem.executor.batch import Batch
 from tandem.executor.device import RunAhead, wait_for
 from tandem.executor.graphs import GraphKeeper, graph_keeper
-from tandem.executor.inner import InnerKeeper, inner_keeper
+from tandem.executor.inner import InnerKeeper, inner_arena, inner_keeper
 from tandem.executor.replay import LoraReplay, Working, as_lora, within
 from tandem.executor.shortage import lacks_memory, reason_of
 from tandem.executor.starts import make_start, trainable_prefixes
@@ -74,7 +74,11 @@ class TrainingState:
         self._working: dict[str, Working] = {}
         self._kernels = gradient_kernels(model.device, model.dtype)
         self.arena = arena  # where a captured pass records
-        self.recordings = Recordings(arena, graph_budget)
+        # Likewise for the inner activations of its first rows.
+        self.inner_arena = (
+            inner_arena(model, arena.shape[1], graph_budget) if self._kernels is not None else None
+        )
+        self.recordings = Recordings(arena, graph_budget, self.inner_arena)
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
         """See `Executor`. An open trainer of that name is closed when the new one is ready.
@@ -169,7 +173,10 @@ class TrainingState:
         stack = self._model.stack
         assert stack is not None
         return inner_keeper(
-            self.recordings, batch, lambda layer, rows: inner_room(stack.taps[layer].module, rows)
+            self.recordings,
+            batch,
+            lambda layer, rows: inner_room(stack.taps[layer].module, rows),
+            self.inner_arena,
         )
 
     def kept(self, spans: Sequence[Span]) -> tuple[KeptLayers, ...]:

@@ -46,7 +46,10 @@ class _Blocks:
 
 
 class WholeLayer(Protocol):
-    """Computes a whole layer in few kernel calls, for one kind of device."""
+    """Computes a whole layer in few kernel calls, for one kind of device. `exports_rows` says
+    whether it gives intermediate results to the context's `inner_rows`."""
+
+    exports_rows: bool
 
     def run(
         self, hidden: Tensor, angles: tuple[Tensor, Tensor], context: PagedContext
@@ -140,6 +143,8 @@ class CppLayer:
     Every projection has to be packed in panels, with or without adapters. With adapters it rounds
     at other places than the parts: an update is added before the product is rounded.
     """
+
+    exports_rows = False
 
     def __init__(self, parts: LayerParts) -> None:
         self._parts = parts

@@ -55,7 +55,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """The part of `Kept` that the layer's own kernels can export. `gate_up` is in tiles."""
+    """The part of `Kept` that the layer's own kernels can export. `gate_up` is in rows or tiles, as
+    the layer's arithmetic reads it."""
 
     middle: Tensor
     gate_up: Tensor
@@ -217,9 +218,18 @@ def joined_numbers(layer: nn.Module, ranks: Mapping[str, int]) -> int:
     return found
 
 
+def inner_widths(layer: nn.Module) -> tuple[int, int] | None:
+    """Columns of `Inner` in rows: of `middle` and of `gate_up`. None if the layer's kernels do not
+    export rows, or its gradient would not read them."""
+    if not isinstance(layer, FusedLayer) or not layer.whole.exports_rows or _on_tiles(layer):
+        return None
+    gate_up = _frozen((layer.mlp.gate_proj, layer.mlp.up_proj))
+    return gate_up.in_features, gate_up.out_features
+
+
 def inner_room(layer: nn.Module, rows: int) -> Inner | None:
-    """Memory for `Inner` with this many rows of `layer`. None if its kernels do not export, or its
-    gradient would not read it."""
+    """Memory for `Inner` in tiles with this many rows of `layer`. None if its kernels do not export
+    them, or its gradient would not read them."""
     if not isinstance(layer, FusedLayer) or not kernels.amx_linear():
         return None
     if not _on_tiles(layer):

@@ -28,6 +28,25 @@ class Graph(Protocol):
         ...
 
 
+class GraphRows(Protocol):
+    """Graphs that passes write by row: an arena for the first `rows` rows of the recordings' arena,
+    whose memory is all taken."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the recordings' arena that have a place here."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the whole."""
+        ...
+
+    def graph(self, layer: int, first: int, rows: int) -> Graph:
+        """The place of these rows of a layer."""
+        ...
+
+
 @dataclass(slots=True)
 class Recording:
     """One open micro-batch.
@@ -79,12 +98,16 @@ class Recordings:
     """The arena and the micro-batches in it.
 
     `arena` is [num_layers, capacity, width]: entry i holds what leaves layer i. What enters layer
-    0 comes from the tokens. Graphs take up to `graph_budget` bytes.
+    0 comes from the tokens. Graphs take up to `graph_budget` bytes; with `graph_rows` all of them
+    lie there, by the rows of their recording.
     """
 
-    def __init__(self, arena: Tensor, graph_budget: int = 0) -> None:
+    def __init__(
+        self, arena: Tensor, graph_budget: int = 0, graph_rows: GraphRows | None = None
+    ) -> None:
         self._arena = arena
         self._graph_budget = graph_budget
+        self._graph_rows = graph_rows
         self._capacity = arena.shape[1]
         self._open: dict[int, Recording] = {}
         self._high_rows = 0
@@ -113,13 +136,15 @@ class Recordings:
 
     @property
     def graph_bytes(self) -> int:
-        """Memory of all graphs that are kept."""
+        """Memory of all graphs that are kept, or of the arena for them."""
+        if self._graph_rows is not None:
+            return self._graph_rows.nbytes
         return sum(graph.nbytes for each in self._open.values() for graph in each.graphs.values())
 
     @property
     def keeps_graphs(self) -> bool:
-        """Whether there is any room for graphs."""
-        return self._graph_budget > 0
+        """Whether there is any room for graphs with memory of their own."""
+        return self._graph_budget > 0 and self._graph_rows is None
 
     def get(self, micro_batch: int) -> Recording | None:
         """The open recording of that number."""
@@ -174,6 +199,14 @@ class Recordings:
         if self.graph_bytes + graph.nbytes <= self._graph_budget:
             recording.graphs[layer] = graph
 
+    def place_graphs(self, recording: Recording) -> None:
+        """Have passes write the graphs of all layers by row, if all rows have a place for them.
+        Nothing of the recording has been written yet."""
+        places, first, rows = self._graph_rows, recording.first_row, recording.num_rows
+        if places is not None and first is not None and first + rows <= places.rows:
+            layers = range(self.num_layers)
+            recording.graphs = {layer: places.graph(layer, first, rows) for layer in layers}
+
     def take_graph(self, recording: Recording, layer: int) -> Graph | None:
         """A layer's graph if it was kept; it is needed once."""
         return recording.graphs.pop(layer, None)
@@ -199,10 +232,20 @@ class Recordings:
         for recording in self._open.values():
             if any(layer >= recording.at for layer in recording.graphs):
                 raise AccountingError(f"micro-batch {recording.micro_batch} keeps a graph it used")
+            if recording.graphs and not self._placed(recording):
+                raise AccountingError(
+                    f"micro-batch {recording.micro_batch} keeps graphs that have no place"
+                )
             if not trainers(recording.trainer):
                 raise AccountingError(
                     f"micro-batch {recording.micro_batch} belongs to no open trainer"
                 )
+
+    def _placed(self, recording: Recording) -> bool:
+        places, first = self._graph_rows, recording.first_row
+        if places is None:
+            return True
+        return first is not None and first + recording.num_rows <= places.rows
 
     def _ranges(self) -> list[tuple[int, int, int]]:
         """(first row, end, micro-batch) of every range in use."""
@@ -238,4 +281,6 @@ class Recordings:
                 for layer in self._arena:
                     layer[end : end + last - first] = layer[first:last].clone()
                 self._open[number].first_row = end
+                if self._graph_rows is not None:  # computed again, since they are not moved
+                    self.drop_graphs(self._open[number])
             end += last - first

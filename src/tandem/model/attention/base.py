@@ -8,6 +8,7 @@ tokens, and no kernel loops over tokens in Python.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -155,8 +156,13 @@ def attend_once(kernel: AttentionKernel, device: torch.device, dtype: torch.dtyp
     kernel.prepare(layout).attend(row, row, row, cache, AttentionParams(1.0))
 
 
+# Takes the rows [rows, width] that enter the second half of a layer, and the output [rows, 2 ffn]
+# of its joint gate and up projection. Both are valid during the call only.
+InnerRows = Callable[[int, Tensor, Tensor], None]
+
+
 class InnerSink(Protocol):
-    """Keeps intermediate results of layers."""
+    """Keeps intermediate results of layers whose kernels write them where they are told."""
 
     def exports(self, layer: int, middle: Tensor) -> Exports:
         """`middle` [1, rows, width] enters the second half of `layer`. Returns where to export that
@@ -173,7 +179,9 @@ class PagedContext:
     # Rows whose hidden states are read after the last layer, int64 [rows]; None: all. The other
     # rows may then be any finite values.
     wanted: Tensor | None = None
-    inner: InnerSink | None = None  # takes intermediate results of layers that can export them
+    # These take intermediate results of layers that can export them, from kernels of a kind each.
+    inner: InnerSink | None = None
+    inner_rows: InnerRows | None = None
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams

@@ -63,6 +63,8 @@ class _Plan:
 class TritonLayer:
     """A `WholeLayer` over the context of `TritonKernel`."""
 
+    exports_rows = True
+
     def __init__(self, parts: LayerParts) -> None:
         self._parts = parts
         self._rows = TritonRows()
@@ -100,7 +102,10 @@ class TritonLayer:
         x, normal = self._rows.add_rms_norm(
             x, plan.out.of(mixed.flatten(1)), mlp_norm.weight, mlp_norm.eps, mlp_norm.shifted
         )
-        gate, up = plan.gate_up.of(normal).chunk(2, dim=-1)
+        gate_up = plan.gate_up.of(normal)
+        if context.inner_rows is not None:
+            context.inner_rows(index, x, gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
         return plan.down.onto(x, self._gate(gate, up))[None]
 
     def _current(self) -> _Plan | None:
