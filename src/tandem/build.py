@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tandem.allocator import give_back_regularly
 from tandem.config import Settings
 from tandem.core.clock import Clock, MonotonicClock, VirtualClock
 from tandem.core.slo import Slo
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 # An iteration makes hundreds of short-lived objects, nearly none of them in cycles.
 _GC_YOUNG_OBJECTS = 20_000
+# Free memory that the engine process keeps for its temporaries.
+_FREE_BYTES = 256 << 20
 
 
 def resolve_model(settings: Settings, progress: Progress = lambda stage, done: None) -> Settings:
@@ -212,6 +215,7 @@ def run_engine_process() -> None:
         signal.signal(each, signal.SIG_IGN)
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
     settings = msgspec.msgpack.decode(launch.settings, type=Settings)
+    give_back_regularly(kept_bytes=_FREE_BYTES)
     serve(
         launch.endpoint,
         launch.incarnation,

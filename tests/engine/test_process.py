@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -296,6 +298,29 @@ def test_the_engine_ends_with_its_parent():
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the engine outlives its parent"
         time.sleep(0.05)
+
+
+async def test_a_close_that_is_cancelled_leaves_nothing_open():
+    child = await close_twice()
+    await until(lambda: not child.is_running())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not [str(each.message) for each in seen]
+
+
+async def close_twice() -> psutil.Process:
+    """Close an engine and cancel that while it waits for the child's end."""
+    transport = ProcessTransport(CHILD, msgspec.msgpack.encode({}), MonotonicClock())
+    await transport.start(lambda message: None)
+    await until(lambda: transport.pid is not None)
+    child = psutil.Process(transport.pid)
+    closing = asyncio.create_task(transport.close())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    return child
 
 
 async def test_the_same_host_in_a_thread():

@@ -140,14 +140,13 @@ class ProcessTransport:
                 logger.error("%s", reason)
                 self._deliver(Lost(self._incarnation, reason))
         finally:
+            # A second cancellation ends this at its first `await`; by then all is closed.
             reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
             self._channel.close()
             self._channel = None
             context.term()
             child, self._child = self._child, None
-            if child is not None:
-                await _end(child)
+            await asyncio.gather(reader, _end(child), return_exceptions=True)
 
     def _spawn(self, endpoint: str) -> subprocess.Popen[bytes]:
         launch = Launch(endpoint, self._incarnation, self._settings, os.getpid())
@@ -200,7 +199,9 @@ class ProcessTransport:
                 logger.debug("%s: %.0f%%", message.stage, 100 * message.fraction)
 
 
-async def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and wait until it is gone. SIGKILL takes milliseconds."""
+def _end(child: subprocess.Popen[bytes] | None) -> asyncio.Future[int | None]:
+    """Kill the child at once, if there is one; done when it is gone. SIGKILL takes milliseconds."""
+    if child is None:
+        return asyncio.get_running_loop().run_in_executor(None, lambda: None)
     child.kill()
-    await asyncio.to_thread(child.wait)
+    return asyncio.get_running_loop().run_in_executor(None, child.wait)
