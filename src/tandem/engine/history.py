@@ -69,21 +69,19 @@ def rows_by_work(
 ) -> dict[Work, int]:
     """Rows of the passes that were computed, by kind. `known` are the sequences by id, as they were
     when the plans were made."""
-    rows = dict.fromkeys(_OF_PASS, 0)
+    decode = prefill = offline = forward = 0
     for plan, result in lanes:
         for span in () if result.stopped else plan.spans:
-            sequence = known.get(span.seq_id)
-            work_class = WorkClass.ONLINE if sequence is None else class_of(sequence)
-            if work_class is WorkClass.LEARNING:
-                work = Work.FORWARD
-            elif work_class is WorkClass.OFFLINE:
-                work = Work.OFFLINE
-            elif len(span.tokens) == 1 and span.draws:
-                work = Work.DECODE
+            sequence, count = known[span.seq_id], len(span.tokens)
+            if sequence.scoring is not None:
+                forward += count
+            elif sequence.request.work_class is WorkClass.OFFLINE:
+                offline += count
+            elif count == 1 and span.draws:
+                decode += 1
             else:
-                work = Work.PREFILL
-            rows[work] += len(span.tokens)
-    return rows
+                prefill += count
+    return dict(zip(_OF_PASS, (decode, prefill, offline, forward), strict=True))
 
 
 def blocks_by_class(running: Iterable[Choice], cache: KVCache) -> dict[str, int]:
