@@ -176,9 +176,10 @@ export class Answer {
     if (this.asked.n === 1 || body.preference) delete body.choice;
     const stored = await attempt(() => post("v1/feedback", body));
     if (!stored) return false;
-    this.outcome?.stop();
-    this.outcome = new Outcome(this, pupil, stored);
+    this.outcome?.drop();
+    this.outcome = new Outcome(this, pupil, stored.id);
     fill(this.below, this.outcome.element);
+    this.chat.outcomes.add(this.outcome, stored);
     this.chat.follow();
     return true;
   }

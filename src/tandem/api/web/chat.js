@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { el, fill, icon, iconButton, ask, attempt, notice } from "./dom.js";
 import { Answer } from "./answer.js";
+import { Outcomes } from "./outcome.js";
 import { chatSettings } from "./settings.js";
 
 const NAME = "[A-Za-z0-9][A-Za-z0-9._\\-]{0,63}";
@@ -16,7 +17,7 @@ class Chat {
   constructor(session) {
     this.session = session;
     this.turns = []; // { text, answer }
-    this.latest = null; // what becomes of the newest feedback
+    this.outcomes = new Outcomes();
     this.adapter = "";
     this.settings = { temperature: 0.7, tokens: 256, system: "" };
     this.models = el("select", {
@@ -173,6 +174,8 @@ class Chat {
 
   clear() {
     this.abort?.abort();
+    this.outcomes.end();
+    this.outcomes = new Outcomes();
     this.turns = [];
     fill(this.list);
     fill(

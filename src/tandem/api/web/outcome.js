@@ -6,32 +6,76 @@ import { about, plural } from "./words.js";
 import { prose } from "./prose.js";
 
 const POLL_MS = 2000;
+const AT_ONCE = 5;
 
-export class Outcome {
-  constructor(answer, adapter, stored) {
-    this.answer = answer;
-    this.adapter = adapter;
-    this.id = stored.id;
-    this.line = el("p", { class: "outcome", role: "status" });
-    this.comparison = el("div");
-    this.element = el("div", {}, this.line, this.comparison);
-    answer.chat.latest = this;
-    this.tell(stored);
-    this.stop = this.ended ? () => {} : every(POLL_MS, () => this.look());
+// Follows what waits, with few requests: the newest one by itself, the others by one list.
+export class Outcomes {
+  constructor() {
+    this.waiting = [];
+    this.latest = null;
+    this.stop = null;
+  }
+
+  add(outcome, stored) {
+    this.latest = outcome;
+    outcome.tell(stored);
+    if (outcome.ended) return;
+    this.waiting.push(outcome);
+    this.stop ??= every(POLL_MS, () => this.look());
   }
 
   async look() {
-    let stored;
+    this.waiting = this.waiting.filter((outcome) => !outcome.ended);
+    if (!this.waiting.length) return this.end();
+    const newest = this.waiting.at(-1);
+    await newest.look();
+    const others = this.waiting.filter((outcome) => outcome !== newest);
+    if (!others.length) return undefined;
     try {
-      stored = await get(`v1/feedback/${this.id}`);
+      const listed = new Map(
+        (await get("v1/feedback?limit=100")).data.map((each) => [each.id, each]),
+      );
+      const moved = others.filter((outcome) => !waits(listed.get(outcome.id)));
+      await Promise.all(moved.slice(0, AT_ONCE).map((outcome) => outcome.look()));
+    } catch {
+      // the next look may succeed
+    }
+    return undefined;
+  }
+
+  end() {
+    this.stop?.();
+    this.stop = null;
+  }
+}
+
+const waits = (stored) =>
+  stored?.samples.some((sample) => ["accepted", "assigned"].includes(sample.state));
+
+export class Outcome {
+  constructor(answer, adapter, id) {
+    this.answer = answer;
+    this.adapter = adapter;
+    this.id = id;
+    this.ended = false;
+    this.line = el("p", { class: "outcome", role: "status" });
+    this.comparison = el("div");
+    this.element = el("div", {}, this.line, this.comparison);
+  }
+
+  // Another feedback about the same answer takes its place.
+  drop() {
+    this.ended = true;
+  }
+
+  async look() {
+    try {
+      this.tell(await get(`v1/feedback/${this.id}`));
     } catch (error) {
       if (error.status !== 404) return; // the next look may succeed
       this.say("This feedback was erased.");
-      this.stop();
-      return;
+      this.ended = true;
     }
-    this.tell(stored);
-    if (this.ended) this.stop();
   }
 
   tell({ learning, samples }) {
@@ -51,7 +95,7 @@ export class Outcome {
   learned(version) {
     if (this.answer.label === `${this.adapter}@${version}`) return;
     const again = () => this.compare();
-    if (this.answer.chat.latest === this) again();
+    if (this.answer.chat.outcomes.latest === this) again();
     else fill(this.comparison, button(`Answer it again with ${this.adapter}@${version}`, again));
   }
 
