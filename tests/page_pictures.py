@@ -58,8 +58,10 @@ def _teach(http: httpx.Client) -> None:
             messages = [{"role": "user", "content": form.format(topic)}]
             body = {"model": "demo", "messages": messages, "n": 2, "temperature": 1.0}
             answer = http.post("/chat/completions", json=body).json()
-            lengths = [len(choice["message"]["content"]) for choice in answer["choices"]]
-            better = int(lengths[1] > lengths[0])
+            texts = [choice["message"]["content"].strip() for choice in answer["choices"]]
+            if texts[0] == texts[1]:
+                continue
+            better = int(len(texts[1]) > len(texts[0]))
             said = {"completion_id": answer["id"], "adapter": "formal", "conversation": topic,
                     "preference": {"chosen": better, "rejected": 1 - better}}  # fmt: skip
             http.post("/feedback", json=said).raise_for_status()

@@ -19,7 +19,7 @@ class Chat {
     this.turns = []; // { text, answer }
     this.outcomes = new Outcomes();
     this.adapter = "";
-    this.settings = { temperature: 0.7, tokens: 256, system: "" };
+    this.settings = { temperature: 0.7, tokens: Math.min(256, session.max_model_len >> 1), system: "" };
     this.models = el("select", {
       "aria-label": "Model",
       onchange: () => this.choose(this.models.value),
