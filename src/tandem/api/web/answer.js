@@ -46,6 +46,7 @@ export class Answer {
       this.id = written.id;
       this.label = written.label;
       this.reasons = written.reasons;
+      if (written.usage) this.chat.memory.learn(this.asked.messages, written.usage.prompt_tokens);
     } catch (error) {
       this.problem = error.name === "AbortError" ? "Stopped." : error.message;
     }
@@ -110,6 +111,7 @@ export class Answer {
       this.footers[place],
       version,
       cut ? el("span", { class: "muted" }, cut) : null,
+      this.forgets ? el("span", { class: "muted" }, "without the oldest messages") : null,
       el("span", { class: "grow" }),
       tools,
     );
