@@ -74,6 +74,11 @@ export class Answer {
     );
   }
 
+  // Of two answers that say the same, none is better.
+  get differ() {
+    return new Set(this.choices.map((choice) => choice.text.trim())).size > 1;
+  }
+
   get mayRate() {
     return this.session.mayTeach && (this.adapter === "" || this.session.mayTrain(this.adapter));
   }
@@ -83,7 +88,7 @@ export class Answer {
     version.title = "The version that wrote this answer";
     const cut = CUT[this.reasons[place]];
     const tools = el("div", { class: "row tools" });
-    if (this.mayRate && this.asked.n > 1) {
+    if (this.mayRate && this.differ) {
       const better = el(
         "button",
         { type: "button", class: "small", onclick: () => this.prefer(place) },
