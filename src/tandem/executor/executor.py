@@ -46,7 +46,8 @@ from tandem.executor.recorder import Recorder
 from tandem.executor.shortage import lacks_memory, reason_of, relieve
 from tandem.executor.starts import trainable_linears
 from tandem.executor.submitted import SubmittedPlan, charge
-from tandem.executor.training import TrainingState, as_lora
+from tandem.executor.training import TrainingState
+from tandem.executor.working import as_lora
 from tandem.model.account import model_bytes
 from tandem.model.load import LoadedModel
 from tandem.model.lora_files import read_lora

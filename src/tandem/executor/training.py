@@ -10,9 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -37,33 +36,22 @@ from tandem.executor.graphs import GraphKeeper, graph_keeper
 from tandem.executor.inner import InnerKeeper, inner_keeper
 from tandem.executor.shortage import lacks_memory, reason_of
 from tandem.executor.starts import make_start, trainable_prefixes
+from tandem.executor.working import LoraReplay, Working, as_lora, within
 from tandem.model.attention.dense import DenseContext
 from tandem.model.gradient_rows import gradient_kernels
-from tandem.model.layer_gradient import Inner, Kept, LayerGradients, inner_room, joined_numbers
+from tandem.model.layer_gradient import Inner, LayerGradients, inner_room, joined_numbers
 from tandem.model.load import LoadedModel
 from tandem.model.lora import Segment
-from tandem.model.lora_files import Lora, LoraWeights
-from tandem.model.stack import Replay
 from tandem.model.transfer import to_device
 from tandem.training.checkpoint import Checkpoint
-from tandem.training.layerwise import Gradients, run_slice, slice_problem
+from tandem.training.layerwise import run_slice, slice_problem
 from tandem.training.parameters import Pair, ParameterLayout
-from tandem.training.recordings import Graph, Recording, Recordings
+from tandem.training.recordings import Recording, Recordings
 from tandem.training.trainer import Start, Trainer
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _FAILURES = (RuntimeError, MemoryError, ValueError, IndexError)
-
-
-@dataclass(frozen=True, slots=True)
-class _Working:
-    """What forward and backward passes read of a trainer at its current revision."""
-
-    adapter: Lora
-    by_layer: list[Lora]  # by the module's name within its layer
-    gradients: LayerGradients
 
 
 class TrainingState:
@@ -83,7 +71,7 @@ class TrainingState:
         self._max_rank = max_rank
         self._trainer_budget = trainer_budget
         self._trainers: dict[str, Trainer] = {}
-        self._working: dict[str, _Working] = {}
+        self._working: dict[str, Working] = {}
         self._kernels = gradient_kernels(model.device, model.dtype)
         self.recordings = Recordings(arena, graph_budget)
 
@@ -302,7 +290,7 @@ class TrainingState:
             ranks = {name: shape.rank for name, shape in layout.modules.items()}
             taps = self._model.stack.taps
             for prefix, tap in zip(trainable_prefixes(self._model), taps, strict=True):
-                joined += joined_numbers(tap.module, _within(prefix, ranks))
+                joined += joined_numbers(tap.module, within(prefix, ranks))
         masters = layout.size * 4 * torch.float32.itemsize
         return masters + (layout.size + joined) * self._model.dtype.itemsize
 
@@ -310,8 +298,8 @@ class TrainingState:
         """Give forward passes the current parameters, in new tensors."""
         pairs = trainer.working_copy(self._model.dtype)
         adapter = as_lora(pairs, trainer.layout)
-        by_layer = [_within(prefix, adapter) for prefix in trainable_prefixes(self._model)]
-        working = _Working(adapter, by_layer, LayerGradients(by_layer, self._kernels))
+        by_layer = [within(prefix, adapter) for prefix in trainable_prefixes(self._model)]
+        working = Working(adapter, by_layer, LayerGradients(by_layer, self._kernels))
         self._working[trainer.spec.name] = working
         self._model.lora.add(working_key(trainer.spec.name), adapter)
 
@@ -350,67 +338,3 @@ def _shortage_told(name: str) -> Iterator[None]:
         if lacks_memory(error):
             raise NoMemory(f"there is no memory for trainer {name} now") from error
         raise AdapterError(f"cannot open trainer {name}: {error}") from error
-
-
-class LoraReplay:
-    """`tandem.training.layerwise.LayerReplay` over the model's layers with one adapter."""
-
-    def __init__(
-        self, model: LoadedModel, replay: Replay, segment: Segment, working: _Working
-    ) -> None:
-        self.embedded = replay.embedded
-        self._lora = model.lora
-        self._replay = replay
-        self._segments = (segment,)
-        self._prefixes = trainable_prefixes(model)
-        self._working = working
-
-    def layer(self, index: int, hidden: Tensor) -> Tensor:
-        """See `LayerReplay`."""
-        self._lora.activate(self._segments)
-        try:
-            return self._replay.layer(index, hidden)
-        finally:
-            self._lora.activate(())
-
-    def forward_by_hand(self, index: int, hidden: Tensor) -> tuple[Tensor, Graph] | None:
-        """See `LayerReplay`."""
-        layer = self._working.gradients.of(self._replay, index)
-        if layer is None:
-            return None
-        with torch.no_grad():
-            kept = layer.forward(hidden)
-            return layer.finish(kept), kept
-
-    def by_hand(
-        self, index: int, hidden: Tensor, gradient: Tensor, below: bool, graph: Graph | None
-    ) -> tuple[Tensor | None, Gradients] | None:
-        """See `LayerReplay`."""
-        layer = self._working.gradients.of(self._replay, index)
-        if layer is None:
-            return None
-        with torch.no_grad():
-            inner = graph if isinstance(graph, Inner) else None
-            kept = graph if isinstance(graph, Kept) else layer.forward(hidden, inner)
-            entering, found = layer.backward(hidden, kept, gradient, below)
-        prefix = self._prefixes[index]
-        return entering, {f"{prefix}{name}": pair for name, pair in found.items()}
-
-    def finish(self, hidden: Tensor) -> Tensor:
-        """See `LayerReplay`."""
-        return self._replay.finish(hidden)
-
-    def leaves(self, index: int) -> Mapping[str, Pair]:
-        """See `LayerReplay`."""
-        prefix = self._prefixes[index]
-        return {f"{prefix}{name}": (w.a, w.b) for name, w in self._working.by_layer[index].items()}
-
-
-def _within(prefix: str, named: Mapping[str, T]) -> dict[str, T]:
-    """What is named within a layer, by the name there."""
-    return {n.removeprefix(prefix): each for n, each in named.items() if n.startswith(prefix)}
-
-
-def as_lora(pairs: Mapping[str, Pair], layout: ParameterLayout) -> Lora:
-    """An adapter of the model from parameters by module."""
-    return {name: LoraWeights(a, b, layout.modules[name].scale) for name, (a, b) in pairs.items()}
