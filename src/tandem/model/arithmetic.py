@@ -50,10 +50,6 @@ class TorchArithmetic:
         """The operand of normalised rows."""
         return self._rows.rms_norm(x, norm)
 
-    def norm_back(self, x: Tensor, norm: NormWeights, gradient: Tensor, residual: Tensor) -> Tensor:
-        """d/dx of the norm for `gradient`, rows, plus `residual`."""
-        return self._rows.rms_norm_gradient(x, norm, gradient, residual)
-
     def low(self, operand: Tensor, joint: Joint) -> Tensor | None:
         """The update's low-rank product [rows, ranks]."""
         return operand @ joint.a.t() if joint.ranks else None
@@ -136,10 +132,6 @@ class TileArithmetic:
     def norm(self, x: Tensor, norm: NormWeights) -> Tensor:
         """Tiles of normalised rows."""
         return backward.norm_tiles(x, norm)
-
-    def norm_back(self, x: Tensor, norm: NormWeights, gradient: Tensor, residual: Tensor) -> Tensor:
-        """d/dx of the norm for `gradient`, rows, plus `residual`."""
-        return backward.rms_norm_gradient(x, norm, gradient, residual)
 
     def low(self, operand: Tensor, joint: Joint) -> Tensor | None:
         """The update's low-rank product as tiles, scaled."""
