@@ -166,7 +166,7 @@ def test_changing_batches_have_the_same_tokens(pair) -> None:
         if spans:
             assert_same(run(captured, *spans), run(eager, *spans))
     if isinstance(capture, FakeCapture):
-        assert capture.replays > capture.records > 3
+        assert capture.replays >= capture.records > 2
     for ours, theirs in zip(captured._storage.layers, eager._storage.layers, strict=True):
         torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(ours.values, theirs.values, atol=1e-4, rtol=1e-4)

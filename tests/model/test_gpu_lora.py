@@ -8,6 +8,7 @@ from torch import nn
 
 import tiny_models
 from devices import TRITON_DEVICE
+from fake_capture import FakeCapture
 from tandem.model.gpu.adapters import TableUpdates, tried
 from tandem.model.lora import EagerUpdates, LoraLayers, Segment, adaptable_linears
 from tandem.model.lora_files import LinearShape, LoraWeights
@@ -162,9 +163,9 @@ def test_an_adapter_is_replaced_and_slots_are_used_again(device):
 
 def test_the_table_grows(device):
     world = World(device)
-    world.add("0", 4)
     first = world.layers.generation
     reserved = world.layers.reserve(4)
+    world.add("0", 4)
     for number in range(1, 8):
         world.add(str(number), 4)
     assert world.layers.generation == first
@@ -204,6 +205,42 @@ def test_reserved_tiles_are_filled_for_each_pass(device):
     assert reserved.tiles.table.data_ptr() == place
     world.layers.activate(())
     world.check(4, [])
+
+
+def captured(device, call):
+    """`call` as a captured pass: a function that does it again."""
+    if device == "cpu":
+        return FakeCapture().record(call)
+    call()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def test_a_captured_pass_applies_what_was_filled_in(device):
+    world = World(device)
+    world.add("a", 4)
+    world.add("b", 16, "qv")
+    reserved = world.layers.reserve(6)
+    x, out = world.randn(6, 48), world.randn(6, 88)
+    before = out.clone()
+    world.layers.activate_reserved(reserved)
+    replay = captured(device, lambda: world.joint.update(x, out))
+    world.layers.activate(())
+    assert torch.equal(out, before)
+    for segments in (consecutive(a=2, b=3), [], consecutive(b=1), consecutive(a=5)):
+        reserved.fill(segments)
+        out.copy_(before)
+        replay()
+        wanted = world.formula(x, before, segments)
+        assert torch.allclose(out.double(), wanted, rtol=1e-5, atol=1e-5)
+    world.add("a", 12)
+    out.copy_(before)
+    reserved.fill(segments)
+    replay()
+    wanted = world.formula(x, before, segments)
+    assert torch.allclose(out.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_reserved_tiles_suffice_for_any_pass(device):

@@ -20,8 +20,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from tandem.core.plan import Span
-from tandem.executor.batch import Batch, build_batch
+from tandem.executor.batch import Batch
 from tandem.executor.capture import Capture
 from tandem.executor.forward import Computed
 from tandem.executor.kv_storage import KVStorage
@@ -80,16 +79,14 @@ class PassKind:
     recorded: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class _Pass:
-    """One kind of pass, its inputs, and once it was recorded how to do it again."""
+    """One recorded pass: its inputs, and how to do it again."""
 
-    def __init__(
-        self, kind: PassKind, attention: ReservedAttention, tiles: ReservedTiles | None
-    ) -> None:
-        self.kind = kind
-        self.attention = attention
-        self.tiles = tiles
-        self.replay: Callable[[], None] | None = None
+    kind: PassKind
+    attention: ReservedAttention
+    tiles: ReservedTiles | None
+    replay: Callable[[], None]
 
 
 class CapturedPasses:
@@ -113,6 +110,7 @@ class CapturedPasses:
         self._passes: dict[PassKind, _Pass] = {}
         self._generation = model.lora.generation
         self._failed = False
+        self._recording_s = 0.0
         device, dtype = model.device, model.dtype
         decodes = self._size(limits.sequences)
         self._inputs = torch.zeros(_INPUTS * self._rows[-1], dtype=torch.int64, device=device)
@@ -134,23 +132,28 @@ class CapturedPasses:
         if recorded and self._arena is None:
             return None
         kind = PassKind(self._size(rows), decodes, bool(batch.segments), recorded)
-        found = self._reserved(kind)
+        found = self._pass(kind)
         return PreparedPass(self, found) if found is not None else None
+
+    def take_recording_s(self) -> float:
+        """Seconds that recording took since the last call."""
+        spent_s, self._recording_s = self._recording_s, 0.0
+        return spent_s
 
     def warm(self, seconds: float) -> None:
         """Record the passes that nearly every engine runs, those that begin within `seconds` after
         the largest of each sort, which compile kernels.
 
-        Smaller ones then use the memory of larger ones. The KV of the first block is overwritten.
+        Smaller ones then use the memory of larger ones.
         """
         began, kinds = time.monotonic(), self._usual()
         for kind in {(kind.decodes, kind.adapters): kind for kind in reversed(kinds)}.values():
-            self._try(kind)
+            self._pass(kind)
         compiled = time.monotonic()
         for kind in kinds:
             if time.monotonic() - compiled >= seconds:
                 break
-            self._try(kind)
+            self._pass(kind)
         logger.info("%d passes captured in %.1f s", len(self._passes), time.monotonic() - began)
 
     def _usual(self) -> list[PassKind]:
@@ -161,21 +164,13 @@ class CapturedPasses:
         kinds += [PassKind(rows, True, adapters) for rows in decodes for adapters in (False, True)]
         return sorted(kinds, key=lambda kind: kind.rows, reverse=True)
 
-    def _try(self, kind: PassKind) -> None:
-        row = build_batch([Span(0, 0, (0,), ((0,),))], self._storage.block_size, self._model.dtype)
-        if (found := self._reserved(kind)) is not None:
-            self.run(found, row, None)
-
-    def run(self, found: _Pass, batch: Batch, recorder: Recorder | None) -> Computed | None:
-        """Compute `batch`. None if the pass cannot be recorded."""
+    def run(self, found: _Pass, batch: Batch, recorder: Recorder | None) -> Computed:
+        """Compute `batch`."""
         kind, rows = found.kind, batch.num_rows
         found.attention.fill(batch.layout)
         if found.tiles is not None:
             found.tiles.fill(batch.segments)
         self._fill(kind, batch, recorder)
-        if found.replay is None and (self._failed or not self._record(found)):
-            return None
-        assert found.replay is not None
         found.replay()
         hidden = self._hidden[:rows]
         if not kind.decodes:
@@ -190,20 +185,37 @@ class CapturedPasses:
         """Of a mixed pass: those that are served and as many that learn, if there are rows."""
         return min(2 * self._limits.sequences, rows - 1) if rows > 1 else 1
 
-    def _reserved(self, kind: PassKind) -> _Pass | None:
-        """The pass of this kind; None if such passes cannot be captured."""
+    def _pass(self, kind: PassKind) -> _Pass | None:
+        """The pass of this kind; recorded now if there is none. None if it cannot be."""
         self._forget_outdated()
         found = self._passes.get(kind)
         if found is not None or self._failed:
             return found
+        began = time.monotonic()
+        try:
+            found = self._record(kind)
+        except RuntimeError:
+            # Another pass of this model would fail, too.
+            logger.warning("passes cannot be captured, computing layer by layer", exc_info=True)
+            self._failed = True
+        self._recording_s += time.monotonic() - began
+        if found is not None:
+            self._passes[kind] = found
+        return found
+
+    def _record(self, kind: PassKind) -> _Pass | None:
+        """Record a pass in which all rows are padding."""
         spans = kind.rows if kind.decodes else self._most_spans(kind.rows)
         attention = self._model.kernel.reserve(kind.rows, spans, self._limits.blocks)
         tiles = self._model.lora.reserve(kind.rows) if kind.adapters else None
         self._forget_outdated()  # the adapters' table may have been made only now
         if attention is None or (kind.adapters and tiles is None):
             return None
-        self._passes[kind] = found = _Pass(kind, attention, tiles)
-        return found
+        self._inputs.zero_()
+        if kind.recorded:
+            self._inputs[2 * kind.rows : 3 * kind.rows].fill_(-1)
+        replay = self._capture.record(lambda: self._compute(kind, attention, tiles))
+        return _Pass(kind, attention, tiles, replay)
 
     def _forget_outdated(self) -> None:
         """Passes that read an earlier table of adapters."""
@@ -222,24 +234,16 @@ class CapturedPasses:
                 values[2, :rows] = recorder.places(rows)
         overwrite(self._inputs[: values.numel()], values.flatten())
 
-    def _record(self, found: _Pass) -> bool:
-        try:
-            found.replay = self._capture.record(lambda: self._compute(found))
-        except RuntimeError:
-            # Another pass of this model would fail, too.
-            logger.warning("passes cannot be captured, computing layer by layer", exc_info=True)
-            self._failed = True
-            return False
-        return True
-
-    def _compute(self, found: _Pass) -> None:
+    def _compute(
+        self, kind: PassKind, attention: ReservedAttention, tiles: ReservedTiles | None
+    ) -> None:
         """What is recorded: from inputs to outputs, both at their places."""
-        model, kind, size = self._model, found.kind, found.kind.rows
+        model, size = self._model, kind.rows
         tokens, positions, places = self._inputs[: _INPUTS * size].split(size)
-        context = PagedContext(found.attention, self._storage.layers)
+        context = PagedContext(attention, self._storage.layers)
         with torch.no_grad():
-            if found.tiles is not None:
-                model.lora.activate_reserved(found.tiles)
+            if tiles is not None:
+                model.lora.activate_reserved(tiles)
             try:
                 if kind.recorded:
                     hidden = self._recorded(tokens, positions, context, places)
@@ -272,6 +276,6 @@ class PreparedPass:
     def __init__(self, passes: CapturedPasses, found: _Pass) -> None:
         self._passes, self._found = passes, found
 
-    def compute(self, batch: Batch, recorder: Recorder | None) -> Computed | None:
+    def compute(self, batch: Batch, recorder: Recorder | None) -> Computed:
         """See `CapturedPass`."""
         return self._passes.run(self._found, batch, recorder)

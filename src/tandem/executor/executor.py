@@ -43,6 +43,7 @@ from tandem.executor.kv_storage import (
 )
 from tandem.executor.memory import whole_account
 from tandem.executor.recorder import Recorder
+from tandem.executor.replay import as_lora
 from tandem.executor.shortage import lacks_memory, reason_of, relieve
 from tandem.executor.starts import trainable_linears
 from tandem.executor.submitted import SubmittedPlan, charge
@@ -91,7 +92,7 @@ class DeviceExecutor:
             model.vocab_size, model.max_model_len, num_blocks, cache.block_size
         )
         self._training = _make_training(model, learning, adapters.max_rank)
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             model=model.name,
             architecture=model.architecture,
             device=str(model.device),
@@ -112,7 +113,7 @@ class DeviceExecutor:
             weights_hash=model.weights_hash,
             threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
         )
-        self._threads = self._info.threads
+        self._threads = self.info.threads
         shares = share_cores and self._threads > 1
         self._free_cores = FreeCores(self._threads) if shares else None
         self._captured: CapturedPasses | None = None
@@ -123,9 +124,9 @@ class DeviceExecutor:
     def capture_passes(self, capture: Capture, seconds: float) -> None:
         """Compute by captured passes from now on. The usual ones are recorded now, in about
         `seconds` (0: none), others when they are first needed."""
-        training, info = self._training, self._info
+        training, info = self._training, self.info
         blocks = -(-info.max_model_len // info.block_size)
-        arena = training.recordings.arena if training is not None else None
+        arena = training.arena if training is not None else None
         self._captured = CapturedPasses(
             self._model,
             self._storage,
@@ -135,11 +136,6 @@ class DeviceExecutor:
         )
         if seconds:
             self._captured.warm(seconds)
-
-    @property
-    def info(self) -> ModelInfo:
-        """What was loaded."""
-        return self._info
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
         """Give `plan` to the device; `poll` waits for it. A CPU computes before this returns, and
@@ -176,6 +172,8 @@ class DeviceExecutor:
             submitted.stopped = True
             submitted.failed.clear()
         submitted.forwarded = submitted.ended = mark(device)
+        if self._captured is not None:
+            submitted.recording_s = self._captured.take_recording_s()
         if self._training is not None:
             submitted.kept = self._training.kept(plan.spans)
         if plan.slices or plan.updates:
@@ -191,7 +189,7 @@ class DeviceExecutor:
         """Compute on a share of the CPU's threads from now on, at least one."""
         if self._model.device.type != "cpu":
             return
-        most = self._info.threads if self._free_cores is None else self._free_cores.count()
+        most = self.info.threads if self._free_cores is None else self._free_cores.count()
         threads = max(1, round(share * most))
         if threads != self._threads:
             self._threads = threads

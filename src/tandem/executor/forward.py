@@ -57,9 +57,8 @@ class Computed:
 class CapturedPass(Protocol):
     """A recorded pass that can compute one batch."""
 
-    def compute(self, batch: Batch, recorder: Recorder | None) -> Computed | None:
-        """Compute the layers of `batch`, which is on the host. None if that is not possible after
-        all; the pass has to run layer by layer then."""
+    def compute(self, batch: Batch, recorder: Recorder | None) -> Computed:
+        """Compute the layers of `batch`, which is on the host."""
         ...
 
 
@@ -120,11 +119,10 @@ def run_batch(
         if urgent():
             raise GaveWay
 
-    computed = None
     if captured is not None:
         check()
         computed = captured.compute(batch, recorder)
-    if computed is None:
+    else:
         watch = None if urgent is never else check
         computed = compute_layers(model, storage, batch.on(model.device), recorder, watch)
     running = RunningBatch(model, batch, computed, recorder, check)

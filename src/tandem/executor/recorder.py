@@ -120,9 +120,11 @@ class Recorder:
         """The pass has run: its rows are recorded now."""
         if self.inner is not None:
             self.inner.finish()
-        tokens = to_device(self._tokens, self._recordings.arena.device)
+        tokens: Tensor | None = None
         for span, row, recording in self._spans.values():
             assert span.record is not None
+            if tokens is None:
+                tokens = to_device(self._tokens, recording.tokens.device)
             sequence, count = span.record.sequence, len(span.tokens)
             first = recording.starts[sequence] + span.start
             recording.tokens[first : first + count] = tokens[row : row + count]

@@ -40,6 +40,7 @@ class SubmittedPlan:
     stopped: bool = False
     forwarded: Mark | None = None
     ended: Mark | None = None
+    recording_s: float = 0.0  # time for recording a new kind of pass: it comes once
     kept: tuple[KeptLayers, ...] = ()
     slices: tuple[SliceResult, ...] = ()
     updates: tuple[UpdateResult, ...] = ()
@@ -59,11 +60,11 @@ class SubmittedPlan:
         return StepResult(
             self.plan.step,
             self.plan.lane,
-            self.began.seconds_until(self.ended),
+            max(0.0, self.began.seconds_until(self.ended) - self.recording_s),
             draws,
             scores,
             tuple(self.failed.items()),
-            forward_s=self.began.seconds_until(self.forwarded),
+            forward_s=max(0.0, self.began.seconds_until(self.forwarded) - self.recording_s),
             slices=self.slices,
             updates=self.updates,
             kept=self.kept,

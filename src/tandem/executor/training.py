@@ -34,6 +34,7 @@ from tandem.executor.batch import Batch
 from tandem.executor.device import RunAhead, wait_for
 from tandem.executor.graphs import GraphKeeper, graph_keeper
 from tandem.executor.inner import InnerKeeper, inner_keeper
+from tandem.executor.replay import LoraReplay, Working, as_lora, within
 from tandem.executor.shortage import lacks_memory, reason_of
 from tandem.executor.starts import make_start, trainable_prefixes
 from tandem.executor.working import LoraReplay, Working, as_lora, within
@@ -73,6 +74,7 @@ class TrainingState:
         self._trainers: dict[str, Trainer] = {}
         self._working: dict[str, Working] = {}
         self._kernels = gradient_kernels(model.device, model.dtype)
+        self.arena = arena  # where a captured pass records
         self.recordings = Recordings(arena, graph_budget)
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:

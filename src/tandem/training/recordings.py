@@ -95,11 +95,6 @@ class Recordings:
         return self._arena.shape[0]
 
     @property
-    def arena(self) -> Tensor:
-        """[num_layers, capacity, width]: where rows are recorded."""
-        return self._arena
-
-    @property
     def capacity(self) -> int:
         """Rows that can be recorded at once."""
         return self._capacity

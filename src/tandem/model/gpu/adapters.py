@@ -48,7 +48,7 @@ class TableUpdates:
 
     @property
     def generation(self) -> int:
-        """See `AdapterUpdates`: how many tables there have been."""
+        """See `AdapterUpdates`: how often the table was made anew."""
         return self._generation
 
     @property
@@ -91,7 +91,8 @@ class TableUpdates:
         shape = (capacity, len(self._groups), MEMBERS, FIELDS)
         if bound == old.rank and shape == old.entries.shape:
             return old
-        self._generation += 1
+        # Nothing can have read a table without groups.
+        self._generation += int(old.entries.shape[1] > 0)
         entries = np.zeros(shape, dtype=np.int64)
         for key, adapter in self._adapters.items():
             entries[adapter.slot] = self._entries(key)
