@@ -48,7 +48,6 @@ from tandem.executor.shortage import lacks_memory, reason_of, relieve
 from tandem.executor.starts import trainable_linears
 from tandem.executor.submitted import SubmittedPlan, charge
 from tandem.executor.training import TrainingState
-from tandem.executor.working import as_lora
 from tandem.model.account import model_bytes
 from tandem.model.load import LoadedModel
 from tandem.model.lora_files import read_lora

@@ -37,7 +37,6 @@ from tandem.executor.inner import InnerKeeper, inner_keeper
 from tandem.executor.replay import LoraReplay, Working, as_lora, within
 from tandem.executor.shortage import lacks_memory, reason_of
 from tandem.executor.starts import make_start, trainable_prefixes
-from tandem.executor.working import LoraReplay, Working, as_lora, within
 from tandem.model.attention.dense import DenseContext
 from tandem.model.gradient_rows import gradient_kernels
 from tandem.model.layer_gradient import Inner, LayerGradients, inner_room, joined_numbers
