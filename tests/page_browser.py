@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 class Tab:
     """The page in a tab of its own, as its user sees it. `problems` must stay empty: errors of
-    scripts, messages on the console, requests to another host."""
+    scripts, errors and warnings on the console, requests to another host."""
 
     def __init__(self, browser: Browser, url: str, **options: Any) -> None:
         self.url = url
@@ -52,10 +52,14 @@ class Tab:
         self.context = browser.new_context(**options)
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(WAIT_MS)
-        self.page.on("console", lambda said: self.problems.append(f"{said.type}: {said.text}"))
+        self.page.on("console", lambda said: self._hear(said.type, said.text))
         self.page.on("pageerror", lambda error: self.problems.append(f"script: {error}"))
         self.page.on("request", lambda sent: self._check(sent.url))
         self.page.goto(url)
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.problems.append(f"{kind}: {text}")
 
     def _check(self, address: str) -> None:
         if not address.startswith((f"{self.url}/", f"blob:{self.url}/")):

@@ -131,9 +131,13 @@ def _talk(tab: Tab) -> None:
     page.get_by_role("button", name="Use it").click()
     answer.locator(".outcome").wait_for()
     page.get_by_title("Get two answers and choose").click()
-    answer = tab.ask("What is special about whales?")
-    answer.get_by_role("button", name="This one is better").first.click()
-    answer.locator(".outcome").wait_for()
+    for topic in TOPICS:
+        answer = tab.ask(f"What do you think of {topic}?")
+        better = answer.get_by_role("button", name="This one is better")
+        if better.count():
+            better.first.click()
+            answer.locator(".outcome").wait_for()
+            break
     time.sleep(1.0)
 
 

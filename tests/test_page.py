@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ pytestmark = [pytest.mark.full, pytest.mark.skipif(bool(MISSING), reason=MISSING
 LEARNING = {
     "model": {"model": "demo"},
     "cache": {"memory_bytes": 64 << 20},
-    "learning": {"version_wait_s": 8.0, "gate": "always", "held_out": 0.0},
+    # At this rate, few samples change every answer; the gate is not what is looked at.
+    "learning": {"version_wait_s": 8.0, "gate": "always", "held_out": 0.0, "learning_rate": 5e-3},
 }
 TOPICS = ("tea", "bread", "the moon", "whales", "rain", "bees", "gold", "chess", "cats", "apples")
 FORMS = ("Tell me about {}.", "What is {}?", "Describe {}.", "Say something about {}.")
@@ -57,10 +59,14 @@ def test_forty_thumbs_make_a_version_that_is_shown_beside_the_old_one(chromium, 
 
 
 def rate_forty(tab: Tab) -> None:
+    """A taste that an adapter can learn: short answers are good."""
     questions = [form.format(topic) for form in FORMS for topic in TOPICS]
+    lengths: list[int] = []
     for place, question in enumerate(questions):
         answer = tab.ask(question)
-        answer.get_by_label("Bad answer" if place % 2 else "Good answer").click()
+        lengths.append(len(answer.locator(".text").inner_text()))
+        short = lengths[-1] <= median(lengths)
+        answer.get_by_label("Good answer" if short else "Bad answer").click()
         if place == 0:  # the model itself does not learn
             tab.page.get_by_label("Adapter", exact=True).fill("mine")
             tab.page.get_by_role("button", name="Use it").click()
@@ -72,10 +78,10 @@ def compare(tab: Tab) -> None:
     tab.page.locator(".outcome", has_text="learned from this").first.wait_for()
     again = tab.page.get_by_role("button", name="Answer it again with mine@")
     again.first.wait_for()
-    for _ in range(3):
+    for _ in range(min(6, again.count())):
         again.first.click()
     compared = tab.page.locator(".comparison")
-    compared.nth(2).wait_for()
+    compared.first.wait_for()
     for each in compared.locator(".caret").all():
         each.wait_for(state="detached")
     halves = [each.locator(".half .text").all_inner_texts() for each in compared.all()]
@@ -88,9 +94,13 @@ def compare(tab: Tab) -> None:
 def prefer_and_correct(tab: Tab) -> None:
     two = tab.page.get_by_title("Get two answers and choose")
     two.click()
-    answer = tab.ask("What do you like?")
-    assert answer.locator(".choice").count() == 2
-    answer.get_by_role("button", name="This one is better").first.click()
+    for topic in TOPICS:
+        answer = tab.ask(f"What do you think of {topic}?")
+        assert answer.locator(".choice").count() == 2
+        better = answer.get_by_role("button", name="This one is better")
+        if better.count():  # of two equal answers, none is better
+            better.first.click()
+            break
     answer.locator(".preferred").get_by_text("better", exact=True).wait_for()
     two.click()
     answer = tab.ask("What is glass?")

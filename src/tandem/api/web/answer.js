@@ -46,6 +46,7 @@ export class Answer {
       this.id = written.id;
       this.label = written.label;
       this.reasons = written.reasons;
+      if (written.usage) this.chat.memory.learn(this.asked.messages, written.usage.prompt_tokens);
     } catch (error) {
       this.problem = error.name === "AbortError" ? "Stopped." : error.message;
     }
@@ -73,6 +74,11 @@ export class Answer {
     );
   }
 
+  // Of two answers that say the same, none is better.
+  get differ() {
+    return new Set(this.choices.map((choice) => choice.text.trim())).size > 1;
+  }
+
   get mayRate() {
     return this.session.mayTeach && (this.adapter === "" || this.session.mayTrain(this.adapter));
   }
@@ -82,7 +88,7 @@ export class Answer {
     version.title = "The version that wrote this answer";
     const cut = CUT[this.reasons[place]];
     const tools = el("div", { class: "row tools" });
-    if (this.mayRate && this.asked.n > 1) {
+    if (this.mayRate && this.differ) {
       const better = el(
         "button",
         { type: "button", class: "small", onclick: () => this.prefer(place) },
@@ -110,6 +116,7 @@ export class Answer {
       this.footers[place],
       version,
       cut ? el("span", { class: "muted" }, cut) : null,
+      this.forgets ? el("span", { class: "muted" }, "without the oldest messages") : null,
       el("span", { class: "grow" }),
       tools,
     );

@@ -1,6 +1,7 @@
 // The server's routes, with this tab's key. Every failure is an ApiError with the server's words.
 
 const KEY = "tandem.key";
+const USAGE = { include_usage: true };
 const UNREACHABLE = "The server cannot be reached. Is it still running?";
 
 export class ApiError extends Error {
@@ -48,7 +49,11 @@ async function failure(answer) {
 
 // An answer as it is written: `label` is who writes it (null if not yet known), `chunks` OpenAI's.
 async function stream(path, body, signal) {
-  const answer = await request(path, { method: "POST", body: { ...body, stream: true }, signal });
+  const answer = await request(path, {
+    method: "POST",
+    body: { ...body, stream: true, stream_options: USAGE },
+    signal,
+  });
   return { label: answer.headers.get("x-tandem-adapter"), chunks: chunksOf(answer.body) };
 }
 
@@ -79,9 +84,11 @@ async function* chunksOf(body) {
 export async function writeAnswer(asked, signal, onText) {
   const { label, chunks } = await stream("v1/chat/completions", asked, signal);
   let id = "";
+  let usage = null;
   const reasons = {};
   for await (const chunk of chunks) {
     id = chunk.id;
+    usage = chunk.usage ?? usage;
     for (const choice of chunk.choices) {
       const thought = choice.delta.reasoning ?? "";
       const content = choice.delta.content ?? "";
@@ -89,7 +96,12 @@ export async function writeAnswer(asked, signal, onText) {
       if (choice.finish_reason) reasons[choice.index] = choice.finish_reason;
     }
   }
-  return { id, reasons, label: label ?? (await get(`v1/models/${asked.model}`)).adapter ?? "base" };
+  return {
+    id,
+    reasons,
+    usage,
+    label: label ?? (await get(`v1/models/${asked.model}`)).adapter ?? "base",
+  };
 }
 
 // Give a file to the user. `content` is text or a Blob.

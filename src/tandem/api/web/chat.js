@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { el, fill, icon, iconButton, ask, attempt, notice } from "./dom.js";
 import { Answer } from "./answer.js";
+import { Memory } from "./memory.js";
 import { Outcomes } from "./outcome.js";
 import { chatSettings } from "./settings.js";
 
@@ -18,8 +19,13 @@ class Chat {
     this.session = session;
     this.turns = []; // { text, answer }
     this.outcomes = new Outcomes();
+    this.memory = new Memory(session.max_model_len);
     this.adapter = "";
-    this.settings = { temperature: 0.7, tokens: Math.min(256, session.max_model_len >> 1), system: "" };
+    this.settings = {
+      temperature: 0.7,
+      tokens: Math.min(256, session.max_model_len >> 1),
+      system: "",
+    };
     this.models = el("select", {
       "aria-label": "Model",
       onchange: () => this.choose(this.models.value),
@@ -231,15 +237,17 @@ class Chat {
     if (!this.turns.length) fill(this.scroller, this.list);
     const turn = { text };
     this.turns.push(turn);
+    const messages = this.messagesBefore(turn);
     const asked = {
       model: this.session.modelOf(this.adapter),
-      messages: this.messagesBefore(turn),
+      messages: this.memory.fitting(messages, this.settings.tokens),
       temperature: this.settings.temperature,
       max_tokens: this.settings.tokens,
       seed: Math.floor(Math.random() * 2 ** 31),
       n: this.wantsTwo ? 2 : 1,
     };
     turn.answer = new Answer(this, this.adapter, asked);
+    turn.answer.forgets = asked.messages.length < messages.length;
     const item = el("li", {}, el("div", { class: "question" }, text), turn.answer.element);
     this.list.append(item);
     item.scrollIntoView({ block: "start" });

@@ -25,22 +25,24 @@ export class Outcomes {
   }
 
   async look() {
-    this.waiting = this.waiting.filter((outcome) => !outcome.ended);
-    if (!this.waiting.length) return this.end();
-    const newest = this.waiting.at(-1);
-    await newest.look();
-    const others = this.waiting.filter((outcome) => outcome !== newest);
-    if (!others.length) return undefined;
+    const asked = [...this.waiting]; // others may come meanwhile, which the list does not have
     try {
-      const listed = new Map(
-        (await get("v1/feedback?limit=100")).data.map((each) => [each.id, each]),
+      const listed = await get("v1/feedback?limit=100");
+      const known = new Map(listed.data.map((stored) => [stored.id, stored]));
+      for (const outcome of asked) {
+        if (!known.has(outcome.id) && !listed.has_more) outcome.erased();
+      }
+      this.waiting = this.waiting.filter((outcome) => !outcome.ended);
+      const newest = this.waiting.at(-1);
+      const moved = asked.filter(
+        (each) => !each.ended && each !== newest && !waits(known.get(each.id)),
       );
-      const moved = others.filter((outcome) => !waits(listed.get(outcome.id)));
-      await Promise.all(moved.slice(0, AT_ONCE).map((outcome) => outcome.look()));
+      await Promise.all([newest, ...moved.slice(0, AT_ONCE)].map((outcome) => outcome?.look()));
     } catch {
-      // the next look may succeed
+      return; // the next look may succeed
     }
-    return undefined;
+    this.waiting = this.waiting.filter((outcome) => !outcome.ended);
+    if (!this.waiting.length) this.end();
   }
 
   end() {
@@ -69,13 +71,12 @@ export class Outcome {
   }
 
   async look() {
-    try {
-      this.tell(await get(`v1/feedback/${this.id}`));
-    } catch (error) {
-      if (error.status !== 404) return; // the next look may succeed
-      this.say("This feedback was erased.");
-      this.ended = true;
-    }
+    this.tell(await get(`v1/feedback/${this.id}`));
+  }
+
+  erased() {
+    this.say("This feedback was erased.");
+    this.ended = true;
   }
 
   tell({ learning, samples }) {
