@@ -179,7 +179,8 @@ def test_text_must_match_a_format(client: openai.OpenAI, engine: FakeEngine) -> 
     form: Any = {"type": "json_schema", "name": "a", "schema": schema, "strict": False}
     answer = client.responses.create(**GOOD, text={"format": form})
     grammar = engine.requests[-1].sampling.grammar
-    assert grammar is not None and json.loads(grammar.text) == schema
+    closed = {**schema, "additionalProperties": False}
+    assert grammar is not None and json.loads(grammar.text) == closed
     assert answer.text is not None and answer.text.format is not None
     assert answer.text.format.type == "json_schema"
     client.responses.create(**GOOD, text={"format": {"type": "json_object"}})
