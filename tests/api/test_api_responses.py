@@ -220,7 +220,7 @@ def test_what_is_stored_is_the_receipt(client: openai.OpenAI, url: str) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
          "input[0].function_call.call_id"),
-        ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [SHELL], "tool_choice": {"type": "function", "name": "q"}}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
