@@ -60,6 +60,24 @@ if sys.argv[1] == "set":
 print(full - resident())
 """
 
+# Resident MiB that come back when as much is free as argv says may be kept, and a little more.
+FREE = """
+import sys, time
+from tandem.allocator import free_bytes, give_back_regularly, keep_large_blocks
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096 >> 20
+keep_large_blocks()
+give_back_regularly(0.05, int(sys.argv[1]) << 20)
+pairs = [(b"x" * (8 << 20), bytes(9000)) for _ in range(12)]
+full = resident()
+pairs = [kept for _, kept in pairs]
+deadline = time.monotonic() + (20 if sys.argv[1] == "80" else 0.5)
+while full - resident() < 80 and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(full - resident())
+"""
+
 
 def measured(code: str, how: str) -> int:
     found = subprocess.run(
@@ -79,3 +97,8 @@ def test_threads_share_one_heap():
 
 def test_pages_between_blocks_that_live_longer_are_given_back():
     assert measured(SCATTERED, "set") >= 60 > 20 > measured(SCATTERED, "leave")
+
+
+def test_some_free_memory_may_be_kept():
+    assert measured(FREE, "80") >= 80
+    assert measured(FREE, "300") < 8

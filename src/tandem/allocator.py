@@ -13,6 +13,18 @@ import time
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 
 
+class _Heaps(ctypes.Structure):
+    """`struct mallinfo2` of malloc.h."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
 def keep_large_blocks() -> bool:
     """For a process that computes: do not give large temporaries back after each operation.
 
@@ -44,11 +56,21 @@ def give_back() -> bool:
     return True
 
 
-def give_back_regularly(period_s: float = 30.0) -> threading.Thread | None:
+def free_bytes() -> int:
+    """Bytes that the heaps keep although nobody uses them. 0 where glibc does not say."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):
+        return 0
+    mallinfo2.restype = _Heaps
+    return int(mallinfo2().fordblks)
+
+
+def give_back_regularly(period_s: float = 30.0, kept_bytes: int = 0) -> threading.Thread | None:
     """`give_back` in a thread of its own, which ends with the process; None where it cannot.
 
     For a process that answers requests for days: what they leave between blocks that live longer
-    would add up, although nothing is lost.
+    would add up, although nothing is lost. Up to `kept_bytes` of free memory stay.
     """
     if not give_back():
         return None
@@ -56,7 +78,8 @@ def give_back_regularly(period_s: float = 30.0) -> threading.Thread | None:
     def repeat() -> None:
         while True:
             time.sleep(period_s)
-            give_back()
+            if not kept_bytes or free_bytes() > kept_bytes:
+                give_back()
 
     thread = threading.Thread(target=repeat, name="give back memory", daemon=True)
     thread.start()
