@@ -23,7 +23,9 @@ MODULES = sorted(module_name(path) for path in SOURCES if path.suffix == ".py")
 
 
 # Modules that are imported only where an optional package is installed.
-OPTIONAL = {"tandem.model.attention.triton_kernel": "triton"}
+OPTIONAL = {"tandem.model.attention.triton_kernel": "triton"} | {
+    name: "triton" for name in MODULES if name.startswith("tandem.model.gpu.")
+}
 
 
 # The files are listed, not the packages walked: a folder without __init__.py would be passed over.

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.coexecution.workload import Ask, ClosedLoop, Serving
-from benchmarks.peers.engine_transformers import ContinuousBatching, versions
+from benchmarks.peers.engine_transformers import start as start_batching
+from benchmarks.peers.engine_transformers import versions
 
 __all__ = ["TransformersServing", "start", "versions"]
 
@@ -27,7 +28,7 @@ class TransformersServing:
     """A running manager on the cores that it was started on."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
-        self._manager = ContinuousBatching(model, options).manager
+        self._manager = start_batching(model, options).manager
         self._stop = threading.Event()
         signal.signal(signal.SIGUSR1, lambda *_: self._stop.set())
 

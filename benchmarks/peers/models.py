@@ -30,7 +30,8 @@ SHARED: dict[str, Any] = {
 
 
 def configs() -> dict[str, PreTrainedConfig]:
-    """The shapes by name: Qwen2.5-0.5B as published, and a Llama of 61 million parameters."""
+    """The shapes by name: Qwen2.5-0.5B and Llama 3 8B as published, and a Llama of 61 million
+    parameters."""
     return {
         "qwen2.5-0.5b": Qwen2Config(
             vocab_size=151936,
@@ -52,6 +53,17 @@ def configs() -> dict[str, PreTrainedConfig]:
             num_key_value_heads=4,
             tie_word_embeddings=False,
             rope_theta=1e4,
+            **SHARED,
+        ),
+        "llama-8b": LlamaConfig(
+            vocab_size=128256,
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            tie_word_embeddings=False,
+            rope_theta=5e5,
             **SHARED,
         ),
     }

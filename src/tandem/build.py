@@ -38,11 +38,14 @@ if TYPE_CHECKING:
     from tandem.core.plan import LanePlan, StepResult
     from tandem.core.ports import Executor
     from tandem.executor.executor import DeviceExecutor
+    from tandem.model.load import LoadedModel
     from tandem.sim.curves import Curve
     from tandem.sim.executor import SimExecutor
 
 # An iteration makes hundreds of short-lived objects, nearly none of them in cycles.
 _GC_YOUNG_OBJECTS = 20_000
+# Seconds in which passes are captured before the first request. Others are when they are needed.
+_CAPTURE_S = 8.0
 # Free memory that the engine process keeps for its temporaries.
 _FREE_BYTES = 256 << 20
 
@@ -65,13 +68,25 @@ def build_loop(
     check_every_step: bool = False,
 ) -> EngineLoop:
     """Load the model and join an engine loop around it."""
-    from tandem.allocator import give_back
-
     settings = resolve_model(settings)
     # A wrong name shall not cost a model load.
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
     shares = not settings.model.threads  # a number that the user chose is kept
-    executor, rates = build_executor(settings, progress, share_cores=shares), None
+    executor = build_executor(settings, progress, share_cores=shares)
+    return ready_loop(settings, executor, progress, check_every_step=check_every_step)
+
+
+def ready_loop(
+    settings: Settings,
+    executor: DeviceExecutor,
+    progress: Progress = lambda stage, done: None,
+    *,
+    check_every_step: bool = False,
+) -> EngineLoop:
+    """An engine loop over a loaded model that is measured first, for a process that serves."""
+    from tandem.allocator import give_back
+
+    rates = None
     if settings.scheduling.accustom_s and not settings.scheduling.profile:
         from tandem.executor.profile import rough_rates
 
@@ -95,7 +110,6 @@ def build_executor(
     that of one number of threads, unless it may `share_cores`."""
     spin_briefly()
     from tandem.allocator import keep_large_blocks
-    from tandem.executor.executor import DeviceExecutor
     from tandem.model.linear import keep_kernels
     from tandem.model.load import load_model
 
@@ -104,7 +118,21 @@ def build_executor(
     if settings.model.kernels == "auto":  # else rows come in any number
         keep_kernels()
     model = load_model(settings.model, progress)
-    return DeviceExecutor(
+    return executor_of(model, settings, progress, share_cores=share_cores)
+
+
+def executor_of(
+    model: LoadedModel,
+    settings: Settings,
+    progress: Progress = lambda stage, done: None,
+    *,
+    share_cores: bool = False,
+) -> DeviceExecutor:
+    """The executor of a model in memory; see `build_executor`."""
+    from tandem.executor.capture import CudaCapture
+    from tandem.executor.executor import DeviceExecutor
+
+    executor = DeviceExecutor(
         model,
         settings.cache,
         settings.scheduling,
@@ -112,6 +140,10 @@ def build_executor(
         settings.learning,
         share_cores=share_cores,
     )
+    if model.device.type == "cuda":
+        progress("capturing passes", 1.0)
+        executor.capture_passes(CudaCapture(model.device), _CAPTURE_S)
+    return executor
 
 
 def join_loop(

@@ -9,8 +9,6 @@ from tandem.core.plan import Span
 from tandem.executor.batch import build_batch
 from tandem.model.lora import Segment
 
-CPU = torch.device("cpu")
-
 
 def test_rows_are_grouped_by_adapter_and_decode_comes_first():
     spans = [
@@ -20,7 +18,7 @@ def test_rows_are_grouped_by_adapter_and_decode_comes_first():
         Span(4, 7, (40,), ((2, 5),), adapter="b"),
         Span(5, 0, (50,), ((7,),), adapter="a"),
     ]
-    batch = build_batch(spans, 4, CPU, torch.float32)
+    batch = build_batch(spans, 4, torch.float32)
     assert [span.seq_id for span in batch.spans] == [2, 3, 5, 4, 1]
     assert [spans[place] for place in batch.order] == batch.spans
     assert batch.first_rows == [0, 1, 3, 4, 5]
@@ -33,7 +31,7 @@ def test_rows_are_grouped_by_adapter_and_decode_comes_first():
 
 
 def test_a_base_batch_has_no_segments():
-    batch = build_batch([Span(1, 0, (5,), ((0,),))], 4, CPU, torch.float32)
+    batch = build_batch([Span(1, 0, (5,), ((0,),))], 4, torch.float32)
     assert batch.segments == ()
 
 
@@ -45,10 +43,8 @@ def test_a_batch_of_decodes_is_laid_out_as_beside_a_prompt():
         Span(3, 7, (40,), ((2, 5),), adapter="a"),
         Span(4, 0, (50,), ((7,),)),
     ]
-    alone = build_batch(decodes, 4, CPU, torch.float32)
-    beside = build_batch(
-        [*decodes, Span(5, 0, (1, 2), ((9,),), adapter="z")], 4, CPU, torch.float32
-    )
+    alone = build_batch(decodes, 4, torch.float32)
+    beside = build_batch([*decodes, Span(5, 0, (1, 2), ((9,),), adapter="z")], 4, torch.float32)
     assert alone.order == beside.order[:-1] == [1, 3, 2, 0]
     assert alone.first_rows == beside.first_rows[:-1]
     for name in ("tokens", "positions"):

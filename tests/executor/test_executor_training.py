@@ -271,8 +271,21 @@ def test_unknown_and_stale_work_is_refused_by_name(executor):
 
 def test_times_count_what_a_device_still_computes(executor, monkeypatch):
     """One that computes behind the CPU takes 30 ms longer for everything here."""
-    for module in (forward_half, training):
-        monkeypatch.setattr(module, "wait_for", lambda device: time.sleep(0.03))
+    delays_s = iter((0.0, 0.03, 0.03))  # the plan begins on an idle device
+
+    class Behind:
+        """A place that the device reaches after the host."""
+
+        def __init__(self, device):
+            self.at = time.perf_counter() + next(delays_s)
+
+        def wait(self):
+            time.sleep(max(0.0, self.at - time.perf_counter()))
+
+        def seconds_until(self, later):
+            return later.at - self.at
+
+    monkeypatch.setattr(training, "wait_for", lambda device: time.sleep(0.03))
     driver = Driver(executor)
     open_trainer(executor)
     (sequence,) = random_sequences(random.Random(6), 1, ROLES[LossKind.SFT])
@@ -280,6 +293,7 @@ def test_times_count_what_a_device_still_computes(executor, monkeypatch):
     layers = executor.info.num_layers
     parts = [BackwardSlice(number, hi, hi - 1, (1.0,)) for hi in range(layers, 0, -1)]
     span = Span(9, 0, (5, 6), ((200,),), draws=(Draw(9, 0, 0, SamplingParams(temperature=0.0)),))
+    monkeypatch.setattr(forward_half, "mark", Behind)
     result = driver.run(span, slices=tuple(parts), updates=(Update("t", 0),))
     assert 0.03 <= result.forward_s < result.elapsed_s
     times = [*(piece.elapsed_s for piece in result.slices), result.updates[0].elapsed_s]

@@ -16,7 +16,7 @@ BLOCKS = ((0, 1),)
 
 
 def wanted(*spans: Span) -> list[int] | None:
-    rows = wanted_rows(build_batch(spans, 4, CPU, torch.float32), CPU)
+    rows = wanted_rows(build_batch(spans, 4, torch.float32), CPU)
     return None if rows is None else rows.tolist()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from inspect import signature
 from typing import Any
 
@@ -13,7 +14,13 @@ from transformers import GemmaConfig, GemmaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from tandem.model import fuse, kernels
-from tandem.model.fuse import FusedAttention, FusedMlp, FusedRmsNorm, fuse_modules
+from tandem.model.fuse import (
+    FusedAttention,
+    FusedMlp,
+    FusedRmsNorm,
+    cpp_kernels,
+    fuse_modules,
+)
 from tandem.model.linear import pack_linears
 from tiny_models import make_model
 
@@ -40,7 +47,7 @@ def make(name: str, dtype: torch.dtype = torch.float32) -> Any:
 def test_fused_and_packed_equals_the_original(name: str) -> None:
     model = make(name)
     original = copy.deepcopy(model)
-    report = fuse_modules(model)
+    report = fuse_modules(model, cpp_kernels())
     pack_linears(model)
     assert report.kept == []
     layers = model.config.num_hidden_layers
@@ -60,7 +67,7 @@ def test_bfloat16_stays_as_close_as_the_dtype_allows(name: str) -> None:
     with torch.no_grad():
         expected = exact(TOKENS).logits
         plain = (model(TOKENS).logits - expected).abs().mean()
-        fuse_modules(model)
+        fuse_modules(model, cpp_kernels())
         pack_linears(model)
         fused = (model(TOKENS).logits - expected).abs().mean()
     assert fused <= 1.3 * plain
@@ -70,7 +77,7 @@ def test_bfloat16_stays_as_close_as_the_dtype_allows(name: str) -> None:
 def test_gradients_equal_the_original(name: str) -> None:
     model = make(name)
     original = copy.deepcopy(model)
-    fuse_modules(model)
+    fuse_modules(model, cpp_kernels())
     pack_linears(model)
     gradients = []
     for each in (original, model):
@@ -85,7 +92,7 @@ def test_gradients_equal_the_original(name: str) -> None:
 
 def test_norm_weight_can_be_trained() -> None:
     model = make("llama")
-    fuse_modules(model)
+    fuse_modules(model, cpp_kernels())
     norm = model.model.norm
     norm.weight.requires_grad_()
     model(TOKENS).logits.sum().backward()
@@ -116,7 +123,7 @@ PROJECTIONS = [
 def test_a_wrapped_projection_counts(part: str, name: str) -> None:
     model = make("qwen2")
     original = copy.deepcopy(model)
-    fuse_modules(model)
+    fuse_modules(model, cpp_kernels())
     pack_linears(model)
     with torch.no_grad():
         unwrapped = model(TOKENS).logits
@@ -131,7 +138,7 @@ def test_a_wrapped_projection_counts(part: str, name: str) -> None:
 def test_fused_attention_uses_a_cache() -> None:
     model = make("llama")
     whole = model(TOKENS).logits
-    fuse_modules(model)
+    fuse_modules(model, cpp_kernels())
     # Its name changed with transformers 5.24.
     name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
     given = {name: DynamicCache(config=model.config)}
@@ -144,7 +151,7 @@ def test_fused_attention_uses_a_cache() -> None:
 def test_a_module_that_differs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama")
     monkeypatch.setattr(kernels, "silu_mul", lambda gate, up: gate * up)
-    report = fuse_modules(model)
+    report = fuse_modules(model, cpp_kernels())
     assert report.kept == [f"model.layers.{i}.mlp" for i in range(model.config.num_hidden_layers)]
     assert not [module for module in model.modules() if isinstance(module, FusedMlp)]
 
@@ -152,17 +159,34 @@ def test_a_module_that_differs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_classes_and_other_activations_stay() -> None:
     model = make("olmo2")
     before = [type(module) for module in model.modules()]
-    report = fuse_modules(model)
+    report = fuse_modules(model, cpp_kernels())
     assert report == fuse.FuseReport()
     assert [type(module) for module in model.modules()] == before
     relu = make("llama")
     for layer in relu.model.layers:
         layer.mlp.act_fn = nn.ReLU()
-    assert "LlamaMLP" not in fuse_modules(relu).replaced
+    assert "LlamaMLP" not in fuse_modules(relu, cpp_kernels()).replaced
 
 
 def test_nothing_is_fused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = kernels.KernelStatus(False, None, "none")
     monkeypatch.setattr(kernels, "status", lambda: missing)
     model = make("llama")
-    assert fuse_modules(model) == fuse.FuseReport()
+    assert fuse_modules(model, cpp_kernels()) == fuse.FuseReport()
+
+
+def test_the_weights_of_one_module_at_most_exist_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    replaced = [weakref.ref(each.mlp.gate_proj.weight) for each in model.model.layers]
+    replaced += [weakref.ref(each.self_attn.q_proj.weight) for each in model.model.layers]
+    agrees, alive = fuse._agrees, []
+
+    def watched(original: Any, fused: nn.Module) -> bool:
+        if isinstance(fused, FusedMlp | FusedAttention):
+            alive.append(sum(each() is not None for each in replaced))
+        return agrees(original, fused)
+
+    monkeypatch.setattr(fuse, "_agrees", watched)
+    fuse_modules(model, cpp_kernels())
+    assert alive == list(range(len(replaced), 0, -1))
+    assert not any(each() is not None for each in replaced)

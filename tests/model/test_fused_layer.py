@@ -26,7 +26,7 @@ from tandem.model import fused_layer, kernels
 from tandem.model.attention.base import BatchLayout, LayerKV, PagedContext, SpanArrays
 from tandem.model.attention.cpu import CpuKernel
 from tandem.model.attention.interface import IMPLEMENTATION, register
-from tandem.model.fuse import fuse_modules
+from tandem.model.fuse import cpp_kernels, fuse_modules
 from tandem.model.fused_layer import FusedLayer
 from tandem.model.kernels.layer import Exports
 from tandem.model.linear import pack_linears
@@ -62,7 +62,7 @@ def make(name: str) -> Any:
             parameter.add_(torch.randn_like(parameter) * 0.2)
     register()
     linears = adaptable_linears(model.base_model, "model.")
-    fuse_modules(model)
+    fuse_modules(model, cpp_kernels())
     pack_linears(model)
     model.set_attn_implementation(IMPLEMENTATION)
     return model, linears
@@ -311,7 +311,7 @@ def test_nothing_is_computed_by_blocks_where_a_gradient_is_wanted(calls: list[st
 def test_gate_and_up_of_some_rows_are_exported() -> None:
     model, _ = make("qwen2")
     layer = model.model.layers[0]
-    weights = layer._current().weights[1]
+    weights = layer.whole.current().weights[1]
     for rows in (7, 70):
         x = torch.randn(1, rows, 96).bfloat16()
         normal = layer.post_attention_layernorm(x[0])

@@ -13,7 +13,7 @@ from devices import DEVICES
 from tandem.core.plan import Draw, DrawResult
 from tandem.core.sampling import SamplingParams
 from tandem.model.randomness import uniforms
-from tandem.model.sampling import NOT_FINITE, sample
+from tandem.model.sampling import NOT_FINITE, Drawing, sample
 
 VOCAB = 50
 COUNT = 20_000
@@ -163,6 +163,29 @@ def test_rows_that_are_not_finite_fail_alone(bad, temperature):
     expected = sample(logits, draws)
     logits[1, 20] = bad
     assert sample(logits, draws) == [expected[0], NOT_FINITE, expected[2]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 700, "top_p": 0.99}])
+def test_rows_that_are_bad_everywhere_fail_alone(bad, filters):
+    """Their searches end outside of the last piece of the vocabulary."""
+    logits = logits_of(3, rows=3, vocab=1100)
+    draws = [draw_of(SamplingParams(**filters), i) for i in range(3)]
+    expected = sample(logits, draws)
+    logits[1] = bad
+    assert sample(logits, draws) == [expected[0], NOT_FINITE, expected[2]]
+
+
+def test_rows_that_draw_again_are_those_with_a_nucleus_larger_than_the_candidates():
+    params = [SamplingParams(top_p=0.999, seed=i) for i in range(4)] + [SamplingParams(top_k=5)]
+    logits = torch.cat([4.0 * logits_of(5, 2, 3000), 0.01 * logits_of(6, 3, 3000)])
+    draws = [draw_of(each, place) for place, each in enumerate(params)]
+    drawing = Drawing(logits, draws)
+    given = drawing._coded.get().tolist()
+    assert [token < 0 for token in given] == [False, False, True, True, False]
+    results = drawing.results()
+    assert all(isinstance(each, DrawResult) for each in results)
+    assert results == [sample(logits[i : i + 1], [draws[i]])[0] for i in range(5)]
 
 
 def test_a_row_with_every_token_banned_fails():

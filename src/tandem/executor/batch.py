@@ -1,4 +1,4 @@
-"""A lane plan as flat tensors, built once per iteration with numpy.
+"""A lane plan as flat tensors, built on the host once per iteration with numpy.
 
 Spans are reordered: rows of one adapter are consecutive (base first), and within an adapter decode
 rows come first. Invariant: `order` maps results back to the order of the plan.
@@ -6,9 +6,9 @@ rows come first. Invariant: `order` maps results back to the order of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -17,19 +17,35 @@ from torch import Tensor
 from tandem.core.plan import Draw, Span
 from tandem.model.attention.base import BatchLayout, SpanArrays
 from tandem.model.lora import Segment
+from tandem.model.transfer import to_device
+
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Input of one forward pass."""
+    """Input of one forward pass, on the host or on a device."""
 
     spans: list[Span]  # in row order
     order: list[int]  # `order[s]` is the place of span s in the plan
     first_rows: list[int]  # first row of each span
-    tokens: Tensor  # int64 [rows], on the device
-    positions: Tensor  # int64 [rows], on the device
+    tokens: Tensor  # int64 [rows]
+    positions: Tensor  # int64 [rows]
     layout: BatchLayout
     segments: tuple[Segment, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all spans."""
+        return self.tokens.numel()
+
+    def on(self, device: torch.device) -> Batch:
+        """The same on `device`."""
+        if device == self.layout.device:
+            return self
+        layout = replace(self.layout, slots=to_device(self.layout.slots, device), device=device)
+        tokens, positions = (to_device(each, device) for each in (self.tokens, self.positions))
+        return replace(self, tokens=tokens, positions=positions, layout=layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,46 +72,45 @@ class SpanLimits:
             return f"{len(table)} blocks do not hold {span.end} tokens"
         if min(table) < 0 or max(table) >= self.num_blocks:
             return "the block table names a block that does not exist"
-        named = chain(span.tokens, *map(_named_tokens, span.draws))
-        outside = any(not 0 <= token < self.vocab_size for token in named)
         # A target of -1 is not scored.
-        if outside or any(not -1 <= token < self.vocab_size for token in span.score_targets):
+        outside = self._outside(span.tokens, 0) or self._outside(span.score_targets, -1)
+        if outside or any(self._outside(_named_tokens(draw), 0) for draw in span.draws):
             return f"a token is outside of the vocabulary of {self.vocab_size}"
         if span.score_targets and len(span.tokens) - len(span.score_targets) not in (0, 1):
             return f"{len(span.score_targets)} scores were asked of {len(span.tokens)} tokens"
         return None
 
+    def _outside(self, tokens: Sequence[int], least: int) -> bool:
+        """Whether a token is below `least` or no token of the vocabulary."""
+        return bool(tokens) and (min(tokens) < least or max(tokens) >= self.vocab_size)
 
-def build_batch(
-    spans: Sequence[Span], block_size: int, device: torch.device, dtype: torch.dtype
-) -> Batch:
-    """Flatten `spans`, all of which passed `SpanLimits.problem`."""
+
+def build_batch(spans: Sequence[Span], block_size: int, dtype: torch.dtype) -> Batch:
+    """Flatten `spans`, all of which passed `SpanLimits.problem`. The result is on the host."""
     keys = [(span.adapter or "", len(span.tokens) > 1) for span in spans]
     order = sorted(range(len(spans)), key=keys.__getitem__)
     ordered = [spans[i] for i in order]
     if not any(several for _, several in keys):
-        return _decodes(ordered, order, block_size, device, dtype)
+        return _decodes(ordered, order, block_size, dtype)
     starts = np.array([span.start for span in ordered], dtype=np.int64)
     rows = [len(span.tokens) for span in ordered]
     lengths = np.array(rows, dtype=np.int64)
     arrays = SpanArrays(starts, lengths, _tables(ordered, starts + lengths, block_size))
-    layout, positions = BatchLayout.build(arrays, block_size, device, dtype)
+    layout, positions = BatchLayout.build(arrays, block_size, _HOST, dtype)
     tokens = np.array([token for span in ordered for token in span.tokens], dtype=np.int64)
     first_rows = list(accumulate(rows[:-1], initial=0))
     return Batch(
         spans=ordered,
         order=order,
         first_rows=first_rows,
-        tokens=torch.from_numpy(tokens).to(device),
+        tokens=torch.from_numpy(tokens),
         positions=positions,
         layout=layout,
         segments=_segments(ordered, first_rows),
     )
 
 
-def _decodes(
-    spans: list[Span], order: list[int], block_size: int, device: torch.device, dtype: torch.dtype
-) -> Batch:
+def _decodes(spans: list[Span], order: list[int], block_size: int, dtype: torch.dtype) -> Batch:
     """`build_batch` for spans of one token each: the usual iteration, with little to compute."""
     starts = [span.start for span in spans]
     tables = [span.block_tables[0] for span in spans]
@@ -114,17 +129,17 @@ def _decodes(
         positions,
         np.ones_like(positions),
         np.array(flat, dtype=np.int32).reshape(len(spans), width),
-        torch.tensor(slots, dtype=torch.int64, device=device),
+        torch.tensor(slots, dtype=torch.int64),
         block_size,
-        device,
+        _HOST,
         dtype,
     )
     return Batch(
         spans=spans,
         order=order,
         first_rows=first_rows,
-        tokens=torch.tensor([span.tokens[0] for span in spans], dtype=torch.int64, device=device),
-        positions=torch.tensor(starts, dtype=torch.int64, device=device),
+        tokens=torch.tensor([span.tokens[0] for span in spans], dtype=torch.int64),
+        positions=torch.from_numpy(positions),
         layout=layout,
         segments=_segments(spans, first_rows),
     )
@@ -157,5 +172,5 @@ def _segments(spans: list[Span], first_rows: list[int]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _named_tokens(draw: Draw) -> Iterable[int]:
-    return chain(draw.banned, draw.sampling.logit_bias)
+def _named_tokens(draw: Draw) -> tuple[int, ...]:
+    return (*draw.banned, *draw.sampling.logit_bias)

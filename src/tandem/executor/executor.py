@@ -1,4 +1,4 @@
-"""`Executor` on one device: computes each plan when it is submitted.
+"""`Executor` on one device: gives it each plan when it is submitted.
 
 Owns the weights and the KV tensors; decides nothing that the plan does not say. Invariant: a
 failure ends the sequences concerned, and the other sequences of the plan get their results.
@@ -7,9 +7,8 @@ failure ends the sequences concerned, and the other sequences of the plan get th
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 
@@ -21,9 +20,7 @@ from tandem.core.events import ModelInfo
 from tandem.core.plan import (
     NO_MEMORY,
     BackwardSlice,
-    DrawResult,
     LanePlan,
-    ScoreResult,
     SliceResult,
     Span,
     StepResult,
@@ -33,9 +30,11 @@ from tandem.core.plan import (
 from tandem.core.ports import TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
-from tandem.executor.batch import SpanLimits, build_batch
-from tandem.executor.device import wait_for
-from tandem.executor.forward import GaveWay, SpanOutcome, run_batch
+from tandem.executor.batch import Batch, SpanLimits, build_batch
+from tandem.executor.capture import Capture
+from tandem.executor.captured import CapturedPasses, PassLimits
+from tandem.executor.device import mark
+from tandem.executor.forward import CapturedPass, GaveWay, RunningBatch, run_batch
 from tandem.executor.kv_storage import (
     KVStorage,
     choose_num_blocks,
@@ -44,13 +43,14 @@ from tandem.executor.kv_storage import (
 )
 from tandem.executor.memory import whole_account
 from tandem.executor.recorder import Recorder
+from tandem.executor.replay import as_lora
 from tandem.executor.shortage import lacks_memory, reason_of, relieve
 from tandem.executor.starts import trainable_linears
-from tandem.executor.training import TrainingState, as_lora
+from tandem.executor.submitted import SubmittedPlan, charge
+from tandem.executor.training import TrainingState
 from tandem.model.account import model_bytes
 from tandem.model.load import LoadedModel
 from tandem.model.lora_files import read_lora
-from tandem.model.sampling import NOT_FINITE
 from tandem.processor import FreeCores
 from tandem.training.checkpoint import Checkpoint
 
@@ -81,6 +81,8 @@ class DeviceExecutor:
         self._model = model
         self.compile_grammar = model.grammars.compile
         self._max_rank = adapters.max_rank
+        self._max_rows = scheduling.max_batch_tokens
+        self._max_sequences = scheduling.max_sequences
         num_blocks = choose_num_blocks(model, cache, scheduling)
         self._storage = KVStorage(
             model.layers, num_blocks, cache.block_size, device=model.device, dtype=model.dtype
@@ -89,7 +91,7 @@ class DeviceExecutor:
             model.vocab_size, model.max_model_len, num_blocks, cache.block_size
         )
         self._training = _make_training(model, learning, adapters.max_rank)
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             model=model.name,
             architecture=model.architecture,
             device=str(model.device),
@@ -110,92 +112,99 @@ class DeviceExecutor:
             weights_hash=model.weights_hash,
             threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
         )
-        self._threads = self._info.threads
+        self._threads = self.info.threads
         shares = share_cores and self._threads > 1
         self._free_cores = FreeCores(self._threads) if shares else None
+        self._captured: CapturedPasses | None = None
+        self._submitted: list[SubmittedPlan] = []
         self._finished: list[StepResult] = []
         self._tickets = 0
 
-    @property
-    def info(self) -> ModelInfo:
-        """What was loaded."""
-        return self._info
+    def capture_passes(self, capture: Capture, seconds: float) -> None:
+        """Compute by captured passes from now on. The usual ones are recorded now, in about
+        `seconds` (0: none), others when they are first needed."""
+        training, info = self._training, self.info
+        blocks = -(-info.max_model_len // info.block_size)
+        arena = training.arena if training is not None else None
+        self._captured = CapturedPasses(
+            self._model,
+            self._storage,
+            capture,
+            PassLimits(self._max_rows, self._max_sequences, blocks),
+            arena,
+        )
+        if seconds:
+            self._captured.warm(seconds)
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
-        """Compute `plan`; `poll` returns its result.
+        """Give `plan` to the device; `poll` waits for it. A CPU computes before this returns, and
+        so does any device if the plan has slices or updates.
 
         A device that computes asynchronously finishes what it was given before the plan is
         preempted. Raises `OutOfMemory` if a shortage affects the plan as a whole.
         """
         # Autograd's own thread for a device would have to be woken for each layer, and it starts
         # without the device's context.
-        with torch.autograd.set_multithreading_enabled(False):
-            try:
-                result = self._execute(plan, urgent if plan.gives_way else never)
-            except (RuntimeError, MemoryError) as error:
-                if not lacks_memory(error):
-                    raise
-                relieve()
-                raise OutOfMemory(NO_MEMORY) from error
-        self._finished.append(result)
+        with torch.autograd.set_multithreading_enabled(False), _shortage_raised():
+            self._conclude()  # what a pass left on the device is valid until the next one
+            self._submitted.append(self._execute(plan, urgent if plan.gives_way else never))
         self._tickets += 1
         return self._tickets
 
-    def _execute(self, plan: LanePlan, stop: Urgent) -> StepResult:
-        started = time.perf_counter()
+    def _execute(self, plan: LanePlan, stop: Urgent) -> SubmittedPlan:
+        device = self._model.device
+        submitted = SubmittedPlan(plan, mark(device))
         self._use(plan.share)
         self._prepare(plan)
-        failed: dict[int, str] = {}
         runnable: list[int] = []
         for place, span in enumerate(plan.spans):
             problem = self._span_problem(span)
             if problem is None:
                 runnable.append(place)
             else:
-                _charge(failed, span, problem)
+                charge(submitted.failed, span, problem)
         self._storage.copy(plan.copies)
-        stopped = False
         try:
-            outcomes = self._compute(plan.spans, runnable, failed, stop)
+            self._compute(submitted, runnable, stop)
         except GaveWay:
-            stopped = True
-            plan, outcomes = replace(plan, spans=(), slices=(), updates=()), {}
-            failed.clear()
-        draws, scores = self._collect(plan.spans, outcomes, failed)
-        wait_for(self._model.device)
-        forwarded = time.perf_counter()
-        kept = self._training.kept(plan.spans) if self._training is not None else ()
-        slices = [result for each in plan.slices if (result := self._run_slice(each, stop))]
-        due = takewhile(lambda _: not stop(), plan.updates)
-        updates = tuple(self._run_update(each) for each in due)
-        return StepResult(
-            plan.step,
-            plan.lane,
-            time.perf_counter() - started,
-            draws,
-            scores,
-            tuple(failed.items()),
-            forward_s=forwarded - started,
-            slices=tuple(slices),
-            updates=updates,
-            kept=kept,
-            stopped=stopped,
-        )
+            submitted.plan = plan = replace(plan, spans=(), slices=(), updates=())
+            submitted.stopped = True
+            submitted.failed.clear()
+        submitted.forwarded = submitted.ended = mark(device)
+        if self._captured is not None:
+            submitted.recording_s = self._captured.take_recording_s()
+        if self._training is not None:
+            submitted.kept = self._training.kept(plan.spans)
+        if plan.slices or plan.updates:
+            submitted.forwarded.wait()
+            slices = [result for each in plan.slices if (result := self._run_slice(each, stop))]
+            due = takewhile(lambda _: not stop(), plan.updates)
+            submitted.slices = tuple(slices)
+            submitted.updates = tuple([self._run_update(each) for each in due])
+            submitted.ended = mark(device)
+        return submitted
 
     def _use(self, share: float) -> None:
         """Compute on a share of the CPU's threads from now on, at least one."""
         if self._model.device.type != "cpu":
             return
-        most = self._info.threads if self._free_cores is None else self._free_cores.count()
+        most = self.info.threads if self._free_cores is None else self._free_cores.count()
         threads = max(1, round(share * most))
         if threads != self._threads:
             self._threads = threads
             torch.set_num_threads(threads)
 
     def poll(self) -> list[StepResult]:
-        """Results of all plans submitted since the last call."""
+        """Results of all plans submitted since the last call. Waits for them. Raises like
+        `submit`."""
+        with _shortage_raised():
+            self._conclude()
         finished, self._finished = self._finished, []
         return finished
+
+    def _conclude(self) -> None:
+        submitted, self._submitted = self._submitted, []
+        self._finished += [each.result(self._storage.scrub) for each in submitted]
 
     def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
         """See `Executor`."""
@@ -282,76 +291,60 @@ class DeviceExecutor:
     def _run_update(self, plan: Update) -> UpdateResult:
         return self._required_training().run_update(plan)
 
-    def _compute(
-        self, spans: Sequence[Span], runnable: list[int], failed: dict[int, str], urgent: Urgent
-    ) -> dict[int, SpanOutcome]:
-        """Outcomes by place in the plan. If the pass fails as a whole, the spans run one by one.
+    def _compute(self, submitted: SubmittedPlan, runnable: list[int], urgent: Urgent) -> None:
+        """Run the spans at these places. If the pass fails as a whole, they run one by one.
 
         Raises `GaveWay`.
         """
         if not runnable:
-            return {}
+            return
+        spans = [submitted.plan.spans[place] for place in runnable]
         try:
-            return self._run(spans, runnable, urgent)
+            order, running = self._run(spans, urgent)
         except (RuntimeError, MemoryError, ValueError, IndexError) as error:
             if len(runnable) == 1:
                 logger.exception("a span cannot be computed")
-                _charge(failed, spans[runnable[0]], reason_of(error, "the forward pass"))
-                return {}
+                charge(submitted.failed, spans[0], reason_of(error, "the forward pass"))
+                return
             if lacks_memory(error):
                 relieve()
             logger.exception("an iteration failed, running its %d spans alone", len(runnable))
-        outcomes: dict[int, SpanOutcome] = {}
+        else:
+            submitted.passes.append(([runnable[at] for at in order], running))
+            return
         for place in runnable:
-            outcomes.update(self._compute(spans, [place], failed, urgent))
-        return outcomes
+            self._compute(submitted, [place], urgent)
 
-    def _run(
-        self, spans: Sequence[Span], places: list[int], urgent: Urgent
-    ) -> dict[int, SpanOutcome]:
-        storage, model = self._storage, self._model
-        batch = build_batch(
-            [spans[place] for place in places], storage.block_size, model.device, model.dtype
-        )
-        recorder = None
-        if any(span.record is not None for span in batch.spans):
-            training = self._required_training()
-            graphs = training.graph_keeper(batch)
-            inner = training.inner_keeper(batch) if graphs is None else None
-            recorder = Recorder(training.recordings, batch, graphs, inner)
+    def _run(self, spans: Sequence[Span], urgent: Urgent) -> tuple[list[int], RunningBatch]:
+        """The running batch, and the place in `spans` of each of its spans."""
+        batch = build_batch(spans, self._storage.block_size, self._model.dtype)
+        captured = self._find_captured(batch)
+        recorder = self._recorder(batch, captured)
         try:
-            outcomes = run_batch(model, storage, batch, recorder, urgent)
+            running = run_batch(self._model, self._storage, batch, recorder, urgent, captured)
         except GaveWay:
             if recorder is not None:
                 recorder.abandon()
             raise
-        return {places[at]: outcome for at, outcome in zip(batch.order, outcomes, strict=True)}
+        return batch.order, running
 
-    def _collect(
-        self, spans: Sequence[Span], outcomes: dict[int, SpanOutcome], failed: dict[int, str]
-    ) -> tuple[tuple[DrawResult, ...], tuple[ScoreResult, ...]]:
-        """Results in plan order. Spans that are not finite fail, and their KV is made harmless."""
-        draws: list[DrawResult] = []
-        scores: list[ScoreResult] = []
-        for place, span in enumerate(spans):
-            outcome = outcomes.get(place)
-            if outcome is None:
-                continue
-            if outcome.score_failed or NOT_FINITE in outcome.draws:
-                self._storage.scrub(span.block_tables[0])
-                if span.draws or span.score_top is not None:
-                    _charge(failed, span, NOT_FINITE)
-                else:  # nan is the answer to a score on its own
-                    scores.append(ScoreResult(span.seq_id, span.start, (), math.nan))
-                continue
-            for draw, drawn in zip(span.draws, outcome.draws, strict=True):
-                if isinstance(drawn, str):
-                    failed[draw.seq_id] = drawn
-                else:
-                    draws.append(drawn)
-            if outcome.score is not None:
-                scores.append(outcome.score)
-        return tuple(draws), tuple(scores)
+    def _find_captured(self, batch: Batch) -> CapturedPass | None:
+        """None also for a pass that keeps graphs, for which its layers are computed otherwise."""
+        training = self._training
+        keeps = training is not None and training.recordings.keeps_graphs
+        if self._captured is None or (keeps and all(each.record for each in batch.spans)):
+            return None
+        return self._captured.find(batch)
+
+    def _recorder(self, batch: Batch, captured: CapturedPass | None) -> Recorder | None:
+        if all(span.record is None for span in batch.spans):
+            return None
+        training = self._required_training()
+        if captured is not None:
+            return Recorder(training.recordings, batch)
+        graphs = training.graph_keeper(batch)
+        inner = training.inner_keeper(batch) if graphs is None else None
+        return Recorder(training.recordings, batch, graphs, inner)
 
 
 def _make_training(
@@ -390,7 +383,13 @@ def _context(model_tokens: int, cache_tokens: int) -> int:
     return min(model_tokens, cache_tokens)
 
 
-def _charge(failed: dict[int, str], span: Span, reason: str) -> None:
-    """Mark a span's own sequence, and those that draw from its last row, as failed."""
-    for seq_id in (span.seq_id, *(draw.seq_id for draw in span.draws)):
-        failed[seq_id] = reason
+@contextmanager
+def _shortage_raised() -> Iterator[None]:
+    """A shortage of memory inside becomes `OutOfMemory`."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        relieve()
+        raise OutOfMemory(NO_MEMORY) from error

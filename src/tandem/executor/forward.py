@@ -1,4 +1,4 @@
-"""Runs one batch: the forward pass, then the head on rows that are drawn from or scored.
+"""Runs one batch: the layers, then the head on rows that are drawn from or scored.
 
 Other rows do not reach the head. Scores are computed a few rows at a time. Invariant: no [tokens,
 vocabulary] float32 tensor of a long prompt exists.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from tandem.executor.scores import sum_scores
 from tandem.model.attention.base import PagedContext
 from tandem.model.load import LoadedModel
 from tandem.model.logprobs import token_logprobs
-from tandem.model.sampling import sample
+from tandem.model.sampling import Best, Drawing
+from tandem.model.transfer import indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +41,104 @@ class GaveWay(Exception):
     """A preemptible pass ended before its last layer, because something urgent came."""
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a pass left on the device. Valid until the next pass.
+
+    `hidden` is [rows, width]. A pass that also computed the head for all rows has `logits` [rows,
+    vocab] and the `best` of each.
+    """
+
+    hidden: Tensor
+    logits: Tensor | None = None
+    best: Best | None = None
+
+
+class CapturedPass(Protocol):
+    """A recorded pass that can compute one batch."""
+
+    def compute(self, batch: Batch, recorder: Recorder | None) -> Computed:
+        """Compute the layers of `batch`, which is on the host."""
+        ...
+
+
+class RunningBatch:
+    """A batch that was given to the device. Nothing waits for it before `outcomes`."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        batch: Batch,
+        computed: Computed,
+        recorder: Recorder | None,
+        before_piece: Callable[[], None],
+    ) -> None:
+        """Gives the device what follows the layers: draws, and sums of scores. `before_piece` may
+        raise."""
+        self._model, self._batch, self._hidden = model, batch, computed.hidden
+        with torch.no_grad():
+            self._drawing = _draw_all(model, computed, batch)
+            self._sums = sum_scores(model.head, self._hidden, batch, recorder, before_piece)
+
+    def outcomes(self) -> list[SpanOutcome]:
+        """Outcomes of the batch's spans, in row order. Log-probabilities of draws and alternatives
+        are computed only now: few requests ask for them."""
+        drawn = iter(self._drawing.results() if self._drawing is not None else ())
+        totals = self._sums.get()
+        with torch.no_grad():
+            return [
+                _outcome(
+                    self._model,
+                    self._hidden,
+                    self._batch,
+                    place,
+                    [next(drawn) for _ in span.draws],
+                    totals.get(place),
+                )
+                for place, span in enumerate(self._batch.spans)
+            ]
+
+
 def run_batch(
     model: LoadedModel,
     storage: KVStorage,
     batch: Batch,
     recorder: Recorder | None,
     urgent: Urgent = never,
-) -> list[SpanOutcome]:
-    """Outcomes of the batch's spans, in row order. Writes the KV of all rows, unless the pass keeps
-    graphs.
+    captured: CapturedPass | None = None,
+) -> RunningBatch:
+    """Give the batch to the device. Writes the KV of all rows, unless the pass keeps graphs.
 
-    `recorder` takes the recorded rows; it is None if no span is recorded. Raises `GaveWay` as soon
-    as `urgent` returns true before a layer or a piece of the head. What was recorded in the pass
-    does not count then.
+    `recorder` takes the recorded rows; it is None if no span is recorded. `captured` computes the
+    layers, if a captured pass can. Raises `GaveWay` as soon as `urgent` returns true before a layer
+    or a piece of the head; a captured pass is one piece. What was recorded in the pass does not
+    count then.
     """
 
     def check() -> None:
         if urgent():
             raise GaveWay
 
+    if captured is not None:
+        check()
+        computed = captured.compute(batch, recorder)
+    else:
+        watch = None if urgent is never else check
+        computed = compute_layers(model, storage, batch.on(model.device), recorder, watch)
+    running = RunningBatch(model, batch, computed, recorder, check)
+    if recorder is not None:
+        recorder.finish()
+    return running
+
+
+def compute_layers(
+    model: LoadedModel,
+    storage: KVStorage,
+    batch: Batch,
+    recorder: Recorder | None,
+    before_layer: Callable[[], None] | None,
+) -> Computed:
+    """All layers, one kernel after the other. `before_layer` may raise."""
     context = PagedContext(
         model.kernel.prepare(batch.layout),
         storage.layers,
@@ -68,21 +149,12 @@ def run_batch(
     with torch.no_grad():
         model.lora.activate(batch.segments)
         try:
-            with _recording(model, recorder), _watching(model, None if urgent is never else check):
+            with _recording(model, recorder), _watching(model, before_layer):
                 # Layers computed for a backward need the rows without padding.
                 pad = recorder is None or recorder.graphs is None
-                hidden = model.hidden(batch.tokens, batch.positions, context, pad=pad)
+                return Computed(model.hidden(batch.tokens, batch.positions, context, pad=pad))
         finally:
             model.lora.activate(())
-        drawn = _draw_all(model, hidden, batch)
-        totals = sum_scores(model.head, hidden, batch, recorder, check)
-        outcomes = [
-            _outcome(model, hidden, batch, place, drawn[place], totals.get(place))
-            for place in range(len(batch.spans))
-        ]
-    if recorder is not None:
-        recorder.finish()
-    return outcomes
 
 
 def wanted_rows(batch: Batch, device: torch.device) -> Tensor | None:
@@ -90,7 +162,7 @@ def wanted_rows(batch: Batch, device: torch.device) -> Tensor | None:
 
     None means all rows, also if leaving out the others would gain little.
     """
-    total = batch.tokens.numel()
+    total = batch.num_rows
     wanted: list[int] = []
     if total == len(batch.spans):
         return None
@@ -105,7 +177,7 @@ def wanted_rows(batch: Batch, device: torch.device) -> Tensor | None:
         wanted += [first + row for row in sorted(asked)]
     if 2 * len(wanted) > total:
         return None
-    return torch.tensor(wanted, dtype=torch.int64, device=device)
+    return indices(wanted, device)
 
 
 def _recording(model: LoadedModel, recorder: Recorder | None) -> AbstractContextManager[None]:
@@ -124,8 +196,8 @@ def _watching(
     return model.stack.watching(before_layer)
 
 
-def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[DrawResult | str]]:
-    """Results of all draws by span, with one head product and one sampling call for the batch."""
+def _draw_all(model: LoadedModel, computed: Computed, batch: Batch) -> Drawing | None:
+    """All draws, with one head product and one sampling call for the batch."""
     last_rows: list[int] = []
     draws: list[Draw] = []
     sources: list[int] = []
@@ -135,12 +207,16 @@ def _draw_all(model: LoadedModel, hidden: Tensor, batch: Batch) -> list[list[Dra
             last_rows.append(first + len(span.tokens) - 1)
             draws.extend(span.draws)
     if not draws:
-        return [[] for _ in batch.spans]
-    logits = model.head(_pick(hidden, last_rows))
-    if len(sources) > len(last_rows):
-        logits = _pick(logits, sources)
-    results = iter(sample(logits, draws, model.grammars))
-    return [[next(results) for _ in span.draws] for span in batch.spans]
+        return None
+    if computed.logits is not None and computed.best is not None:
+        logits, best, sources = computed.logits, computed.best, [last_rows[at] for at in sources]
+    else:
+        logits, best = model.head(_pick(computed.hidden, last_rows)), None
+    if sources != list(range(logits.shape[0])):
+        wanted = indices(sources, logits.device)
+        logits = logits.index_select(0, wanted)
+        best = best.pick(wanted) if best is not None else None
+    return Drawing(logits, draws, model.grammars, best)
 
 
 def _outcome(
@@ -177,4 +253,4 @@ def _outcome(
 def _pick(rows: Tensor, wanted: list[int]) -> Tensor:
     if wanted == list(range(rows.shape[0])):
         return rows
-    return rows.index_select(0, torch.tensor(wanted, device=rows.device))
+    return rows.index_select(0, indices(wanted, rows.device))

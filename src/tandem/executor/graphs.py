@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tandem.executor.batch import Batch
+from tandem.model.transfer import to_device
 from tandem.training.layerwise import LayerReplay
 from tandem.training.recordings import Recording, Recordings
 
@@ -78,7 +79,7 @@ def graph_keeper(
         first = batch.first_rows[at]
         end = first + recording.num_rows
         recordings.drop_graphs(recording)
-        recording.tokens.copy_(batch.tokens[first:end])
+        recording.tokens.copy_(to_device(batch.tokens[first:end], recording.tokens.device))
         parts.append(_Part(first, end, recording, prepare(recording)))
         at += len(wanted)
     return GraphKeeper(recordings, parts)

@@ -20,6 +20,7 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.plan import BlockCopy
 from tandem.model.attention.base import LayerKV, LayerShape
 from tandem.model.load import LoadedModel
+from tandem.model.transfer import indices
 
 # Share of free memory that the cache may take. The rest is for activations and other processes.
 _CPU_SHARE = 0.25
@@ -60,15 +61,15 @@ class KVStorage:
         if not copies:
             return
         device = self.layers[0].keys.device
-        sources = torch.tensor([copy.source for copy in copies], device=device)
-        targets = torch.tensor([copy.target for copy in copies], device=device)
+        sources = indices([copy.source for copy in copies], device)
+        targets = indices([copy.target for copy in copies], device)
         for layer in self.layers:
             for store in (layer.keys, layer.values):
                 store.index_copy_(0, targets, store.index_select(0, sources))
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Set values that are not finite to zero, so that the next owner of the block is safe."""
-        where = torch.tensor(sorted(set(blocks)), device=self.layers[0].keys.device)
+        where = indices(sorted(set(blocks)), self.layers[0].keys.device)
         for layer in self.layers:
             for store in (layer.keys, layer.values):
                 clean = store.index_select(0, where).nan_to_num_(0.0, 0.0, 0.0)

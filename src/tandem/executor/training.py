@@ -31,21 +31,22 @@ from tandem.core.plan import (
 from tandem.core.ports import Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.executor.batch import Batch
-from tandem.executor.device import wait_for
+from tandem.executor.device import RunAhead, wait_for
 from tandem.executor.graphs import GraphKeeper, graph_keeper
 from tandem.executor.inner import InnerKeeper, inner_keeper
+from tandem.executor.replay import LoraReplay, Working, as_lora, within
 from tandem.executor.shortage import lacks_memory, reason_of
 from tandem.executor.starts import make_start, trainable_prefixes
 from tandem.model.attention.dense import DenseContext
-from tandem.model.layer_gradient import Inner, Kept, inner_room, layer_gradient
+from tandem.model.gradient_rows import gradient_kernels
+from tandem.model.layer_gradient import Inner, LayerGradients, inner_room, joined_numbers
 from tandem.model.load import LoadedModel
 from tandem.model.lora import Segment
-from tandem.model.lora_files import Lora, LoraWeights
-from tandem.model.stack import Replay
+from tandem.model.transfer import to_device
 from tandem.training.checkpoint import Checkpoint
-from tandem.training.layerwise import Gradients, run_slice, slice_problem
+from tandem.training.layerwise import run_slice, slice_problem
 from tandem.training.parameters import Pair, ParameterLayout
-from tandem.training.recordings import Graph, Recording, Recordings
+from tandem.training.recordings import Recording, Recordings
 from tandem.training.trainer import Start, Trainer
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,9 @@ class TrainingState:
         self._max_rank = max_rank
         self._trainer_budget = trainer_budget
         self._trainers: dict[str, Trainer] = {}
-        self._working: dict[str, Lora] = {}
+        self._working: dict[str, Working] = {}
+        self._kernels = gradient_kernels(model.device, model.dtype)
+        self.arena = arena  # where a captured pass records
         self.recordings = Recordings(arena, graph_budget)
 
     def open_trainer(self, spec: TrainerSpec) -> TrainerState:
@@ -180,40 +183,37 @@ class TrainingState:
 
         It ends between two layers if something is `urgent`. None if that is so before the first.
         """
-        if urgent is never:
-            return self._run_slice(plan)
-        recording, result = self.recordings.get(plan.micro_batch), None
-        # Without recorded inputs, every slice computes all layers below it again.
-        dropped = recording is not None and recording.first_row is None
-        at_once = plan.hi - plan.lo if dropped else 1
-        for hi in range(plan.hi, plan.lo, -at_once):
-            if urgent():
-                break
-            part = self._run_slice(replace(plan, hi=hi, lo=hi - at_once))
-            spent_s = part.elapsed_s + (result.elapsed_s if result is not None else 0.0)
-            result = replace(part, hi=plan.hi, elapsed_s=spent_s)
-            if part.problem is not None:
-                break
-        return result
-
-    def _run_slice(self, plan: BackwardSlice) -> SliceResult:
         started = time.perf_counter()
         recording = self.recordings.get(plan.micro_batch)
         problem = slice_problem(recording, plan, self.recordings.num_layers)
-        if problem is None:
-            assert recording is not None
-            try:
-                found = run_slice(self.recordings, recording, plan, self._replay)
-                self._trainers[recording.trainer].accumulate(found)
-            except _FAILURES as error:
-                logger.exception("a backward slice failed")
-                problem = reason_of(error, "the backward pass")
-            else:
-                if plan.lo == 0:
-                    self.recordings.close(plan.micro_batch)
+        if problem is not None:
+            return SliceResult(plan.micro_batch, plan.hi, plan.lo, 0.0, problem)
+        assert recording is not None
+        # Without recorded inputs, every slice computes all layers below it again.
+        dropped = recording.first_row is None
+        at_once = plan.hi - plan.lo if dropped or urgent is never else 1
+        lo, ahead = plan.hi, RunAhead(self._model.device)
+        while lo > plan.lo and problem is None and not urgent():
+            problem = self._run_layers(recording, replace(plan, hi=lo, lo=lo - at_once))
+            lo -= at_once
+            ahead.given()
         wait_for(self._model.device)
+        if lo == plan.hi:
+            return None
         elapsed = time.perf_counter() - started
-        return SliceResult(plan.micro_batch, plan.hi, plan.lo, elapsed, problem)
+        return SliceResult(plan.micro_batch, plan.hi, lo, elapsed, problem)
+
+    def _run_layers(self, recording: Recording, plan: BackwardSlice) -> str | None:
+        """Give layers to the device. Returns why they cannot be computed, if so."""
+        try:
+            found = run_slice(self.recordings, recording, plan, self._replay)
+            self._trainers[recording.trainer].accumulate(found)
+        except _FAILURES as error:
+            logger.exception("a backward slice failed")
+            return reason_of(error, "the backward pass")
+        if plan.lo == 0:
+            self.recordings.close(plan.micro_batch)
+        return None
 
     def run_update(self, plan: Update) -> UpdateResult:
         """Optimiser step. Closes remaining recordings of the old revision."""
@@ -241,10 +241,11 @@ class TrainingState:
     def memory_bytes(self) -> dict[str, int]:
         """Bytes by purpose."""
         masters = sum(each.nbytes for each in self._trainers.values())
+        joined = sum(each.gradients.nbytes for each in self._working.values())
         return {
             "recordings": self.recordings.nbytes,
             "graphs": self.recordings.graph_bytes,
-            "trainers": masters + self.working_bytes,
+            "trainers": masters + self.working_bytes + joined,
         }
 
     @property
@@ -252,8 +253,8 @@ class TrainingState:
         """Bytes of the working copies that forward passes read. `LoraLayers` counts them too."""
         return sum(
             weights.a.nbytes + weights.b.nbytes
-            for adapter in self._working.values()
-            for weights in adapter.values()
+            for working in self._working.values()
+            for weights in working.adapter.values()
         )
 
     def check(self) -> None:
@@ -283,14 +284,24 @@ class TrainingState:
             )
 
     def _most_bytes(self, layout: ParameterLayout) -> int:
-        """Parameters, gradient and AdamW's two moments in float32, and the working copy."""
-        return layout.size * (4 * torch.float32.itemsize + self._model.dtype.itemsize)
+        """Parameters, gradient and AdamW's two moments in float32, the working copy, and what a
+        backward joins of it."""
+        joined = 0
+        if self._kernels is not None and self._model.stack is not None:
+            ranks = {name: shape.rank for name, shape in layout.modules.items()}
+            taps = self._model.stack.taps
+            for prefix, tap in zip(trainable_prefixes(self._model), taps, strict=True):
+                joined += joined_numbers(tap.module, within(prefix, ranks))
+        masters = layout.size * 4 * torch.float32.itemsize
+        return masters + (layout.size + joined) * self._model.dtype.itemsize
 
     def _refresh(self, trainer: Trainer) -> None:
         """Give forward passes the current parameters, in new tensors."""
         pairs = trainer.working_copy(self._model.dtype)
         adapter = as_lora(pairs, trainer.layout)
-        self._working[trainer.spec.name] = adapter
+        by_layer = [within(prefix, adapter) for prefix in trainable_prefixes(self._model)]
+        working = Working(adapter, by_layer, LayerGradients(by_layer, self._kernels))
+        self._working[trainer.spec.name] = working
         self._model.lora.add(working_key(trainer.spec.name), adapter)
 
     def _kept(self, recording: Recording) -> KeptLayers:
@@ -313,7 +324,7 @@ class TrainingState:
         positions = torch.cat([torch.arange(length) for length in lengths])
         assert self._model.stack is not None
         replay = self._model.stack.replay(
-            tokens, positions.to(tokens.device), DenseContext(lengths)
+            tokens, to_device(positions, tokens.device), DenseContext(lengths)
         )
         segment = Segment(working_key(trainer), 0, len(tokens))
         return LoraReplay(self._model, replay, segment, self._working[trainer])
@@ -328,68 +339,3 @@ def _shortage_told(name: str) -> Iterator[None]:
         if lacks_memory(error):
             raise NoMemory(f"there is no memory for trainer {name} now") from error
         raise AdapterError(f"cannot open trainer {name}: {error}") from error
-
-
-class LoraReplay:
-    """`tandem.training.layerwise.LayerReplay` over the model's layers with one adapter."""
-
-    def __init__(self, model: LoadedModel, replay: Replay, segment: Segment, adapter: Lora) -> None:
-        self.embedded = replay.embedded
-        self._lora = model.lora
-        self._replay = replay
-        self._segments = (segment,)
-        self._prefixes = trainable_prefixes(model)
-        # By layer, then by the module's name within it.
-        self._weights: list[Lora] = [
-            {
-                name.removeprefix(prefix): weights
-                for name, weights in adapter.items()
-                if name.startswith(prefix)
-            }
-            for prefix in self._prefixes
-        ]
-
-    def layer(self, index: int, hidden: Tensor) -> Tensor:
-        """See `LayerReplay`."""
-        self._lora.activate(self._segments)
-        try:
-            return self._replay.layer(index, hidden)
-        finally:
-            self._lora.activate(())
-
-    def forward_by_hand(self, index: int, hidden: Tensor) -> tuple[Tensor, Graph] | None:
-        """See `LayerReplay`."""
-        layer = layer_gradient(self._replay, index, self._weights[index])
-        if layer is None:
-            return None
-        with torch.no_grad():
-            kept = layer.forward(hidden)
-            return layer.finish(kept), kept
-
-    def by_hand(
-        self, index: int, hidden: Tensor, gradient: Tensor, below: bool, graph: Graph | None
-    ) -> tuple[Tensor | None, Gradients] | None:
-        """See `LayerReplay`."""
-        layer = layer_gradient(self._replay, index, self._weights[index])
-        if layer is None:
-            return None
-        with torch.no_grad():
-            inner = graph if isinstance(graph, Inner) else None
-            kept = graph if isinstance(graph, Kept) else layer.forward(hidden, inner)
-            entering, found = layer.backward(hidden, kept, gradient, below)
-        prefix = self._prefixes[index]
-        return entering, {f"{prefix}{name}": pair for name, pair in found.items()}
-
-    def finish(self, hidden: Tensor) -> Tensor:
-        """See `LayerReplay`."""
-        return self._replay.finish(hidden)
-
-    def leaves(self, index: int) -> Mapping[str, Pair]:
-        """See `LayerReplay`."""
-        prefix = self._prefixes[index]
-        return {f"{prefix}{name}": (w.a, w.b) for name, w in self._weights[index].items()}
-
-
-def as_lora(pairs: Mapping[str, Pair], layout: ParameterLayout) -> Lora:
-    """An adapter of the model from parameters by module."""
-    return {name: LoraWeights(a, b, layout.modules[name].scale) for name, (a, b) in pairs.items()}

@@ -6,7 +6,9 @@ input, in the model's own dtype. Every other module stays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from tandem.model import kernels
 from tandem.model.fused import Family, FusedAttention, FusedMlp, FusedRmsNorm, is_silu
-from tandem.model.fused_layer import FusedLayer
+from tandem.model.fused_layer import CppLayer, FusedLayer, LayerParts, WholeLayer
+from tandem.model.row_kernels import CppRows, RowKernels
 
 _PLAIN_NORMS = (
     llama.LlamaRMSNorm,
@@ -84,64 +87,85 @@ class FuseReport:
     kept: list[str] = field(default_factory=list)
 
 
-def fuse_modules(model: nn.Module) -> FuseReport:
-    """Replace known modules in place. Does nothing off the CPU or without the kernels.
+@dataclass(frozen=True, slots=True)
+class LayerKernels:
+    """What fused modules compute with on one kind of device."""
+
+    rows: RowKernels
+    whole: Callable[[LayerParts], WholeLayer]
+
+
+def cpp_kernels() -> LayerKernels | None:
+    """The C++ kernels, for CPUs. None if they cannot be compiled."""
+    return LayerKernels(CppRows(), CppLayer) if kernels.status().available else None
+
+
+def fuse_modules(model: nn.Module, by: LayerKernels | None) -> FuseReport:
+    """Replace known modules in place by modules that compute with `by`. Does nothing without.
 
     Call it before `pack_linears` and before adapters are attached. The joined projections are
-    packed and frozen at once, so modules must not have trainable parameters.
+    packed and frozen at once, so modules must not have trainable parameters. Each original is
+    dropped as soon as it is replaced, so only one module's weights exist twice.
     """
     report = FuseReport()
-    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    if not on_cpu or not kernels.status().available:
+    if by is None:
         return report
     # Norms first: attention reuses the fused norms, and a layer needs all its parts fused.
     for build in (_fused_norm, _fused_mlp, _fused_attention, _fused_layer):
-        for path, parent in list(model.named_modules()):
-            for name, child in list(parent.named_children()):
-                fused = build(child)
-                if fused is None:
-                    continue
-                if not _agrees(child, fused):
-                    report.kept.append(f"{path}.{name}".lstrip("."))
-                    continue
-                fused.train(child.training)
-                setattr(parent, name, fused)
-                kind = type(child).__name__
-                report.replaced[kind] = report.replaced.get(kind, 0) + 1
+        _replace_children(model, "", partial(build, by=by), report)
     return report
 
 
-def _fused_norm(module: Any) -> nn.Module | None:
+def _replace_children(
+    parent: nn.Module, path: str, build: Callable[[Any], nn.Module | None], report: FuseReport
+) -> None:
+    """Replace what `build` knows below `parent`. Holds no list of all modules: it would keep the
+    originals."""
+    for name in [name for name, _ in parent.named_children()]:
+        child: Any = parent.get_submodule(name)
+        fused = build(child)
+        if fused is None:
+            _replace_children(child, f"{path}{name}.", build, report)
+        elif not _agrees(child, fused):
+            report.kept.append(f"{path}{name}")
+        else:
+            fused.train(child.training)
+            setattr(parent, name, fused)
+            kind = type(child).__name__
+            report.replaced[kind] = report.replaced.get(kind, 0) + 1
+
+
+def _fused_norm(module: Any, by: LayerKernels) -> nn.Module | None:
     if type(module) in _PLAIN_NORMS:
-        return FusedRmsNorm(module.weight, module.variance_epsilon, shifted=False)
+        return FusedRmsNorm(module.weight, module.variance_epsilon, shifted=False, rows=by.rows)
     if type(module) in _SHIFTED_NORMS:
-        return FusedRmsNorm(module.weight, module.eps, shifted=True)
+        return FusedRmsNorm(module.weight, module.eps, shifted=True, rows=by.rows)
     return None
 
 
-def _fused_mlp(module: Any) -> nn.Module | None:
+def _fused_mlp(module: Any, by: LayerKernels) -> nn.Module | None:
     if type(module) not in _MLPS or not _plain(module, "gate_proj", "up_proj"):
         return None
     if not (is_silu(module.act_fn) or isinstance(module.act_fn, _GELU_TANH)):
         return None
-    return FusedMlp(module)
+    return FusedMlp(module, by.rows)
 
 
-def _fused_attention(module: Any) -> nn.Module | None:
+def _fused_attention(module: Any, by: LayerKernels) -> nn.Module | None:
     family = _ATTENTIONS.get(type(module))
     if family is None or not _plain(module, "q_proj", "k_proj", "v_proj"):
         return None
-    return FusedAttention(module, family)
+    return FusedAttention(module, family, by.rows)
 
 
-def _fused_layer(module: Any) -> nn.Module | None:
+def _fused_layer(module: Any, by: LayerKernels) -> nn.Module | None:
     if type(module) not in _LAYERS:
         return None
     norms = (module.input_layernorm, module.post_attention_layernorm)
     parts = isinstance(module.self_attn, FusedAttention) and isinstance(module.mlp, FusedMlp)
     if not parts or not all(isinstance(norm, FusedRmsNorm) for norm in norms):
         return None
-    return FusedLayer(module)
+    return FusedLayer(module, by.whole)
 
 
 def _plain(module: nn.Module, *names: str) -> bool:
@@ -158,7 +182,7 @@ def _agrees(original: Any, fused: nn.Module) -> bool:
         else:
             is_norm = isinstance(fused, FusedRmsNorm)
             width = original.weight.shape[0] if is_norm else original.gate_proj.in_features
-            probe = _random((1, _PROBE_TOKENS, width), next(original.parameters()).dtype)
+            probe = _random((1, _PROBE_TOKENS, width), next(original.parameters()))
             expected, actual = original(probe), fused(probe)
     error = (expected.float() - actual.float()).abs().max()
     return bool(error <= _TOLERANCE[expected.dtype] * expected.abs().max())
@@ -166,11 +190,13 @@ def _agrees(original: Any, fused: nn.Module) -> bool:
 
 def _eager_outputs(original: Any, fused: nn.Module, attention: FusedAttention) -> tuple[Any, Any]:
     """Outputs of both modules through transformers' eager attention, whatever the model uses."""
-    config, dtype = attention.config, attention.o_proj.weight.dtype
-    hidden = _random((1, _PROBE_TOKENS, attention.q_proj.in_features), dtype)
-    angles = _random((1, _PROBE_TOKENS, attention.head_dim // 2), torch.float32)
+    config, like = attention.config, attention.o_proj.weight
+    hidden = _random((1, _PROBE_TOKENS, attention.q_proj.in_features), like)
+    angles = _random(
+        (1, _PROBE_TOKENS, attention.head_dim // 2), like.new_empty(0, dtype=torch.float32)
+    )
     angles = torch.cat([angles, angles], dim=-1)
-    positions = (angles.cos().to(dtype), angles.sin().to(dtype))
+    positions = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))
     chosen = config._attn_implementation
     config._attn_implementation = "eager"
     try:
@@ -182,5 +208,6 @@ def _eager_outputs(original: Any, fused: nn.Module, attention: FusedAttention) -
         config._attn_implementation = chosen
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Random numbers on the device and in the type of `like`."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like)

@@ -1,8 +1,8 @@
 """Modules of the Llama family that compute with our kernels.
 
 They keep the names and calls of transformers' modules (`q_proj`, the attention interface ...), so
-adapters and attention work as before. They use the plain formula if a gradient is wanted.
-`tandem.model.fuse` decides which modules they replace.
+adapters and attention work as before. They use the plain formula if a gradient is wanted, else the
+`RowKernels` of their device. `tandem.model.fuse` decides which modules they replace.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from transformers.activations import ACT2FN
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from tandem.model import kernels
 from tandem.model.linear import LinearGroup
+from tandem.model.row_kernels import RowKernels
 
 _SILU = type(ACT2FN["silu"])
 
@@ -40,8 +40,11 @@ def wants_gradient(*tensors: Tensor) -> bool:
 class FusedRmsNorm(nn.Module):
     """RMS norm over the last dimension in one pass; `shifted` is Gemma's (1 + weight)."""
 
-    def __init__(self, weight: nn.Parameter, eps: float, shifted: bool) -> None:
+    def __init__(
+        self, weight: nn.Parameter, eps: float, *, shifted: bool, rows: RowKernels
+    ) -> None:
         super().__init__()
+        self._rows = rows
         self.weight = weight
         self.eps = eps
         self.shifted = shifted
@@ -49,7 +52,7 @@ class FusedRmsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> the same shape and dtype."""
         if not wants_gradient(x, self.weight):
-            return kernels.rms_norm(x, self.weight, self.eps, self.shifted)
+            return self._rows.rms_norm(x, self.weight, self.eps, self.shifted)
         wide = x.float()
         normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.shifted:
@@ -60,14 +63,14 @@ class FusedRmsNorm(nn.Module):
 class FusedMlp(nn.Module):
     """down(act(gate(x)) * up(x)) with gate and up in one product."""
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: Any, rows: RowKernels) -> None:
         super().__init__()
         group = LinearGroup(original.gate_proj, original.up_proj)
         self.gate_proj, self.up_proj = group.members
         self.down_proj = original.down_proj
         self.act_fn = original.act_fn
         self.gelu = not is_silu(original.act_fn)
-        self._gated = kernels.gelu_tanh_mul if self.gelu else kernels.silu_mul
+        self._gated = rows.gelu_tanh_mul if self.gelu else rows.silu_mul
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] -> the same shape."""
@@ -83,8 +86,9 @@ class FusedAttention(nn.Module):
     It calls transformers' attention interface with the arguments of the module that it replaces.
     """
 
-    def __init__(self, original: Any, family: Family) -> None:
+    def __init__(self, original: Any, family: Family, rows: RowKernels) -> None:
         super().__init__()
+        self._rows = rows
         self.config = original.config
         self.layer_idx = original.layer_idx
         self.head_dim = original.head_dim
@@ -122,7 +126,7 @@ class FusedAttention(nn.Module):
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = _rotate(query, key, *position_embeddings)
+        query, key = self._rotate(query, key, *position_embeddings)
         cache = past_key_values if cache is None else cache
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
@@ -142,13 +146,14 @@ class FusedAttention(nn.Module):
         )
         return self.o_proj(mixed.reshape(*hidden_states.shape[:-1], -1)), weights
 
-
-def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """[batch, T, heads, dim] each -> rotated, [batch, heads, T, dim]."""
-    if wants_gradient(query, key):
-        return apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
-    query, key = kernels.rotary(query, key, cos, sin)
-    return query.transpose(1, 2), key.transpose(1, 2)
+    def _rotate(
+        self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[batch, T, heads, dim] each -> rotated, [batch, heads, T, dim]."""
+        if wants_gradient(query, key):
+            return apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
+        query, key = self._rows.rotary(query, key, cos, sin)
+        return query.transpose(1, 2), key.transpose(1, 2)
 
 
 def is_silu(act_fn: nn.Module) -> bool:

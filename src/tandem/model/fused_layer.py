@@ -1,15 +1,15 @@
-"""A decoder layer of the Llama kind that runs as two kernel calls whenever that is exact.
+"""A decoder layer of the Llama kind that runs as a few kernel calls whenever that is exact.
 
-That requires: no gradient is wanted, the context is the CPU kernel's, and every projection is the
-packed, frozen one, with or without adapters. Otherwise its parts are called one by one, as in
-transformers. Both ways give the same values. With adapters they round at different places: the
-kernels add an update before the product is rounded.
+That requires: no gradient is wanted, the context is that of the device's attention kernel, and
+every projection is the packed, frozen one, with or without adapters. Otherwise its parts are called
+one by one, as in transformers. Both ways give the same values, but for roundings with adapters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from tandem.model.kernels.layer import (
     mlp_block,
 )
 from tandem.model.linear import AmxWeight, GroupMember, PackedLinear
-from tandem.model.lora import LoraLinear
+from tandem.model.lora import JointUpdate, LoraLayers, LoraLinear
 
 # Columns of an AMX panel.
 _PANEL = 32
@@ -45,16 +45,59 @@ class _Blocks:
     adaptable: tuple[LoraLinear, ...] | None = None
 
 
+class WholeLayer(Protocol):
+    """Computes a whole layer in few kernel calls, for one kind of device."""
+
+    def run(
+        self, hidden: Tensor, angles: tuple[Tensor, Tensor], context: PagedContext
+    ) -> Tensor | None:
+        """The layer of `hidden` [1, rows, width], same shape, without a gradient. `angles` are
+        cosine and sine [1, rows, R]. None if the parts have to be called one by one."""
+        ...
+
+    def adapt(self, group: Callable[[Sequence[LoraLinear]], JointUpdate]) -> None:
+        """All projections have just been wrapped for adapters. `group` makes the joint update of
+        some that read the same input."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """The modules of a layer. Adapters may wrap the projections in place at any time."""
+
+    attention: FusedAttention
+    mlp: FusedMlp
+    norm: FusedRmsNorm
+    mlp_norm: FusedRmsNorm
+
+    def projections(self) -> Projections:
+        """Query, key, value, out, gate, up and down projection as they are now."""
+        attention, mlp = self.attention, self.mlp
+        return (
+            attention.q_proj,
+            attention.k_proj,
+            attention.v_proj,
+            attention.o_proj,
+            mlp.gate_proj,
+            mlp.up_proj,
+            mlp.down_proj,
+        )
+
+
 class FusedLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with the parts of the replaced layer."""
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: Any, whole: Callable[[LayerParts], WholeLayer]) -> None:
         super().__init__()
         self.self_attn: FusedAttention = original.self_attn
         self.mlp: FusedMlp = original.mlp
         self.input_layernorm: FusedRmsNorm = original.input_layernorm
         self.post_attention_layernorm: FusedRmsNorm = original.post_attention_layernorm
-        self._blocks = _Blocks((), None)
+        self.whole = whole(
+            LayerParts(
+                self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm
+            )
+        )
 
     def forward(
         self,
@@ -69,17 +112,14 @@ class FusedLayer(nn.Module):
         """hidden_states [1, T, hidden] -> the same shape."""
         if (
             type(attention_context) is PagedContext
-            and isinstance(attention_context.batch, CpuBatch)
             and attention_mask is None
             and past_key_values is None
             and cache is None
             and not torch.is_grad_enabled()
-            and (blocks := self._current()).weights is not None
-            and (updates := _updates(blocks)) is not None
         ):
-            return self._whole(
-                hidden_states, position_embeddings, attention_context, blocks.weights, updates
-            )
+            whole = self.whole.run(hidden_states, position_embeddings, attention_context)
+            if whole is not None:
+                return whole
         mixed, _ = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),
             position_embeddings=position_embeddings,
@@ -93,56 +133,62 @@ class FusedLayer(nn.Module):
         normal = self.post_attention_layernorm(hidden_states)
         return hidden_states + self.mlp(normal)
 
-    def _whole(
-        self,
-        hidden: Tensor,
-        angles: tuple[Tensor, Tensor],
-        context: PagedContext,
-        weights: tuple[AttentionWeights, MlpWeights],
-        updates: tuple[Updates, Updates],
-    ) -> Tensor:
-        """The whole layer with kernels."""
-        assert isinstance(context.batch, CpuBatch)
-        cache = context.layers[self.self_attn.layer_idx]
-        tables = context.batch.tables
+
+class CppLayer:
+    """A layer as two calls of the C++ kernels, over the CPU kernel's context.
+
+    Every projection has to be packed in panels, with or without adapters. With adapters it rounds
+    at other places than the parts: an update is added before the product is rounded.
+    """
+
+    def __init__(self, parts: LayerParts) -> None:
+        self._parts = parts
+        self._blocks = _Blocks((), None)
+
+    def run(
+        self, hidden: Tensor, angles: tuple[Tensor, Tensor], context: PagedContext
+    ) -> Tensor | None:
+        """See `WholeLayer`."""
+        if not isinstance(context.batch, CpuBatch):
+            return None
+        blocks = self.current()
+        if blocks.weights is None or (updates := _updates(blocks)) is None:
+            return None
+        index = self._parts.attention.layer_idx
+        cache, tables = context.layers[index], context.batch.tables
+        weights = blocks.weights
         # For rows that are not read, the last layer only has to store keys and values.
-        last = self.self_attn.layer_idx == len(context.layers) - 1
+        last = index == len(context.layers) - 1
         wanted = context.wanted if last and not updates[0].segments else None
         x = attention_block(
             hidden, weights[0], angles, (cache.keys, cache.values), tables, updates[0], wanted
         )
         if wanted is None:
             inner = context.inner
-            exports = inner.exports(self.self_attn.layer_idx, x) if inner is not None else Exports()
+            exports = inner.exports(index, x) if inner is not None else Exports()
             return mlp_block(x, weights[1], updates[1], exports)
         x = mlp_block(x, weights[1], updates[1])
         return torch.zeros_like(hidden).index_copy_(1, wanted, x)
 
-    def _current(self) -> _Blocks:
+    def adapt(self, group: Callable[[Sequence[LoraLinear]], JointUpdate]) -> None:
+        """See `WholeLayer`. The blocks apply updates themselves."""
+
+    def current(self) -> _Blocks:
         """The kernels' view of the layer. Without weights its parts must be called one by one."""
-        attention, mlp = self.self_attn, self.mlp
-        projections: Projections = (
-            attention.q_proj,
-            attention.k_proj,
-            attention.v_proj,
-            attention.o_proj,
-            mlp.gate_proj,
-            mlp.up_proj,
-            mlp.down_proj,
-        )
+        projections = self._parts.projections()
         # Modules compare by identity.
         if projections != self._blocks.projections:
-            weights = self._find(tuple(map(_frozen, projections)))
+            weights = self._find(tuple(map(frozen, projections)))
             self._blocks = _Blocks(projections, weights, _adaptable(projections))
         return self._blocks
 
     def _find(self, projections: Projections) -> tuple[AttentionWeights, MlpWeights] | None:
-        attention, mlp = self.self_attn, self.mlp
+        attention, mlp = self._parts.attention, self._parts.mlp
         qkv, gate_up = _joined(projections[:3]), _joined(projections[4:6])
         out, down = _panels(projections[3]), _panels(projections[6])
         if qkv is None or gate_up is None or out is None or down is None:
             return None
-        norm, mlp_norm = _norm(self.input_layernorm), _norm(self.post_attention_layernorm)
+        norm, mlp_norm = _norm(self._parts.norm), _norm(self._parts.mlp_norm)
         if not (_alike(attention.q_norm, norm) and _alike(attention.k_norm, norm)):
             return None
         return (
@@ -160,7 +206,7 @@ class FusedLayer(nn.Module):
         )
 
 
-def _frozen(projection: nn.Module | None) -> nn.Module | None:
+def frozen(projection: nn.Module | None) -> nn.Module | None:
     """The frozen layer under a projection that adapters may be attached to."""
     return projection.base if isinstance(projection, LoraLinear) else projection
 
@@ -217,3 +263,10 @@ def _alike(module: nn.Module | None, norm: NormWeights) -> bool:
 
 def _weight(module: nn.Module | None) -> Tensor | None:
     return module.weight.detach() if isinstance(module, FusedRmsNorm) else None
+
+
+def adapt_layers(model: nn.Module, lora: LoraLayers) -> None:
+    """Tell the fused layers of `model` that `lora` has wrapped their projections."""
+    for module in model.modules():
+        if isinstance(module, FusedLayer):
+            module.whole.adapt(lora.group)

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from tandem.core.errors import InvalidRequest
 from tandem.core.plan import Draw
 from tandem.core.sampling import TOO_COMPLEX, Grammar, GrammarKind
+from tandem.model.transfer import indices, to_device
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -101,13 +102,13 @@ class Grammars:
                 self._fill(words[place], draws[row])
             except InvalidRequest as error:
                 problems[row] = str(error)
-        masks = torch.from_numpy(words.view(np.uint8)).to(scores.device)
+        masks = to_device(torch.from_numpy(words.view(np.uint8)), scores.device)
         added = self._added(scores).index_select(0, masks.view(-1).int())
         added = added.view(len(rows), -1)[:, : scores.shape[1]]
         if len(rows) == scores.shape[0]:
             scores.add_(added)
         else:
-            scores.index_add_(0, torch.tensor(rows, device=scores.device), added)
+            scores.index_add_(0, indices(rows, scores.device), added)
         return problems
 
     def _added(self, scores: Tensor) -> Tensor:

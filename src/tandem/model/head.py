@@ -17,9 +17,10 @@ from tandem.model.linear import AmxWeight, PackedLinear
 
 # Inputs of an AMX weight are a multiple of this.
 _SIDE = 32
-# Bytes of float32 logits that are computed at once: much for an accelerator; on a CPU as much as
-# the allocator can reuse without clearing new pages.
-_LOGIT_BYTES, _CPU_LOGIT_BYTES = 64 << 20, 16 << 20
+# Bytes of float32 logits that are computed at once: on an accelerator enough rows for its matrix
+# units (551 of 152,000 logits); on a CPU as much as the allocator can reuse without clearing new
+# pages.
+_LOGIT_BYTES, _CPU_LOGIT_BYTES = 320 << 20, 16 << 20
 # Rows at once if no logits are kept; 40 MiB for a width of 1,024.
 _KERNEL_ROWS = 2048
 
@@ -92,13 +93,13 @@ class Head:
         return logprobs, rows
 
     def rows_at_once(self, device: torch.device) -> int:
-        """Most rows for one call of `score` on `device`: 16 to 64 MiB of logits or sums."""
+        """Most rows for one call of `score` on `device`, so that logits or sums are bounded."""
         if self._packed() is not None:
             return _KERNEL_ROWS
         return self.logits_at_once(device)
 
     def logits_at_once(self, device: torch.device) -> int:
-        """Rows whose float32 logits take 64 MiB, or 16 MiB on a CPU."""
+        """Rows whose float32 logits take 320 MiB, or 16 MiB on a CPU."""
         vocab: Any = self.linear.out_features
         most = _CPU_LOGIT_BYTES if device.type == "cpu" else _LOGIT_BYTES
         return max(1, most // (4 * vocab))

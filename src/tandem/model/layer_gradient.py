@@ -7,22 +7,21 @@ its gradients are those of autograd, for sequences that begin at their first row
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from tandem.model import kernels
+from tandem.model.arithmetic import LayerShape, TileArithmetic, TorchArithmetic
+from tandem.model.attention.base import AttentionParams
 from tandem.model.attention.dense import DenseContext
+from tandem.model.attention.gradient import HeadShape
 from tandem.model.fused import FusedRmsNorm
 from tandem.model.fused_layer import FusedLayer
-from tandem.model.joint import Joint, PairGradients, TileArithmetic, TorchArithmetic, tiled
-from tandem.model.kernels.backward import (
-    HeadTurn,
-    rms_norm_gradient,
-    turn_heads,
-    turn_heads_gradient,
-)
+from tandem.model.gradient_rows import GradientKernels
+from tandem.model.joint import STEP, Joint, PairGradients, tiled
+from tandem.model.kernels.backward import HeadTurn
 from tandem.model.kernels.layer import NormWeights
 from tandem.model.linear import GroupMember, PackedLinear
 from tandem.model.lora import LoraLinear
@@ -30,6 +29,8 @@ from tandem.model.lora_files import LoraWeights
 from tandem.model.stack import Replay
 
 _SIDE = 32
+# Ranks of a joined update are a multiple of this: 16 bytes in 16 bits, as matrix units read.
+_LINE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +66,39 @@ class Inner:
         return self.middle.nbytes + self.gate_up.nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class LayerJoints:
+    """The products of one layer; `tiles` says whether their arithmetic is that on tiles."""
+
+    tiles: bool
+    qkv: Joint
+    out: Joint
+    gate_up: Joint
+    down: Joint
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the joined matrices."""
+        return sum(each.nbytes for each in (self.qkv, self.out, self.gate_up, self.down))
+
+
 class LayerGradient:
     """One layer with one adapter over the rows of some sequences."""
 
     def __init__(
         self,
         layer: FusedLayer,
-        adapter: Mapping[str, LoraWeights],
+        joints: LayerJoints,
         angles: tuple[Tensor, Tensor],
         context: DenseContext,
+        by: GradientKernels,
     ) -> None:
-        """`adapter` uses the names of the layer's modules. `angles` are [1, rows, R] each."""
-        attention, mlp = layer.self_attn, layer.mlp
+        """`angles` are [1, rows, R] each."""
+        attention = layer.self_attn
         self._norm = _norm(layer.input_layernorm)
         self._mlp_norm = _norm(layer.post_attention_layernorm)
-        names = [f"self_attn.{each}_proj" for each in "qkv"]
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._qkv = _joint(names, parts, adapter)
-        self._out = _joint(["self_attn.o_proj"], (attention.o_proj,), adapter)
-        names = ["mlp.gate_proj", "mlp.up_proj"]
-        self._gate_up = _joint(names, (mlp.gate_proj, mlp.up_proj), adapter)
-        self._down = _joint(["mlp.down_proj"], (mlp.down_proj,), adapter)
+        self._qkv, self._out = joints.qkv, joints.out
+        self._gate_up, self._down = joints.gate_up, joints.down
         heads, kv_heads = (
             (each.end - each.start) // attention.head_dim for each in self._qkv.members[:2]
         )
@@ -95,15 +108,17 @@ class LayerGradient:
         self._turn = HeadTurn(
             _weight(q_norm), _weight(k_norm), head_norm, cos, sin, heads, kv_heads
         )
-        joints = (self._qkv, self._out, self._gate_up, self._down)
-        arithmetic = TileArithmetic if tiled(joints, attention.head_dim) else TorchArithmetic
-        self._by = arithmetic(layer, heads, kv_heads, context)
+        self._rows = by.rows
+        params = AttentionParams(attention.scaling, attention.window, attention.softcap)
+        shape = HeadShape(attention.layer_idx, attention.head_dim, heads, kv_heads, params)
+        whole = LayerShape(shape, layer.mlp.gelu, context)
+        self._by = TileArithmetic(whole) if joints.tiles else TorchArithmetic(whole, by)
 
     def forward(self, x: Tensor, inner: Inner | None = None) -> Kept:
         """All but the last product, for dense x [rows, width]. Uses `inner` if it was kept."""
         by = self._by
         qkv, low_qkv = by.rows(by.norm(x, self._norm), self._qkv)
-        attended = by.attend(turn_heads(qkv, self._turn))
+        attended = by.attend(self._rows.turn_heads(qkv, self._turn))
         mixed = by.operand(attended[0].detach())
         if inner is not None:
             low_out = by.low(mixed, self._out)
@@ -138,7 +153,7 @@ class LayerGradient:
         entering = by.norm(kept.middle, self._mlp_norm)
         by.pairs(entering, kept.low_gate_up, inner, low_inner, gate_up, found)
         normal = by.rows_back(inner, gate_up, low_inner)
-        return rms_norm_gradient(kept.middle, self._mlp_norm, normal, gradient)
+        return self._rows.rms_norm_gradient(kept.middle, self._mlp_norm, normal, gradient)
 
     def _attention_backward(
         self, x: Tensor, kept: Kept, gradient: Tensor, below: bool, found: PairGradients
@@ -149,30 +164,61 @@ class LayerGradient:
         mixed = by.operand(kept.attended[0].detach())
         by.pairs(mixed, kept.low_out, leaving, low_leaving, out, found)
         heads = by.attend_back(kept.attended, by.rows_back(leaving, out, low_leaving))
-        turn_heads_gradient(heads, kept.qkv, self._turn)
-        inner = by.operand(heads)
+        inner = by.operand(self._rows.turn_heads_gradient(heads, kept.qkv, self._turn))
         low_inner = by.low_back(inner, qkv)
         by.pairs(by.norm(x, self._norm), kept.low_qkv, inner, low_inner, qkv, found)
         if not below:
             return None
-        return rms_norm_gradient(x, self._norm, by.rows_back(inner, qkv, low_inner), gradient)
+        normal = by.rows_back(inner, qkv, low_inner)
+        return self._rows.rms_norm_gradient(x, self._norm, normal, gradient)
 
 
-def layer_gradient(
-    replay: Replay, index: int, adapter: Mapping[str, LoraWeights]
-) -> LayerGradient | None:
-    """Layer `index` of `replay`, with the adapter's weights by module name. None if this kind of
-    layer is not known here."""
-    called = replay.called(index)
-    if called is None:
-        return None
-    layer, arguments = called
-    context = arguments["attention_context"]
-    if not isinstance(layer, FusedLayer) or not isinstance(context, DenseContext):
-        return None
-    if arguments["attention_mask"] is not None:
-        return None
-    return LayerGradient(layer, adapter, arguments["position_embeddings"], context)
+class LayerGradients:
+    """The gradients of all layers with one adapter at one revision.
+
+    Joined matrices are made at the first use of a layer and serve until the revision ends.
+    """
+
+    def __init__(
+        self, adapters: Sequence[Mapping[str, LoraWeights]], by: GradientKernels | None
+    ) -> None:
+        """`adapters` of each layer use the names of its modules."""
+        self._adapters = adapters
+        self._by = by
+        self._joints: dict[int, LayerJoints] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the joined matrices that exist now."""
+        return sum(each.nbytes for each in self._joints.values())
+
+    def of(self, replay: Replay, index: int) -> LayerGradient | None:
+        """Layer `index` over the rows of `replay`. None if this kind of layer is not known here."""
+        called = replay.called(index)
+        if called is None or self._by is None:
+            return None
+        layer, arguments = called
+        context = arguments["attention_context"]
+        if not isinstance(layer, FusedLayer) or not isinstance(context, DenseContext):
+            return None
+        if arguments["attention_mask"] is not None:
+            return None
+        joints = self._joints.get(index)
+        if joints is None:
+            joints = self._joints[index] = _joints(layer, self._adapters[index])
+        return LayerGradient(layer, joints, arguments["position_embeddings"], context, self._by)
+
+
+def joined_numbers(layer: nn.Module, ranks: Mapping[str, int]) -> int:
+    """Most numbers in the joined matrices of a layer, for ranks by the names of its modules."""
+    if not isinstance(layer, FusedLayer):
+        return 0
+    found, step = 0, _step(layer)
+    for names, modules in _groups(layer):
+        joined = sum(ranks.get(name, 0) for name in names)
+        frozen = _frozen(modules)
+        found += -(-joined // step) * step * (frozen.in_features + frozen.out_features)
+    return found
 
 
 def inner_room(layer: nn.Module, rows: int) -> Inner | None:
@@ -180,36 +226,65 @@ def inner_room(layer: nn.Module, rows: int) -> Inner | None:
     gradient would not read it."""
     if not isinstance(layer, FusedLayer) or not kernels.amx_linear():
         return None
-    attention, mlp = layer.self_attn, layer.mlp
-    gate_up = _joint(["gate", "up"], (mlp.gate_proj, mlp.up_proj), {})
-    joints = (
-        _joint(["q", "k", "v"], (attention.q_proj, attention.k_proj, attention.v_proj), {}),
-        _joint(["o"], (attention.o_proj,), {}),
-        gate_up,
-        _joint(["down"], (mlp.down_proj,), {}),
-    )
-    if not tiled(joints, attention.head_dim):
+    if not _on_tiles(layer):
         return None
+    gate_up = _frozen((layer.mlp.gate_proj, layer.mlp.up_proj))
     like = layer.input_layernorm.weight.detach()
-    steps = gate_up.frozen.out_features // _SIDE
+    steps = gate_up.out_features // _SIDE
     tiles = like.new_empty(-(-rows // _SIDE), steps, _SIDE, _SIDE)
     tiles[-1].zero_()  # rows past the end are finite
-    return Inner(like.new_empty(rows, gate_up.frozen.in_features), tiles)
+    return Inner(like.new_empty(rows, gate_up.in_features), tiles)
 
 
-def _joint(
-    names: list[str], parts: tuple[nn.Module, ...], adapter: Mapping[str, LoraWeights]
-) -> Joint:
-    """The projections `parts`, which read the same input, as one joint product."""
-    frozen = [each.base if isinstance(each, LoraLinear) else each for each in parts]
+def _groups(layer: FusedLayer) -> list[tuple[tuple[str, ...], tuple[nn.Module, ...]]]:
+    """Names and modules of the projections that share an input."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        (
+            ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+        ),
+        (("self_attn.o_proj",), (attention.o_proj,)),
+        (("mlp.gate_proj", "mlp.up_proj"), (mlp.gate_proj, mlp.up_proj)),
+        (("mlp.down_proj",), (mlp.down_proj,)),
+    ]
+
+
+def _on_tiles(layer: FusedLayer) -> bool:
+    return tiled([_frozen(each) for _, each in _groups(layer)], layer.self_attn.head_dim)
+
+
+def _step(layer: FusedLayer) -> int:
+    return STEP if _on_tiles(layer) else _LINE
+
+
+def _frozen(parts: tuple[nn.Module, ...]) -> PackedLinear:
+    """The joined frozen layer of projections that share an input."""
+    frozen = _bases(parts)
     first = frozen[0]
     if isinstance(first, GroupMember):
-        members = first.group.members
-        assert list(frozen) == members
-        columns = [(name, m.start, m.end) for name, m in zip(names, members, strict=True)]
-        return Joint(first.group.joined, columns, adapter)
+        assert frozen == first.group.members
+        return first.group.joined
     assert isinstance(first, PackedLinear) and len(frozen) == 1
-    return Joint(first, [(names[0], 0, first.out_features)], adapter)
+    return first
+
+
+def _bases(parts: tuple[nn.Module, ...]) -> list[nn.Module]:
+    return [each.base if isinstance(each, LoraLinear) else each for each in parts]
+
+
+def _joints(layer: FusedLayer, adapter: Mapping[str, LoraWeights]) -> LayerJoints:
+    step, found = _step(layer), []
+    for names, modules in _groups(layer):
+        frozen = _frozen(modules)
+        columns = [
+            (name, base.start, base.end)
+            if isinstance(base, GroupMember)
+            else (name, 0, frozen.out_features)
+            for name, base in zip(names, _bases(modules), strict=True)
+        ]
+        found.append(Joint(frozen, columns, adapter, step))
+    return LayerJoints(_on_tiles(layer), *found)
 
 
 def _norm(module: FusedRmsNorm) -> NormWeights:

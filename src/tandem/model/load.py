@@ -39,12 +39,13 @@ from tandem.model.attention.interface import IMPLEMENTATION, register
 from tandem.model.attention.sdpa import SdpaKernel
 from tandem.model.capability import exact_model_length, refuse
 from tandem.model.content import weights_hash
-from tandem.model.fuse import fuse_modules
+from tandem.model.fuse import cpp_kernels, fuse_modules
+from tandem.model.fused_layer import adapt_layers
 from tandem.model.grammars import Grammars
 from tandem.model.head import Head
 from tandem.model.hub import repository_of
 from tandem.model.linear import compiled_rows, pack_linears
-from tandem.model.lora import LoraLayers, adaptable_linears
+from tandem.model.lora import AdapterUpdates, EagerUpdates, LoraLayers, adaptable_linears
 from tandem.model.probe import probe_layers
 from tandem.model.self_test import SelfTest
 from tandem.model.stack import LayerStack
@@ -205,7 +206,8 @@ def prepare_model(
     head = Head.of(model.get_output_embeddings(), description)
     progress("testing what will serve", 0.9)
     test.check(backbone, head, shapes, kernel)
-    lora = LoraLayers(model, linears)
+    lora = LoraLayers(model, linears, _adapter_updates(model, config.kernels))
+    adapt_layers(backbone, lora)
     stack = _stack(name, backbone, len(shapes))
     width, ends = model.get_output_embeddings().out_features, _eos_token_ids(model, tokenizer_end)
     progress("ready", 1.0)
@@ -252,10 +254,11 @@ def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str
     kernel: AttentionKernel
     if not _wants_kernels(model, name):
         kernel = SdpaKernel() if name == "off" else _device_kernel(model)
-        return kernel, kernel.name, False
+        done = [] if isinstance(kernel, SdpaKernel) else _accelerate_device(model)
+        return kernel, "+".join([kernel.name, *done]), False
     done = []
     # Fuse first: it joins layers that packing would pack one by one.
-    if fuse_modules(model).replaced:
+    if fuse_modules(model, cpp_kernels()).replaced:
         done.append("fused")
     report = pack_linears(model)
     done.append("packed")
@@ -283,6 +286,26 @@ def _device_kernel(model: PreTrainedModel) -> AttentionKernel:
         logger.warning("Triton's attention is not available, using torch's (slower): %s", error)
         return SdpaKernel()
     return kernel
+
+
+def _accelerate_device(model: PreTrainedModel) -> list[str]:
+    """Fuse and pack for a CUDA device whose Triton works. Returns what was done."""
+    from tandem.model.gpu.prepare import accelerate
+
+    return accelerate(model)
+
+
+def _adapter_updates(model: PreTrainedModel, name: str) -> AdapterUpdates:
+    """All adapters in two launches on a CUDA device with Triton, elsewhere one by one."""
+    if name == "off" or model.device.type != "cuda" or model.dtype.itemsize > 4:
+        return EagerUpdates()
+    try:
+        from tandem.model.gpu.adapters import tried
+
+        return tried(model.device, model.dtype)
+    except Exception as error:  # compilers may fail in any way
+        logger.warning("adapters are applied one by one, which is slower: %s", error)
+        return EagerUpdates()
 
 
 def _stack(name: str, backbone: nn.Module, count: int) -> LayerStack | None:

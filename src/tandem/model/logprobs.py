@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from tandem.core.plan import TokenLogprob
 from tandem.model.selection import best_candidates
+from tandem.model.transfer import indices
 
 
 def token_logprobs(
@@ -20,7 +20,7 @@ def token_logprobs(
     """
     scores = logits.float()
     total = scores.logsumexp(dim=-1)
-    picked = torch.tensor(list(tokens), dtype=torch.int64, device=scores.device)
+    picked = indices(list(tokens), scores.device)
     chosen = scores.gather(1, picked[:, None])
     # Among equals the lower id ranks first, as in argmax.
     ranks = ((scores > chosen).sum(dim=-1) + 1).tolist()

@@ -1,15 +1,16 @@
 """Many LoRA adapters in one flattened batch.
 
-Rows of one adapter are consecutive, so each adapter costs two small products per layer on a view of
-its rows. A batch without adapters costs nothing. Invariant: every adapter has its own tensors, so
-writing one in place never affects what another's pending backward reads.
+Rows of one adapter are consecutive. How updates are added is chosen when the model is loaded: one
+adapter after the other on views of its rows (`EagerUpdates`), or all with two launches (`gpu`). A
+batch without adapters costs nothing. Invariant: every adapter has its own tensors, so writing one
+in place never affects what another's pending backward reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +29,126 @@ class Segment:
     stop: int
 
 
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Rows by adapter on the device. `table` int32 [tiles, 4]: the first row, the number of rows
+    (at most `height`; 0: the tile is not in use), the adapter's slot, and 0."""
+
+    height: int
+    table: Tensor
+
+
+class ReservedTiles(Protocol):
+    """Tiles at a fixed place for passes of up to a number of rows: what a captured pass reads."""
+
+    @property
+    def tiles(self) -> Tiles:
+        """As many tiles as the rows can need. `fill` sets them."""
+        ...
+
+    def fill(self, segments: Sequence[Segment]) -> None:
+        """Use `segments` in work that is submitted from now on: one asynchronous copy."""
+        ...
+
+
 @dataclass(slots=True)
 class ActiveSegments:
-    """The segments that the wrapped layers of one model apply in the current forward pass."""
+    """What the wrapped layers of one model apply in the current forward pass.
+
+    `tiles` are those of the segments, made when first needed, or reserved ones without segments.
+    """
 
     segments: tuple[Segment, ...] = ()
+    tiles: Tiles | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether the pass has no adapters."""
+        return not self.segments and self.tiles is None
+
+
+class JointUpdate(Protocol):
+    """The adapters' updates of some layers that read the same input, in a fixed order."""
+
+    def update(self, x: Tensor, out: Tensor) -> None:
+        """For `x` [rows, in], add to `out` [rows, sum of out], the layers' outputs side by side.
+
+        Writes in place, not differentiable. Does nothing without active segments. Rows may have any
+        stride, columns are consecutive.
+        """
+        ...
+
+
+class AdapterUpdates(Protocol):
+    """How the updates of all adapters of one model are added: chosen when the model is loaded."""
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever passes captured before must not be replayed any more."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tables and copies, without the adapters' own tensors."""
+        ...
+
+    def group(self, layers: Sequence[LoraLinear], active: ActiveSegments) -> JointUpdate:
+        """The joint update of `layers`, which must read the same input."""
+        ...
+
+    def add(self, key: str) -> None:
+        """Layers have the new weights of adapter `key`, which is not known here yet."""
+        ...
+
+    def drop(self, key: str) -> None:
+        """Forget adapter `key`, if it is known."""
+        ...
+
+    def reserve(self, rows: int) -> ReservedTiles | None:
+        """Tiles for captured passes; None if passes with adapters cannot be captured."""
+        ...
+
+
+class EagerUpdates:
+    """One adapter after the other: two small products on a view of its rows. For any device.
+
+    The low-rank product and the update are rounded to the weights' type.
+    """
+
+    generation = 0
+    nbytes = 0
+
+    def group(self, layers: Sequence[LoraLinear], active: ActiveSegments) -> JointUpdate:
+        """See `AdapterUpdates`."""
+        return _EagerUpdate(tuple(layers), active)
+
+    def add(self, key: str) -> None:
+        """See `AdapterUpdates`."""
+
+    def drop(self, key: str) -> None:
+        """See `AdapterUpdates`."""
+
+    def reserve(self, rows: int) -> ReservedTiles | None:
+        """See `AdapterUpdates`."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _EagerUpdate:
+    layers: tuple[LoraLinear, ...]
+    active: ActiveSegments
+
+    def update(self, x: Tensor, out: Tensor) -> None:
+        """See `JointUpdate`."""
+        for segment in self.active.segments:
+            length, column = segment.stop - segment.start, 0
+            rows = x.narrow(0, segment.start, length)
+            for layer in self.layers:
+                width = layer.shape.outputs
+                if (weights := layer.weights(segment.key)) is not None:
+                    part = out.narrow(0, segment.start, length).narrow(1, column, width)
+                    part.add_(linear(linear(rows, weights.a), weights.b), alpha=weights.scale)
+                column += width
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +162,42 @@ class _Packing:
 class LoraLinear(nn.Module):
     """A frozen layer plus each segment's adapter update on the rows of that segment."""
 
-    def __init__(self, base: nn.Module, active: ActiveSegments) -> None:
+    def __init__(
+        self, base: nn.Module, shape: LinearShape, active: ActiveSegments, updates: AdapterUpdates
+    ) -> None:
         super().__init__()
         self.base = base
+        self.shape = shape
         self._active = active
         self._weights: dict[str, LoraWeights] = {}
         self._packings: dict[str, _Packing] = {}
+        self._update = updates.group((self,), active)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [1, rows, in] -> [1, rows, out]."""
         out: Tensor = self.base(x)
+        if self._active.empty:
+            return out
+        if torch.is_grad_enabled():
+            return self._recorded(x, out)
+        self._update.update(x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1]))
+        return out
+
+    def _recorded(self, x: Tensor, out: Tensor) -> Tensor:
+        """The update for autograd: out of place, since autograd may keep `out`."""
         for segment in self._active.segments:
             weights = self._weights.get(segment.key)
             if weights is None:
                 continue
-            length = segment.stop - segment.start
-            low = linear(x.narrow(-2, segment.start, length), weights.a)
-            update = linear(low, weights.b)
-            if torch.is_grad_enabled():
-                # Out of place, since autograd may keep `out`. A backward has a single adapter.
-                assert length == x.shape[-2]
-                out = torch.add(out, update, alpha=weights.scale)
-            else:
-                out.narrow(-2, segment.start, length).add_(update, alpha=weights.scale)
+            # A backward has a single adapter.
+            assert segment.stop - segment.start == x.shape[-2]
+            update = linear(linear(x, weights.a), weights.b)
+            out = torch.add(out, update, alpha=weights.scale)
         return out
+
+    def weights(self, key: str) -> LoraWeights | None:
+        """What adapter `key` does to this layer; None if it leaves the layer as it is."""
+        return self._weights.get(key)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -122,16 +250,24 @@ def _pack(layers: Sequence[LoraLinear], weights: Sequence[LoraWeights | None]) -
 class LoraLayers:
     """All adaptable layers of one model by name, and the adapters that they hold."""
 
-    def __init__(self, model: nn.Module, linears: Mapping[str, LinearShape]) -> None:
-        """Wraps each layer of `linears` in place. The layers may be packed already."""
+    def __init__(
+        self,
+        model: nn.Module,
+        linears: Mapping[str, LinearShape],
+        updates: AdapterUpdates | None = None,
+    ) -> None:
+        """Wraps each layer of `linears` in place. The layers may be packed already. Without
+        `updates` they are `EagerUpdates`."""
         self.linears = dict(linears)
+        self._updates: AdapterUpdates = EagerUpdates() if updates is None else updates
         self._active = ActiveSegments()
         self._layers: dict[str, LoraLinear] = {}
         self._loaded: set[str] = set()
-        for name in self.linears:
+        for name, shape in self.linears.items():
             parent, _, child = name.rpartition(".")
             owner = model.get_submodule(parent)
-            wrapped = LoraLinear(owner.get_submodule(child), self._active)
+            base = owner.get_submodule(child)
+            wrapped = LoraLinear(base, shape, self._active, self._updates)
             setattr(owner, child, wrapped)
             self._layers[name] = wrapped
 
@@ -146,22 +282,49 @@ class LoraLayers:
         self.drop(key)
         for name, weights in adapter.items():
             self._layers[name].put(key, weights)
+        self._updates.add(key)
         self._loaded.add(key)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all adapters."""
-        return sum(layer.nbytes for layer in self._layers.values())
+        return sum(layer.nbytes for layer in self._layers.values()) + self._updates.nbytes
 
     def drop(self, key: str) -> None:
-        """Forget `key`. Does nothing if it is not loaded."""
+        """Forget `key`. Does nothing if it is not loaded.
+
+        Its tensors may be freed while a device still has work that reads them: all work goes to one
+        stream, and their memory is given out again in the order of that stream.
+        """
+        self._updates.drop(key)
         for layer in self._layers.values():
             layer.drop(key)
         self._loaded.discard(key)
 
+    def group(self, layers: Sequence[LoraLinear]) -> JointUpdate:
+        """The joint update of some of these layers, which must read the same input.
+
+        Make it once, when the model is loaded.
+        """
+        return self._updates.group(layers, self._active)
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever passes that were captured before must not be replayed any more."""
+        return self._updates.generation
+
+    def reserve(self, rows: int) -> ReservedTiles | None:
+        """Tiles for captured passes of up to `rows` rows, valid in the current `generation`. None
+        if passes with adapters cannot be captured."""
+        return self._updates.reserve(rows)
+
     def activate(self, segments: tuple[Segment, ...]) -> None:
         """Set which rows of the next forward pass use which adapter."""
-        self._active.segments = segments
+        self._active.segments, self._active.tiles = segments, None
+
+    def activate_reserved(self, reserved: ReservedTiles) -> None:
+        """Let the next forward pass, one that is captured, read the reserved tiles."""
+        self._active.segments, self._active.tiles = (), reserved.tiles
 
 
 def adaptable_linears(backbone: nn.Module, prefix: str) -> dict[str, LinearShape]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,46 +22,102 @@ from tandem.model.grammars import Grammars
 from tandem.model.logprobs import token_logprobs
 from tandem.model.randomness import uniforms
 from tandem.model.selection import best_candidates, invert
+from tandem.model.transfer import Fetched, indices, to_device
 
 # Number of candidates for top_p alone, before the whole vocabulary is sorted.
 _TOP_P_CANDIDATES = 1024
 NOT_FINITE = "the model's output was not finite"
+# In place of a token: what no token stands for.
+_IMPOSSIBLE, _NOT_FINITE, _UNCOVERED = -1, -2, -3
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The greatest logit of each row: its column int64 [rows], and whether the row is finite. A NaN
+    or +inf anywhere in a row shows in its maximum."""
+
+    choice: Tensor
+    finite: Tensor
+
+    @staticmethod
+    def of(logits: Tensor) -> Best:
+        """Search `logits` [rows, vocab]."""
+        value, choice = logits.max(dim=-1)
+        return Best(choice, value.isfinite())
+
+    def pick(self, rows: Tensor) -> Best:
+        """Those of the given rows."""
+        return Best(self.choice.index_select(0, rows), self.finite.index_select(0, rows))
+
+
+class Drawing:
+    """Draws that the device computes. Nothing here waits for it before `results`."""
+
+    def __init__(
+        self,
+        logits: Tensor,
+        draws: Sequence[Draw],
+        grammars: Grammars | None = None,
+        best: Best | None = None,
+    ) -> None:
+        """One draw from each row of `logits` [draws, vocab], whose maxima are `best` if they are
+        known. `grammars` are needed if a draw has one."""
+        self._logits, self._draws = logits, draws
+        best = best if best is not None else Best.of(logits)
+        choice, usable = best.choice, best.finite
+        self._problems: dict[int, str] = {}
+        # Rows with a path of their own, and their edited logits.
+        self._changed = [row for row, draw in enumerate(draws) if not _plainly_greedy(draw)]
+        self._scores: Tensor | None = None
+        if changed := self._changed:
+            rows, some = indices(changed, logits.device), [draws[row] for row in changed]
+            scores = _pick(logits, changed).to(torch.float32, copy=True)
+            _apply_bias(scores, some)
+            _apply_penalties(scores, some)
+            if any(draw.sampling.grammar is not None for draw in some):
+                assert grammars is not None
+                found = grammars.restrict(scores, some)
+                self._problems = {changed[row]: why for row, why in found.items()}
+            picked, possible = _choose(scores, some)
+            choice = choice.index_copy(0, rows, picked)
+            usable = usable.index_copy(0, rows, possible & usable.index_select(0, rows))
+            self._scores = scores
+        coded = choice.masked_fill(~usable, _IMPOSSIBLE).masked_fill(~best.finite, _NOT_FINITE)
+        self._coded = Fetched(coded)
+
+    def results(self) -> list[DrawResult | str]:
+        """One for each draw: its token, or the reason why none can be chosen: `NOT_FINITE`, or what
+        the grammars say."""
+        tokens: list[int] = self._coded.get().tolist()
+        self._draw_again([row for row in self._changed if tokens[row] == _UNCOVERED], tokens)
+        results: list[DrawResult | str] = [
+            DrawResult(draw.seq_id, token) if token >= 0 else NOT_FINITE
+            for draw, token in zip(self._draws, tokens, strict=True)
+        ]
+        for row, problem in self._problems.items():
+            results[row] = problem if tokens[row] != _NOT_FINITE else NOT_FINITE
+        _add_logprobs(results, self._logits, self._draws)
+        return results
+
+    def _draw_again(self, short: list[int], tokens: list[int]) -> None:
+        """Draw for `short` rows among all tokens: their nucleus is larger than the candidates."""
+        if not short:
+            return
+        assert self._scores is not None
+        places = {row: place for place, row in enumerate(self._changed)}
+        some = [self._draws[row] for row in short]
+        scores = _pick(self._scores, [places[row] for row in short])
+        params, numbers = [draw.sampling for draw in some], _numbers(some, scores.device)
+        drawn = _draw_among_best(scores, params, numbers, scores.shape[1]).tolist()
+        for row, token in zip(short, drawn, strict=True):
+            tokens[row] = token
 
 
 def sample(
     logits: Tensor, draws: Sequence[Draw], grammars: Grammars | None = None
 ) -> list[DrawResult | str]:
-    """One result for each draw, from its row of `logits` [draws, vocab].
-
-    Instead, the reason why no token can be chosen: `NOT_FINITE`, or what `grammars` says. They are
-    needed if a draw has a grammar.
-    """
-    best, choice = logits.max(dim=-1)
-    # A NaN or +inf anywhere in a row shows in its maximum.
-    finite = usable = best.isfinite()
-    changed = [row for row, draw in enumerate(draws) if not _plainly_greedy(draw)]
-    problems: dict[int, str] = {}
-    if changed:
-        rows = torch.tensor(changed, device=logits.device)
-        some = [draws[row] for row in changed]
-        scores = _pick(logits, changed).to(torch.float32, copy=True)
-        _apply_bias(scores, some)
-        _apply_penalties(scores, some)
-        if any(draw.sampling.grammar is not None for draw in some):
-            assert grammars is not None
-            problems = {changed[row]: why for row, why in grammars.restrict(scores, some).items()}
-        picked, possible = _choose(scores, some)
-        choice = choice.index_copy(0, rows, picked)
-        usable = usable.index_copy(0, rows, possible & usable.index_select(0, rows))
-    tokens, valid = choice.tolist(), usable.tolist()
-    results: list[DrawResult | str] = [
-        DrawResult(draw.seq_id, token) if ok else NOT_FINITE
-        for draw, token, ok in zip(draws, tokens, valid, strict=True)
-    ]
-    for row, problem in problems.items():
-        results[row] = problem if bool(finite[row]) else NOT_FINITE
-    _add_logprobs(results, logits, draws)
-    return results
+    """`Drawing.results` at once."""
+    return Drawing(logits, draws, grammars).results()
 
 
 def _plainly_greedy(draw: Draw) -> bool:
@@ -86,17 +143,14 @@ def _add_logprobs(results: list[DrawResult | str], logits: Tensor, draws: Sequen
 
 
 def _choose(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Tokens int64 [draws], and whether each row of `scores` had a possible one."""
-    best, choice = scores.max(dim=-1)
-    possible = best.isfinite()
+    """Tokens int64 [draws] or `_UNCOVERED`, and whether each row of `scores` had a possible one. A
+    row without one gets any token."""
+    best = Best.of(scores)
     random = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
-    if random:
-        rows = torch.tensor(random, device=scores.device)
-        # A row without a possible token is reported later. Here it must not raise.
-        ready = scores if bool(possible.all()) else scores.masked_fill(~possible[:, None], 0.0)
-        drawn = _draw(_pick(ready, random), [draws[row] for row in random])
-        choice = choice.index_copy(0, rows, drawn)
-    return choice, possible
+    if not random:
+        return best.choice, best.finite
+    drawn = _draw(_pick(scores, random), [draws[row] for row in random])
+    return best.choice.index_copy(0, indices(random, scores.device), drawn), best.finite
 
 
 def _apply_bias(scores: Tensor, draws: Sequence[Draw]) -> None:
@@ -113,8 +167,8 @@ def _apply_bias(scores: Tensor, draws: Sequence[Draw]) -> None:
     ]
     if biased:
         rows, tokens, values = zip(*biased, strict=True)
-        where = (_index(scores, rows), _index(scores, tokens))
-        added = torch.tensor(values, dtype=scores.dtype, device=scores.device)
+        where = (indices(list(rows), scores.device), indices(list(tokens), scores.device))
+        added = to_device(torch.tensor(values, dtype=scores.dtype), scores.device)
         scores.index_put_(where, added, accumulate=True)
 
 
@@ -125,13 +179,11 @@ def _apply_penalties(scores: Tensor, draws: Sequence[Draw]) -> None:
     ]
     if not parts:
         return
-    rows, tokens = (
-        _index(scores, np.concatenate([part[column] for part in parts])) for column in (0, 1)
+    rows, tokens, factor, minus = (
+        to_device(torch.from_numpy(np.concatenate(column)), scores.device)
+        for column in zip(*parts, strict=True)
     )
-    factor, minus = (
-        torch.from_numpy(np.concatenate([part[column] for part in parts])).to(scores)
-        for column in (2, 3)
-    )
+    factor, minus = factor.to(scores.dtype), minus.to(scores.dtype)
     seen = scores[rows, tokens]
     seen = torch.where(seen > 0, seen / factor, seen * factor) - minus
     scores[rows, tokens] = seen
@@ -148,15 +200,15 @@ def _penalty_of(row: int, draw: Draw) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return np.full(tokens.size, row), tokens, factor, minus
 
 
-def _index(scores: Tensor, values: Sequence[int] | np.ndarray) -> Tensor:
-    return torch.as_tensor(values, dtype=torch.int64).to(scores.device)
+def _numbers(draws: Sequence[Draw], device: torch.device) -> Tensor:
+    """Uniform numbers, float64 [draws]."""
+    numbers = uniforms([(d.sampling.seed, d.index, d.position) for d in draws])
+    return to_device(torch.from_numpy(numbers), device)
 
 
 def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Tokens int64 [draws], each drawn from its row of `scores` [draws, vocab]."""
-    params = [draw.sampling for draw in draws]
-    numbers = uniforms([(d.sampling.seed, d.index, d.position) for d in draws])
-    uniform = torch.from_numpy(numbers).to(scores.device)
+    """Tokens int64 [draws], each drawn from its row of `scores` [draws, vocab], or `_UNCOVERED`."""
+    params, uniform = [draw.sampling for draw in draws], _numbers(draws, scores.device)
     needs = [_candidates(p, scores.shape[1]) for p in params]
     choice = torch.empty(len(draws), dtype=torch.int64, device=scores.device)
     for need in sorted(set(needs)):
@@ -167,7 +219,7 @@ def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
             drawn = _draw_among_best(part, some, number, need)
         else:
             drawn = invert(_filtered(part, some).exp_(), number)
-        choice[torch.tensor(rows, device=scores.device)] = drawn
+        choice.index_copy_(0, indices(rows, scores.device), drawn)
     return choice
 
 
@@ -183,8 +235,8 @@ def _draw_among_best(
 ) -> Tensor:
     """Tokens drawn after top_k and top_p from the best `count` of each row.
 
-    With top_k the mass is that of the k best, otherwise that of the whole row. Rows whose nucleus
-    is larger than `count` are drawn again among all tokens.
+    With top_k the mass is that of the k best, otherwise that of the whole row. The result is
+    `_UNCOVERED` if the nucleus is larger than `count`.
     """
     values, tokens = best_candidates(scores, count)
     weights = _filtered(values, params).exp_()
@@ -196,20 +248,16 @@ def _draw_among_best(
     open_ended = [row for row, p in enumerate(params) if p.top_k <= 0]
     if open_ended and count < scores.shape[1]:
         whole = _filtered(_pick(scores, open_ended), [params[row] for row in open_ended])
-        total[torch.tensor(open_ended, device=total.device)] = whole.exp_().sum(dim=-1)
+        rows = indices(open_ended, total.device)
+        total.index_copy_(0, rows, whole.exp_().sum(dim=-1))
     before = (weights.cumsum(dim=-1) - weights) / total[:, None]
     share = _column(scores, [p.top_p for p in params])
     kept = weights.masked_fill((before >= share) & (rank > 0), 0.0)
     choice = tokens.gather(1, invert(kept, uniform)[:, None])[:, 0]
-    covered = (held / total >= share[:, 0] + 1e-6).tolist()
-    short = [row for row in open_ended if not covered[row]] if count < scores.shape[1] else []
-    if short:
-        again = _draw_among_best(
-            _pick(scores, short), [params[row] for row in short], _pick(uniform, short),
-            scores.shape[1],
-        )  # fmt: skip
-        choice[torch.tensor(short, device=scores.device)] = again
-    return choice
+    if not open_ended or count == scores.shape[1]:
+        return choice
+    least = _column(scores, [p.top_p + 1e-6 if p.top_k <= 0 else 0.0 for p in params])
+    return choice.masked_fill(held / total < least[:, 0], _UNCOVERED)
 
 
 def _filtered(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -227,8 +275,8 @@ def _pick(tensor: Tensor, rows: list[int]) -> Tensor:
     """The given rows, ascending; `tensor` itself if it has no others."""
     if len(rows) == tensor.shape[0]:
         return tensor
-    return tensor.index_select(0, torch.tensor(rows, device=tensor.device))
+    return tensor.index_select(0, indices(rows, tensor.device))
 
 
 def _column(scores: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=scores.dtype, device=scores.device)[:, None]
+    return to_device(torch.tensor(values, dtype=scores.dtype), scores.device)[:, None]

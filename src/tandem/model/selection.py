@@ -62,7 +62,8 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     columns = piece[:, None] * _SUM_PIECE + torch.arange(_SUM_PIECE, device=weights.device)
     inside = weights.gather(1, columns.clamp(max=width - 1))
     inside = inside.masked_fill(columns >= width, 0.0)
-    return piece * _SUM_PIECE + _place(inside, level - before)[0]
+    place = piece * _SUM_PIECE + _place(inside, level - before)[0]
+    return place.clamp_(max=width - 1)  # of a row that is not finite
 
 
 def _place(weights: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -158,14 +158,13 @@ def _seed(
     slopes = recording.slopes
     if slopes is None:
         return torch.zeros_like(output)
-    scale = torch.tensor(
-        [coefficients[s] for s in recording.active],
-        dtype=torch.promote_types(slopes.dtype, torch.float32),
-        device=slopes.device,
-    )
     lengths = [recording.lengths[s] for s in recording.active]
-    factors = scale.repeat_interleave(torch.tensor(lengths, device=slopes.device))
-    seed = (slopes[rows] * factors[:, None]).to(output.dtype)
+    # Numbers of the host, since a tensor of them would wait for the device.
+    parts = [
+        part * coefficients[s]
+        for s, part in zip(recording.active, slopes[rows].split(lengths), strict=True)
+    ]
+    seed = torch.cat(parts).to(output.dtype)
     with torch.enable_grad():
         leaving = output.detach().requires_grad_()
         final = replay.finish(leaving)

@@ -71,10 +71,15 @@ class Trainer:
         """Add gradients by module to those since the last update."""
         if self._gradient is None:
             self._gradient = torch.zeros_like(self._parameters)
+        totals: list[Tensor] = []
+        parts: list[Tensor] = []
         for module, halves in found.items():
             for total, half in zip(self.layout.pair(self._gradient, module), halves, strict=True):
                 if half is not None:
-                    total.add_(half)
+                    totals.append(total)
+                    parts.append(half)
+        if totals:  # one launch for many matrices where both are float32 and dense
+            torch._foreach_add_(totals, parts)
 
     def drop_gradients(self) -> None:
         """Forget what was accumulated since the last update."""

@@ -52,6 +52,19 @@ class SpanArrays:
     lengths: np.ndarray
     tables: np.ndarray
 
+    def positions(self) -> np.ndarray:
+        """Of each row, int64 [rows]."""
+        first_rows = np.cumsum(self.lengths) - self.lengths
+        offsets = np.repeat(self.starts - first_rows, self.lengths)
+        return np.arange(offsets.size) + offsets
+
+    def slots(self, block_size: int) -> np.ndarray:
+        """Where each row's KV goes: block * block_size + offset, int64 [rows]."""
+        positions = self.positions()
+        owner = np.repeat(np.arange(self.lengths.size), self.lengths)
+        blocks = self.tables[owner, positions // block_size].astype(np.int64)
+        return blocks * block_size + positions % block_size
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
@@ -75,16 +88,11 @@ class BatchLayout:
         spans: SpanArrays, block_size: int, device: torch.device, dtype: torch.dtype
     ) -> tuple[BatchLayout, Tensor]:
         """The layout of `spans` and their positions, int64 [rows] on the device."""
-        first_rows = np.cumsum(spans.lengths) - spans.lengths
-        offsets = np.repeat(spans.starts - first_rows, spans.lengths)
-        positions = np.arange(offsets.size) + offsets
-        owner = np.repeat(np.arange(spans.lengths.size), spans.lengths)
-        blocks = spans.tables[owner, positions // block_size].astype(np.int64)
-        slots = torch.from_numpy(blocks * block_size + positions % block_size).to(device)
+        slots = torch.from_numpy(spans.slots(block_size)).to(device)
         layout = BatchLayout(
             spans.starts, spans.lengths, spans.tables, slots, block_size, device, dtype
         )
-        return layout, torch.from_numpy(positions).to(device)
+        return layout, torch.from_numpy(spans.positions()).to(device)
 
 
 class AttentionContext(Protocol):
@@ -110,6 +118,15 @@ class AttentionBatch(Protocol):
         ...
 
 
+class ReservedAttention(AttentionBatch, Protocol):
+    """A batch whose tables keep their place: what a captured pass reads."""
+
+    def fill(self, layout: BatchLayout) -> None:
+        """Take over `layout`, which is on the host, for passes that are given to the device from
+        now on. Rows after those of `layout` are padding: stored nowhere, with any result."""
+        ...
+
+
 class AttentionKernel(Protocol):
     """A way to compute paged attention. Stateless; chosen once at load."""
 
@@ -120,6 +137,11 @@ class AttentionKernel(Protocol):
 
     def prepare(self, layout: BatchLayout) -> AttentionBatch:
         """Build what all layers of this iteration share."""
+        ...
+
+    def reserve(self, rows: int, spans: int, width: int) -> ReservedAttention | None:
+        """A batch for captured passes of at most `rows` rows, `spans` spans and `width` blocks a
+        span; if `rows` equals `spans`, of decodes only. None if passes cannot be captured."""
         ...
 
 

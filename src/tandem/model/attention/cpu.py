@@ -26,6 +26,9 @@ class CpuKernel:
         """Tables in the kernel's types."""
         return CpuBatch(layout)
 
+    def reserve(self, rows: int, spans: int, width: int) -> None:
+        """See `AttentionKernel`."""
+
 
 class CpuBatch:
     """One iteration's tables, shared by all layers."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem.model.attention.base import AttentionParams
 from tandem.model.attention.sdpa import dot_product
+from tandem.model.transfer import to_device
 
 # If (tokens of a sequence) x (head size) is at most this, torch's backward of attention on a CPU is
 # slower in bfloat16 than in float32: 3.3 times at 190 x 32, equal at 256 x 64.
@@ -34,6 +35,14 @@ class DenseContext:
             elif length:
                 self._runs.append((1, length))
         self._biases: dict[tuple[int, int], Tensor] = {}
+        self._bounds: Tensor | None = None
+
+    def bounds(self, device: torch.device) -> Tensor:
+        """int32 [sequences + 1] on `device`: the first row of each, and the end."""
+        if self._bounds is None:
+            ends = torch.tensor((0, *self.lengths)).cumsum(0, dtype=torch.int32)
+            self._bounds = to_device(ends, device)
+        return self._bounds
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams

@@ -46,6 +46,9 @@ class SdpaKernel:
         """Groups are built when a layer first uses a window."""
         return SdpaBatch(layout)
 
+    def reserve(self, rows: int, spans: int, width: int) -> None:
+        """See `AttentionKernel`."""
+
 
 class SdpaBatch:
     """Groups of one iteration, per window."""

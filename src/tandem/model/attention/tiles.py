@@ -1,44 +1,70 @@
-"""How rows are divided for the Triton kernel: a tile is a few rows of one span, for one program.
+"""How rows are divided for the Triton kernel: a tile is a few rows of one span.
 
-Knows no device and no kernel. Invariant: every row of a batch is in one tile.
+A decode is a tile of its own. Its keys are divided among several programs (flash-decoding, arXiv
+2311.01282) where the batch alone does not fill the device. Knows no model. Invariants: every row of
+a batch is in one tile (or in one for each part of its keys), and the number of tiles has a bound
+that depends on the batch's size alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-# Lines of a tile (a line is a row of one query head): the least that matrix units take, and the
-# number for a prompt's tile.
-_LEAST_LINES, _PROMPT_LINES = 16, 64
+# Rows of a prompt's tile, and the least keys that a program of its own is worth.
+PROMPT_ROWS, _SHARE = 64, 256
+# Columns of a table: first row in the batch, number of rows, position of the first row, span, which
+# part of the keys, of how many.
+COLUMNS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Tiles of at most `rows` rows each. `table` int32 [tiles, 4] has the first row in the batch,
-    the number of rows, the position of the first row, and the span."""
-
-    rows: int
-    table: np.ndarray
+def decode_tiles(spans: int, processors: int) -> int:
+    """The most tiles of up to `spans` spans of one row."""
+    return max(spans + max(processors // 4, 1), processors // 2)
 
 
-def cut(starts: np.ndarray, lengths: np.ndarray, heads: int) -> list[Tiles]:
-    """Tiles of spans with `lengths` rows from positions `starts` on, int64 [spans] each. `heads`
-    query heads share a tile. Decodes get tiles of few rows, other spans larger ones. The tiles with
-    the longest context come first."""
+def prompt_tiles(rows: int, spans: int) -> int:
+    """The most tiles of up to `spans` longer spans with `rows` rows in all."""
+    return min(spans, rows // 2) + rows // PROMPT_ROWS
+
+
+def cut(starts: np.ndarray, lengths: np.ndarray, processors: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tiles of decodes and of longer spans, int32 [tiles, COLUMNS] each. Spans have `lengths` rows
+    from positions `starts` on, int64 [spans] each; the device has `processors` multiprocessors.
+
+    Tiles with the longest context come first. Parts of a decode follow each other.
+    """
     first_rows = np.cumsum(lengths) - lengths
-    found = []
-    for single, lines in ((True, _LEAST_LINES), (False, _PROMPT_LINES)):
-        spans = np.flatnonzero((lengths == 1) == single)
-        if not spans.size:
-            continue
-        rows = max(1, lines // heads)
-        counts = -(-lengths[spans] // rows)
-        owner = np.repeat(spans, counts)
-        within = (np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)) * rows
-        left = np.minimum(rows, lengths[owner] - within)
-        position = starts[owner] + within
-        table = np.stack([first_rows[owner] + within, left, position, owner], axis=1)
-        found.append(Tiles(rows, table[np.argsort(-position, kind="stable")].astype(np.int32)))
-    return found
+    single = np.flatnonzero(lengths == 1)
+    parts = _parts(starts[single] + 1, processors)
+    owner = np.repeat(single, parts)
+    part = np.arange(owner.size) - np.repeat(np.cumsum(parts) - parts, parts)
+    of = np.repeat(parts, parts)
+    decodes = np.stack(
+        [first_rows[owner], np.ones_like(owner), starts[owner], owner, part, of], axis=1
+    )
+    longer = np.flatnonzero(lengths > 1)
+    counts = -(-lengths[longer] // PROMPT_ROWS)
+    owner = np.repeat(longer, counts)
+    within = (np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)) * PROMPT_ROWS
+    left = np.minimum(PROMPT_ROWS, lengths[owner] - within)
+    none = np.zeros_like(owner)
+    prompts = np.stack(
+        [first_rows[owner] + within, left, starts[owner] + within, owner, none, none + 1], axis=1
+    )
+    by_length = np.argsort(-(decodes[:, 2] // decodes[:, 5]), kind="stable")
+    by_position = np.argsort(-prompts[:, 2], kind="stable")
+    return decodes[by_length].astype(np.int32), prompts[by_position].astype(np.int32)
+
+
+def _parts(contexts: np.ndarray, processors: int) -> np.ndarray:
+    """Into how many parts the keys of each decode are divided.
+
+    A model has several KV heads, hence several programs a part: half as many parts as
+    multiprocessors fill the device. From a quarter as many decodes on, only those longer than
+    others are divided. The sum is at most the number of decodes plus `wanted`.
+    """
+    if not contexts.size:
+        return contexts
+    wanted = max(processors // 4, processors // 2 - contexts.size, 1)
+    share = max(_SHARE, -(-int(contexts.sum()) // wanted))
+    return np.maximum(1, (contexts + share // 2) // share)

@@ -2,13 +2,12 @@
 
 A decode is one tile, a prompt has several. The query heads of one KV head share a tile, so keys and
 values are read once for all of them. The softmax is computed online (FlashAttention-2, arXiv
-2307.08691). Any mix of spans takes at most two launches, and a new number of rows compiles nothing.
-Needs `triton`, which comes with torch's CUDA builds.
+2307.08691). The keys of a long decode are divided among programs; the last of them to end merges
+their results (flash-decoding, arXiv 2311.01282). Any mix of spans takes at most two launches, and
+a new number of rows compiles nothing. Needs `triton`, which comes with torch's CUDA builds.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -16,27 +15,72 @@ import triton.language as tl
 from torch import Tensor
 
 from tandem.model.attention.base import AttentionBatch, AttentionParams, BatchLayout, LayerKV
-from tandem.model.attention.tiles import cut
+from tandem.model.attention.tables import Capacity, Tables, needed, write
+from tandem.model.attention.tiles import COLUMNS, PROMPT_ROWS, cut
+from tandem.model.gpu.early import after_predecessor, early_start
+from tandem.model.gpu.heads import store
+from tandem.model.gpu.launch import launch
+from tandem.model.gpu.staging import Staging
 
-# Keys of a tile; halved while they take more bytes than this.
+# Keys of a step; halved while they take more bytes than this.
 _KEYS, _KEY_BYTES = 128, 16384
+# Lines of a program (a line is a row of one query head): the least that matrix units take, and the
+# number for prompts.
+_DECODE_LINES, _PROMPT_LINES = 16, 64
+# How far loads run ahead. Block tables are loaded a stage or two before what they lead to, so the
+# keys and values of one step are under way for prompts, of two for decodes.
+_STAGES = {False: 3, True: 5}
+# Elements of results that are merged at once.
+_MERGED = 8192
+# Multiprocessors that are assumed of the CPU, on which only tests compute.
+_CPU_PROCESSORS = 16
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scaled(scores, scale, softcap, SOFTCAP: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    """Scores times `scale`, capped, in units of log 2."""
+    if SOFTCAP:  # tanh x = 2 sigmoid(2 x) - 1
+        capped = softcap * (2.0 * tl.sigmoid(2.0 * scale * scores / softcap) - 1.0)
+        return capped * 1.4426950408889634
+    return scores * (scale * 1.4426950408889634)
 
 
 # Not specialised for values that change from pass to pass: no pass should wait for a compiler.
 @triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query, keys, values, out, tiles, tables, width, scale, window, softcap,
-    query_row, query_head, out_row,
+    query, keys, values, out, tiles, tables, partial, peaks, arrived,
+    width, scale, window, softcap, query_row, query_head, out_row,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, MERGE: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Tile `program_id(0)` of KV head `program_id(1)`; `tiles` is the table of `Tiles`."""
+    """Rows `program_id(2)` * ROWS and on of tile `program_id(0)`, for KV head `program_id(1)`."""
+    after_predecessor(EARLY)
     head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
-    tile = tiles + tl.program_id(0) * 4
-    first_row, count = tl.load(tile), tl.load(tile + 1)
-    position, span = tl.load(tile + 2), tl.load(tile + 3)
+    number = tl.program_id(0)
+    tile = tiles + number * COLUMNS
+    skipped = tl.program_id(2) * ROWS
+    count = tl.minimum(tl.load(tile + 1) - skipped, ROWS)
+    if count <= 0:
+        return
+    first_row, position = tl.load(tile) + skipped, tl.load(tile + 2) + skipped
+    span = tl.load(tile + 3)
+    end = position + count
+    start = 0
+    if WINDOW:
+        start = tl.maximum(0, position - window + 1) // KEYS * KEYS
+    part, used = 0, 1
+    if SPLIT:
+        part = tl.load(tile + 4)
+        steps = tl.cdiv(end - start, KEYS)
+        share = tl.cdiv(steps, tl.load(tile + 5))
+        used = tl.cdiv(steps, share)
+        if part >= used:
+            return
+        start += part * share * KEYS
+        end = tl.minimum(end, start + share * KEYS)
 
     line = tl.arange(0, ROWS * GROUP_PAD)
     row, member = line // GROUP_PAD, line % GROUP_PAD
@@ -53,10 +97,6 @@ def _attend(  # type: ignore[no-untyped-def]
     total = tl.zeros([ROWS * GROUP_PAD], tl.float32)
     mixed = tl.zeros([ROWS * GROUP_PAD, DIM_PAD], tl.float32)
     at = position + row
-    end = position + count
-    start = 0
-    if WINDOW:
-        start = tl.maximum(0, position - window + 1) // KEYS * KEYS
     for begin in range(start, end, KEYS):
         key = begin + tl.arange(0, KEYS)
         there = key < end
@@ -67,9 +107,8 @@ def _attend(  # type: ignore[no-untyped-def]
             mask=there[None, :] & inside[:, None],
             other=0.0,
         )
-        scores = tl.dot(q, k, input_precision=PRECISION) * scale
-        if SOFTCAP:  # tanh x = 2 sigmoid(2 x) - 1
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores = tl.dot(q, k, input_precision=PRECISION)
+        scores = _scaled(scores, scale, softcap, SOFTCAP)
         seen = key[None, :] <= at[:, None]
         if WINDOW:
             seen = seen & (key[None, :] > at[:, None] - window)
@@ -77,8 +116,8 @@ def _attend(  # type: ignore[no-untyped-def]
         peak = tl.maximum(best, tl.max(scores, 1))
         # For a row that has seen no key yet, this avoids -inf - (-inf).
         base = tl.where(peak == float("-inf"), 0.0, peak)
-        weights = tl.exp(scores - base[:, None])
-        fade = tl.exp(best - base)
+        weights = tl.exp2(scores - base[:, None])
+        fade = tl.exp2(best - base)
         total = total * fade + tl.sum(weights, 1)
         v = tl.load(
             values + slot[:, None] + column[None, :],
@@ -88,17 +127,79 @@ def _attend(  # type: ignore[no-untyped-def]
         mixed = mixed * fade[:, None]
         mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision=PRECISION)
         best = peak
-    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    total = tl.where(total == 0.0, 1.0, total)
+    mixed = mixed / total[:, None]
+    if SPLIT:  # noqa: SIM102  decided when compiled
+        if used > 1:
+            spot = (number * kv_heads + head) * GROUP + member
+            tl.store(peaks + spot, best + tl.log2(total), mask=real)
+            tl.store(partial + spot[:, None] * DIM + column[None, :], mixed, mask=lines_mask)
+            # All threads have stored before one of them tells.
+            tl.debug_barrier()
+            first = (number - part) * kv_heads + head
+            if tl.atomic_add(arrived + first, 1, sem="acq_rel") == used - 1:
+                tl.store(arrived + first, 0)
+                to = out + first_row.to(tl.int64) * out_row + head * GROUP * DIM
+                _merge(
+                    partial, peaks, to, first, used, kv_heads,
+                    DIM, DIM_PAD, GROUP, GROUP_PAD, MERGE,
+                )  # fmt: skip
+            return
     offsets = rows * out_row + heads * DIM
-    tl.store(
-        out + offsets[:, None] + column[None, :],
-        mixed.to(out.dtype.element_ty),
-        mask=lines_mask,
-    )
+    where = out + offsets[:, None] + column[None, :]
+    tl.store(where, mixed.to(out.dtype.element_ty), mask=lines_mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _merge(  # type: ignore[no-untyped-def]
+    partial, peaks, to, first, used, kv_heads,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    MERGE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Merge `used` results of one row and KV head, MERGE at a time, and store them at `to`.
+
+    Each result is a mean of values, and the logarithm of the weights that it has. Other programs
+    wrote them: they are read from the second cache.
+    """
+    member, column = tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
+    each = tl.arange(0, MERGE)
+    best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    mixed = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+    mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
+    for begin in range(0, used, MERGE):
+        part = begin + each
+        known = (part < used)[:, None] & (member < GROUP)[None, :]
+        spot = (first + part * kv_heads)[:, None] * GROUP + member[None, :]
+        heights = tl.load(peaks + spot, mask=known, other=float("-inf"), cache_modifier=".cg")
+        results = tl.load(
+            partial + spot[:, :, None] * DIM + column[None, None, :],
+            mask=known[:, :, None] & (column < DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        peak = tl.maximum(best, tl.max(heights, 0))
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        weights = tl.exp2(heights - base[None, :])
+        fade = tl.exp2(best - base)
+        total = total * fade + tl.sum(weights, 0)
+        mixed = mixed * fade[:, None] + tl.sum(results * weights[:, :, None], 0)
+        best = peak
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    where = to + member[:, None] * DIM + column[None, :]
+    tl.store(where, mixed.to(to.dtype.element_ty), mask=mask)
 
 
 class TritonKernel:
     """For CUDA devices. Sums in float32. float32 inputs are multiplied exactly, not in TF32."""
+
+    def __init__(self) -> None:
+        interpreted: bool = triton.knobs.runtime.interpret
+        self._device = torch.device("cpu" if interpreted else "cuda")
+        self._processors = _CPU_PROCESSORS
+        if not interpreted:
+            found = torch.cuda.get_device_properties(self._device)
+            self._processors = found.multi_processor_count
 
     @property
     def name(self) -> str:
@@ -106,61 +207,117 @@ class TritonKernel:
         return "triton"
 
     def prepare(self, layout: BatchLayout) -> AttentionBatch:
-        """Tiles are cut at the first layer, which tells how many query heads share a KV head."""
-        return TritonBatch(layout)
+        """A batch for one iteration. Its tables reach the device in one copy."""
+        decodes, prompts = cut(layout.starts, layout.lengths, self._processors)
+        capacity = needed(layout, len(decodes), len(prompts))
+        host = torch.empty(capacity.nbytes, dtype=torch.uint8)
+        write(capacity.views(host), layout, decodes, prompts)
+        return TritonBatch(capacity.views(host.to(layout.device)))
+
+    def reserve(self, rows: int, spans: int, width: int) -> ReservedBatch:
+        """A batch that a captured pass may read, filled anew before every replay.
+
+        It takes any layout of at most `rows` rows, `spans` spans and `width` blocks a span. If
+        `rows` equals `spans` it takes decodes only, and attends with one launch.
+        """
+        capacity = Capacity.reserved(rows, spans, width, self._processors)
+        return ReservedBatch(capacity, self._device, self._processors)
 
 
 class TritonBatch:
-    """Tiles of one iteration, by the number of query heads per KV head."""
+    """Tiles of one iteration. Rows in no tile get any values."""
 
-    def __init__(self, layout: BatchLayout) -> None:
-        self._layout = layout
-        self._blocks = torch.from_numpy(layout.tables).to(layout.device)
-        # (most rows of a tile, tiles on the device), by padded number of heads
-        self._tiles: dict[int, list[tuple[int, Tensor]]] = {}
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        # Results of parts, by heads, KV heads and head size.
+        self._parts: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
+
+    @property
+    def slots(self) -> Tensor:
+        """Where keys and values of each row go, int64 [rows] on the device; -1: nowhere."""
+        return self._tables.slots
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerKV, params: AttentionParams
     ) -> Tensor:
         """Store keys and values, then attend tile by tile."""
-        cache.keys.flatten(0, 1).index_copy_(0, self._layout.slots, key)
-        cache.values.flatten(0, 1).index_copy_(0, self._layout.slots, value)
-        group = query.shape[1] // key.shape[1]
-        padded = triton.next_power_of_2(group)
-        tiles = self._tiles.get(padded)
-        if tiles is None:
-            found, device = cut(self._layout.starts, self._layout.lengths, padded), query.device
-            tiles = [(each.rows, torch.from_numpy(each.table).to(device)) for each in found]
-            self._tiles[padded] = tiles
+        store(key, value, cache, self._tables.slots)
+        return self.attend_stored(query, cache, params)
+
+    def attend_stored(self, query: Tensor, cache: LayerKV, params: AttentionParams) -> Tensor:
+        """Attend, where keys and values of all rows are in `cache`. Shapes as in
+        `AttentionContext`."""
         if query.stride(2) != 1:
             query = query.contiguous()
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for rows, table in tiles:
-            self._launch(rows, table, query, out, cache, params, padded)
+        if self._tables.decodes.shape[0]:
+            self._launch(query, out, cache, params, split=True)
+        if self._tables.prompts.shape[0]:
+            self._launch(query, out, cache, params, split=False)
         return out
 
     def _launch(
-        self,
-        rows: int,
-        tiles: Tensor,
-        query: Tensor,
-        out: Tensor,
-        cache: LayerKV,
-        params: AttentionParams,
-        padded: int,
+        self, query: Tensor, out: Tensor, cache: LayerKV, params: AttentionParams, split: bool
     ) -> None:
         _, block_size, kv_heads, dim = cache.keys.shape
-        dim_pad = max(16, triton.next_power_of_2(dim))
+        group = query.shape[1] // kv_heads
+        padded, dim_pad = triton.next_power_of_2(group), max(16, triton.next_power_of_2(dim))
         keys = _KEYS
         while keys > 16 and keys * dim_pad * query.element_size() > _KEY_BYTES:
             keys //= 2
-        launch: Any = _attend[(tiles.shape[0], kv_heads)]
+        tables = self._tables
+        rows = max(1, (_DECODE_LINES if split else _PROMPT_LINES) // padded)
+        tiles = tables.decodes if split else tables.prompts
+        parts = self._results(query, kv_heads) if split else (tiles, tiles, tiles)
         launch(
-            query, cache.keys, cache.values, out, tiles, self._blocks, self._blocks.shape[1],
-            params.scale, params.window, params.softcap,
+            _attend, (tiles.shape[0], kv_heads, 1 if split else triton.cdiv(PROMPT_ROWS, rows)),
+            query, cache.keys, cache.values, out, tiles, tables.blocks, *parts,
+            tables.blocks.shape[1], params.scale, params.window, params.softcap,
             query.stride(0), query.stride(1), out.stride(0),
-            DIM=dim, DIM_PAD=dim_pad, GROUP=query.shape[1] // kv_heads, GROUP_PAD=padded,
-            ROWS=rows, KEYS=keys, BLOCK=block_size,
-            WINDOW=params.window > 0, SOFTCAP=params.softcap > 0.0,
+            DIM=dim, DIM_PAD=dim_pad, GROUP=group, GROUP_PAD=padded,
+            ROWS=rows, KEYS=keys, BLOCK=block_size, COLUMNS=COLUMNS,
+            WINDOW=params.window > 0, SOFTCAP=params.softcap > 0.0, SPLIT=split,
+            MERGE=max(1, _MERGED // (padded * dim_pad)),
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            num_warps=4 if dim_pad <= 128 and query.element_size() == 2 else 8,
+            num_stages=_STAGES[split],
+            **early_start(query.device),
         )  # fmt: skip
+
+    def _results(self, query: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Memory for results of parts [tiles, heads, d], the logarithms of their weights [tiles,
+        heads], and how many parts have arrived [tiles, kv_heads]; the kernel leaves that at 0."""
+        _, heads, dim = query.shape
+        found = self._parts.get((heads, kv_heads, dim))
+        if found is None:
+            tiles, device = self._tables.decodes.shape[0], query.device
+            found = (
+                torch.empty((tiles, heads, dim), dtype=torch.float32, device=device),
+                torch.empty((tiles, heads), dtype=torch.float32, device=device),
+                torch.zeros((tiles, kv_heads), dtype=torch.int32, device=device),
+            )
+            self._parts[heads, kv_heads, dim] = found
+        return found
+
+
+class ReservedBatch(TritonBatch):
+    """A batch whose tables keep their addresses. Until it is filled, all its rows are padding."""
+
+    def __init__(self, capacity: Capacity, device: torch.device, processors: int) -> None:
+        self._capacity = capacity
+        self._processors = processors
+        self._staging = Staging(capacity.nbytes, device)
+        self._hosts = [capacity.views(mirror) for mirror in self._staging.mirrors]
+        super().__init__(capacity.views(self._staging.device))
+        self._tables.slots.fill_(-1)
+
+    def fill(self, layout: BatchLayout) -> None:
+        """Take over `layout` for the passes that follow in the stream, by one asynchronous copy.
+
+        Rows after those of `layout` are padding. `layout.slots` is not read.
+        """
+        decodes, prompts = cut(layout.starts, layout.lengths, self._processors)
+        assert layout.tables.shape[0] <= self._capacity.spans
+        host = self._hosts[self._staging.begin()]
+        write(host, layout, decodes, prompts)
+        self._staging.send(self._capacity.used(layout.tables.shape[0]))

@@ -1,0 +1,104 @@
+"""Plans that the device computes, and their results once it has.
+
+Invariant: what a result holds was computed before the result is made, and nothing but `result`
+waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tandem.core.plan import (
+    DrawResult,
+    KeptLayers,
+    LanePlan,
+    ScoreResult,
+    SliceResult,
+    Span,
+    StepResult,
+    UpdateResult,
+)
+from tandem.executor.device import Mark
+from tandem.executor.forward import RunningBatch, SpanOutcome
+from tandem.model.sampling import NOT_FINITE
+
+
+@dataclass(slots=True)
+class SubmittedPlan:
+    """One plan between `submit` and `poll`.
+
+    `passes` are those of the plan's spans, each with their places in the plan: one, or one a span
+    if the pass failed as a whole. `failed` has the reasons of sequences that were not computed.
+    """
+
+    plan: LanePlan
+    began: Mark
+    passes: list[tuple[list[int], RunningBatch]] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    stopped: bool = False
+    forwarded: Mark | None = None
+    ended: Mark | None = None
+    recording_s: float = 0.0  # time for recording a new kind of pass: it comes once
+    kept: tuple[KeptLayers, ...] = ()
+    slices: tuple[SliceResult, ...] = ()
+    updates: tuple[UpdateResult, ...] = ()
+
+    def result(self, scrub: Callable[[Sequence[int]], None]) -> StepResult:
+        """Wait for the device, and tell what it computed. `scrub` makes the KV of blocks harmless.
+
+        Times are the device's from the plan's beginning to the end of its work, whatever the host
+        does meanwhile: they are what the next plan of this kind will take.
+        """
+        assert self.forwarded is not None and self.ended is not None
+        self.ended.wait()
+        outcomes: dict[int, SpanOutcome] = {}
+        for places, running in self.passes:
+            outcomes.update(zip(places, running.outcomes(), strict=True))
+        draws, scores = self._collect(outcomes, scrub)
+        return StepResult(
+            self.plan.step,
+            self.plan.lane,
+            max(0.0, self.began.seconds_until(self.ended) - self.recording_s),
+            draws,
+            scores,
+            tuple(self.failed.items()),
+            forward_s=max(0.0, self.began.seconds_until(self.forwarded) - self.recording_s),
+            slices=self.slices,
+            updates=self.updates,
+            kept=self.kept,
+            stopped=self.stopped,
+        )
+
+    def _collect(
+        self, outcomes: dict[int, SpanOutcome], scrub: Callable[[Sequence[int]], None]
+    ) -> tuple[tuple[DrawResult, ...], tuple[ScoreResult, ...]]:
+        """Results in plan order. Spans that are not finite fail, and their KV is made harmless."""
+        draws: list[DrawResult] = []
+        scores: list[ScoreResult] = []
+        for place, span in enumerate(self.plan.spans):
+            outcome = outcomes.get(place)
+            if outcome is None:
+                continue
+            if outcome.score_failed or NOT_FINITE in outcome.draws:
+                scrub(span.block_tables[0])
+                if span.draws or span.score_top is not None:
+                    charge(self.failed, span, NOT_FINITE)
+                else:  # nan is the answer to a score on its own
+                    scores.append(ScoreResult(span.seq_id, span.start, (), math.nan))
+                continue
+            for draw, drawn in zip(span.draws, outcome.draws, strict=True):
+                if isinstance(drawn, str):
+                    self.failed[draw.seq_id] = drawn
+                else:
+                    draws.append(drawn)
+            if outcome.score is not None:
+                scores.append(outcome.score)
+        return tuple(draws), tuple(scores)
+
+
+def charge(failed: dict[int, str], span: Span, reason: str) -> None:
+    """Mark a span's own sequence, and those that draw from its last row, as failed."""
+    for seq_id in (span.seq_id, *(draw.seq_id for draw in span.draws)):
+        failed[seq_id] = reason

@@ -1,0 +1,46 @@
+"""Compiles the variants of grouped LoRA that an 8B model and a small one launch on an H100."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from hopper import compiled
+from tandem.model.gpu.adapters import TableUpdates
+from tandem.model.gpu.lora import add_updates
+from tandem.model.lora import Tiles
+
+# inputs of joint projections, and outputs of their members
+PROJECTIONS = (
+    (4096, (4096, 1024, 1024)),
+    (4096, (14336, 14336)),
+    (14336, (4096,)),
+    (896, (896, 128, 128)),
+)
+
+
+def launches(dtype: torch.dtype, rank: int, height: int, tiles: int) -> None:
+    """What the table's updates launch for tiles of one pass."""
+    table = TableUpdates(torch.device("cpu"), dtype).table()
+    entries = torch.zeros(8, 1, 3, 4, dtype=torch.int64)
+    table = replace(table, entries=entries, rank=rank, overlap=True)
+    places = Tiles(height, torch.zeros(tiles, 4, dtype=torch.int32))
+    for inputs, widths in PROJECTIONS:
+        x, out = torch.zeros(32, inputs, dtype=dtype), torch.zeros(32, sum(widths), dtype=dtype)
+        add_updates(x, out, places, table, 0, widths)
+
+
+def all_launches() -> None:
+    """Both heights, small and large ranks; float32 at one rank."""
+    for height, tiles in ((16, 1), (16, 32), (64, 24)):
+        for rank in (16, 64):
+            launches(torch.bfloat16, rank, height, tiles)
+        launches(torch.float32, 16, height, tiles)
+
+
+for variant in compiled(all_launches):
+    print(variant.name, variant.shared, variant.registers, variant.spilled)
+    assert variant.shared <= 227 << 10, variant
+    assert variant.spilled == 0, variant
+    assert "griddepcontrol.wait" in variant.ptx
