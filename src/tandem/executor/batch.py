@@ -74,7 +74,9 @@ class SpanLimits:
             return "the block table names a block that does not exist"
         # A target of -1 is not scored.
         outside = self._outside(span.tokens, 0) or self._outside(span.score_targets, -1)
-        if outside or any(self._outside(_named_tokens(draw), 0) for draw in span.draws):
+        # Few draws name tokens, and this is asked of every one.
+        named = [draw for draw in span.draws if draw.banned or draw.sampling.logit_bias]
+        if outside or any(self._outside(_named_tokens(draw), 0) for draw in named):
             return f"a token is outside of the vocabulary of {self.vocab_size}"
         if span.score_targets and len(span.tokens) - len(span.score_targets) not in (0, 1):
             return f"{len(span.score_targets)} scores were asked of {len(span.tokens)} tokens"
