@@ -75,12 +75,21 @@ NOTHING_AHEAD = Variant(
     "nothing ahead",
     (Setting(thin, "AHEAD_BYTES", 0), Setting(triton_kernel, "AHEAD_KEYS", 0)),
 )
+LITTLE_AHEAD = Variant(
+    "weights 80 KiB, share 256",
+    (
+        Setting(thin, "AHEAD_BYTES", 80 << 10),
+        Setting(triton_kernel, "AHEAD_KEYS", 0),
+        Setting(tiles, "LEAST_SHARE", 256),
+    ),
+)
 # The launches are other ones, the kernels are not.
 QUICK = (
     AS_IS,
     NOTHING_AHEAD,
+    LITTLE_AHEAD,
     *(_bytes_ahead(kib) for kib in (0, 8, 32, 64, 96, 128, 256)),
-    *(_keys_ahead(keys) for keys in (0, 64, 128, 512)),
+    *(_keys_ahead(keys) for keys in (0, 64, 256, 512)),
     *(_least_share(keys) for keys in (64, 128, 256)),
 )
 COMPILED = (

@@ -32,7 +32,7 @@ _DECODE_LINES, _PROMPT_LINES = 16, 64
 # keys and values of one step are under way for prompts, of two for decodes.
 _STAGES = {False: 3, True: 5}
 # Keys and values of so many keys are asked for before a program of decodes may start.
-AHEAD_KEYS = 256
+AHEAD_KEYS = 128
 # Elements of results that are merged at once.
 _MERGED = 8192
 # Multiprocessors that are assumed of the CPU, on which only tests compute.
