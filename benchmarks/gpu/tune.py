@@ -130,6 +130,9 @@ class Tuning:
         self._engine, self._options, self._capture = engine, options, capture
         self._recorded = Recorded(capture())
         self._passes = Passes(engine, options)
+        # Under the profiler, since it takes its time to add up what it saw.
+        self._few = replace(options, rounds=4, warm_up=1)
+        self._profiled = Passes(engine, self._few)
         self._cuda = options.device == "cuda"
         self._plans = {rows: self._passes.decode([None] * rows) for rows in ROWS}
 
@@ -220,7 +223,7 @@ class Tuning:
         self._passes.times([plan])
         kind = ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU
         with profile(activities=[kind]) as profiler:
-            repeats = len(self._passes.times([plan])[0]) + self._options.warm_up
+            repeats = len(self._profiled.times([plan])[0]) + self._few.warm_up
         found = [
             (each.device_time_total if self._cuda else each.cpu_time_total, each.count, each.key)
             for each in profiler.key_averages()
