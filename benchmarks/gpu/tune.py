@@ -88,9 +88,9 @@ QUICK = (
     AS_IS,
     NOTHING_AHEAD,
     LITTLE_AHEAD,
-    *(_bytes_ahead(kib) for kib in (0, 8, 32, 64, 96, 128, 256)),
-    *(_keys_ahead(keys) for keys in (0, 64, 256, 512)),
-    *(_least_share(keys) for keys in (64, 128, 256)),
+    *(_bytes_ahead(kib) for kib in (0, 8, 32, 64, 128)),
+    *(_keys_ahead(keys) for keys in (0, 256)),
+    *(_least_share(keys) for keys in (64, 256)),
 )
 COMPILED = (
     Variant("attention: 3 stages", (Setting(triton_kernel, "_STAGES", {False: 3, True: 3}),)),
@@ -140,8 +140,8 @@ class Tuning:
         """All of it, until the budget is spent."""
         steps: list[Callable[[], None]] = [lambda each=each: self._variant(each) for each in QUICK]
         steps += [self._products, lambda: self._kernels("early start")]
-        steps += [lambda each=each: self._variant(each) for each in COMPILED]
         steps += [lambda: self._variant(NOT_EARLY), self._alone]
+        steps += [lambda each=each: self._variant(each) for each in COMPILED]
         for step in steps:
             if self._now_s() > self._options.budget_s:
                 say("the rest is skipped: no time is left")
