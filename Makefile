@@ -3,6 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+SCRIPTS := tests/clients/js
+CLIENTS := $(VENV)/.clients-$(shell cat pyproject.toml constraints.txt $(SCRIPTS)/package-lock.json | cksum | cut -d' ' -f1)
 MODEL ?= smollm2
 ARGS ?=
 # Processes of `make test`; with one thread each they do not wait for each other.
@@ -23,6 +25,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@rm -f $(VENV)/.setup-*
 	@touch $@
 
+# The clients that people use, for their tests. Some of them want older versions of others.
+$(CLIENTS): $(STAMP)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
+	@if command -v npm > /dev/null; then npm ci --silent --prefix $(SCRIPTS); \
+		else echo "npm is not installed: the test of the client for JavaScript is skipped"; fi
+	@rm -f $(VENV)/.clients-*
+	@touch $@
+
 serve: setup
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
 
@@ -32,7 +42,7 @@ chat: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not full and not gpu"
 
-test-full: setup
+test-full: setup $(CLIENTS)
 	TANDEM_TEST_FULL=1 $(BIN)/python -m pytest -m "not gpu"
 
 lint: setup

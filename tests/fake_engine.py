@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NotFound, TrainingCancelled
-from tandem.core.events import EngineStats, ModelInfo, RequestTimes, TokenEvent
+from tandem.core.events import EngineStats, IterationRecord, ModelInfo, RequestTimes, TokenEvent
 from tandem.core.plan import TokenLogprob
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.request import Request
@@ -54,6 +54,11 @@ class Script:
     delay_s: float = 0.0
     dies_after: int | None = None
     error: str | None = None
+
+
+def _iteration(number: int) -> IterationRecord:
+    """One that began a second after the one before, at second 0 of the machine's clock."""
+    return IterationRecord(number, float(number), 0.5, 0.3, 0.1, 2, 30, 4, 5, 6, 1)
 
 
 def logprob_of(token: int, alternatives: int) -> TokenLogprob:
@@ -363,7 +368,7 @@ class FakeEngine:
         if name not in self.trainers:
             raise NotFound(f"there is no trainer {name!r}; open it first", param="trainer")
 
-    async def stats(self) -> EngineStats:
+    async def stats(self, since: int | None = None) -> EngineStats:
         """Numbers that a test can recognise."""
         if self.state is EngineState.DEAD:
             raise _dead()
@@ -380,6 +385,9 @@ class FakeEngine:
             iterations=6,
             iteration_tokens_hist={1: 2, 64: 3, 100_000: 1},
             iteration_tokens_sum=100_194,
+            kv_blocks_held={"online": 12, "offline": 4, "learning": 0},
+            work_s={"decode": 1.5, "host": 0.25},
+            recent=() if since is None else tuple(_iteration(n) for n in range(since + 1, 7)),
         )
 
     async def start(self) -> None:

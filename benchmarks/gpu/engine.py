@@ -20,7 +20,7 @@ from benchmarks.peers.engine_tandem import Tandem
 from benchmarks.peers.models import prefill_flops, shape_of, streamed_bytes
 from tandem.build import executor_of, ready_loop
 from tandem.config import Settings, resolve
-from tandem.model.load import prepare_model
+from tandem.model.load import Progress, prepare_model
 
 MODEL_TOKENS = 8192
 SPREAD = 0.02  # standard deviation of the weights
@@ -51,14 +51,11 @@ class Engine:
         self.name = Path(name).name
         self._shape = name
         settings = _settings(name, options)
-        self.loaded = prepare_model(
-            random_model(name, options),
-            settings.model,
-            lambda stage, _: say(f"{self.name}: {stage}"),
-        )
+        progress: Progress = lambda stage, _: say(f"{self.name}: {stage}")  # noqa: E731
+        self.loaded = prepare_model(random_model(name, options), settings.model, progress)
         memory_bytes = options.kv_tokens * self.kv_token_bytes
         self._settings = replace(settings, cache=replace(settings.cache, memory_bytes=memory_bytes))
-        self.executor = executor_of(self.loaded, self._settings)
+        self.executor = executor_of(self.loaded, self._settings, progress)
         say(f"{self.name}: computes with {self.loaded.kernels}")
 
     @cached_property

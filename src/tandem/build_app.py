@@ -130,6 +130,7 @@ def build_app(
         feedback=build_feedback(settings, store, receipts, models, background),
         files=files,
         batches=batches,
+        objectives=tools.objectives,
         versions=background.versions if settings.learning.enabled else None,
         jobs=background.jobs if settings.learning.enabled else None,
         outlooks=build_outlooks(settings, background) if settings.learning.enabled else None,

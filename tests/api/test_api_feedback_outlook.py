@@ -16,7 +16,11 @@ from tandem.config import AdapterConfig, LearningConfig, SchedulingConfig
 
 TWO = AdapterConfig(max_loaded=2)
 RATED: dict[str, Any] = {"messages": ABOUT["messages"], "completion": "Fine.", "rating": True}
-QUEUED = {"state": "queued", "note": None}
+
+
+def told_of(learning: dict[str, Any]) -> tuple[str, str | None]:
+    """Its state and note, whatever is said of the next version."""
+    return learning["state"], learning["note"]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,21 @@ def test_what_is_learned_from_and_what_is_not(
         feedback = send(http, **{**ABOUT, "completion": "Fine.", **said})
         learning = feedback["learning"]
         assert learning["state"] == state and (note or "") in (learning["note"] or "")
-        assert http.get(f"/feedback/{feedback['id']}").json()["learning"] == learning
+        again = http.get(f"/feedback/{feedback['id']}").json()["learning"]
+        assert told_of(again) == told_of(learning)
+        assert (learning["next"] is not None) == (state == "queued")
+
+
+def test_the_next_version_is_foreseen_by_what_it_waits_for() -> None:
+    config = LearningConfig(held_out=0.0, batch_samples=4, steps_per_version=2, version_wait_s=60.0)
+    with served(make_app(FakeEngine(), learning=config)) as http:
+        told = [
+            send(http, **RATED, adapter="a", conversation=f"talk {n}")["learning"]["next"]
+            for n in range(4)
+        ]
+    assert [each["samples"] for each in told] == [1, 2, 3, 4]
+    assert {(each["enough"], each["most"], each["takes_s"]) for each in told} == {(4, 8, None)}
+    assert 590 < told[2]["starts_in_s"] <= 600 and 14 < told[3]["starts_in_s"] <= 15
 
 
 def test_a_name_for_which_there_is_no_place_is_told_so() -> None:
@@ -45,7 +63,7 @@ def test_a_name_for_which_there_is_no_place_is_told_so() -> None:
         asyncio.run(engine.load_adapter(name, name))
     with served(make_app(engine, adapters=TWO, learning=UNPUBLISHED)) as http:
         waits = send(http, **RATED, adapter="third")["learning"]
-        assert send(http, **RATED, adapter="one")["learning"] == QUEUED
+        assert told_of(send(http, **RATED, adapter="one")["learning"]) == ("queued", None)
     assert waits["state"] == "waits"
     assert waits["note"].startswith("2 adapters are loaded, and 'third' would be one more: unload")
     assert waits["note"].endswith("It is kept, and learned from when a place is free")
@@ -65,7 +83,7 @@ def test_a_policy_that_never_trains_is_told() -> None:
     scheduling = SchedulingConfig(policy="no_retrain")
     with served(make_app(FakeEngine(), scheduling=scheduling, learning=UNPUBLISHED)) as http:
         told = send(http, **RATED, adapter="a")["learning"]
-    assert told == {"state": "waits", "note": "nothing is trained under this server's policy"}
+    assert told_of(told) == ("waits", "nothing is trained under this server's policy")
 
 
 def test_what_is_measured_on_and_what_was_learned_is_told(tmp_path: Path) -> None:

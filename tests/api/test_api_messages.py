@@ -197,7 +197,8 @@ def test_text_must_match_a_format(http: httpx.Client, engine: FakeEngine) -> Non
     config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
     assert http.post(MESSAGES, json={**GOOD, "output_config": config}).status_code == 200
     grammar = engine.requests[-1].sampling.grammar
-    assert grammar is not None and json.loads(grammar.text) == schema
+    closed = {**schema, "additionalProperties": False}
+    assert grammar is not None and json.loads(grammar.text) == closed
 
 
 def test_tokens_are_counted(client: anthropic.Anthropic, engine: FakeEngine) -> None:

@@ -179,7 +179,8 @@ def test_text_must_match_a_format(client: openai.OpenAI, engine: FakeEngine) -> 
     form: Any = {"type": "json_schema", "name": "a", "schema": schema, "strict": False}
     answer = client.responses.create(**GOOD, text={"format": form})
     grammar = engine.requests[-1].sampling.grammar
-    assert grammar is not None and json.loads(grammar.text) == schema
+    closed = {**schema, "additionalProperties": False}
+    assert grammar is not None and json.loads(grammar.text) == closed
     assert answer.text is not None and answer.text.format is not None
     assert answer.text.format.type == "json_schema"
     client.responses.create(**GOOD, text={"format": {"type": "json_object"}})
@@ -219,7 +220,7 @@ def test_what_is_stored_is_the_receipt(client: openai.OpenAI, url: str) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
          "input[0].function_call.call_id"),
-        ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [SHELL], "tool_choice": {"type": "function", "name": "q"}}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),

@@ -23,7 +23,7 @@ ROUTES = {
     "/v1/completions": {"prompt": "Hi"},
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+TEXT = json.dumps({**SCHEMA, "additionalProperties": False}, separators=(",", ":"))
 JSON = GrammarKind.JSON
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,11 @@ def test_bad_sizes(text: str) -> None:
 def test_the_command_line_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
-    def serve_forever(settings: Settings, console: object) -> int:
+    shows: list[object] = []
+
+    def serve_forever(settings: Settings, console: object, show: object) -> int:
         seen.append(settings)
+        shows.append(show)
         return 3
 
     module = type(sys)("tandem.cli.serve")
@@ -127,6 +131,8 @@ def test_the_command_line_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) 
     assert settings.cache.memory_bytes == 2 << 30 and not settings.cache.prefix_caching
     assert settings.adapters.preload == {"a": "x", "b": "y"}
     assert settings.server.api_keys == ("k",)
+    assert CliRunner().invoke(tandem.cli.app, ["serve", "--open"]).exit_code == 3
+    assert shows == [None, webbrowser.open]
 
 
 def test_help_and_chat_start_without_heavy_imports() -> None:

@@ -63,6 +63,9 @@ def test_adapters_from_the_command_line(url: str, tmp_path: Path) -> None:
         assert "formal@1 answers now" in run(url, "adapters", "rollback", "formal", *words).output
     assert run(url, "adapters", "rollback", "formal", "1", "--version", "2").exit_code == 2
     assert "formal@2 answers now" in run(url, "adapters", "publish", "formal", "2").output
+    curves = run(url, "adapters", "curves", "formal", "--out", str(tmp_path / "curves"))
+    assert curves.exit_code == 0 and "2 versions" in curves.output
+    assert len((tmp_path / "curves" / "formal.jsonl").read_text().splitlines()) == 2
     target = tmp_path / "out.zip"
     exported = run(url, "adapters", "export", "formal", "2", "--out", str(target))
     assert exported.exit_code == 0 and target.stat().st_size > 0

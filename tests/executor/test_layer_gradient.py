@@ -13,10 +13,9 @@ from tandem.core.plan import BackwardSlice
 from tandem.core.training import LossKind, LossSpec, Role
 from tandem.executor import training
 from tandem.model import kernels, layer_gradient
-from tandem.model.arithmetic import TorchArithmetic
 from tandem.model.attention.gradient import DenseGradient
 from tandem.model.gpu.launch import watched
-from tandem.model.gradient_rows import GradientKernels
+from tandem.model.gradient_rows import CppGradientRows, GradientKernels
 from training_harness import (
     Driver,
     gentle,
@@ -76,12 +75,12 @@ def test_by_hand_equals_autograd_in_float32(name, targets, made, monkeypatch):
 def test_control_a_formula_that_is_off_by_a_hundredth_is_noticed(monkeypatch):
     executor = make_executor(gentle("qwen3"), "auto")
     expected = by_autograd(executor, monkeypatch)
-    turn = TorchArithmetic.turn_back
+    turn = CppGradientRows.turn_heads_gradient
 
-    def off(self, gradient, qkv):
-        return turn(self, gradient, qkv).mul_(1.01)
+    def off(self, *args):
+        return turn(self, *args).mul_(1.01)
 
-    monkeypatch.setattr(TorchArithmetic, "turn_back", off)
+    monkeypatch.setattr(CppGradientRows, "turn_heads_gradient", off)
     assert worst_error(gradients(executor), expected) > 1e-3
 
 

@@ -23,7 +23,7 @@ STRIPE = Stripe(32, 32, 2, 4)
 
 def random(*shape, seed=0, dtype=torch.float32, device="cpu"):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+    return torch.randn(shape, generator=generator, device="cpu").to(device=device, dtype=dtype)
 
 
 @pytest.mark.parametrize("device", [TRITON_DEVICE])

@@ -143,7 +143,7 @@ def test_only_the_kernel_takes_many_rows() -> None:
     assert capped.rows_at_once(cpu) == 64
 
 
-@pytest.mark.parametrize(("device", "rows"), [("cpu", 64), ("cuda", 256)])
+@pytest.mark.parametrize(("device", "rows"), [("cpu", 64), ("cuda", 1280)])
 def test_logits_at_once_depend_on_the_device(device: str, rows: int) -> None:
     head = Head(nn.Linear(8, 1 << 16, bias=False))
     assert head.logits_at_once(torch.device(device)) == rows

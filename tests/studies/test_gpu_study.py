@@ -73,7 +73,7 @@ def test_parts_that_do_not_fit_or_fail_say_so_and_the_rest_is_kept(
     assert "prefill of" in second.findings.missing[0] and "failed" in second.findings.missing[0]
     third = Study(replace(options, parts=("prefill",), budget_s=0.0), out, say, began_s=0.0)
     assert not third.run(keep=True)
-    assert "skipped: needs 21 s" in third.findings.missing[0]
+    assert "skipped: needs 31 s" in third.findings.missing[0]
     (path,) = out.glob("gpu-*.json")
     assert set(json.loads(path.read_text())["parts"]) == {"ceilings", "decode"}
 

@@ -27,8 +27,10 @@ from tandem.api.generation import add_generation_routes
 from tandem.api.guard import Guard
 from tandem.api.messages.routes import add_messages_routes
 from tandem.api.models import add_model_routes
+from tandem.api.page import add_page_routes
 from tandem.api.responses.routes import add_responses_routes
 from tandem.api.state import add_state_routes
+from tandem.api.stats import add_stats_routes
 from tandem.api.surface import Surface
 from tandem.core.errors import TandemError
 
@@ -71,7 +73,9 @@ def create_app(
         add_file_routes,
         add_batch_routes,
         add_fine_tuning_routes,
+        add_stats_routes,
         add_state_routes,
+        add_page_routes,
     ):
         add_routes(app, surface)
     return app

@@ -171,7 +171,11 @@ async def _with_outlook(surface: Surface, stored: Stored) -> dict[str, Any]:
     body = feedback_json(surface, stored)
     if surface.outlooks is not None:
         outlook = await surface.outlooks.of(stored.feedback.adapter, stored.samples)
-        body["learning"] = {"state": outlook.prospect.value, "note": outlook.note or None}
+        body["learning"] = {
+            "state": outlook.prospect.value,
+            "note": outlook.note or None,
+            "next": outlook.next,
+        }
     return body
 
 

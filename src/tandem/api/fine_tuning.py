@@ -157,6 +157,8 @@ def _job_json(surface: Surface, job: JobRecord) -> dict[str, Any]:
         "result_files": list(job.result_files),
         "seed": job.seed,
         "status": job.status.value,
+        "step": job.step,
+        "total_steps": job.total_steps or None,
         "trained_tokens": job.trained_tokens if ended else None,
         "training_file": job.training_file,
         "validation_file": job.validation_file or None,

@@ -24,7 +24,9 @@ from tandem.core.errors import InvalidRequest, TandemError
 from tandem.services.auth import ApiKeys, Caller
 from tandem.telemetry.metrics import ServerMetrics
 
-OPEN_ROUTES = frozenset({"/health", "/ready"})
+PAGE_FILES = "/page/"
+OPEN_ROUTES = frozenset({"/health", "/ready", "/", PAGE_FILES + "{file}"})
+"""What needs no key, as routes are written."""
 REQUEST_ID = "x-request-id"
 _log = logging.getLogger(__name__)
 
@@ -93,7 +95,7 @@ class Guard:
             if granted is not None:
                 await Response(status_code=204, headers=granted)(scope, receive, send)
                 return
-            if scope["path"] not in OPEN_ROUTES:
+            if not _is_open(scope["path"]):
                 given = headers.get("authorization"), headers.get("x-api-key")
                 caller = self._keys.caller_of(*given)
             check_media(scope, headers)
@@ -121,6 +123,10 @@ class Guard:
             "elapsed_s": elapsed_s,
         }
         _log.info("http", extra={"fields": fields})
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_ROUTES or path.startswith(PAGE_FILES)
 
 
 def _request_id(headers: Headers) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tandem.api.bodies import Bodies
 from tandem.api.entrance import Entrance
 from tandem.core.ports import EngineClient
+from tandem.core.slo import Objectives
 from tandem.services.answering.generation import Generation
 from tandem.services.answering.models import Models
 from tandem.services.answering.receipts import Receipts
@@ -44,6 +45,7 @@ class Surface:
     feedback: FeedbackService
     files: Files
     batches: Batches
+    objectives: Objectives
     versions: Versions | None = None
     jobs: Jobs | None = None
     outlooks: Outlooks | None = None

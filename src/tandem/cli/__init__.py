@@ -6,6 +6,7 @@ Commands import what they need when they run, so that help and chat start withou
 from __future__ import annotations
 
 import os
+import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +73,9 @@ def serve_command(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings (docs/settings.md lists them)")
     ] = None,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the server's page in a browser once it is ready")
+    ] = False,
     **flags: Any,
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API."""
@@ -79,7 +83,8 @@ def serve_command(
 
     console = Console(stderr=True)
     with refusals():
-        code = serve_forever(settings_from(flags, os.environ, config), console)
+        settings = settings_from(flags, os.environ, config)
+        code = serve_forever(settings, console, webbrowser.open if open_page else None)
     raise typer.Exit(code)
 
 

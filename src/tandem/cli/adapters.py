@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from tandem.cli.adapters_watch import follow, held_out, summary, told, trained
+from tandem.cli.curves import write_curves
 from tandem.cli.remote import (
     DEFAULT_URL,
     Key,
@@ -125,6 +126,23 @@ def watch_command(name: Name, url: Url = DEFAULT_URL, api_key: Key = "") -> None
     with connected(url, api_key) as server:
         for line in follow(server, name):
             print(plain(line), flush=True)
+
+
+@app.command("curves")
+def curves_command(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="Folder to write into")] = Path("curves"),
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+) -> None:
+    """Write what the versions were measured at: JSON Lines, and a TensorBoard event file."""
+    with connected(url, api_key) as server:
+        versions = server.get(f"adapters/{name}/versions")["data"]
+        if not versions:
+            raise RemoteError(f"'{name}' has no versions yet")
+        lines, events, points = write_curves(name, versions, out)
+    print(plain(f"wrote {lines} ({len(versions)} versions) and {events} ({points} points)"))
+    print(plain(f"see them with: tensorboard --logdir {out}"))
 
 
 @app.command("create")

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 import uvicorn
@@ -43,8 +43,13 @@ _LOOK_S = 30.0
 logger = logging.getLogger(__name__)
 
 
-def serve_forever(settings: Settings, console: Console) -> int:
-    """Run a server until it is told to stop; the exit code. Raises what makes loading fail."""
+def serve_forever(
+    settings: Settings, console: Console, show: Callable[[str], bool] | None = None
+) -> int:
+    """Run a server until it is told to stop; the exit code. Raises what makes loading fail.
+
+    `show` is given the server's address once it is ready, and says whether it could be shown.
+    """
     configure(settings.server.log_level)
     check(settings)
     for warning in warnings(settings, os.environ):
@@ -55,11 +60,15 @@ def serve_forever(settings: Settings, console: Console) -> int:
     with _reserve(settings.server) as listener:
         # Here, so that one process unpacks or downloads, and a signal ends it at once.
         settings = resolve_model(settings, progress.say)
-        return asyncio.run(_serve(settings, listener, progress, console))
+        return asyncio.run(_serve(settings, listener, progress, console, show))
 
 
 async def _serve(
-    settings: Settings, listener: socket.socket, progress: _Progress, console: Console
+    settings: Settings,
+    listener: socket.socket,
+    progress: _Progress,
+    console: Console,
+    show: Callable[[str], bool] | None,
 ) -> int:
     stop = _stop_on_signals()
     client = build_engine_client(settings, progress.report)
@@ -75,7 +84,10 @@ async def _serve(
         while not (server.started or serving.done()):
             await asyncio.sleep(_STARTED_POLL_S)
         if server.started:
-            _announce(client.info, settings, listener, console)
+            url = _url_of(listener)
+            _announce(client.info, settings, url, console)
+            if show is not None and not await asyncio.to_thread(show, url):
+                console.print("there is no browser here: open the address yourself")
         watching = asyncio.create_task(_watch_processor(client.info.threads))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -242,12 +254,13 @@ def _cannot_listen(server: ServerConfig, error: Exception) -> InvalidRequest:
     return InvalidRequest(f"cannot listen on {where}: {error}; choose another --host or --port")
 
 
-def _announce(
-    info: ModelInfo, settings: Settings, listener: socket.socket, console: Console
-) -> None:
+def _url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{port}"
+    return f"http://{shown}:{port}"
+
+
+def _announce(info: ModelInfo, settings: Settings, url: str, console: Console) -> None:
     needs_key = settings.server.api_keys or settings.server.api_key_file
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     model = settings.model.served_name
@@ -263,7 +276,7 @@ def _announce(
         f"{info.device}, kernels: {info.kernels}",
         f"KV cache: {info.num_blocks * info.block_size} tokens{capped}; context: "
         f"{info.max_model_len}",
-        f"ready on {url} - try: tandem chat --url {url}/v1",
+        f"ready on {url} - open it in a browser, or try: tandem chat --url {url}/v1",
         f"or: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
     )
     for line in lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -77,6 +78,35 @@ class PredictionError:
     samples: int
 
 
+class Work(StrEnum):
+    """Kinds of work of an iteration. `FORWARD` are rows of learning, `HOST` is all beside the
+    passes and the backward: deciding, collecting, applying."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+    OFFLINE = "offline"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    HOST = "host"
+
+
+class IterationRecord(Struct, gc=False, frozen=True, array_like=True):
+    """What one iteration did. `start_s` is on the engine's clock; `decode` to `forward` are rows,
+    of which those of offline requests count as `offline` alone."""
+
+    number: int  # 1 for the first since the engine started
+    start_s: float
+    elapsed_s: float  # from its decision to its results being applied
+    forward_s: float  # of it, in the forward passes
+    backward_s: float  # in backward slices and updates
+    decode: int
+    prefill: int
+    offline: int
+    forward: int
+    layers: int  # of backward slices
+    updates: int
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since the engine started, and current gauges. Names follow vLLM's meanings."""
@@ -87,6 +117,8 @@ class EngineStats:
     kv_blocks_used: int = 0
     kv_blocks_cached: int = 0
     kv_blocks_total: int = 0
+    # By work class; a block that several share counts once, for the most urgent of them.
+    kv_blocks_held: dict[str, int] = field(default_factory=dict)
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     preemptions: int = 0
@@ -97,6 +129,7 @@ class EngineStats:
     iteration_tokens_sum: int = 0
     schedule_s: float = 0.0
     execute_s: float = 0.0
+    work_s: dict[str, float] = field(default_factory=dict)  # by `Work`
     check_failures: int = 0
     training_tokens: int = 0
     training_steps: int = 0
@@ -105,3 +138,5 @@ class EngineStats:
     # By kind: times (forward, slice, update) and KV blocks that online requests hold
     # (online_blocks).
     prediction_errors: dict[str, PredictionError] = field(default_factory=dict)
+    # Those after the iteration that the caller named, oldest first, as far as they are kept.
+    recent: tuple[IterationRecord, ...] = ()

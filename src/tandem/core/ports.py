@@ -193,8 +193,9 @@ class ServingEngine(Protocol):
         engine is ready."""
         ...
 
-    async def stats(self) -> EngineStats:
-        """Counters and gauges of the engine. Raises `EngineDead`."""
+    async def stats(self, since: int | None = None) -> EngineStats:
+        """Counters and gauges of the engine. With `since`, the number of an iteration, also the
+        iterations after it, as far as they are kept. Raises `EngineDead`."""
         ...
 
 

@@ -268,11 +268,11 @@ class AsyncEngineClient:
 
     # ------------------------------------------------------------------ the engine itself
 
-    async def stats(self) -> EngineStats:
+    async def stats(self, since: int | None = None) -> EngineStats:
         """See `EngineClient`."""
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
-                return await self._call(EngineStats, GetStats)
+                return await self._call(EngineStats, lambda call: GetStats(call, since))
         except TimeoutError as error:
             raise EngineDead("the engine does not answer") from error
 

@@ -164,8 +164,8 @@ class Host:
                 self._compiling.discard(request_id)
                 self._loop.abort(request_id, index)
                 self._scores.pop(request_id, None)
-            case GetStats(call):
-                self._send(call, self._loop.stats())
+            case GetStats(call, since):
+                self._send(call, self._loop.stats(since))
             case Stop():
                 self._stopped = True
             case _:

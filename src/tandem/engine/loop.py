@@ -22,6 +22,7 @@ from tandem.core.request import Request
 from tandem.core.training import Score, ScoreRequest, TrainerSpec, TrainerState, TrainingStep
 from tandem.core.version import AdapterVersion
 from tandem.engine.counters import Counters
+from tandem.engine.history import History, blocks_by_class, rows_by_work
 from tandem.scheduling.learning import Learned
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.scores import ScoreFailed
@@ -63,6 +64,7 @@ class EngineLoop:
         self._switch = switch
         self._pins: dict[str, list[AdapterVersion]] = {}
         self._counters = Counters()
+        self._history = History()
         self._stalled = False
         self._shortages = 0
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
@@ -280,8 +282,9 @@ class EngineLoop:
             load=lambda version: self._executor.adopt(snapshot, version.content_hash),
         )
 
-    def stats(self) -> EngineStats:
-        """Counters since the start, and current gauges."""
+    def stats(self, since: int | None = None) -> EngineStats:
+        """Counters since the start, and current gauges. With `since`, also the iterations after
+        that one."""
         scheduler, cache, counters = self._scheduler, self._scheduler.cache, self._counters
         return EngineStats(
             running=scheduler.state.num_running,
@@ -290,6 +293,7 @@ class EngineLoop:
             kv_blocks_used=cache.held_blocks,
             kv_blocks_cached=cache.cached_blocks,
             kv_blocks_total=cache.num_blocks,
+            kv_blocks_held=blocks_by_class(scheduler.state.running.in_order, cache),
             prefix_queries_tokens=cache.counters.queries_tokens,
             prefix_hits_tokens=cache.counters.hits_tokens,
             preemptions=scheduler.preemptions,
@@ -300,6 +304,7 @@ class EngineLoop:
             iteration_tokens_sum=counters.iteration_tokens_sum,
             schedule_s=counters.schedule_s,
             execute_s=counters.execute_s,
+            work_s={work.value: seconds for work, seconds in self._history.seconds.items()},
             check_failures=counters.check_failures,
             training_tokens=scheduler.learning.counters.tokens,
             training_steps=scheduler.learning.counters.steps,
@@ -309,6 +314,7 @@ class EngineLoop:
                 **scheduler.latency.errors(),
                 "online_blocks": scheduler.demand.errors.report(),
             },
+            recent=() if since is None else self._history.since(since),
         )
 
     # ------------------------------------------------------------------ iteration
@@ -338,18 +344,16 @@ class EngineLoop:
             short = any(result.lacks_memory for result in results)
             self._shortages = self._shortages + 1 if short else 0
             finished = self.timer()
+            lanes = list(zip(plan.lanes, results, strict=True))
+            rows = rows_by_work(lanes, self._scheduler.state.all)
             events = self._scheduler.apply(results, self._clock.now())
             applied = self.timer()
-            tokens = sum(
-                lane.num_tokens
-                for lane, result in zip(plan.lanes, results, strict=True)
-                if not result.stopped
-            )
             self._counters.count(
-                tokens, submitted - began + applied - finished, finished - submitted
+                sum(rows.values()), submitted - began + applied - finished, finished - submitted
             )
+            self._history.add(self._counters.iterations, began, applied - began, lanes, rows)
             if self.on_plan is not None:
-                for lane, result in zip(plan.lanes, results, strict=True):
+                for lane, result in lanes:
                     self.on_plan(lane, result)
         self._unpin_ended(event.request_id for event in events if event.finish_reason)
         if self._check_every_step:

@@ -119,9 +119,10 @@ class AddScore(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `EngineStats`."""
+    """Answered by `EngineStats`; with `since`, also with the iterations after that one."""
 
     call: int
+    since: int | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

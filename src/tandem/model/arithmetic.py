@@ -18,7 +18,7 @@ from tandem.model.attention.gradient import HeadShape
 from tandem.model.gradient_rows import GradientKernels, Operands
 from tandem.model.joint import Joint, PairGradients
 from tandem.model.kernels import backward
-from tandem.model.kernels.backward import DenseShape, HeadTurn, Update
+from tandem.model.kernels.backward import DenseShape, Update
 from tandem.model.kernels.layer import NormWeights, Panels
 
 
@@ -27,7 +27,6 @@ class LayerShape:
     """What an arithmetic has to know of a layer and its rows."""
 
     attention: HeadShape
-    turn: HeadTurn
     gelu: bool
     context: DenseContext
 
@@ -50,10 +49,6 @@ class TorchArithmetic:
     def norm(self, x: Tensor, norm: NormWeights) -> Tensor:
         """The operand of normalised rows."""
         return self._rows.rms_norm(x, norm)
-
-    def norm_back(self, x: Tensor, norm: NormWeights, gradient: Tensor, residual: Tensor) -> Tensor:
-        """d/dx of the norm for `gradient`, rows, plus `residual`."""
-        return self._rows.rms_norm_gradient(x, norm, gradient, residual)
 
     def low(self, operand: Tensor, joint: Joint) -> Tensor | None:
         """The update's low-rank product [rows, ranks]."""
@@ -107,14 +102,6 @@ class TorchArithmetic:
         if low is not None and low_gradient is not None:
             found.update(self._rows.pairs(Operands(entering, low, gradient, low_gradient), joint))
 
-    def turn(self, qkv: Tensor) -> Tensor:
-        """Rows of heads, with queries and keys normalised and rotated."""
-        return self._rows.turn_heads(qkv, self._shape.turn)
-
-    def turn_back(self, gradient: Tensor, qkv: Tensor) -> Tensor:
-        """d/d(qkv) for d/d(turned), which may be changed."""
-        return self._rows.turn_heads_gradient(gradient, qkv, self._shape.turn)
-
     def attend(self, turned: Tensor) -> tuple[Tensor, ...]:
         """Attention [rows, heads * d] of turned rows of heads, and what `attend_back` needs."""
         return self._attention.forward(turned)
@@ -132,7 +119,6 @@ class TileArithmetic:
     def __init__(self, shape: LayerShape) -> None:
         heads = shape.attention
         self._gelu = shape.gelu
-        self._turn = shape.turn
         self._rows = sum(shape.context.lengths)
         self._shape = DenseShape(
             shape.context.lengths, heads.heads, heads.kv_heads, heads.params.scale,
@@ -146,10 +132,6 @@ class TileArithmetic:
     def norm(self, x: Tensor, norm: NormWeights) -> Tensor:
         """Tiles of normalised rows."""
         return backward.norm_tiles(x, norm)
-
-    def norm_back(self, x: Tensor, norm: NormWeights, gradient: Tensor, residual: Tensor) -> Tensor:
-        """d/dx of the norm for `gradient`, rows, plus `residual`."""
-        return backward.rms_norm_gradient(x, norm, gradient, residual)
 
     def low(self, operand: Tensor, joint: Joint) -> Tensor | None:
         """The update's low-rank product as tiles, scaled."""
@@ -206,15 +188,6 @@ class TileArithmetic:
         if low is not None and low_gradient is not None:
             a = backward.thin_product(low_gradient, entering)
             found.update(joint.split(a, backward.thin_product(low, gradient)))
-
-    def turn(self, qkv: Tensor) -> Tensor:
-        """Rows of heads, with queries and keys normalised and rotated."""
-        return backward.turn_heads(qkv, self._turn)
-
-    def turn_back(self, gradient: Tensor, qkv: Tensor) -> Tensor:
-        """d/d(qkv) for d/d(turned), in place."""
-        backward.turn_heads_gradient(gradient, qkv, self._turn)
-        return gradient
 
     def attend(self, turned: Tensor) -> tuple[Tensor, ...]:
         """Attention of turned rows, and what `attend_back` needs."""

@@ -105,17 +105,20 @@ class LayerGradient:
         cos, sin = (each[0].contiguous() for each in angles)
         q_norm, k_norm = attention.q_norm, attention.k_norm
         head_norm = _norm(q_norm) if isinstance(q_norm, FusedRmsNorm) else self._norm
-        turn = HeadTurn(_weight(q_norm), _weight(k_norm), head_norm, cos, sin, heads, kv_heads)
+        self._turn = HeadTurn(
+            _weight(q_norm), _weight(k_norm), head_norm, cos, sin, heads, kv_heads
+        )
+        self._rows = by.rows
         params = AttentionParams(attention.scaling, attention.window, attention.softcap)
         shape = HeadShape(attention.layer_idx, attention.head_dim, heads, kv_heads, params)
-        whole = LayerShape(shape, turn, layer.mlp.gelu, context)
+        whole = LayerShape(shape, layer.mlp.gelu, context)
         self._by = TileArithmetic(whole) if joints.tiles else TorchArithmetic(whole, by)
 
     def forward(self, x: Tensor, inner: Inner | None = None) -> Kept:
         """All but the last product, for dense x [rows, width]. Uses `inner` if it was kept."""
         by = self._by
         qkv, low_qkv = by.rows(by.norm(x, self._norm), self._qkv)
-        attended = by.attend(by.turn(qkv))
+        attended = by.attend(self._rows.turn_heads(qkv, self._turn))
         mixed = by.operand(attended[0].detach())
         if inner is not None:
             low_out = by.low(mixed, self._out)
@@ -150,7 +153,7 @@ class LayerGradient:
         entering = by.norm(kept.middle, self._mlp_norm)
         by.pairs(entering, kept.low_gate_up, inner, low_inner, gate_up, found)
         normal = by.rows_back(inner, gate_up, low_inner)
-        return by.norm_back(kept.middle, self._mlp_norm, normal, gradient)
+        return self._rows.rms_norm_gradient(kept.middle, self._mlp_norm, normal, gradient)
 
     def _attention_backward(
         self, x: Tensor, kept: Kept, gradient: Tensor, below: bool, found: PairGradients
@@ -161,12 +164,13 @@ class LayerGradient:
         mixed = by.operand(kept.attended[0].detach())
         by.pairs(mixed, kept.low_out, leaving, low_leaving, out, found)
         heads = by.attend_back(kept.attended, by.rows_back(leaving, out, low_leaving))
-        inner = by.operand(by.turn_back(heads, kept.qkv))
+        inner = by.operand(self._rows.turn_heads_gradient(heads, kept.qkv, self._turn))
         low_inner = by.low_back(inner, qkv)
         by.pairs(by.norm(x, self._norm), kept.low_qkv, inner, low_inner, qkv, found)
         if not below:
             return None
-        return by.norm_back(x, self._norm, by.rows_back(inner, qkv, low_inner), gradient)
+        normal = by.rows_back(inner, qkv, low_inner)
+        return self._rows.rms_norm_gradient(x, self._norm, normal, gradient)
 
 
 class LayerGradients:

@@ -207,6 +207,12 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     )
     for name, text, value in values:
         yield GaugeMetricFamily(f"tandem_{name}", text, value=float(value))
+    held = GaugeMetricFamily(
+        "tandem_kv_blocks_held", "KV blocks that running work fills", labels=["work_class"]
+    )
+    for work_class, blocks in stats.kv_blocks_held.items():
+        held.add_metric([work_class], float(blocks))
+    yield held
     memory = GaugeMetricFamily(
         "tandem_memory_bytes", "Memory that the engine accounts for, by purpose", labels=["purpose"]
     )
@@ -235,6 +241,12 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
     )
     for name, text, value in values:
         yield CounterMetricFamily(f"tandem_{name}", text, value=float(value))
+    work = CounterMetricFamily(
+        "tandem_work_seconds", "Time of the iterations by kind of work", labels=["work"]
+    )
+    for kind, seconds in stats.work_s.items():
+        work.add_metric([kind], seconds)
+    yield work
 
 
 def _iteration_tokens(stats: EngineStats) -> Metric:

@@ -140,3 +140,13 @@ def test_what_cannot_be_forced_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest) as refused:
         grammar(AnswerFormat(HERMES), Calling((*TOOLS, tool), forced=("f",)))
     assert refused.value.param == "tools[2].function.parameters"
+
+
+def test_arguments_have_no_properties_that_their_schema_does_not_speak_of() -> None:
+    made = grammar(AnswerFormat(HERMES))
+    assert allows(made, OPEN + '"}}\n</tool_call>') == (True, True)
+    assert allows(made, OPEN + '", "country"')[0] is False
+    any_city = {**CITY, "additionalProperties": True}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": any_city}}
+    spoken = Calling((tool,), forced=("weather",))
+    assert allows(grammar(AnswerFormat(HERMES), spoken), OPEN + '", "country"')[0] is True

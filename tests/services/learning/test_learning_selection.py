@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -14,10 +15,10 @@ from tandem.services.learning.selection import (
     choose,
     epochs_of,
     groups,
-    is_ready,
     known,
     plan_steps,
     priority,
+    ready_in_s,
     to_go_on,
     within_shares,
 )
@@ -177,14 +178,26 @@ def test_a_version_waits_for_enough_samples_or_for_a_time() -> None:
     settings = LearningSettings(batch_samples=8, version_wait_s=60.0)
 
     def ready(count: int, newest_s: float, oldest_s: float) -> bool:
-        return is_ready(arrived(count, newest_s, oldest_s), 64, settings, NOW_S)
+        return ready_in_s(arrived(count, newest_s, oldest_s), 64, settings, NOW_S) == 0.0
 
     assert ready(64, 0.0, 1.0)  # a full version
     assert ready(40, 1.5, 2.0) and not ready(40, 0.5, 2.0)  # an import that has just ended
     assert not ready(8, 5.0, 40.0) and ready(8, 15.0, 40.0)  # a lull
     assert ready(12, 1.0, 60.0)  # one every five seconds, for a minute
     assert not ready(1, 300.0, 300.0) and ready(1, 600.0, 600.0)
-    assert not is_ready([], 64, settings, NOW_S)
+    assert ready_in_s([], 64, settings, NOW_S) == math.inf
+
+
+def test_how_long_a_version_will_wait_if_nothing_else_comes() -> None:
+    settings = LearningSettings(batch_samples=8, version_wait_s=60.0)
+
+    def wait_s(count: int, newest_s: float, oldest_s: float) -> float:
+        return ready_in_s(arrived(count, newest_s, oldest_s), 64, settings, NOW_S)
+
+    assert wait_s(3, 0.0, 20.0) == 580.0  # ten times as long: less than a step's worth
+    assert wait_s(8, 5.0, 40.0) == 10.0  # a quarter without another
+    assert wait_s(8, 1.0, 55.0) == 5.0  # all of it since the first
+    assert wait_s(32, 0.25, 2.0) == 0.75
 
 
 def test_epochs_follow_the_number_of_samples() -> None:

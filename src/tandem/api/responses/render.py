@@ -15,7 +15,7 @@ import msgspec
 from tandem.api.errors import Failure
 from tandem.api.parts import Parts
 from tandem.api.render import Header, Json
-from tandem.api.responses.schemas import ResponsesRequest
+from tandem.api.responses.schemas import ResponsesRequest, full_name
 from tandem.core.sequence import FinishReason
 from tandem.services.answering.answer import Usage
 from tandem.services.answering.choice import Delta
@@ -37,6 +37,7 @@ class _Item:
     id: str
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     parts: list[str] = field(default_factory=list)
 
     @property
@@ -49,6 +50,8 @@ class _Item:
         begun = status == "in_progress"
         made: Json = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
+            if self.namespace is not None:
+                made["namespace"] = self.namespace
             arguments = "" if begun else self.text
             return {**made, "call_id": self.call_id, "name": self.name, "arguments": arguments}
         content = [] if begun else [self.part(self.text)]
@@ -65,11 +68,16 @@ class _Item:
 class _Output:
     """The items of one response while its deltas come."""
 
-    def __init__(self, header: Header) -> None:
-        name = header.id.partition("_")[2]
+    def __init__(self, asked: ResponsesRequest, header: Header) -> None:
+        response = header.id.partition("_")[2]
+        names = {
+            full_name(namespace, function.name): (function.name, namespace)
+            for namespace, function in asked.functions
+        }
 
         def make(place: int, kind: str, call_id: str, called: str) -> _Item:
-            return _Item(kind, f"{_ID[kind]}_{name}_{place}", call_id, called)
+            name, namespace = names.get(called, (called, None))
+            return _Item(kind, f"{_ID[kind]}_{response}_{place}", call_id, name, namespace)
 
         self._parts = Parts(("message", "reasoning", "function_call"), make)
         self.items = self._parts.all
@@ -101,7 +109,7 @@ class WholeResponse:
 
     def encode(self, header: Header, usage: Usage) -> bytes:
         """The body of the answer."""
-        output = _Output(header)
+        output = _Output(self._asked, header)
         for delta in self._deltas:
             output.take(delta)
         return msgspec.json.encode(_ended(self._asked, header, output, usage))
@@ -121,7 +129,7 @@ class ResponseEvents:
         """The events of one delta."""
         events = b""
         if self._header is None:
-            self._header, self._output = header, _Output(header)
+            self._header, self._output = header, _Output(self._asked, header)
             begun = _response(self._asked, header, "in_progress")
             events += self._event("response.created", response=begun)
             events += self._event("response.in_progress", response=begun)
@@ -256,7 +264,7 @@ def _response(asked: ResponsesRequest, header: Header, status: str) -> Json:
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "text": {"format": form},
         "tool_choice": chosen,
-        "tools": [tool.model_dump() for tool in asked.functions],
+        "tools": [tool.told() for tool in asked.tools or () if tool is not None],
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "truncation": "disabled",
         "usage": None,

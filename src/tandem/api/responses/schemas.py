@@ -1,8 +1,9 @@
 """What clients of OpenAI's Responses API may send, and what a chat makes of it.
 
-Every request has the whole conversation: messages, calls of functions and what these returned.
-Reasoning of earlier answers is left out, and so are tools that OpenAI runs. Knows no model.
-Invariant: items of other types are refused, never dropped.
+Every request has the whole conversation: messages, calls of functions and what these returned, and
+the words of earlier reasoning. Tools that OpenAI runs are left out; the functions of a namespace
+are named with it for the model, and without it for the client. Knows no model. Invariant: items of
+other types are refused, never dropped.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class CallItem(_Part):
 
     type: Literal["function_call"]
     call_id: Annotated[str, Field(max_length=256)]
+    namespace: str | None = None
     name: str
     arguments: str
 
@@ -88,10 +90,23 @@ class OutputItem(_Part):
     output: Parts
 
 
+class ReasoningPart(_Part):
+    """Words of reasoning."""
+
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
 class ReasoningItem(_Part):
-    """Reasoning of an earlier answer; it is left out."""
+    """Reasoning of an earlier answer; a summary, and what only OpenAI can read, are left out."""
 
     type: Literal["reasoning"]
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(part.text for part in self.content or ())
 
 
 def _type_of(value: Any) -> str:
@@ -123,26 +138,69 @@ class FunctionTool(_Part):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    def tool(self) -> Tool:
+    def tool(self, namespace: str | None = None) -> Tool:
         """As a chat has it."""
         function = Function(
-            name=self.name,
+            name=full_name(namespace, self.name),
             description=self.description,
             parameters=self.parameters,
             strict=self.strict,
         )
         return Tool(type="function", function=function)
 
+    def told(self) -> dict[str, Any]:
+        """As the answer repeats it."""
+        return self.model_dump()
 
-def _functions(value: object) -> object:
+
+def full_name(namespace: str | None, name: str) -> str:
+    """What the model calls a function of a namespace."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def _only(*kinds: str) -> BeforeValidator:
     """Tools of other types are nothing."""
-    if not isinstance(value, list):
-        return value
-    types = [item.get("type") if isinstance(item, dict) else None for item in value]
-    return [
-        None if isinstance(kind, str) and kind != "function" else item
-        for kind, item in zip(types, value, strict=True)
+
+    def check(value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        types = [item.get("type") if isinstance(item, dict) else None for item in value]
+        return [
+            None if isinstance(kind, str) and kind not in kinds else item
+            for kind, item in zip(types, value, strict=True)
+        ]
+
+    return BeforeValidator(check)
+
+
+class NamespaceTool(_Part):
+    """Functions of the client's under a name that they share."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(pattern=NAME, max_length=128)]
+    description: str | None = None
+    tools: Annotated[
+        list[FunctionTool | None],
+        Field(fail_fast=True, max_length=MAX_TOOLS),
+        _only("function"),
     ]
+
+    def told(self) -> dict[str, Any]:
+        """As the answer repeats it."""
+        functions = [inner.told() for inner in self.tools if inner is not None]
+        return {**self.model_dump(), "tools": functions}
+
+
+def _tool_type(value: Any) -> str:
+    """What is no namespace must be a function."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "namespace" if kind == "namespace" else "function"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[NamespaceTool, Tag("namespace")],
+    Discriminator(_tool_type),
+]
 
 
 def _choice(value: object) -> object:
@@ -185,9 +243,9 @@ class ResponsesRequest(Body):
     instructions: str | None = None
     tools: (
         Annotated[
-            list[FunctionTool | None],
+            list[AnyTool | None],
             Field(fail_fast=True, max_length=MAX_TOOLS),
-            BeforeValidator(_functions),
+            _only("function", "namespace"),
             WithJsonSchema({"type": "array", "items": {"type": "object"}}),
         ]
         | None
@@ -206,23 +264,37 @@ class ResponsesRequest(Body):
     metadata: dict[str, Any] | None = None
 
     @property
-    def functions(self) -> list[FunctionTool]:
-        """The tools that count."""
-        return [tool for tool in self.tools or () if tool is not None]
+    def functions(self) -> list[tuple[str | None, FunctionTool]]:
+        """The functions that count, each with its namespace."""
+        made: list[tuple[str | None, FunctionTool]] = []
+        for tool in self.tools or ():
+            if isinstance(tool, NamespaceTool):
+                made += [(tool.name, inner) for inner in tool.tools if inner is not None]
+            elif tool is not None:
+                made.append((None, tool))
+        return made
 
     def turns(self) -> list[Turn]:
         """The conversation as a chat has it."""
         made: list[Turn] = []
+        thoughts: list[str] = []
         if self.instructions:
             made.append({"role": "system", "content": self.instructions})
         for item in self.input:
+            if isinstance(item, ReasoningItem):
+                thoughts.append(item.text)
+                continue
             if isinstance(item, MessageItem):
                 _add_message(made, item)
             elif isinstance(item, CallItem):
                 _add_call(made, item)
-            elif isinstance(item, OutputItem):
+            else:
                 text = _text(item.output)
                 made.append({"role": "tool", "content": text, "tool_call_id": item.call_id})
+            if any(thoughts) and made[-1]["role"] == "assistant":
+                earlier = made[-1].get("reasoning_content", "")
+                made[-1]["reasoning_content"] = earlier + "".join(thoughts)
+            thoughts = []
         return made
 
     def grammar(self) -> Grammar | None:
@@ -238,7 +310,7 @@ class ResponsesRequest(Body):
         """The body without its conversation, as that of a chat."""
         return ChatRequest.model_construct(
             model=self.model,
-            tools=[function.tool() for function in self.functions],
+            tools=[function.tool(namespace) for namespace, function in self.functions],
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             max_tokens=self.max_output_tokens,
@@ -266,7 +338,8 @@ def _add_call(made: list[Turn], item: CallItem) -> None:
     """Calls belong to the assistant's turn in which they were made."""
     if not made or made[-1]["role"] != "assistant":
         made.append({"role": "assistant", "content": ""})
-    function = {"name": item.name, "arguments": arguments_of(item.arguments)}
+    name = full_name(item.namespace, item.name)
+    function = {"name": name, "arguments": arguments_of(item.arguments)}
     call = {"id": item.call_id, "type": "function", "function": function}
     made[-1].setdefault("tool_calls", []).append(call)
 

@@ -22,6 +22,8 @@ from tandem.model.kernels.layer import NormWeights
 _GATE, _HEADS = 1024, 8
 # A tile of the adapter's gradients: ranks, columns, and rows that are summed at once.
 _RANKS, _COLUMNS, _ROWS = 64, 128, 64
+# Rows in flight; both halves of the kernel have their own, and a small device has 99 KiB.
+_STAGES = 2
 # Projections that share an input: queries, keys and values.
 _MOST_MEMBERS = 3
 _WIDE = 2048
@@ -302,7 +304,7 @@ class TritonGradientRows:
             _pairs, grid, operands.entering, operands.low, operands.gradient,
             operands.low_gradient, out, rows, inputs, outputs, operands.low.shape[1], used,
             ends[0], ends[1], *rank, *scales,
-            RANKS=tile, COLUMNS=_COLUMNS, ROWS=_ROWS,
+            RANKS=tile, COLUMNS=_COLUMNS, ROWS=_ROWS, num_stages=_STAGES,
             PRECISION="ieee" if out.dtype == operands.low.dtype else "tf32",
         )  # fmt: skip
         parts = out.split(sizes)

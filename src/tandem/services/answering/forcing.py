@@ -13,6 +13,7 @@ from typing import Any
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.sampling import Grammar, GrammarKind
+from tandem.services.answering.closing import closed
 from tandem.services.answering.formats import ARGUMENTS, NAME, AnswerFormat
 from tandem.services.answering.grammars import check_schema
 from tandem.services.answering.reading import Calling
@@ -31,12 +32,11 @@ def grammar_of_answer(
     asked: Grammar | None,
 ) -> Grammar | None:
     """What an answer that follows `prefix` must match, if the client `asked` for a grammar or
-    forces calls; None: anything. Raises `InvalidRequest`."""
-    if calling.forced and asked is not None:
-        raise InvalidRequest(
-            f"'tool_choice' makes the answer a call; leave '{asked.param}' out", param="tool_choice"
-        )
-    if calling.forced or (calling.tools and asked is not None):
+    forces calls; None: anything. Forced calls leave no text that `asked` could be about. Raises
+    `InvalidRequest`."""
+    if calling.forced:
+        return grammar_of_calls(form, calling, prefix, special)
+    if calling.tools and asked is not None:
         return grammar_of_calls(form, calling, prefix, special, asked)
     if asked is None or not _thinks(form, prefix):
         return asked
@@ -84,14 +84,14 @@ def grammar_of_calls(
         function = tool["function"]
         if function["name"] not in wanted:
             continue
-        size += len(check_schema(function["parameters"], f"tools[{place}].function.parameters"))
+        size += check_schema(function["parameters"], f"tools[{place}].function.parameters")
         _check_size(size)
         written = [function["name"] if piece == NAME else piece for piece in spelling.call]
         cut = written.index(ARGUMENTS)
         before, after = spelt(written[:cut]), spelt(written[cut + 1 :])
         calls.append(f"call{place}")
         rules.append(f"call{place}: {before} args{place} {after}")
-        rules.append(f"args{place}: {_json({'type': 'object', **function['parameters']})}")
+        rules.append(f"args{place}: {_json(closed({'type': 'object', **function['parameters']}))}")
     again = f"({spelt(spelling.joint)} call)*" if calling.parallel else ""
     rules.append(f"calls: {spelt(spelling.before)} call {again} {spelt(spelling.after)}")
     rules.append(f"call: {' | '.join(calls)}")

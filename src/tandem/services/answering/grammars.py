@@ -14,6 +14,7 @@ from typing import Any
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.sampling import Grammar, GrammarKind
+from tandem.services.answering.closing import closed
 from tandem.services.answering.strict import check_strict
 
 MOST_SCHEMA_BYTES = 64 << 10
@@ -30,13 +31,15 @@ Path = tuple[str | int, ...]
 
 
 def of_schema(schema: Any, param: str, *, strict: bool = False) -> Grammar:
-    """JSON that a schema allows; with `strict` the schema is of OpenAI's subset. Raises
-    `InvalidRequest`."""
-    return Grammar(GrammarKind.JSON, check_schema(schema, param, strict=strict), param)
+    """JSON that a schema allows, without properties that it does not speak of; with `strict` the
+    schema is of OpenAI's subset. Raises `InvalidRequest`."""
+    check_schema(schema, param, strict=strict)
+    text = json.dumps(closed(schema), separators=(",", ":"))
+    return Grammar(GrammarKind.JSON, text, param)
 
 
-def check_schema(schema: Any, param: str, *, strict: bool = False) -> str:
-    """The text of a schema that is within the bounds. Raises `InvalidRequest`."""
+def check_schema(schema: Any, param: str, *, strict: bool = False) -> int:
+    """The bytes of a schema that is within the bounds. Raises `InvalidRequest`."""
     if not isinstance(schema, dict):
         raise InvalidRequest(f"'{param}' must be a JSON schema, which is an object", param=param)
     multiple = 1
@@ -51,12 +54,12 @@ def check_schema(schema: Any, param: str, *, strict: bool = False) -> str:
             multiple = math.lcm(multiple, _digits(value))
             if multiple > _MOST_MULTIPLE:
                 raise _wrong(param, path, "and others before it have too many digits together")
-    text = json.dumps(schema, separators=(",", ":"))
-    if len(text) > MOST_SCHEMA_BYTES:
-        raise _large(param, len(text))
+    size = len(json.dumps(schema, separators=(",", ":")))
+    if size > MOST_SCHEMA_BYTES:
+        raise _large(param, size)
     if strict:
         check_strict(schema, param)
-    return text
+    return size
 
 
 def of_regex(text: str, param: str) -> Grammar:

@@ -71,7 +71,7 @@ class Models:
         self.served_name = served_name
         self.created_s = created_s
         self._checkpoints = checkpoints
-        self._auto_adapters = auto_adapters
+        self.auto_adapters = auto_adapters
         self._announced: set[str] = set()
 
     def announce(self, adapter: str) -> None:
@@ -135,7 +135,7 @@ class Models:
     def _may_be_made(self, model_id: str) -> bool:
         """Whether feedback about it would be taken, and make it."""
         adapter = model_id.removeprefix(self.id_of(""))
-        if adapter == model_id or not self._auto_adapters:
+        if adapter == model_id or not self.auto_adapters:
             return False
         try:
             check_name(adapter)

@@ -28,11 +28,9 @@ from tandem.services.learning.loaded import Keeper, NotCopied, keep_loaded
 from tandem.services.learning.publish import Conclusion, candidate_name, remove_tree
 from tandem.services.learning.selection import (
     TRIES,
-    balanced,
-    choose,
-    groups,
+    candidates,
     is_dislike,
-    is_ready,
+    ready_in_s,
 )
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
@@ -61,6 +59,8 @@ class Course:
         self._keeper = Keeper(name, tools)
         self.doubtful = False
         """Whether something failed that may have been committed: the next turn looks."""
+        self.took_s: float | None = None
+        """Seconds from the choice of samples to their version, the last time that one was made."""
         self._trainer = BlockTrainer(name, tools)
         self._waits_for_likes = False
         self._lock = asyncio.Lock()
@@ -144,14 +144,12 @@ class Course:
             samples.heads, self.name, SampleState.CONSUMED, newest_first=True, limit=_REPLAY_POOL
         )
         now_s, most = self._tools.now(), settings.version_samples(replaying=bool(seen))
-        found = groups(waiting)
-        await self._tell_of_dislikes(waiting, teachable=bool(found))
-        # Only what the keys' shares let in counts for a version.
-        shared = [balanced(choose(group, most, settings.key_share, now_s)) for group in found]
-        ready = [group for group in shared if is_ready(group, most, settings, now_s)]
+        shared = candidates(waiting, most, settings, now_s)
+        await self._tell_of_dislikes(waiting, teachable=bool(shared))
+        ready = [group for group in shared if not ready_in_s(group, most, settings, now_s)]
         if not ready:
             return Progress.SOON if any(shared) else Progress.IDLE
-        chosen = ready[0]
+        chosen, begun_s = ready[0], now_s
         self._tools.publisher.require_room(self.name)
         await self._tools.publisher.require_disk(self.name)
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])
@@ -162,6 +160,7 @@ class Course:
             await self._trainer.learn(block)
             if block.latest and block.fair:
                 await self._conclude(block)
+                self.took_s = self._tools.now() - begun_s
             elif block.known and not block.latest:
                 await self._nothing_new(block)
             else:

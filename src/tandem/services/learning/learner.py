@@ -89,6 +89,11 @@ class Learner:
         """Adapters that have begun to learn before `adapter` and still do."""
         return list(takewhile(lambda name: name != adapter, self._tasks))
 
+    def took_s(self, adapter: str) -> float | None:
+        """Seconds that the last version of `adapter` took to make; None before the first."""
+        course = self._courses.get(adapter)
+        return None if course is None else course.took_s
+
     @asynccontextmanager
     async def held(self, adapter: str) -> AsyncIterator[None]:
         """Nothing of `adapter` is trained inside, and what was under way is given up.

@@ -6,22 +6,30 @@ says what would keep the next version from learning, as far as that is known now
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from tandem.core.learning import Sample, SampleKind, SampleState, Split
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.publish import NoRoom
-from tandem.services.learning.selection import groups
+from tandem.services.learning.selection import candidates, groups, ready_in_s
+from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
-from tandem.store.samples import heads
+from tandem.store import Connection, adapters
+from tandem.store.samples import SampleHead, heads
+
+# Samples that wait longest, among which the next version is foreseen: looked at for each feedback.
+_FORESEEN = 256
+_WAITING = (SampleState.ACCEPTED, SampleState.ASSIGNED)
 
 
 class Prospect(StrEnum):
     """What becomes of it."""
 
     QUEUED = "queued"
+    TRAINING = "training"
     WAITS = "waits"
     HELD_OUT = "held_out"
     LEARNED = "learned"
@@ -29,12 +37,24 @@ class Prospect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class NextVersion:
+    """The version that will learn from a feedback, as far as it can be foreseen."""
+
+    samples: int  # that it would learn from now
+    enough: int  # so many need not wait long for others
+    most: int  # so many need not wait at all
+    starts_in_s: float  # if nothing else comes; 0: it has begun, or is about to
+    takes_s: float | None  # as long as the last one took, from then on; None: there was none
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """What becomes of feedback, and why it has to wait or is not learned from (empty: a version is
-    made as soon as there are enough samples or time has passed, see `selection.is_ready`)."""
+    made as soon as there are enough samples or time has passed, see `selection.ready_in_s`)."""
 
     prospect: Prospect
     note: str = ""
+    next: NextVersion | None = None
 
 
 class Outlooks:
@@ -47,12 +67,14 @@ class Outlooks:
 
     async def of(self, adapter: str, samples: Sequence[Sample]) -> Outlook:
         """What becomes of the samples of one feedback. Raises `StoreError`."""
-        waiting = (SampleState.ACCEPTED, SampleState.ASSIGNED)
-        left = {sample.split for sample in samples if sample.state in waiting}
-        if Split.TRAIN in left:
-            why = await self._wait(adapter, samples)
-            return Outlook(Prospect.WAITS, why) if why else Outlook(Prospect.QUEUED)
-        if left:
+        left = {(sample.split, sample.state) for sample in samples}
+        if (Split.TRAIN, SampleState.ASSIGNED) in left:
+            return Outlook(Prospect.TRAINING, next=await self._under_way(adapter))
+        if (Split.TRAIN, SampleState.ACCEPTED) in left:
+            if why := await self._wait(adapter, samples):
+                return Outlook(Prospect.WAITS, why)
+            return Outlook(Prospect.QUEUED, next=await self._next(adapter, samples))
+        if any(state in _WAITING for _, state in left):
             return Outlook(Prospect.HELD_OUT, "versions are measured on it, and not trained on it")
         if not samples:
             return Outlook(Prospect.NOTHING, "it says neither what is good nor what is bad")
@@ -61,6 +83,25 @@ class Outlooks:
                 return Outlook(Prospect.LEARNED, f"version {sample.version} learned from it")
         refused = f"version {samples[0].version} learned from it and was refused"
         return Outlook(Prospect.NOTHING, samples[0].problem or refused)
+
+    async def _under_way(self, adapter: str) -> NextVersion:
+        """The version that is being made."""
+        found = await self._tools.store.read(_found, adapter)
+        count = len(found.assigned)
+        return NextVersion(count, count, count, 0.0, self._learner.took_s(adapter))
+
+    async def _next(self, adapter: str, samples: Sequence[Sample]) -> NextVersion | None:
+        """The version that will learn from these; None while nobody can tell when."""
+        found = await self._tools.store.read(_found, adapter)
+        settings = resolve_settings(self._tools.defaults, found.settings)
+        most, now_s = settings.version_samples(replaying=found.replays), self._tools.now()
+        own = {sample.sample_id for sample in samples}
+        for group in candidates(found.accepted, most, settings, now_s):
+            if any(head.sample_id in own for head in group):
+                starts_in_s = ready_in_s(group, most, settings, now_s)
+                took_s = self._learner.took_s(adapter)
+                return NextVersion(len(group), settings.batch_samples, most, starts_in_s, took_s)
+        return None
 
     async def _wait(self, adapter: str, samples: Sequence[Sample]) -> str:
         """Why accepted samples are not learned from; empty if they are."""
@@ -79,3 +120,23 @@ class Outlooks:
         if dislikes and not groups(await self._tools.store.read(heads, adapter)):
             return "dislikes are learned from together with as many answers that are rated up"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An adapter's own settings and samples to train on; `replays`: some were learned before."""
+
+    settings: Mapping[str, Any]
+    accepted: list[SampleHead]
+    assigned: list[SampleHead]
+    replays: bool
+
+
+def _found(connection: Connection, adapter: str) -> _Found:
+    record = adapters.find(connection, adapter)
+    return _Found(
+        {} if record is None else record.settings,
+        heads(connection, adapter, limit=_FORESEEN),
+        heads(connection, adapter, SampleState.ASSIGNED, limit=_FORESEEN),
+        bool(heads(connection, adapter, SampleState.CONSUMED, limit=1)),
+    )

@@ -89,25 +89,36 @@ def is_dislike(head: SampleHead) -> bool:
     return head.kind is SampleKind.KTO and not head.desirable
 
 
-def is_ready(
+def candidates(
+    waiting: Sequence[SampleHead], most: int, settings: LearningSettings, now_s: float
+) -> list[list[SampleHead]]:
+    """What versions could be made of samples that wait, each of `most` at most, in the order in
+    which they would be made. Only what the keys' shares let in counts."""
+    chosen = [choose(group, most, settings.key_share, now_s) for group in groups(waiting)]
+    return [balanced(heads) for heads in chosen]
+
+
+def ready_in_s(
     group: Sequence[SampleHead], most: int, settings: LearningSettings, now_s: float
-) -> bool:
-    """Whether a version shall be made of these samples now, `most` at most.
+) -> float:
+    """Seconds until a version is made of these samples, `most` at most, if no other comes; 0: now.
 
     Some steps' worth that arrived together begin at once; fewer wait for a quarter of
     `version_wait_s` without another, or all of it; less than a step's worth ten times as long.
     """
     if not group:
-        return False
+        return math.inf
+    if len(group) >= most:
+        return 0.0
     arrived = [head.created_s for head in group]
     quiet_s, waited_s = now_s - max(arrived), now_s - min(arrived)
     wait_s = settings.version_wait_s
-    if len(group) >= most or waited_s >= _LONG_WAITS * wait_s:
-        return True
+    left_s = _LONG_WAITS * wait_s - waited_s
     if len(group) >= _ENOUGH_STEPS * settings.batch_samples:
-        return quiet_s >= min(_SETTLED_S, wait_s)
-    enough = len(group) >= settings.batch_samples
-    return enough and (quiet_s >= _QUIET_SHARE * wait_s or waited_s >= wait_s)
+        left_s = min(left_s, min(_SETTLED_S, wait_s) - quiet_s)
+    elif len(group) >= settings.batch_samples:
+        left_s = min(left_s, _QUIET_SHARE * wait_s - quiet_s, wait_s - waited_s)
+    return max(0.0, left_s)
 
 
 def epochs_of(samples: int, settings: LearningSettings) -> int:
