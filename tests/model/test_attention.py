@@ -10,6 +10,7 @@ from attention_cases import case, reference
 from devices import INTERPRETED, TRITON
 from tandem.core.errors import UnsupportedModel
 from tandem.model import kernels
+from tandem.model.attention import tiles
 from tandem.model.attention.base import AttentionParams, BatchLayout, SpanArrays
 from tandem.model.attention.cpu import CpuKernel
 from tandem.model.attention.interface import tandem_attention
@@ -123,7 +124,7 @@ def test_tiles_cover_every_row_once(mix, processors):
     assert sorted(covered) == list(range(int(lengths.sum())))
 
 
-def test_long_decodes_are_divided_where_the_batch_does_not_fill_the_device():
+def test_long_decodes_are_divided_where_the_batch_does_not_fill_the_device(monkeypatch):
     def parts(*contexts):
         starts = np.array(contexts) - 1
         decodes, _ = cut(starts, np.ones_like(starts), 132)
@@ -133,7 +134,10 @@ def test_long_decodes_are_divided_where_the_batch_does_not_fill_the_device():
         ]
         return [int((decodes[:, 3] == span).sum()) for span in range(len(contexts))]
 
+    monkeypatch.setattr(tiles, "LEAST_SHARE", 256)
     assert parts(8000) == [31] and parts(300) == [1]
+    monkeypatch.setattr(tiles, "LEAST_SHARE", 64)
+    assert parts(8000) == [65] and parts(300) == [5]
     assert parts(*[1000] * 32) == [1] * 32
     assert parts(8000, *[500] * 40) == [9, *[1] * 40]
 

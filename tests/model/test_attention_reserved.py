@@ -13,7 +13,7 @@ from tandem.model.attention.base import AttentionParams, LayerKV
 if not HAS_TRITON:
     pytest.skip("no Triton here", allow_module_level=True)
 
-from tandem.model.attention import triton_kernel
+from tandem.model.attention import tiles, triton_kernel
 from tandem.model.attention.triton_kernel import TritonKernel
 
 pytestmark = pytest.mark.parametrize("device", [TRITON_DEVICE])
@@ -55,7 +55,8 @@ def check(batch, rows, spans, params, device, **options):
     ("shape", "window", "softcap"),
     [((1, 1, 16), 0, 0.0), ((1, 8, 8), 500, 2.0), ((2, 5, 24), 0, 2.0), ((1, 20, 8), 0, 0.0)],
 )
-def test_divided_keys_are_merged(device, shape, window, softcap):
+def test_divided_keys_are_merged(device, shape, window, softcap, monkeypatch):
+    monkeypatch.setattr(tiles, "LEAST_SHARE", 256)
     params = AttentionParams(0.3, window, softcap)
     batch = check(None, 0, DECODES, params, device, shape=shape)
     ((_, _, arrived),) = batch._parts.values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -151,10 +153,32 @@ def test_the_fastest_serves_every_layer_of_a_shape(device, monkeypatch):
         torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("device", [TRITON_DEVICE])
+@pytest.mark.parametrize(("ours_us", "chosen"), [(1.0, True), (1.01, True), (1.1, False)])
+def test_ours_serves_unless_cublas_is_clearly_faster(device, monkeypatch, ours_us, chosen):
+    cut, times = Cut(STRIPE), iter([1.0, ours_us])
+
+    def timed(product, weights):
+        torch.testing.assert_close(product(weights[0]).shape, torch.Size([4, 32]))
+        return next(times)
+
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(products, "_ARENA_BYTES", 1 << 14)
+    monkeypatch.setattr(products, "_time_us", timed)
+    monkeypatch.setattr(products, "candidates", lambda *_: [cut])
+    weight = random(32, 64, device=device)
+    arena, workspace = products.Arena(weight), Workspace(weight.device)
+    choice = products.measure(weight, 4, arena, workspace)
+    assert choice == products.Choice(cut if chosen else None, ours_us, 1.0)
+
+
 @pytest.mark.parametrize("device", [CUDA])
 def test_a_measurement_takes_no_longer_than_serving_may_wait(device):
     model = nn.Module()
     model.layer = PackedLinear(random(6144, 4096, dtype=torch.bfloat16, device=device))
     choices = tune_products(model)
     assert len(choices) == 4
-    assert all(0 < choice.us <= choice.cublas_us < 1e4 for choice in choices.values())
+    assert all(0 < choice.cublas_us < 1e4 for choice in choices.values())
+    for choice in choices.values():
+        assert (choice.cut is None) == (choice.us > products.FAVOUR * choice.cublas_us)

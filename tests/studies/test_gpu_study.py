@@ -123,3 +123,30 @@ def test_a_table_has_the_columns_of_its_rows() -> None:
         "| m | 1.000 |  |",
         "| m |  | a/b c |",
     ]
+
+
+def test_a_look_inside_prints_every_variant(
+    options: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from benchmarks.gpu import tune
+    from tandem.model.gpu import thin
+
+    monkeypatch.setattr(tune, "ROWS", (1, 3))
+    (name,) = options.models
+    engine, before = Engine(name, options, lambda _: None), thin.AHEAD_BYTES
+    tuning = tune.Tuning(engine, replace(options, budget_s=1e9), Unused)
+    tuning.run()
+    printed = capsys.readouterr().out
+    for variant in (*tune.QUICK, *tune.COMPILED, tune.NOT_EARLY):
+        assert variant.name in printed
+    assert "no early start, 3 adapters: kernels" in printed
+    assert before == thin.AHEAD_BYTES
+
+
+class Unused:
+    """A `Capture` for a model that computes layer by layer."""
+
+    def record(self, call):
+        """See `Capture`."""
+        raise AssertionError("a CPU model has no pass to record")

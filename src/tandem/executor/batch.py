@@ -59,25 +59,30 @@ class SpanLimits:
 
     def problem(self, span: Span, adapters: Container[str]) -> str | None:
         """Why this span cannot be computed, or None. `adapters` are the loaded ones."""
-        if not span.tokens or span.start < 0:
+        tokens, targets, end = span.tokens, span.score_targets, span.end
+        if not tokens or span.start < 0:
             return "the span has no tokens"
         if span.adapter is not None and span.adapter not in adapters:
             return f"adapter {span.adapter} is not loaded"
         if len(span.block_tables) != 1:
             return f"{len(span.block_tables)} KV groups were planned, the model has 1"
-        if span.end > self.max_model_len:
-            return f"position {span.end - 1} is past the model's {self.max_model_len} tokens"
+        if end > self.max_model_len:
+            return f"position {end - 1} is past the model's {self.max_model_len} tokens"
         table = span.block_tables[0]
-        if len(table) * self.block_size < span.end:
-            return f"{len(table)} blocks do not hold {span.end} tokens"
+        if len(table) * self.block_size < end:
+            return f"{len(table)} blocks do not hold {end} tokens"
         if min(table) < 0 or max(table) >= self.num_blocks:
             return "the block table names a block that does not exist"
-        # A target of -1 is not scored.
-        outside = self._outside(span.tokens, 0) or self._outside(span.score_targets, -1)
-        if outside or any(self._outside(_named_tokens(draw), 0) for draw in span.draws):
+        # Few spans have targets (-1: not scored) or draws that name tokens.
+        named = [draw for draw in span.draws if draw.banned or draw.sampling.logit_bias]
+        if (
+            self._outside(tokens, 0)
+            or (targets and self._outside(targets, -1))
+            or (named and any(self._outside(_named_tokens(draw), 0) for draw in named))
+        ):
             return f"a token is outside of the vocabulary of {self.vocab_size}"
-        if span.score_targets and len(span.tokens) - len(span.score_targets) not in (0, 1):
-            return f"{len(span.score_targets)} scores were asked of {len(span.tokens)} tokens"
+        if targets and len(tokens) - len(targets) not in (0, 1):
+            return f"{len(targets)} scores were asked of {len(tokens)} tokens"
         return None
 
     def _outside(self, tokens: Sequence[int], least: int) -> bool:

@@ -27,10 +27,10 @@ from tandem.executor.inner import InnerArena, RowWriter
 from tandem.executor.kv_storage import KVStorage
 from tandem.executor.recorder import Recorder
 from tandem.model.attention.base import PagedContext, ReservedAttention
+from tandem.model.gpu.staging import Staging
 from tandem.model.load import LoadedModel
 from tandem.model.lora import ReservedTiles
 from tandem.model.sampling import Best
-from tandem.model.transfer import overwrite
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,9 @@ class CapturedPasses:
         self._recording_s = 0.0
         device, dtype = model.device, model.dtype
         decodes = self._size(limits.sequences)
-        self._inputs = torch.zeros(_INPUTS * self._rows[-1], dtype=torch.int64, device=device)
+        self._staging = Staging(8 * _INPUTS * self._rows[-1], device)
+        self._inputs = self._staging.device.view(torch.int64)
+        self._hosts = [mirror.view(torch.int64) for mirror in self._staging.mirrors]
         self._hidden = torch.zeros(self._rows[-1], model.width, dtype=dtype, device=device)
         self._logits = torch.zeros(decodes, model.vocab_size, dtype=dtype, device=device)
         self._best = Best(
@@ -242,7 +244,8 @@ class CapturedPasses:
 
     def _fill(self, kind: PassKind, batch: Batch, recorder: Recorder | None) -> None:
         rows, size = batch.num_rows, kind.rows
-        values = torch.zeros(_INPUTS if kind.recorded else 2, size, dtype=torch.int64)
+        count = (_INPUTS if kind.recorded else 2) * size
+        values = self._hosts[self._staging.begin()][:count].zero_().view(-1, size)
         values[0, :rows], values[1, :rows] = batch.tokens, batch.positions
         if kind.recorded:
             values[2:] = -1
@@ -250,7 +253,7 @@ class CapturedPasses:
                 values[2, :rows] = recorder.places(rows)
             if recorder is not None and recorder.inner is not None:
                 values[3, :rows] = recorder.inner.places(rows)
-        overwrite(self._inputs[: values.numel()], values.flatten())
+        self._staging.send(8 * count)
 
     def _compute(self, kind: PassKind, context: PagedContext, tiles: ReservedTiles | None) -> None:
         """What is recorded: from inputs to outputs, both at their places."""

@@ -20,7 +20,7 @@ from tandem.core.ports import Urgent, never
 from tandem.executor.batch import Batch
 from tandem.executor.kv_storage import KVStorage
 from tandem.executor.recorder import Recorder
-from tandem.executor.scores import sum_scores
+from tandem.executor.scores import ScoreSums, sum_scores
 from tandem.model.attention.base import PagedContext
 from tandem.model.load import LoadedModel
 from tandem.model.logprobs import token_logprobs
@@ -76,15 +76,23 @@ class RunningBatch:
         """Gives the device what follows the layers: draws, and sums of scores. `before_piece` may
         raise."""
         self._model, self._batch, self._hidden = model, batch, computed.hidden
+        self._scored = any(span.score_targets for span in batch.spans)
         with torch.no_grad():
             self._drawing = _draw_all(model, computed, batch)
-            self._sums = sum_scores(model.head, self._hidden, batch, recorder, before_piece)
+            self._sums = ScoreSums({}, None)
+            if self._scored:
+                self._sums = sum_scores(model.head, self._hidden, batch, recorder, before_piece)
 
     def outcomes(self) -> list[SpanOutcome]:
         """Outcomes of the batch's spans, in row order. Log-probabilities of draws and alternatives
         are computed only now: few requests ask for them."""
         drawn = iter(self._drawing.results() if self._drawing is not None else ())
         totals = self._sums.get()
+        if not self._scored:
+            return [
+                SpanOutcome([next(drawn) for _ in span.draws], None, False)
+                for span in self._batch.spans
+            ]
         with torch.no_grad():
             return [
                 _outcome(
@@ -200,6 +208,10 @@ def _watching(
 
 def _draw_all(model: LoadedModel, computed: Computed, batch: Batch) -> Drawing | None:
     """All draws, with one head product and one sampling call for the batch."""
+    if computed.logits is not None and all(len(span.draws) == 1 for span in batch.spans):
+        # The usual pass of decodes: row, span and draw have the same number.
+        each = [span.draws[0] for span in batch.spans]
+        return Drawing(computed.logits, each, model.grammars, computed.best)
     last_rows: list[int] = []
     draws: list[Draw] = []
     sources: list[int] = []

@@ -64,7 +64,7 @@ class Drawing:
         known. `grammars` are needed if a draw has one."""
         self._logits, self._draws = logits, draws
         best = best if best is not None else Best.of(logits)
-        choice, usable = best.choice, best.finite
+        choice = best.choice
         self._problems: dict[int, str] = {}
         # Rows with a path of their own, and their edited logits.
         self._changed = [row for row, draw in enumerate(draws) if not _plainly_greedy(draw)]
@@ -80,10 +80,10 @@ class Drawing:
                 self._problems = {changed[row]: why for row, why in found.items()}
             picked, possible = _choose(scores, some)
             choice = choice.index_copy(0, rows, picked)
-            usable = usable.index_copy(0, rows, possible & usable.index_select(0, rows))
+            usable = best.finite.index_copy(0, rows, possible & best.finite.index_select(0, rows))
             self._scores = scores
-        coded = choice.masked_fill(~usable, _IMPOSSIBLE).masked_fill(~best.finite, _NOT_FINITE)
-        self._coded = Fetched(coded)
+            choice = choice.masked_fill(~usable, _IMPOSSIBLE)
+        self._coded = Fetched(choice.masked_fill(~best.finite, _NOT_FINITE))
 
     def results(self) -> list[DrawResult | str]:
         """One for each draw: its token, or the reason why none can be chosen: `NOT_FINITE`, or what

@@ -23,13 +23,6 @@ def indices(values: list[int], device: torch.device) -> Tensor:
     return to_device(torch.tensor(values, dtype=torch.int64), device)
 
 
-def overwrite(target: Tensor, values: Tensor) -> None:
-    """Replace the contents of `target` on a device by `values` on the host, of the same type."""
-    if target.device.type == "cuda":
-        values = values.pin_memory()
-    target.copy_(values, non_blocking=True)
-
-
 class Fetched:
     """A tensor on its way to the host."""
 

@@ -19,6 +19,6 @@ def test_attention_compiles_for_an_h100():
     names = {"_attend", "_turn_and_store", "_store"}
     assert {name for line in lines for name in names if f" {name} " in line} == names
     # Next to nothing is spilled from registers; float32 has no matrix units and may spill some.
-    most = {line: 256 if "float32" in line else 16 for line in lines}
+    most = {line: 256 if "float32" in line else 32 for line in lines}
     spilled = [line for line in lines if int(line.split()[-1]) > most[line]]
     assert spilled == []

@@ -11,10 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 # Rows of a prompt's tile, and the least keys that a program of its own is worth.
-PROMPT_ROWS, _SHARE = 64, 256
+PROMPT_ROWS, LEAST_SHARE = 64, 128
 # Columns of a table: first row in the batch, number of rows, position of the first row, span, which
 # part of the keys, of how many.
 COLUMNS = 6
+_NO_TILES = np.empty((0, COLUMNS), dtype=np.int32)
 
 
 def decode_tiles(spans: int, processors: int) -> int:
@@ -33,16 +34,35 @@ def cut(starts: np.ndarray, lengths: np.ndarray, processors: int) -> tuple[np.nd
 
     Tiles with the longest context come first. Parts of a decode follow each other.
     """
+    if (lengths == 1).all():  # the usual iteration
+        owner = np.arange(lengths.size)
+        return _decodes(owner, owner, starts, processors), _NO_TILES
     first_rows = np.cumsum(lengths) - lengths
-    single = np.flatnonzero(lengths == 1)
-    parts = _parts(starts[single] + 1, processors)
-    owner = np.repeat(single, parts)
-    part = np.arange(owner.size) - np.repeat(np.cumsum(parts) - parts, parts)
-    of = np.repeat(parts, parts)
-    decodes = np.stack(
-        [first_rows[owner], np.ones_like(owner), starts[owner], owner, part, of], axis=1
-    )
-    longer = np.flatnonzero(lengths > 1)
+    single, longer = np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)
+    decodes = _decodes(single, first_rows[single], starts[single], processors)
+    return decodes, _prompts(longer, first_rows, starts, lengths)
+
+
+def _decodes(
+    spans: np.ndarray, rows: np.ndarray, starts: np.ndarray, processors: int
+) -> np.ndarray:
+    """Tiles of `spans` of one row each, at `rows` of the batch and positions `starts`."""
+    parts = _parts(starts + 1, processors)
+    # Parts of a span follow each other, since equal lengths keep their order.
+    by_length = np.argsort(-(starts // parts), kind="stable")
+    count = parts[by_length]
+    owner = np.repeat(by_length, count)
+    tiles = np.empty((owner.size, COLUMNS), dtype=np.int32)
+    tiles[:, 0], tiles[:, 1], tiles[:, 2], tiles[:, 3] = rows[owner], 1, starts[owner], spans[owner]
+    tiles[:, 4] = np.arange(owner.size) - np.repeat(np.cumsum(count) - count, count)
+    tiles[:, 5] = parts[owner]
+    return tiles
+
+
+def _prompts(
+    longer: np.ndarray, first_rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+    """Tiles of the spans `longer` of a batch."""
     counts = -(-lengths[longer] // PROMPT_ROWS)
     owner = np.repeat(longer, counts)
     within = (np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)) * PROMPT_ROWS
@@ -51,9 +71,8 @@ def cut(starts: np.ndarray, lengths: np.ndarray, processors: int) -> tuple[np.nd
     prompts = np.stack(
         [first_rows[owner] + within, left, starts[owner] + within, owner, none, none + 1], axis=1
     )
-    by_length = np.argsort(-(decodes[:, 2] // decodes[:, 5]), kind="stable")
     by_position = np.argsort(-prompts[:, 2], kind="stable")
-    return decodes[by_length].astype(np.int32), prompts[by_position].astype(np.int32)
+    return prompts[by_position].astype(np.int32)
 
 
 def _parts(contexts: np.ndarray, processors: int) -> np.ndarray:
@@ -66,5 +85,6 @@ def _parts(contexts: np.ndarray, processors: int) -> np.ndarray:
     if not contexts.size:
         return contexts
     wanted = max(processors // 4, processors // 2 - contexts.size, 1)
-    share = max(_SHARE, -(-int(contexts.sum()) // wanted))
-    return np.maximum(1, (contexts + share // 2) // share)
+    share = max(LEAST_SHARE, -(-int(contexts.sum()) // wanted))
+    parts: np.ndarray = np.maximum(1, (contexts + share // 2) // share)
+    return parts

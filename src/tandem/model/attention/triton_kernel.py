@@ -13,11 +13,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tandem.model.attention.base import AttentionBatch, AttentionParams, BatchLayout, LayerKV
 from tandem.model.attention.tables import Capacity, Tables, needed, write
 from tandem.model.attention.tiles import COLUMNS, PROMPT_ROWS, cut
-from tandem.model.gpu.early import after_predecessor, early_start
+from tandem.model.gpu.early import ask, early_start
 from tandem.model.gpu.heads import store
 from tandem.model.gpu.launch import launch
 from tandem.model.gpu.staging import Staging
@@ -30,6 +31,8 @@ _DECODE_LINES, _PROMPT_LINES = 16, 64
 # How far loads run ahead. Block tables are loaded a stage or two before what they lead to, so the
 # keys and values of one step are under way for prompts, of two for decodes.
 _STAGES = {False: 3, True: 5}
+# Keys and values of so many keys are asked for before a program of decodes may start.
+AHEAD_KEYS = 128
 # Elements of results that are merged at once.
 _MERGED = 8192
 # Multiprocessors that are assumed of the CPU, on which only tests compute.
@@ -46,25 +49,22 @@ def _scaled(scores, scale, softcap, SOFTCAP: tl.constexpr):  # type: ignore[no-u
 
 
 # Not specialised for values that change from pass to pass: no pass should wait for a compiler.
-@triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["width", "ahead"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query, keys, values, out, tiles, tables, partial, peaks, arrived,
-    width, scale, window, softcap, query_row, query_head, out_row,
+    width, ahead, scale, window, softcap, query_row, query_head, out_row,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, MERGE: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, ASKS: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rows `program_id(2)` * ROWS and on of tile `program_id(0)`, for KV head `program_id(1)`."""
-    after_predecessor(EARLY)
     head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
     number = tl.program_id(0)
     tile = tiles + number * COLUMNS
     skipped = tl.program_id(2) * ROWS
     count = tl.minimum(tl.load(tile + 1) - skipped, ROWS)
-    if count <= 0:
-        return
     first_row, position = tl.load(tile) + skipped, tl.load(tile + 2) + skipped
     span = tl.load(tile + 3)
     end = position + count
@@ -75,12 +75,17 @@ def _attend(  # type: ignore[no-untyped-def]
     if SPLIT:
         part = tl.load(tile + 4)
         steps = tl.cdiv(end - start, KEYS)
-        share = tl.cdiv(steps, tl.load(tile + 5))
+        share = tl.maximum(tl.cdiv(steps, tl.maximum(tl.load(tile + 5), 1)), 1)
         used = tl.cdiv(steps, share)
-        if part >= used:
-            return
         start += part * share * KEYS
         end = tl.minimum(end, start + share * KEYS)
+    if EARLY:
+        _wait(
+            keys, values, tables + span * width, head, kv_heads, start,
+            tl.minimum(tl.where(count > 0, end, start), start + ahead), DIM, KEYS, BLOCK, ASKS,
+        )  # fmt: skip
+    if count <= 0 or part >= used:
+        return
 
     line = tl.arange(0, ROWS * GROUP_PAD)
     row, member = line // GROUP_PAD, line % GROUP_PAD
@@ -148,6 +153,29 @@ def _attend(  # type: ignore[no-untyped-def]
     offsets = rows * out_row + heads * DIM
     where = out + offsets[:, None] + column[None, :]
     tl.store(where, mixed.to(out.dtype.element_ty), mask=lines_mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _wait(  # type: ignore[no-untyped-def]
+    keys, values, table, head, kv_heads, start, end,
+    DIM: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, ASKS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Let the next kernel start, ask for keys and values from `start` up to `end`, and wait.
+
+    The last ones may not be written yet. What is written later replaces them in the second cache.
+    """
+    gdc_launch_dependents()
+    if ASKS:
+        each: tl.constexpr = DIM * keys.dtype.element_ty.primitive_bitwidth // 8
+        first, second = keys.to(tl.int64), values.to(tl.int64)
+        both = tl.where(tl.arange(0, 2) == 0, first, second)
+        for begin in range(start, end, KEYS):
+            key = begin + tl.arange(0, KEYS)
+            there = key < end
+            block = tl.load(table + key // BLOCK, mask=there, other=0).to(tl.int64)
+            place = ((block * BLOCK + key % BLOCK) * kv_heads + head) * each
+            ask(place[:, None] + both[None, :], tl.where(there, each, 0)[:, None])
+    gdc_wait()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -272,7 +300,7 @@ class TritonBatch:
         launch(
             _attend, (tiles.shape[0], kv_heads, 1 if split else triton.cdiv(PROMPT_ROWS, rows)),
             query, cache.keys, cache.values, out, tiles, tables.blocks, *parts,
-            tables.blocks.shape[1], params.scale, params.window, params.softcap,
+            tables.blocks.shape[1], AHEAD_KEYS, params.scale, params.window, params.softcap,
             query.stride(0), query.stride(1), out.stride(0),
             DIM=dim, DIM_PAD=dim_pad, GROUP=group, GROUP_PAD=padded,
             ROWS=rows, KEYS=keys, BLOCK=block_size, COLUMNS=COLUMNS,
@@ -281,6 +309,8 @@ class TritonBatch:
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
             num_warps=4 if dim_pad <= 128 and query.element_size() == 2 else 8,
             num_stages=_STAGES[split],
+            # Single precision has no registers to spare.
+            ASKS=split and dim % 8 == 0 and query.element_size() == 2,
             **early_start(query.device),
         )  # fmt: skip
 

@@ -1,8 +1,10 @@
 """Whether a kernel may be placed on the device before the one before it ends.
 
 Hopper and later devices have programmatic dependent launch: a kernel starts while its predecessor
-drains, and waits (`gdc_wait`) before it touches anything that another kernel writes. Invariant: a
-kernel launched with `early_start` waits in every program, so that it ends after its predecessor.
+drains, and waits (`gdc_wait`) before it touches anything that another kernel writes. Until then it
+may read what copies brought before the first kernel, and bring any memory into the second cache,
+which stays coherent. Invariant: a kernel launched with `early_start` waits in every program, so
+that it ends after its predecessor.
 """
 
 from __future__ import annotations
@@ -24,6 +26,28 @@ def after_predecessor(EARLY: tl.constexpr) -> None:
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def ask(address, size) -> None:  # type: ignore[no-untyped-def]
+    """Bring `size` bytes from `address` on into the second cache; int64 and int32 tensors.
+
+    Both are multiples of 16. Nothing is asked for where the size is not positive. A tensor should
+    have as many elements as a program has threads, since several threads ask for one element else.
+    """
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred wanted;
+        setp.gt.s32 wanted, $2, 0;
+        @wanted cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [address, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 def early_start(device: torch.device) -> dict[str, Any]:

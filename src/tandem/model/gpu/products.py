@@ -1,21 +1,24 @@
 """Which kernel multiplies how many rows with a weight on this device: measured when a model loads.
 
 For each shape of the model's weights and a few numbers of rows, cuBLAS and some cuts of `thin` run
-over weights that no cache holds. The fastest one serves all products up to that number of rows;
-more than 64 rows are cuBLAS's. Invariant: equal inputs give equal bits for one choice.
+over weights that no cache holds, each behind a norm as in a layer: what a product can do while a
+small kernel runs counts. The fastest one serves all products up to that number of rows; more than
+64 rows are cuBLAS's. Invariant: equal inputs give equal bits for one choice.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
+from tandem.model.gpu.rows import TritonRows
 from tandem.model.gpu.thin import MOST_ROWS, Cut, Stripe, Workspace, multiply, padded_rows
 from tandem.model.linear import GroupMember, PackedLinear, PackedWeight, PlainWeight
 
@@ -33,15 +36,17 @@ _STRIPES = {
 }
 # For single precision, which no matrix unit multiplies exactly.
 _WIDE_STRIPES = (Stripe(32, 64, 3, 4),)
+# Ours serves if it takes at most so many times as long as cuBLAS.
+FAVOUR = 1.02
 # Programs a multiprocessor that parts are cut for. Fewer inputs than this make no part.
 _WAVES = (1, 2, 4, 8)
 _LEAST_STEPS = 2
 _MOST_PARTS = 16
 # Weights of a measurement lie in this much memory, several times what a cache holds.
 _ARENA_BYTES = 256 << 20
-_LEAST_PRODUCTS, _MOST_PRODUCTS = 4, 24
-# The device waits this many cycles, about 1 ms, while products are submitted.
-_SUBMISSION_CYCLES = 2_000_000
+_LEAST_PRODUCTS, _MOST_PRODUCTS = 4, 16
+# The device waits this many cycles, about 2 ms, while products are submitted.
+_SUBMISSION_CYCLES = 4_000_000
 _MOST_SHAPES = 8
 # Rows of other weights cannot be copied in pieces of 16 bytes.
 _ALIGNED = 16
@@ -95,7 +100,8 @@ class ThinWeight:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest of what was measured at some rows: its cut (None: cuBLAS), and microseconds."""
+    """What serves some rows, its cut (None: cuBLAS), and microseconds of a norm and the product:
+    of our best cut (infinity without any), and of cuBLAS."""
 
     cut: Cut | None
     us: float
@@ -188,22 +194,27 @@ def measure(weight: Tensor, rows: int, arena: Arena, workspace: Workspace) -> Ch
     """The fastest product of so many rows with a weight like `weight`. Grows `workspace`."""
     shape = (weight.shape[0], weight.shape[1])
     x = torch.randn(rows, shape[1], device=weight.device).to(weight.dtype)
-    cublas = _time_us(lambda each: functional.linear(x, each), arena.weights(weight))
-    best = Choice(None, cublas, cublas)
+    factor, by_row = torch.ones_like(x[0]), TritonRows()
+
+    def normal() -> Tensor:
+        return by_row.rms_norm(x, factor, 1e-6)
+
+    cublas = _time_us(lambda each: functional.linear(normal(), each), arena.weights(weight))
+    best = Choice(None, math.inf, cublas)
     processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
     for cut in candidates(shape, rows, weight.dtype, processors):
         workspace.reserve(rows, shape[0], cut)
 
         def product(each: Tensor, cut: Cut = cut) -> Tensor:
-            return multiply(x, each, None, None, cut, workspace)
+            return multiply(normal(), each, None, None, cut, workspace)
 
         try:
             took = _time_us(product, arena.weights(weight))
         except OutOfResources:  # of a smaller device
             continue
-        if took < best.us and _agree(product(weight), functional.linear(x, weight)):
+        if took < best.us and _agree(product(weight), functional.linear(normal(), weight)):
             best = Choice(cut, took, cublas)
-    return best
+    return best if best.us <= FAVOUR * cublas else replace(best, cut=None)
 
 
 def _agree(found: Tensor, expected: Tensor) -> bool:

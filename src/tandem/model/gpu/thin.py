@@ -3,7 +3,8 @@
 One program multiplies a stripe of the weight, some outputs by a part of the inputs. Where outputs
 alone give too few programs, several share them: each leaves its sums in a workspace, and the last
 one to finish adds all in order, so equal inputs give equal bits. A program asks for its first
-weights while the kernel before it still runs. Invariant: a workspace serves one stream.
+weights while the kernel before it still runs: memory then works on while small kernels compute.
+Invariant: a workspace serves one stream.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tandem.model.gpu.early import early_start
+from tandem.model.gpu.early import ask, early_start
 from tandem.model.gpu.launch import launch
 
 MOST_ROWS = 64
 # A matrix unit's side.
 _LEAST = 16
-# A copy into the cache moves a multiple of this.
-_LINE_BYTES = 16
+# What a program asks for before it may start. All of them together fit the second cache.
+AHEAD_BYTES = 96 << 10
+# Of an output's inputs, so much is asked for at once; a copy moves a multiple of 16 bytes.
+_ASKED_BYTES, _LINE_BYTES = 1024, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +74,21 @@ def padded_rows(rows: int) -> int:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _ask(start, bytes_each) -> None:  # type: ignore[no-untyped-def]
-    """Bring that many bytes from each of the addresses `start` into the cache."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [start.to(tl.int64), tl.zeros_like(start.to(tl.int64)).to(tl.int32) + bytes_each],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+def _ask_ahead(lines, stop, PIECE: tl.constexpr, PIECES: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
+    """Ask for `stop` bytes from each of `lines` on, all lines side by side."""
+    piece = tl.arange(0, PIECES) * PIECE
+    for at in range(0, stop, PIECE * PIECES):
+        start = (at + piece)[None, :]
+        ask(lines[:, None] + start, tl.minimum(stop - start, PIECE))
 
 
 # Not specialised for values that change from pass to pass or from layer to layer.
-@triton.jit(do_not_specialize=["rows", "steps", "has_bias", "has_residual"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "steps", "ahead", "has_bias", "has_residual"])  # type: ignore[untyped-decorator]
 def _multiply(  # type: ignore[no-untyped-def]
-    x, weight, bias, residual, out, partial, counters, rows, outputs, inputs, steps,
+    x, weight, bias, residual, out, partial, counters, rows, outputs, inputs, steps, ahead,
     x_row, residual_row, has_bias, has_residual,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    PIECE: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Outputs of stripe `program_id(0)`, by inputs of part `program_id(1)`."""
     stripe, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -102,11 +101,9 @@ def _multiply(  # type: ignore[no-untyped-def]
     inner = tl.arange(0, INPUTS)
     if EARLY:
         gdc_launch_dependents()
-        if AHEAD:
-            size = tl.minimum(end - begin, AHEAD) * (
-                weight.dtype.element_ty.primitive_bitwidth // 8
-            )
-            _ask(lines + begin, size)
+        each = weight.dtype.element_ty.primitive_bitwidth // 8
+        stop = tl.minimum((end - begin) * each, ahead)
+        _ask_ahead((lines + begin).to(tl.int64), stop, PIECE, PIECES)
         gdc_wait()
     sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for at in range(begin, end, INPUTS):
@@ -131,7 +128,8 @@ def _multiply(  # type: ignore[no-untyped-def]
         last = tl.atomic_add(counters + stripe, 1, sem="acq_rel") == parts - 1
         if last:
             sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
-            for other in range(parts):
+            # Several loads at once, since one takes most of a microsecond.
+            for other in tl.range(parts, loop_unroll_factor=4):
                 there = partial + other * rows * outputs + to
                 sums += tl.load(there, mask=inside, other=0.0, cache_modifier=".cg")
             tl.store(counters + stripe, 0)
@@ -168,14 +166,22 @@ def multiply(
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     added = x if residual is None else residual
     start = early_start(x.device)
-    whole_lines = inputs * weight.element_size() % _LINE_BYTES == 0
+    ahead, pieces = _ahead(inputs * weight.element_size(), stripe)
     launch(
         _multiply, (stripe.tiles(outputs), parts), x, weight, weight if bias is None else bias,
         added, out, workspace.partial, workspace.counters, rows, outputs, inputs, each,
-        x.stride(0), added.stride(0), int(bias is not None), int(residual is not None),
+        ahead, x.stride(0), added.stride(0), int(bias is not None), int(residual is not None),
         ROWS=padded_rows(rows), OUTPUTS=stripe.outputs, INPUTS=stripe.inputs,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        AHEAD=stripe.inputs * stripe.stages if whole_lines else 0,
+        PIECE=_ASKED_BYTES // pieces, PIECES=pieces,
         num_stages=stripe.stages, num_warps=stripe.warps, **start,
     )  # fmt: skip
     return out
+
+
+def _ahead(line_bytes: int, stripe: Stripe) -> tuple[int, int]:
+    """Bytes of each line to ask for before the start, and how many threads share a line."""
+    if line_bytes % _LINE_BYTES:
+        return 0, 1
+    ahead = AHEAD_BYTES // stripe.outputs // _LINE_BYTES * _LINE_BYTES
+    return ahead, max(1, 32 * stripe.warps // stripe.outputs)
