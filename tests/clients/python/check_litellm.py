@@ -72,6 +72,7 @@ def test_a_tool_is_called_and_its_result_read(litellm: Any, asks: dict[str, Any]
     assert free.choices[0].message.content or free.choices[0].message.tool_calls
 
 
+@pytest.mark.parametrize("asks", ["openai/", "hosted_vllm/"], indirect=True)
 def test_an_answer_is_of_a_class(litellm: Any, asks: dict[str, Any]) -> None:
     answer = litellm.completion(messages=ASKED, response_format=City, max_tokens=60, **asks)
     assert City.model_validate_json(answer.choices[0].message.content).country == "France"
