@@ -26,6 +26,28 @@ def after_predecessor(EARLY: tl.constexpr) -> None:
         gdc_wait()
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def ask(address, size) -> None:  # type: ignore[no-untyped-def]
+    """Bring `size` bytes from `address` on into the second cache; int64 and int32 tensors.
+
+    Both are multiples of 16. Nothing is asked for where the size is not positive. A tensor should
+    have as many elements as a program has threads, since several threads ask for one element else.
+    """
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred wanted;
+        setp.gt.s32 wanted, $2, 0;
+        @wanted cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [address, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 def early_start(device: torch.device) -> dict[str, Any]:
     """What to launch such a kernel with: its `EARLY` and the launch's attribute."""
     return {"EARLY": True, "launch_pdl": True} if _starts_early(device) else {"EARLY": False}
