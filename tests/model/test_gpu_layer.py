@@ -24,8 +24,11 @@ from tiny_models import make_model
 
 pytest.importorskip("triton")
 from tandem.model.attention.triton_kernel import TritonKernel
+from tandem.model.gpu import adapters
+from tandem.model.gpu.adapters import TableUpdates
 from tandem.model.gpu.launch import watched
 from tandem.model.gpu.layer import TritonLayer
+from tandem.model.gpu.lora import add_updates
 from tandem.model.gpu.products import BUCKETS, ThinWeight, packed_layers
 from tandem.model.gpu.rows import TritonRows
 from tandem.model.gpu.thin import MOST_ROWS, Cut, Stripe, Workspace
@@ -180,6 +183,36 @@ def test_adapters_within_a_layer(device: str) -> None:
     assert (rows[:3] > 0.05).all() and (rows[4:] > 0.05).all()
     lora.activate(())
     assert_close(run(model, tokens, lengths)[0], base)
+
+
+def test_updates_may_run_beside_our_products_only(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model, linears = make("qwen2", device)
+    layers = list(packed_layers(model.model))
+    lora = LoraLayers(model, linears, TableUpdates(torch.device(device), torch.float32))
+    adapt_layers(model, lora)
+    lora.add("a", random_adapter(linears, 0, device, leave="k_proj"))
+    tokens = torch.arange(7, device=device) * 5 + 3
+    found: list[bool] = []
+
+    def watched_updates(*given: Any, settled: bool) -> None:
+        found.append(settled)
+        add_updates(*given, settled=settled)
+
+    monkeypatch.setattr(adapters, "add_updates", watched_updates)
+    lora.activate((Segment("a", 1, 5),))
+    plain, _ = run(model, tokens, [4, 3])
+    products = 4 * len(model.model.layers)
+    assert found == [False] * products
+    workspace, cut = Workspace(torch.device(device)), Cut(Stripe(32, 32, 2, 4), 2)
+    for layer in layers:
+        workspace.reserve(MOST_ROWS, layer.out_features, cut)
+        layer.weights = ThinWeight(layer.weights, dict.fromkeys(BUCKETS, cut), workspace)
+    lora.activate((Segment("a", 1, 5),))
+    thin, _ = run(model, tokens, [4, 3])
+    assert_close(thin, plain)
+    assert found == [False] * products + [True] * products
 
 
 class Doubled(nn.Module):

@@ -9,6 +9,7 @@ from torch import nn
 import tiny_models
 from devices import TRITON_DEVICE
 from fake_capture import FakeCapture
+from tandem.model.gpu import lora
 from tandem.model.gpu.adapters import TableUpdates, tried
 from tandem.model.lora import EagerUpdates, LoraLayers, Segment, adaptable_linears
 from tandem.model.lora_files import LinearShape, LoraWeights
@@ -100,6 +101,18 @@ def test_inputs_are_split_where_programs_are_few(device):
     world.check(3, consecutive(a=2))
 
 
+@pytest.mark.parametrize("programs", [1, 3, 7])
+def test_programs_have_several_blocks_of_columns(device, monkeypatch, programs):
+    monkeypatch.setattr(lora, "SHARES", lora.Shares(columns=16, expanding=programs))
+    world = World(device)
+    world.add("a", 8)
+    world.add("b", 16, "qv")
+    world.check(25, consecutive(a=20, b=1))
+    reserved = world.layers.reserve(25)
+    reserved.fill(segments := consecutive(b=3))
+    world.check(25, segments, lambda: world.layers.activate_reserved(reserved))
+
+
 def test_a_pass_of_many_rows_has_higher_tiles(device):
     world = World(device)
     world.add("a", 8)
@@ -156,7 +169,7 @@ def test_an_adapter_is_replaced_and_slots_are_used_again(device):
     world.check(8, consecutive(a=3, b=3))
     world.layers.drop("a")
     world.add("c", 16)
-    assert world.updates.cut(consecutive(c=3, b=2), 16).tolist() == [[1, 3, 0, 0], [4, 2, 1, 0]]
+    assert world.updates.cut(consecutive(c=3, b=2), 16).tolist() == [[1, 3, 0, 2], [4, 2, 1, 2]]
     world.check(8, consecutive(c=3, b=3))
     assert world.layers.generation == before
 
@@ -193,6 +206,7 @@ def test_reserved_tiles_are_filled_for_each_pass(device):
         world.add(key, 4)
     reserved = world.layers.reserve(12)
     place = reserved.tiles.table.data_ptr()
+    assert reserved.tiles.table.tolist() == [[0] * 4] * len(reserved.tiles.table)
     passes = [
         consecutive(**{"0": 11}),
         consecutive(**dict.fromkeys(keys, 2)),
@@ -306,6 +320,6 @@ def test_gradients_are_autograds(device):
 
 def test_updates_are_tried_before_they_serve(device, monkeypatch):
     assert tried(torch.device(device), torch.float32).generation == 0
-    monkeypatch.setattr("tandem.model.gpu.adapters.add_updates", lambda *rest: None)
+    monkeypatch.setattr("tandem.model.gpu.adapters.add_updates", lambda *given, settled: None)
     with pytest.raises(RuntimeError, match="wrong"):
         tried(torch.device(device), torch.float32)

@@ -32,7 +32,8 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Rows by adapter on the device. `table` int32 [tiles, 4]: the first row, the number of rows
-    (at most `height`; 0: the tile is not in use), the adapter's slot, and 0."""
+    (at most `height`; 0: the tile is not in use), the adapter's slot, and how many tiles are in
+    use. Those come first."""
 
     height: int
     table: Tensor
@@ -70,11 +71,13 @@ class ActiveSegments:
 class JointUpdate(Protocol):
     """The adapters' updates of some layers that read the same input, in a fixed order."""
 
-    def update(self, x: Tensor, out: Tensor) -> None:
+    def update(self, x: Tensor, out: Tensor, *, settled: bool = False) -> None:
         """For `x` [rows, in], add to `out` [rows, sum of out], the layers' outputs side by side.
 
         Writes in place, not differentiable. Does nothing without active segments. Rows may have any
-        stride, columns are consecutive.
+        stride, columns are consecutive. `settled`: the kernel that was launched last does not let
+        another one begin before `x` is complete, and no memory that was freed after its launch is
+        its own; so what only reads `x` may run beside it.
         """
         ...
 
@@ -138,7 +141,7 @@ class _EagerUpdate:
     layers: tuple[LoraLinear, ...]
     active: ActiveSegments
 
-    def update(self, x: Tensor, out: Tensor) -> None:
+    def update(self, x: Tensor, out: Tensor, *, settled: bool = False) -> None:
         """See `JointUpdate`."""
         for segment in self.active.segments:
             length, column = segment.stop - segment.start, 0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tandem.model.gpu.lora import FIELDS, MEMBERS, RANK_STEP, AdapterTable, add_updates
+from tandem.model.gpu.lora import FIELDS, MEMBERS, RANK_STEP, AdapterTable, Joint, add_updates
 from tandem.model.lora import ActiveSegments, JointUpdate, LoraLinear, ReservedTiles, Segment, Tiles
 from tandem.model.lora_files import LoraWeights
 
@@ -63,7 +63,7 @@ class TableUpdates:
         assert len({layer.shape.inputs for layer in layers}) == 1
         self._groups.append(tuple(layers))
         widths = tuple(layer.shape.outputs for layer in layers)
-        return _TableUpdate(self, active, len(self._groups) - 1, widths)
+        return _TableUpdate(self, active, Joint(len(self._groups) - 1, widths))
 
     def add(self, key: str) -> None:
         """See `AdapterUpdates`. The adapter gets the lowest slot that is free."""
@@ -117,12 +117,14 @@ class TableUpdates:
     def cut(self, segments: Sequence[Segment], height: int) -> np.ndarray:
         """The table of `Tiles`. Rows of adapters that are not loaded are in no tile."""
         found = [
-            (start, min(height, segment.stop - start), self._adapters[segment.key].slot, 0)
+            (start, min(height, segment.stop - start), self._adapters[segment.key].slot)
             for segment in segments
             if segment.key in self._adapters
             for start in range(segment.start, segment.stop, height)
         ]
-        return np.array(found, dtype=np.int32).reshape(-1, 4)
+        table = np.full((len(found), 4), len(found), dtype=np.int32)
+        table[:, :3] = np.array(found, dtype=np.int32).reshape(-1, 3)
+        return table
 
     def _entries(self, key: str) -> np.ndarray:
         """The adapter's entries, int64 [groups, MEMBERS, FIELDS]."""
@@ -155,10 +157,9 @@ class TableUpdates:
 class _TableUpdate:
     updates: TableUpdates
     active: ActiveSegments
-    group: int
-    widths: tuple[int, ...]
+    joint: Joint
 
-    def update(self, x: Tensor, out: Tensor) -> None:
+    def update(self, x: Tensor, out: Tensor, *, settled: bool = False) -> None:
         """See `JointUpdate`."""
         active = self.active
         if active.empty:
@@ -167,7 +168,7 @@ class _TableUpdate:
             active.tiles = self.updates.tiles(active.segments, x.shape[0])
         if active.tiles.table.shape[0]:
             table = self.updates.table()
-            add_updates(x, out, active.tiles, table, self.group, self.widths)
+            add_updates(x, out, active.tiles, table, self.joint, settled=settled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +200,8 @@ def tried(device: torch.device, dtype: torch.dtype) -> TableUpdates:
     entries = torch.zeros(1, 1, MEMBERS, FIELDS, dtype=torch.int64)
     entries[0, 0, 0] = torch.tensor(entry)
     table = replace(updates.table(), entries=entries.to(device))
-    tiles = Tiles(_LOW, torch.tensor([[0, _LOW, 0, 0]], dtype=torch.int32).to(device))
-    add_updates(x, out, tiles, table, 0, (128,))
+    tiles = Tiles(_LOW, torch.tensor([[0, _LOW, 0, 1]], dtype=torch.int32).to(device))
+    add_updates(x, out, tiles, table, Joint(0, (128,)), settled=False)
     if not torch.allclose(out.double(), expected, rtol=2e-2, atol=2e-2):
         raise RuntimeError("the update of an adapter is wrong")
     return updates

@@ -32,20 +32,23 @@ class _Product:
 
     def of(self, x: Tensor) -> Tensor:
         """The product with all updates."""
-        out = self.layer.weights.multiply(x)
+        weights = self.layer.weights
+        out = weights.multiply(x)
         if self.update is not None:
-            self.update.update(x, out)
+            settled = isinstance(weights, ThinWeight) and weights.settles(x.shape[0])
+            self.update.update(x, out, settled=settled)
         return out
 
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + the product with all updates, in new memory."""
-        weights = self.layer.weights
+        weights, settled = self.layer.weights, False
         if isinstance(weights, ThinWeight):
             out = weights.multiply_onto(residual, x)
+            settled = weights.settles(x.shape[0])
         else:
             out = weights.multiply(x).add_(residual)
         if self.update is not None:
-            self.update.update(x, out)
+            self.update.update(x, out, settled=settled)
         return out
 
 

@@ -1,10 +1,11 @@
 """Grouped LoRA: the updates of all adapters of a pass with two launches, whatever their number.
 
-`_shrink` makes low = x A' by tiles of rows of one adapter, split over the inputs; `_expand` sums
-the splits in order and adds scale * low B' to the layers' output. Adapters keep their own tensors;
-a table on the device says where these are. Sums are in float32, and the output is rounded once,
-after the update was added. With 16-bit weights the low-rank product enters its second product with
-the 11 bits of TF32; float32 weights are multiplied exactly. The same tiles give the same bits.
+`_shrink` makes low = x A' by tiles of rows of one adapter, split over the inputs; it may run beside
+the frozen product. `_expand` sums the splits in order and adds scale * low B' to the layers'
+output. Adapters keep their own tensors; a table on the device says where these are. Sums are in
+float32, and the output is rounded once, after the update was added. With 16-bit weights the
+low-rank product enters its second product with the 11 bits of TF32; float32 weights are multiplied
+exactly. The same tiles give the same bits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tandem.model.gpu.early import ask
 from tandem.model.gpu.launch import launch
 from tandem.model.lora import Tiles
 
@@ -28,11 +30,32 @@ RANK_STEP = 8
 loads may be wide."""
 # Ranks that a program computes together, at most.
 _RANKS = 32
-# Columns of the output that a program of `_expand` computes.
-_COLUMNS = 128
-# Inputs are split while programs are few: at least so many inputs a split, so many splits at most,
-# which `_expand` loads at once (fewer for the many rows of high tiles, to have registers enough).
-_INPUTS, _LOW_SPLITS, _HIGH_SPLITS, _PROGRAMS = 512, 16, 4, 1024
+# Splits of the inputs at most; `_expand` loads all at once. Fewer for the many rows of high tiles,
+# to have registers enough.
+_LOW_SPLITS, _HIGH_SPLITS = 8, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How work is divided among programs.
+
+    `columns` of the output that `_expand` computes at a time, and its programs, which share them.
+    `_shrink` splits the inputs while it has fewer programs than `splitting`, but not into less than
+    `inputs`; it has `stages` copies in flight, may begin `beside` the frozen product, and may ask
+    for B `ahead` of `_expand`.
+    """
+
+    columns: int = 128
+    expanding: int = 640
+    splitting: int = 1024
+    inputs: int = 512
+    stages: int = 4
+    beside: bool = True
+    ahead: bool = True
+
+
+# `benchmarks.gpu.tune_adapters` compares others.
+SHARES = Shares()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +68,37 @@ class AdapterTable:
     overlap: bool  # a kernel may begin before the one before it has ended (from Hopper on)
 
 
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A joint product: its group in the table, and the outputs of its layers."""
+
+    group: int
+    widths: tuple[int, ...]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _ask_up(b, size, TYPE: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
+    """Bring this split's share of the `size` numbers at address `b` into the second cache."""
+    threads, each = 128, TYPE.primitive_bitwidth // 8
+    share = tl.cdiv(size, tl.num_programs(0) * threads * 8) * 8
+    start = (tl.program_id(0) * threads + tl.arange(0, 128)) * share
+    ask(b + start.to(tl.int64) * each, tl.minimum(size - start, share) * each)
+
+
 # `group` differs from layer to layer: it must not make variants of its own.
 @triton.jit(do_not_specialize=["group", "groups"])  # type: ignore[untyped-decorator]
 def _shrink(  # type: ignore[no-untyped-def]
-    x, low, tiles, entries, groups, group, inputs, chunk, x_row, bound,
+    x, low, tiles, entries, groups, group, inputs, chunk, x_row, bound, first, second, third,
     HEIGHT: tl.constexpr, INPUTS: tl.constexpr, RANKS: tl.constexpr, COUNT: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr, SETTLED: tl.constexpr, AHEAD: tl.constexpr,
 ) -> None:  # fmt: skip
     """Split `program_id(0)` of tile `program_id(1)`; `program_id(2)` is a member and some ranks.
-    `low` [rows, splits, members, bound]."""
+    `low` [rows, splits, members, bound]. With `SETTLED`, `x` is complete when this begins. With
+    `AHEAD`, a program asks for its share of the member's B as well."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tiles + tl.program_id(1) * 4
-    first, count, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    first_row, count, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     if count == 0 and tl.program_id(1) > 0:
         return  # only if others wait below: the kernel after this one relies on all before it
     part, member = tl.program_id(0), tl.program_id(2) % COUNT
@@ -66,12 +107,12 @@ def _shrink(  # type: ignore[no-untyped-def]
     rank = tl.multiple_of(tl.load(entry + 2).to(tl.int32), 8)
     a = tl.load(entry).to(tl.pointer_type(x.dtype.element_ty))
     a = tl.multiple_of(a, 16)
-    if OVERLAP:
+    if OVERLAP and not SETTLED:
         tl.extra.cuda.gdc_wait()
     if count > 0 and start_rank < rank:
         line, ranks = tl.arange(0, HEIGHT), start_rank + tl.arange(0, RANKS)
         real, known = line < count, ranks < rank
-        rows = (first + line).to(tl.int64)
+        rows = (first_row + line).to(tl.int64)
         begin = part * chunk
         total = tl.zeros([HEIGHT, RANKS], tl.float32)
         for start in range(begin, tl.minimum(begin + chunk, inputs), INPUTS):
@@ -94,102 +135,149 @@ def _shrink(  # type: ignore[no-untyped-def]
             total,
             mask=real[:, None] & known[None, :],
         )
+        if AHEAD and start_rank == 0:
+            width = tl.where(member == 0, first, tl.where(member == 1, second, third))
+            _ask_up(tl.load(entry + 1), width * rank, x.dtype.element_ty)
+    if OVERLAP and SETTLED:
+        tl.extra.cuda.gdc_wait()  # this kernel ends after all before it
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _place(  # type: ignore[no-untyped-def]
+    block, first, second, third, COLUMNS: tl.constexpr, COUNT: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Of a block of columns: its member, its first column of the member's, the member's first of
+    all, and the member's width. No block is of two members."""
+    member, origin, width = 0, 0, first
+    if COUNT > 1 and block >= tl.cdiv(first, COLUMNS):
+        block -= tl.cdiv(first, COLUMNS)
+        member, origin, width = 1, first, second
+        if COUNT > 2 and block >= tl.cdiv(second, COLUMNS):
+            block -= tl.cdiv(second, COLUMNS)
+            member, origin, width = 2, first + second, third
+    return member, block * COLUMNS, origin, width
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _load_up(  # type: ignore[no-untyped-def]
+    entry, block, first, second, third, columns, ranks,
+    TYPE: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """A block of columns of B [columns, ranks]; zeros past the last block."""
+    member, own, _, width = _place(block, first, second, third, COLUMNS, COUNT)
+    rank = tl.multiple_of(tl.load(entry + member * 4 + 2).to(tl.int32), 8)
+    b = tl.multiple_of(tl.load(entry + member * 4 + 1).to(tl.pointer_type(TYPE)), 16)
+    mask = (columns < width - own)[:, None] & (ranks < rank)[None, :]
+    return tl.load(
+        b + own * rank + (columns[:, None] * rank + ranks[None, :]), mask=mask, other=0.0
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _load_low(low, mask, step, SPLITS: tl.constexpr) -> tl.tensor:  # type: ignore[no-untyped-def]
+    """The low-rank product at `low`: the sum of its splits, `step` apart, in their order."""
+    total = tl.load(low, mask=mask, other=0.0)
+    for part in tl.static_range(1, SPLITS):
+        total += tl.load(low + part * step, mask=mask, other=0.0)
+    return total
 
 
 @triton.jit(do_not_specialize=["group", "groups"])  # type: ignore[untyped-decorator]
 def _expand(  # type: ignore[no-untyped-def]
-    low, out, tiles, entries, groups, group, bound, out_row, first_width, second_width, third_width,
+    low, out, tiles, entries, groups, group, bound, out_row, first, second, third,
     HEIGHT: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, COUNT: tl.constexpr,
     SPLITS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Columns `program_id(0)` of tile `program_id(1)`; no program's columns are of two members."""
-    tile = tiles + tl.program_id(1) * 4
-    first, count, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    if count == 0 and tl.program_id(1) > 0:
-        return
-    block = tl.program_id(0)
-    member, origin, width = 0, 0, first_width
-    if COUNT > 1 and block >= tl.cdiv(first_width, COLUMNS):
-        block -= tl.cdiv(first_width, COLUMNS)
-        member, origin, width = 1, first_width, second_width
-        if COUNT > 2 and block >= tl.cdiv(second_width, COLUMNS):
-            block -= tl.cdiv(second_width, COLUMNS)
-            member, origin, width = 2, first_width + second_width, third_width
-    entry = entries + ((slot.to(tl.int64) * groups + group) * 3 + member) * 4
-    rank = tl.multiple_of(tl.load(entry + 2).to(tl.int32), 8)
-    rank = tl.where(count > 0, rank, 0)
-    rank = tl.multiple_of(rank, 8)
-    b = tl.load(entry + 1).to(tl.pointer_type(out.dtype.element_ty))
-    b = tl.multiple_of(b, 16)
-    scale = tl.load(entry + 3).to(tl.int32).to(tl.float32, bitcast=True)
-
-    ranks = tl.arange(0, RANKS)
-    column = block * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < width
-    ups = b + column[:, None] * rank + ranks[None, :]
+    """Tiles in use share the programs evenly. A program has every so-many-th block of its tile's
+    columns, and asks for the next block's B before it computes one. Members are `first`, `second`
+    and `third` columns wide."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    blocks = tl.cdiv(first, COLUMNS) + tl.cdiv(second, COLUMNS) + tl.cdiv(third, COLUMNS)
+    used = tl.load(tiles + 3)
+    sharing = tl.minimum(tl.num_programs(0) // tl.maximum(used, 1), blocks)
+    tile = tl.program_id(0) // sharing
+    if tile >= used and tile > 0:
+        return  # others wait below: the kernel after this one relies on all before it
+    first_row, count = tl.load(tiles + tile * 4), tl.load(tiles + tile * 4 + 1)
+    slot = tl.load(tiles + tile * 4 + 2).to(tl.int64)
+    entry = entries + (slot * groups + group) * 12
+    line, ranks, columns = tl.arange(0, HEIGHT), tl.arange(0, RANKS), tl.arange(0, COLUMNS)
+    row, real = first_row.to(tl.int64), (line < count)[:, None]
+    begin = tl.where(count > 0, tl.program_id(0) % sharing, blocks)
     # The adapters' matrices, unlike `low` and `out`, are not of the kernels just before.
-    up = tl.load(ups, mask=inside[:, None] & (ranks < rank)[None, :], other=0.0)
+    up = _load_up(
+        entry, begin, first, second, third, columns, ranks, out.dtype.element_ty, COLUMNS, COUNT
+    )
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    if rank > 0:
-        line = tl.arange(0, HEIGHT)
-        real = line < count
-        rows = (first + line).to(tl.int64)
-        places = out + rows[:, None] * out_row + (origin + column)[None, :]
-        mask = real[:, None] & inside[None, :]
-        product = tl.load(places, mask=mask, other=0.0)
-        update = tl.zeros([HEIGHT, COLUMNS], tl.float32)
-        for start in range(0, rank, RANKS):
-            known = real[:, None] & (start + ranks < rank)[None, :]
-            total = tl.zeros([HEIGHT, RANKS], tl.float32)
-            for part in tl.static_range(SPLITS):
-                place = (rows * SPLITS + part) * COUNT + member
-                total += tl.load(
-                    low + place[:, None] * bound + (start + ranks)[None, :], mask=known, other=0.0
+    for block in range(begin, blocks, sharing):
+        after = _load_up(
+            entry, block + sharing, first, second, third, columns, ranks, out.dtype.element_ty,
+            COLUMNS, COUNT,
+        )  # fmt: skip
+        member, own, origin, width = _place(block, first, second, third, COLUMNS, COUNT)
+        rank = tl.load(entry + member * 4 + 2).to(tl.int32)
+        scale = tl.load(entry + member * 4 + 3).to(tl.int32).to(tl.float32, bitcast=True)
+        if rank > 0:
+            places = out + row * out_row + (origin + own)
+            places += line[:, None] * out_row + columns[None, :]
+            mask = real & (columns < width - own)[None, :]
+            product = tl.load(places, mask=mask, other=0.0)
+            lows = low + (row * (SPLITS * COUNT) + member) * bound
+            lows += line[:, None] * (SPLITS * COUNT * bound) + ranks[None, :]
+            total = _load_low(lows, real & (ranks < rank)[None, :], COUNT * bound, SPLITS)
+            update = tl.dot(total, tl.trans(up.to(tl.float32)), input_precision=PRECISION)
+            for start in range(RANKS, rank, RANKS):
+                more = start + ranks
+                total = _load_low(
+                    lows + start, real & (more < rank)[None, :], COUNT * bound, SPLITS
                 )
-            update = tl.dot(
-                total * scale, tl.trans(up.to(tl.float32)), update, input_precision=PRECISION
-            )
-            left = (start + RANKS + ranks < rank)[None, :]
-            up = tl.load(ups + start + RANKS, mask=inside[:, None] & left, other=0.0)
-        update += product.to(tl.float32)
-        tl.store(places, update.to(out.dtype.element_ty), mask=mask)
+                other = _load_up(
+                    entry, block, first, second, third, columns, more, out.dtype.element_ty,
+                    COLUMNS, COUNT,
+                ).to(tl.float32)  # fmt: skip
+                update = tl.dot(total, tl.trans(other), update, input_precision=PRECISION)
+            update = update * scale + product.to(tl.float32)
+            tl.store(places, update.to(out.dtype.element_ty), mask=mask)
+        up = after
 
 
 def add_updates(
-    x: Tensor, out: Tensor, tiles: Tiles, table: AdapterTable, group: int, widths: tuple[int, ...]
+    x: Tensor, out: Tensor, tiles: Tiles, table: AdapterTable, joint: Joint, *, settled: bool
 ) -> None:
-    """Add the updates of joint group `group`, whose layers have `widths` outputs, to the rows of
-    `tiles`: `x` [rows, in], `out` [rows, sum of widths], columns consecutive."""
-    entries, count, places = table.entries, len(widths), tiles.table.shape[0]
-    (rows, inputs), groups = x.shape, entries.shape[1]
+    """Add the updates of `joint` to the rows of `tiles`: `x` [rows, in], `out` [rows, sum of
+    widths], columns consecutive. `settled`: see `JointUpdate`."""
+    entries, count, places = table.entries, len(joint.widths), tiles.table.shape[0]
+    shares, (rows, inputs), groups = SHARES, x.shape, entries.shape[1]
     assert x.stride(1) == out.stride(1) == 1 and x.dtype == out.dtype
     ranks = min(table.rank, _RANKS)
     step = 128 if tiles.height * ranks <= 1024 else 64
-    splits = _splits(places * count, inputs, tiles.height)
+    splits = _splits(places * count, inputs, tiles.height, shares)
     chunk = triton.cdiv(triton.cdiv(inputs, splits), step) * step
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
+    widths = *joint.widths, *[0] * (MEMBERS - count)
     low = torch.empty((rows, splits, count, table.rank), dtype=torch.float32, device=x.device)
     launch(
         _shrink, (splits, places, count * (table.rank // ranks)),
-        x, low, tiles.table, entries, groups, group, inputs, chunk, x.stride(0), table.rank,
-        HEIGHT=tiles.height, INPUTS=step, RANKS=ranks, COUNT=count,
-        PRECISION=precision, OVERLAP=table.overlap, launch_pdl=table.overlap,
-        num_warps=4, num_stages=4,
+        x, low, tiles.table, entries, groups, joint.group, inputs, chunk, x.stride(0), table.rank,
+        *widths, HEIGHT=tiles.height, INPUTS=step, RANKS=ranks, COUNT=count,
+        PRECISION=precision, OVERLAP=table.overlap, SETTLED=settled and shares.beside,
+        AHEAD=table.overlap and shares.ahead and tiles.height == 16,
+        launch_pdl=table.overlap, num_warps=4, num_stages=shares.stages,
     )  # fmt: skip
-    blocks = sum(triton.cdiv(width, _COLUMNS) for width in widths)
+    blocks = sum(triton.cdiv(width, shares.columns) for width in joint.widths)
     launch(
-        _expand, (blocks, places),
-        low, out, tiles.table, entries, groups, group, table.rank, out.stride(0),
-        *widths, *[0] * (MEMBERS - count),
-        HEIGHT=tiles.height, COLUMNS=_COLUMNS, RANKS=ranks, COUNT=count, SPLITS=splits,
+        _expand, (max(places, min(shares.expanding, places * blocks)),),
+        low, out, tiles.table, entries, groups, joint.group, table.rank, out.stride(0), *widths,
+        HEIGHT=tiles.height, COLUMNS=shares.columns, RANKS=ranks, COUNT=count, SPLITS=splits,
         PRECISION=precision, OVERLAP=table.overlap, launch_pdl=table.overlap,
-        num_warps=4, num_stages=1,
+        num_warps=4 if tiles.height == 16 else 8, num_stages=1,
     )  # fmt: skip
 
 
-def _splits(programs: int, inputs: int, height: int) -> int:
+def _splits(programs: int, inputs: int, height: int, shares: Shares) -> int:
     """A power of two, so that few variants of `_expand` exist."""
     most = _LOW_SPLITS if height == 16 else _HIGH_SPLITS
-    most = min(most, inputs // _INPUTS, _PROGRAMS // programs)
+    most = min(most, inputs // shares.inputs, shares.splitting // programs)
     return 1 << max(0, most.bit_length() - 1)

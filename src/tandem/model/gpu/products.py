@@ -78,6 +78,11 @@ class ThinWeight:
         """residual [..., out] + the product of x, both rounded."""
         return self._product(x, residual)
 
+    def settles(self, rows: int) -> bool:
+        """Whether a kernel that is launched after a product of `x` [rows, in] finds `x` complete
+        when it begins: see `thin.multiply`."""
+        return self._cut(rows) is not None
+
     def transposed(self) -> PackedWeight:
         """A view, without a copy."""
         return self.plain.transposed()

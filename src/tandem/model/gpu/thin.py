@@ -100,11 +100,12 @@ def _multiply(  # type: ignore[no-untyped-def]
     row = tl.arange(0, ROWS)
     inner = tl.arange(0, INPUTS)
     if EARLY:
-        gdc_launch_dependents()
         each = weight.dtype.element_ty.primitive_bitwidth // 8
         stop = tl.minimum((end - begin) * each, ahead)
         _ask_ahead((lines + begin).to(tl.int64), stop, PIECE, PIECES)
         gdc_wait()
+        # Only now: what begins after this finds `x` complete.
+        gdc_launch_dependents()
     sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for at in range(begin, end, INPUTS):
         w = tl.load(
@@ -155,7 +156,8 @@ def multiply(
     """x [rows, in] times weight [out, in] transposed, plus `bias`; rounded; plus `residual`.
 
     1 to 64 rows, dense in their last dimension. The weight is dense. `workspace` has room for the
-    product.
+    product. The next kernel may begin before this one ends, but `x` is complete by then: what only
+    reads `x`, and waits before it ends, may run beside the product.
     """
     rows, inputs = x.shape
     outputs, stripe = weight.shape[0], cut.stripe
