@@ -17,7 +17,8 @@ export class Chart {
   ) {
     this.options = { series, format, overTime, whole, height, range };
     this.data = [[], ...series.map(() => [])];
-    this.plot = el("div", { class: "plot" });
+    this.nothing = el("p", { class: "nothing" }, "nothing measured yet");
+    this.plot = el("div", { class: "plot" }, this.nothing);
     this.element = el("figure", { class: "chart card" }, el("figcaption", {}, title), this.plot);
     this.observer = new ResizeObserver(() => this.fit());
     this.observer.observe(this.plot);
@@ -27,6 +28,7 @@ export class Chart {
 
   set(data) {
     this.data = data;
+    this.nothing.hidden = data.slice(1).some((row) => row.some((value) => value !== null));
     if (this.chart) this.chart.setData(data);
     else this.fit();
   }
