@@ -37,9 +37,9 @@ from tandem.core.training import (
 from tandem.engine.loop import EngineLoop
 
 Row = dict[str, object]
-# Eight samples a step, as the server's default. One a micro-batch: the smallest piece of a backward
-# is one layer of one micro-batch, and has to fit into what an iteration has left.
-MICRO_BATCHES, SEQUENCES = 8, 1
+# Eight samples a step, as the server's default. Four a micro-batch: a layer's backward takes some
+# 2 ms of launches, and this many rows as long on an H100 (with one each, alone it took twice).
+MICRO_BATCHES, SEQUENCES = 2, 4
 DRAIN_S = 10.0
 WARM_UP_SHARE = 0.5  # of a window's seconds
 PAUSE_S = 0.001

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # In their order: what may upset the device comes last.
-PARTS = ("decode", "iterations", "prefill", "coserving", "adapters", "peers")
+PARTS = ("decode", "iterations", "prefill", "coserving", "adapters", "replays", "peers")
 # For a look inside; not run unless named.
 FURTHER = ("kernels",)
 MODELS = ("llama-8b", "qwen2.5-0.5b")

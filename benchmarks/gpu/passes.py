@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -21,6 +22,7 @@ from benchmarks.gpu.options import Options
 from tandem.core.plan import DEVICE_LANE, Draw, LanePlan, Span
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import LoraSpec, TrainerSpec
+from tandem.executor.executor import DeviceExecutor
 
 Row = dict[str, object]
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -63,27 +65,33 @@ def prefill(engine: Engine, ceilings: Ceilings, options: Options) -> Iterator[Ro
         }
 
 
-def adapters(engine: Engine, _: Ceilings, options: Options) -> Iterator[Row]:
-    """The same decode rows with no adapter, one and many; the kinds take turns."""
-    rows, executor = options.adapter_rows, engine.executor
+@contextmanager
+def loaded_adapters(executor: DeviceExecutor, number: int) -> Iterator[list[str]]:
+    """The keys of so many adapters on all linear layers, loaded inside."""
     executor.open_trainer(TrainerSpec(_TRAINER, LoraSpec(rank=RANK)))
     snapshot = executor.snapshot_trainer(_TRAINER)
     executor.close_trainer(_TRAINER)
-    keys = [f"bench-{place}" for place in range(rows)]
+    keys = [f"bench-{place}" for place in range(number)]
     for key in keys:
         executor.adopt(snapshot, key)
-    kinds: dict[str, list[str | None]] = {
-        "none": [None] * rows,
-        "one, on one row": [keys[0], *[None] * (rows - 1)],
-        "one, on all rows": [keys[0]] * rows,
-        f"{rows}, one a row": [*keys],
-    }
-    passes = Passes(engine, options)
     try:
-        found = passes.times([passes.decode(each) for each in kinds.values()])
+        yield keys
     finally:
         for key in keys:
             executor.drop_adapter(key)
+
+
+def adapters(engine: Engine, _: Ceilings, options: Options) -> Iterator[Row]:
+    """The same decode rows with no adapter, one and many; the kinds take turns."""
+    rows, passes = options.adapter_rows, Passes(engine, options)
+    with loaded_adapters(engine.executor, rows) as keys:
+        kinds: dict[str, list[str | None]] = {
+            "none": [None] * rows,
+            "one, on one row": [keys[0], *[None] * (rows - 1)],
+            "one, on all rows": [keys[0]] * rows,
+            f"{rows}, one a row": [*keys],
+        }
+        found = passes.times([passes.decode(each) for each in kinds.values()])
     alone = median(found[0])
     for kind, times in zip(kinds, found, strict=True):
         yield {

@@ -16,6 +16,7 @@ TITLES = {
     "iterations": "Decode, iterations of the engine",
     "prefill": "Prompts, single passes",
     "adapters": "Adapters of rank 16 on all linear layers, single passes of decode",
+    "replays": "The same passes, the device alone (recorded passes one after the other)",
     "coserving": "Training and requests together",
     "peers": "transformers' continuous batching on the same weights",
     "kernels": "Kernels of a pass of decode",

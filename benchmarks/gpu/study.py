@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import ceilings, coserving, generation, passes
+from benchmarks.gpu import ceilings, coserving, generation, passes, replays
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.engine import Engine
 from benchmarks.gpu.options import Options
@@ -33,6 +33,7 @@ MEASURES: dict[str, Measure] = {
     # Many adapters enlarge their table, and passes with adapters are captured anew.
     "coserving": coserving.coserving,
     "adapters": passes.adapters,
+    "replays": replays.replays,
     "kernels": passes.kernels,
     "peers": generation.peers,
 }
@@ -42,6 +43,7 @@ COST_S = {
     "iterations": 16.0,
     "prefill": 6.0,
     "adapters": 10.0,
+    "replays": 10.0,
     "kernels": 10.0,
     "peers": 30.0,
 }

@@ -27,6 +27,7 @@ from benchmarks.gpu.engine import Engine  # noqa: E402
 from benchmarks.gpu.options import Options  # noqa: E402
 from benchmarks.gpu.passes import RANK, Passes  # noqa: E402
 from benchmarks.gpu.products import text  # noqa: E402
+from benchmarks.gpu.replays import Recorded  # noqa: E402
 from tandem.core.plan import LanePlan  # noqa: E402
 from tandem.core.training import LoraSpec, TrainerSpec  # noqa: E402
 from tandem.executor.capture import Capture, CudaCapture  # noqa: E402
@@ -38,7 +39,6 @@ ROWS = (1, 32)
 _TRAINER = "tune-adapters"
 MOST_KERNELS, NAME_CHARS = 12, 44
 # Replays of a pass on the device, one after the other.
-REPLAYS = 20
 
 
 @dataclass(frozen=True)
@@ -110,19 +110,6 @@ def applied(variant: Variant) -> Iterator[None]:
         yield
 
 
-class Recorded:
-    """A `Capture` that gives away what the last recording was."""
-
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-        self.last: Callable[[], None] = lambda: None
-
-    def record(self, call: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture`."""
-        self.last = self._capture.record(call)
-        return self.last
-
-
 class Tuning:
     """One run. `capture` makes a capture with memory of its own."""
 
@@ -167,15 +154,7 @@ class Tuning:
 
     def _device_ms(self) -> float:
         """Of the pass that was recorded last."""
-        if not self._cuda:
-            return 0.0
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(REPLAYS):
-            self._recorded.last()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / REPLAYS
+        return self._recorded.device_ms() if self._cuda else 0.0
 
     def _products(self) -> None:
         """All products by cuBLAS, all by ours, and as they are measured once more."""

@@ -82,7 +82,8 @@ class Stack:
     """Layers without attention: the values between products come from some of the columns."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.rows, self.factor = device, TritonRows(), self._random(WIDTH)
+        self.device, self.rows = device, TritonRows()
+        self.factor = self._random(WIDTH)
         shapes = {
             f"{layer} {name} {member}": LinearShape(inputs, width)
             for layer in range(LAYERS)

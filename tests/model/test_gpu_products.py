@@ -162,7 +162,7 @@ def test_ours_serves_unless_cublas_is_clearly_faster(device, monkeypatch, ours_u
         torch.testing.assert_close(product(weights[0]).shape, torch.Size([4, 32]))
         return next(times)
 
-    properties = SimpleNamespace(multi_processor_count=132)
+    properties = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(products, "_ARENA_BYTES", 1 << 14)
     monkeypatch.setattr(products, "_time_us", timed)

@@ -46,7 +46,7 @@ def test_every_part_runs_and_is_written(options: Options, tmp_path: Path) -> Non
     assert study.run(), study.findings.missing
     (path,) = tmp_path.glob("gpu-*.json")
     parts = json.loads(path.read_text())["parts"]
-    assert set(parts) == {"ceilings", *PARTS, *FURTHER}
+    assert set(parts) == {"ceilings", *PARTS, *FURTHER} - {"replays"}  # of a CUDA device alone
     assert [row["sequences"] for row in parts["decode"]] == [1, 3]
     assert [row["prompt_tokens"] for row in parts["prefill"]] == [16, 40]
     assert [row["adapters"] for row in parts["adapters"]][2:] == [

@@ -54,7 +54,15 @@ class CudaCapture:
             except BaseException:
                 with suppress(RuntimeError):  # that it is invalid is known already
                     graph.capture_end()
+                self._leave_pool()
                 raise
             graph.capture_end()
         current.wait_stream(self._stream)
         return graph.replay
+
+    def _leave_pool(self) -> None:
+        """Take a new pool. A capture that ends with an error leaves torch's allocator recording
+        into the old one."""
+        with suppress(RuntimeError):  # it may have stopped
+            torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 # Rows of a prompt's tile, and the least keys that a program of its own is worth.
-PROMPT_ROWS, LEAST_SHARE = 64, 128
+PROMPT_ROWS, LEAST_SHARE = 64, 64
 # Columns of a table: first row in the batch, number of rows, position of the first row, span, which
 # part of the keys, of how many.
 COLUMNS = 6

@@ -30,7 +30,7 @@ _KEYS, _KEY_BYTES = 128, 16384
 _DECODE_LINES, _PROMPT_LINES = 16, 64
 # How far loads run ahead. Block tables are loaded a stage or two before what they lead to, so the
 # keys and values of one step are under way for prompts, of two for decodes.
-_STAGES = {False: 3, True: 5}
+_STAGES = {False: 3, True: 3}
 # Keys and values of so many keys are asked for before a program of decodes may start.
 AHEAD_KEYS = 128
 # Elements of results that are merged at once.

@@ -24,7 +24,7 @@ MOST_ROWS = 64
 # A matrix unit's side.
 _LEAST = 16
 # What a program asks for before it may start. All of them together fit the second cache.
-AHEAD_BYTES = 96 << 10
+AHEAD_BYTES = 64 << 10
 # Of an output's inputs, so much is asked for at once; a copy moves a multiple of 16 bytes.
 _ASKED_BYTES, _LINE_BYTES = 1024, 16
 
