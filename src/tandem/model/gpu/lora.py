@@ -174,6 +174,19 @@ def _load_up(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _load_product(  # type: ignore[no-untyped-def]
+    start, block, out_row, first, second, third, line, columns, real,
+    COLUMNS: tl.constexpr, COUNT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """A block of columns of the rows at `start`, which the frozen product left there."""
+    _, own, origin, width = _place(block, first, second, third, COLUMNS, COUNT)
+    mask = real & (columns < width - own)[None, :]
+    return tl.load(
+        start + (origin + own) + line[:, None] * out_row + columns[None, :], mask=mask, other=0.0
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _load_low(low, mask, step, SPLITS: tl.constexpr) -> tl.tensor:  # type: ignore[no-untyped-def]
     """The low-rank product at `low`: the sum of its splits, `step` apart, in their order."""
     total = tl.load(low, mask=mask, other=0.0)
@@ -189,8 +202,8 @@ def _expand(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Tiles in use share the programs evenly. A program has every so-many-th block of its tile's
-    columns, and asks for the next block's B before it computes one. Members are `first`, `second`
-    and `third` columns wide."""
+    columns, and asks for the next block's B and product before it computes one. Members are
+    `first`, `second` and `third` columns wide."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     blocks = tl.cdiv(first, COLUMNS) + tl.cdiv(second, COLUMNS) + tl.cdiv(third, COLUMNS)
@@ -211,36 +224,50 @@ def _expand(  # type: ignore[no-untyped-def]
     )
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
+    start = out + row * out_row
+    # Of high tiles, the next block's product would take too many registers.
+    product = tl.zeros([HEIGHT, COLUMNS], out.dtype.element_ty)
+    if HEIGHT == 16:
+        product = _load_product(start, begin, out_row, first, second, third, line, columns, real,
+                                COLUMNS, COUNT)  # fmt: skip
+    known, rank = tl.full((), -1, tl.int32), tl.full((), 0, tl.int32)
+    scale = tl.full((), 0.0, tl.float32)
+    total = tl.zeros([HEIGHT, RANKS], tl.float32)
     for block in range(begin, blocks, sharing):
         after = _load_up(
             entry, block + sharing, first, second, third, columns, ranks, out.dtype.element_ty,
             COLUMNS, COUNT,
         )  # fmt: skip
+        asked = block + sharing if HEIGHT == 16 else block
+        later = _load_product(start, asked, out_row, first, second, third, line, columns, real,
+                              COLUMNS, COUNT)  # fmt: skip
+        if HEIGHT > 16:
+            product = later
         member, own, origin, width = _place(block, first, second, third, COLUMNS, COUNT)
-        rank = tl.load(entry + member * 4 + 2).to(tl.int32)
-        scale = tl.load(entry + member * 4 + 3).to(tl.int32).to(tl.float32, bitcast=True)
-        if rank > 0:
-            places = out + row * out_row + (origin + own)
-            places += line[:, None] * out_row + columns[None, :]
-            mask = real & (columns < width - own)[None, :]
-            product = tl.load(places, mask=mask, other=0.0)
-            lows = low + (row * (SPLITS * COUNT) + member) * bound
-            lows += line[:, None] * (SPLITS * COUNT * bound) + ranks[None, :]
+        lows = low + (row * (SPLITS * COUNT) + member) * bound
+        lows += line[:, None] * (SPLITS * COUNT * bound) + ranks[None, :]
+        if HEIGHT > 16 or known != member:
+            known = known * 0 + member
+            rank = tl.load(entry + member * 4 + 2).to(tl.int32)
+            scale = tl.load(entry + member * 4 + 3).to(tl.int32).to(tl.float32, bitcast=True)
             total = _load_low(lows, real & (ranks < rank)[None, :], COUNT * bound, SPLITS)
+        if rank > 0:
             update = tl.dot(total, tl.trans(up.to(tl.float32)), input_precision=PRECISION)
-            for start in range(RANKS, rank, RANKS):
-                more = start + ranks
-                total = _load_low(
-                    lows + start, real & (more < rank)[None, :], COUNT * bound, SPLITS
+            for more in range(RANKS, rank, RANKS):
+                others = more + ranks
+                rest = _load_low(
+                    lows + more, real & (others < rank)[None, :], COUNT * bound, SPLITS
                 )
                 other = _load_up(
-                    entry, block, first, second, third, columns, more, out.dtype.element_ty,
+                    entry, block, first, second, third, columns, others, out.dtype.element_ty,
                     COLUMNS, COUNT,
                 ).to(tl.float32)  # fmt: skip
-                update = tl.dot(total, tl.trans(other), update, input_precision=PRECISION)
+                update = tl.dot(rest, tl.trans(other), update, input_precision=PRECISION)
             update = update * scale + product.to(tl.float32)
+            places = start + (origin + own) + line[:, None] * out_row + columns[None, :]
+            mask = real & (columns < width - own)[None, :]
             tl.store(places, update.to(out.dtype.element_ty), mask=mask)
-        up = after
+        up, product = after, later
 
 
 def add_updates(
