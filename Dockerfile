@@ -40,7 +40,7 @@ EXPOSE 8000
 
 # /health is 200 while the engine lives. The first start compiles and unpacks.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=300s --retries=4 \
-    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:' + __import__('os').environ['TANDEM_SERVER_PORT'] + '/health', timeout=4)"]
 # A running request may finish (--drain, 30 s): docker stop -t 40.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tandem", "serve"]

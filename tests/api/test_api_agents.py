@@ -19,6 +19,7 @@ from dialects import Says, events_of, prompt_of
 from fake_engine import INFO, FakeEngine
 from serving import live, make_app
 from tandem.api.responses.schemas import ResponsesRequest
+from tandem.api.tools import NamedChoice
 
 CALLED = '<tool_call>[{"name": "shell", "arguments": {"command": "ls"}}, ' \
     '{"name": "mcp__files.read", "arguments": {"path": "a.txt"}}]</tool_call>'  # fmt: skip
@@ -158,6 +159,18 @@ def test_codex_goes_on_after_its_calls(http: httpx.Client, engine: FakeEngine, s
     assert prompt_of(engine).startswith(second + says.text)
 
 
+def namespace(name: str, *functions: str) -> dict[str, Any]:
+    tools = [{"type": "function", "name": function} for function in functions]
+    return {"type": "namespace", "name": name, "tools": tools}
+
+
+def test_a_choice_may_name_a_function_of_a_namespace() -> None:
+    choice = {"type": "function", "namespace": "mcp__files", "name": "read"}
+    body = ResponsesRequest.model_validate({**CODEX, "tool_choice": choice})
+    assert isinstance(body.tool_choice, NamedChoice)
+    assert body.tool_choice.function.name == "mcp__files.read"
+
+
 def test_a_namespace_is_repeated_and_its_mistakes_are_named(http: httpx.Client) -> None:
     body = {**CODEX, "stream": False}
     told = http.post("/v1/responses", json=body).json()["tools"]
@@ -166,6 +179,11 @@ def test_a_namespace_is_repeated_and_its_mistakes_are_named(http: httpx.Client) 
     for tools, param in (
         ([{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}], "tools[0]"),
         ([{"type": "web_search"}, {"type": "namespace", "name": "a"}], "tools[1]"),
+        ([namespace("n", "f" * 255)], "tools[0]"),
+        (
+            [namespace(f"n{place}", *(f"f{each}" for each in range(100))) for place in range(9)],
+            "tools",
+        ),
     ):
         error = http.post("/v1/responses", json={**body, "tools": tools}).json()["error"]
         assert error["param"].startswith(param) and error["type"] == "invalid_request_error"

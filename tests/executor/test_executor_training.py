@@ -15,7 +15,16 @@ import torch
 import tiny_models
 from devices import DEVICES
 from tandem.core.errors import AdapterError, NoMemory, StoreError
-from tandem.core.plan import DEVICE_LANE, BackwardSlice, Discard, Draw, LanePlan, Span, Update
+from tandem.core.plan import (
+    DEVICE_LANE,
+    NO_MEMORY,
+    BackwardSlice,
+    Discard,
+    Draw,
+    LanePlan,
+    Span,
+    Update,
+)
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import (
     LoraSpec,
@@ -29,6 +38,8 @@ from tandem.core.training import (
 from tandem.core.version import AdapterVersion
 from tandem.executor import executor as forward_half
 from tandem.executor import training
+from tandem.executor.forward import RunningBatch
+from tandem.model.lora import LoraLayers
 from training_harness import (
     Driver,
     gentle,
@@ -248,6 +259,45 @@ def test_a_failing_slice_says_so_and_can_be_done_again(executor, monkeypatch):
     driver.backward(driver.record("t", 0, batch)[0], (1.0, 1.0))
     for key, value in our_gradients(executor).items():
         assert torch.equal(found[key], value)
+
+
+def test_an_update_survives_a_pass_whose_results_cannot_be_read(executor, monkeypatch):
+    """Its spans fail, alone; what was trained beside them counts, and training goes on."""
+    driver = Driver(executor)
+    open_trainer(executor)
+    batch = random_sequences(random.Random(4), 2, ROLES[LossKind.SFT])
+    number, _ = driver.record("t", 0, batch)
+    span = Span(9, 0, (5, 6), ((200,),), draws=(Draw(9, 0, 0, SamplingParams(temperature=0.0)),))
+    part = BackwardSlice(number, executor.info.num_layers, 0, (1.0, 1.0))
+    plan = LanePlan(1, DEVICE_LANE, (span,), slices=(part,), updates=(Update("t", 0),))
+
+    def failing(self):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningBatch, "_find", failing)
+        executor.submit(plan)
+        (result,) = executor.poll()
+    assert dict(result.failed) == {9: NO_MEMORY}
+    assert result.slices[0].problem is None
+    assert result.updates[0].applied and result.updates[0].revision == 1
+    driver.backward(driver.record("t", 1, batch)[0], (1.0, 1.0))
+    assert driver.update("t", 1).revision == 2
+
+
+def test_an_update_whose_parameters_find_no_memory_says_its_revision(executor, monkeypatch):
+    driver = Driver(executor)
+    open_trainer(executor)
+    batch = random_sequences(random.Random(4), 2, ROLES[LossKind.SFT])
+    driver.backward(driver.record("t", 0, batch)[0], (1.0, 1.0))
+
+    def failing(self, key, adapter):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraLayers, "add", failing)
+        result = driver.update("t", 0)
+    assert (result.applied, result.revision, result.problem) == (False, 1, NO_MEMORY)
 
 
 def test_unknown_and_stale_work_is_refused_by_name(executor):

@@ -43,12 +43,12 @@ def samples(text: bytes) -> dict[str, float]:
 
 
 def judged(metrics: ServerMetrics) -> dict[str, float]:
-    """Choices by the labels of `tandem_slo_choices_total`."""
+    """Choices by the labels of `tandem_slo_choices_total`, if there were any."""
     prefix = "tandem_slo_choices_total{"
     return {
         name.removeprefix(prefix).removesuffix("}"): value
         for name, value in samples(metrics.render(None)).items()
-        if name.startswith(prefix)
+        if name.startswith(prefix) and value
     }
 
 
@@ -135,6 +135,12 @@ def test_what_has_no_objectives_to_judge_counts_by_why() -> None:
     timing.aborted(1, Unmet.LEFT)
     counts = {"shed": 3.0, "failed": 2.0, "left": 1.0}
     assert judged(metrics) == {f"met={why},work_class=online": n for why, n in counts.items()}
+
+
+def test_a_rate_is_zero_before_the_first_choice_of_its_kind() -> None:
+    found = samples(ServerMetrics(CollectorRegistry()).render(None))
+    assert found["tandem_slo_choices_total{met=both,work_class=online}"] == 0.0
+    assert found["tandem_slo_choices_total{met=shed,work_class=offline}"] == 0.0
 
 
 def test_prediction_errors_are_shown_by_kind_once_there_are_any() -> None:

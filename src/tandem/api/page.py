@@ -47,7 +47,11 @@ class _File:
 
 def add_page_routes(app: FastAPI, surface: Surface) -> None:
     """Add `/` and its files."""
-    files = {path.name: _file(path.read_bytes(), path.suffix) for path in _FOLDER.iterdir()}
+    files = {
+        path.name: _file(path.read_bytes(), path.suffix)
+        for path in _FOLDER.iterdir()
+        if path.suffix in _TYPES
+    }
     if surface.keys.required:
         marked = files[_INDEX].content.replace(_NO_KEY, _NEEDS_KEY)
         files[_INDEX] = _file(marked, ".html")

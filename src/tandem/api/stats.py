@@ -50,8 +50,8 @@ def add_stats_routes(app: FastAPI, surface: Surface) -> None:
         """The engine's last iterations, oldest first; `after` leaves out those that are known."""
         limit = read_limit(request, 200, _MOST)
         stats = await surface.client.stats(read_number(request, "after") or 0)
-        now_s = time.time() - time.monotonic()  # of the clock that the engine shares with us
-        data = [_iteration_json(record, now_s) for record in stats.recent[-limit:]]
+        epoch_s = time.time() - time.monotonic()  # when the clock was 0 that the engine shares
+        data = [_iteration_json(record, epoch_s) for record in stats.recent[-limit:]]
         body = {"object": "list", "data": data, "iterations": stats.iterations}
         return Response(msgspec.json.encode(body), media_type="application/json")
 

@@ -113,11 +113,12 @@ def calling_of(
         if choice not in (None, AUTO, NONE):
             raise InvalidRequest("'tool_choice' needs 'tools' to choose from", param="tool_choice")
         return Calling()
-    names = [tool.function.name for tool in tools]
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    names: set[str] = set()
+    for place, name in enumerate(tool.function.name for tool in tools):
+        if name in names:
             path = f"tools[{place}].function.name"
             raise InvalidRequest(f"'{path}': '{name}' is there twice", param=path)
+        names.add(name)
     if isinstance(choice, NamedChoice) and choice.function.name not in names:
         raise InvalidRequest(
             f"'tool_choice' names '{choice.function.name[:64]}', which is not among 'tools'",

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 
@@ -86,8 +87,8 @@ async def _serve(
         if server.started:
             url = _url_of(listener)
             _announce(client.info, settings, url, console)
-            if show is not None and not await asyncio.to_thread(show, url):
-                console.print("there is no browser here: open the address yourself")
+            if show is not None:
+                _show(show, url, console)
         watching = asyncio.create_task(_watch_processor(client.info.threads))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -107,6 +108,16 @@ async def _serve(
             watching.cancel()
         await running.aclose()
         await client.close()
+
+
+def _show(show: Callable[[str], bool], url: str, console: Console) -> None:
+    """Show the address in a thread that nothing waits for: a browser in a terminal may go on."""
+
+    def run() -> None:
+        if not show(url):
+            console.print("there is no browser here: open the address yourself")
+
+    threading.Thread(target=run, name="show the page", daemon=True).start()
 
 
 def http_config(app: FastAPI) -> uvicorn.Config:

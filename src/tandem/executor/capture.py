@@ -44,21 +44,26 @@ class CudaCapture:
         current = torch.cuda.current_stream(self._stream.device)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            call()
-            self._stream.synchronize()
-            # Other threads read adapters to the device meanwhile: they must not be disturbed.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
+        try:
+            with torch.cuda.stream(self._stream):
                 call()
-            except BaseException:
-                with suppress(RuntimeError):  # that it is invalid is known already
-                    graph.capture_end()
-                self._leave_pool()
-                raise
-            graph.capture_end()
-        current.wait_stream(self._stream)
+                self._stream.synchronize()
+                self._capture(graph, call)
+        finally:  # what was given before an error may still run
+            current.wait_stream(self._stream)
         return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, call: Callable[[], None]) -> None:
+        # Other threads read adapters to the device meanwhile: they must not be disturbed.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            call()
+        except BaseException:
+            with suppress(RuntimeError):  # that it is invalid is known already
+                graph.capture_end()
+            self._leave_pool()
+            raise
+        graph.capture_end()
 
     def _leave_pool(self) -> None:
         """Take a new pool. A capture that ends with an error leaves torch's allocator recording

@@ -26,6 +26,7 @@ from tandem.executor.forward import Computed
 from tandem.executor.inner import InnerArena, RowWriter
 from tandem.executor.kv_storage import KVStorage
 from tandem.executor.recorder import Recorder
+from tandem.executor.shortage import lacks_memory, relieve
 from tandem.model.attention.base import PagedContext, ReservedAttention
 from tandem.model.gpu.staging import Staging
 from tandem.model.load import LoadedModel
@@ -208,10 +209,12 @@ class CapturedPasses:
         began = time.monotonic()
         try:
             found = self._record(kind)
-        except RuntimeError:
-            # Another pass of this model would fail, too.
-            logger.warning("passes cannot be captured, computing layer by layer", exc_info=True)
-            self._failed = True
+        except Exception as error:  # compilers may fail in any way
+            # Another pass of this model would fail, too, unless it was memory that was short.
+            logger.warning("a pass cannot be captured, computing layer by layer", exc_info=True)
+            self._failed = not lacks_memory(error)
+            if not self._failed:
+                relieve()
         self._recording_s += time.monotonic() - began
         if found is not None:
             self._passes[kind] = found

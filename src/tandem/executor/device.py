@@ -39,8 +39,8 @@ class _HostMark:
 
 
 class _CudaMark:
-    """An event. The device notes the time when it comes there, so that what the host does
-    meanwhile, or how late it asks, does not count."""
+    """An event. The device notes the time when it comes there, so that it does not count how late
+    the host asks."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event(enable_timing=True)

@@ -172,6 +172,8 @@ class DeviceExecutor:
             submitted.plan = plan = replace(plan, spans=(), slices=(), updates=())
             submitted.stopped = True
             submitted.failed.clear()
+        if plan.slices or plan.updates:
+            submitted.take_outcomes()  # an error in them must not lose what follows
         submitted.forwarded = submitted.ended = mark(device)
         if self._captured is not None:
             submitted.recording_s = self._captured.take_recording_s()
@@ -293,8 +295,11 @@ class DeviceExecutor:
     def _run_update(self, plan: Update) -> UpdateResult:
         return self._required_training().run_update(plan)
 
-    def _compute(self, submitted: SubmittedPlan, runnable: list[int], urgent: Urgent) -> None:
-        """Run the spans at these places. If the pass fails as a whole, they run one by one.
+    def _compute(
+        self, submitted: SubmittedPlan, runnable: list[int], urgent: Urgent, *, again: bool = False
+    ) -> None:
+        """Run the spans at these places. If the pass fails as a whole, they run one by one
+        (`again`).
 
         Raises `GaveWay`.
         """
@@ -303,6 +308,8 @@ class DeviceExecutor:
         spans = [submitted.plan.spans[place] for place in runnable]
         try:
             order, running = self._run(spans, urgent)
+            if again or self._model.device.type == "cpu":
+                running.outcomes()  # the next pass overwrites what this one left; a CPU is done
         except (RuntimeError, MemoryError, ValueError, IndexError) as error:
             if len(runnable) == 1:
                 logger.exception("a span cannot be computed")
@@ -315,7 +322,7 @@ class DeviceExecutor:
             submitted.passes.append(([runnable[at] for at in order], running))
             return
         for place in runnable:
-            self._compute(submitted, [place], urgent)
+            self._compute(submitted, [place], urgent, again=True)
 
     def _run(self, spans: Sequence[Span], urgent: Urgent) -> tuple[list[int], RunningBatch]:
         """The running batch, and the place in `spans` of each of its spans."""

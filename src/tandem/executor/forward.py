@@ -77,6 +77,7 @@ class RunningBatch:
         raise."""
         self._model, self._batch, self._hidden = model, batch, computed.hidden
         self._scored = any(span.score_targets for span in batch.spans)
+        self._outcomes: list[SpanOutcome] | None = None
         with torch.no_grad():
             self._drawing = _draw_all(model, computed, batch)
             self._sums = ScoreSums({}, None)
@@ -85,7 +86,12 @@ class RunningBatch:
 
     def outcomes(self) -> list[SpanOutcome]:
         """Outcomes of the batch's spans, in row order. Log-probabilities of draws and alternatives
-        are computed only now: few requests ask for them."""
+        are computed only now: few requests ask for them. To be called before another pass."""
+        if self._outcomes is None:
+            self._outcomes = self._find()
+        return self._outcomes
+
+    def _find(self) -> list[SpanOutcome]:
         drawn = iter(self._drawing.results() if self._drawing is not None else ())
         totals = self._sums.get()
         if not self._scored:

@@ -6,6 +6,7 @@ waits for it.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ from tandem.core.plan import (
 )
 from tandem.executor.device import Mark
 from tandem.executor.forward import RunningBatch, SpanOutcome
+from tandem.executor.shortage import lacks_memory, reason_of, relieve
 from tandem.model.sampling import NOT_FINITE
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -30,12 +34,14 @@ class SubmittedPlan:
     """One plan between `submit` and `poll`.
 
     `passes` are those of the plan's spans, each with their places in the plan: one, or one a span
-    if the pass failed as a whole. `failed` has the reasons of sequences that were not computed.
+    if the pass failed as a whole. `outcomes` have the places of spans. `failed` has the reasons of
+    sequences that were not computed.
     """
 
     plan: LanePlan
     began: Mark
     passes: list[tuple[list[int], RunningBatch]] = field(default_factory=list)
+    outcomes: dict[int, SpanOutcome] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     stopped: bool = False
     forwarded: Mark | None = None
@@ -45,18 +51,32 @@ class SubmittedPlan:
     slices: tuple[SliceResult, ...] = ()
     updates: tuple[UpdateResult, ...] = ()
 
+    def take_outcomes(self) -> None:
+        """Wait for the passes, and take what they left. An error is one of the pass's spans."""
+        passes, self.passes = self.passes, []
+        for places, running in passes:
+            try:
+                self.outcomes.update(zip(places, running.outcomes(), strict=True))
+            except (RuntimeError, MemoryError, ValueError, IndexError) as error:
+                logger.exception("what a pass computed cannot be read")
+                for place in places:
+                    charge(
+                        self.failed, self.plan.spans[place], reason_of(error, "the forward pass")
+                    )
+                if lacks_memory(error):
+                    relieve()
+
     def result(self, scrub: Callable[[Sequence[int]], None]) -> StepResult:
         """Wait for the device, and tell what it computed. `scrub` makes the KV of blocks harmless.
 
-        Times are the device's from the plan's beginning to the end of its work, whatever the host
-        does meanwhile: they are what the next plan of this kind will take.
+        Times are from the plan's beginning, on an idle device, to the end of the device's work:
+        they are what the next plan of this kind will take. What the host does while it waits is not
+        in them.
         """
         assert self.forwarded is not None and self.ended is not None
         self.ended.wait()
-        outcomes: dict[int, SpanOutcome] = {}
-        for places, running in self.passes:
-            outcomes.update(zip(places, running.outcomes(), strict=True))
-        draws, scores = self._collect(outcomes, scrub)
+        self.take_outcomes()
+        draws, scores = self._collect(self.outcomes, scrub)
         return StepResult(
             self.plan.step,
             self.plan.lane,

@@ -231,18 +231,25 @@ class TrainingState:
             problem = f"trainer {plan.trainer} is not at revision {plan.revision}"
             return UpdateResult(plan.trainer, at, False, 0.0, 0.0, 0.0, problem)
         applied = trainer.update(plan.scale)
+        failure = None if applied.applied else "the gradient was not finite"
         if applied.applied:
             self._close_recordings(plan.trainer)
-            self._refresh(trainer)
+            try:
+                self._refresh(trainer)
+            except _FAILURES as error:
+                logger.exception(
+                    "the parameters of trainer %s cannot be given to passes", plan.trainer
+                )
+                failure = reason_of(error, "the update")
         wait_for(self._model.device)
         return UpdateResult(
             plan.trainer,
             trainer.revision,
-            applied.applied,
+            failure is None,
             applied.grad_norm,
             applied.learning_rate,
             time.perf_counter() - started,
-            None if applied.applied else "the gradient was not finite",
+            failure,
         )
 
     def memory_bytes(self) -> dict[str, int]:

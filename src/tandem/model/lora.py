@@ -283,9 +283,13 @@ class LoraLayers:
         Tensors are replaced, not written, so a pending backward keeps those that it has read.
         """
         self.drop(key)
-        for name, weights in adapter.items():
-            self._layers[name].put(key, weights)
-        self._updates.add(key)
+        try:
+            for name, weights in adapter.items():
+                self._layers[name].put(key, weights)
+            self._updates.add(key)
+        except BaseException:
+            self.drop(key)
+            raise
         self._loaded.add(key)
 
     @property

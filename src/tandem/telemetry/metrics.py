@@ -38,6 +38,10 @@ _PREDICTION = {
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+# What an answer may have met of its objectives (`Slo.met`).
+_MET = ("both", "ttft", "tpot", "neither")
+
+
 class Unmet(StrEnum):
     """Why a choice neither met nor missed its objectives: it was refused because of the load, the
     server cancelled it, or the client left or sent an impossible request."""
@@ -79,6 +83,10 @@ class ServerMetrics:
             ["work_class", "met"],
             registry=registry,
         )
+        # So that a rate is 0, and not missing, before the first of its kind.
+        for work_class in WorkClass:
+            for met in (*_MET, *Unmet):
+                self.slo.labels(work_class.value, met)
         self._shed = Counter(
             "tandem_shed_requests",
             "Requests refused with 429 because of the load, by what was too much",

@@ -55,6 +55,10 @@ def test_objects_with_properties_allow_no_others(schema: Any, wanted: Any) -> No
         {"$ref": "#/$defs/a", "properties": {"b": {}}, "$defs": {"a": NAME}},
         {"properties": {"a": {"$ref": "#/parts/b"}}, "parts": {"b": {"allOf": [NAME]}}},
         {"properties": 5},
+        {"properties": {"a": {}}, "required": [[]]},
+        {"properties": {"kind": {}}, "enum": [{"kind": "a", "n": 1}]},
+        {"$ref": "#/$defs/a", "minProperties": 2, "$defs": {"a": {"properties": {"x": {}}}}},
+        {"anyOf": [{"properties": {"x": {}}}, {"properties": {"y": {}}}], "minProperties": 2},
         {"properties": {"a": {}}, "required": [[]], "items": 5, "anyOf": 5, "$defs": 5},
     ],
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,6 +19,7 @@ from pydantic import (
     Field,
     Tag,
     WithJsonSchema,
+    model_validator,
 )
 
 from tandem.api.fields import RESPONSES_REFUSED, RESPONSES_UNUSED
@@ -159,7 +161,7 @@ def full_name(namespace: str | None, name: str) -> str:
 
 
 def _only(*kinds: str) -> BeforeValidator:
-    """Tools of other types are nothing."""
+    """Tools of other types become None."""
 
     def check(value: object) -> object:
         if not isinstance(value, list):
@@ -173,6 +175,9 @@ def _only(*kinds: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+_NAME_CHARS = 256  # of a function, with its namespace
+
+
 class NamespaceTool(_Part):
     """Functions of the client's under a name that they share."""
 
@@ -184,6 +189,15 @@ class NamespaceTool(_Part):
         Field(fail_fast=True, max_length=MAX_TOOLS),
         _only("function"),
     ]
+
+    @model_validator(mode="after")
+    def _short(self) -> NamespaceTool:
+        for inner in self.tools:
+            if inner is not None and len(full_name(self.name, inner.name)) > _NAME_CHARS:
+                raise ValueError(
+                    f"'{inner.name[:64]}' has more than {_NAME_CHARS} characters with its namespace"
+                )
+        return self
 
     def told(self) -> dict[str, Any]:
         """As the answer repeats it."""
@@ -203,10 +217,20 @@ AnyTool = Annotated[
 ]
 
 
+def _few(tools: list[FunctionTool | NamespaceTool | None]) -> list[Any]:
+    """The bound holds for all functions together."""
+    if sum(len(each.tools) if isinstance(each, NamespaceTool) else 1 for each in tools) > MAX_TOOLS:
+        raise ValueError(f"there are more than {MAX_TOOLS} functions in all namespaces together")
+    return tools
+
+
 def _choice(value: object) -> object:
-    """A function's name lies a level deeper in a chat."""
+    """A function's name lies a level deeper in a chat, and has its namespace in front."""
     if isinstance(value, dict) and value.get("type") == "function" and "name" in value:
-        return {"type": "function", "function": {"name": value["name"]}}
+        namespace, name = value.get("namespace"), value["name"]
+        if isinstance(namespace, str) and isinstance(name, str):
+            name = full_name(namespace, name)
+        return {"type": "function", "function": {"name": name}}
     return value
 
 
@@ -246,6 +270,7 @@ class ResponsesRequest(Body):
             list[AnyTool | None],
             Field(fail_fast=True, max_length=MAX_TOOLS),
             _only("function", "namespace"),
+            AfterValidator(_few),
             WithJsonSchema({"type": "array", "items": {"type": "object"}}),
         ]
         | None

@@ -33,12 +33,6 @@ export class Chart {
     else this.fit();
   }
 
-  destroy() {
-    this.observer.disconnect();
-    dark.removeEventListener("change", this.rebuild);
-    this.chart?.destroy();
-  }
-
   fit() {
     const width = this.plot.clientWidth;
     if (!width) return;

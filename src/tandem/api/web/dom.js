@@ -49,7 +49,7 @@ export const iconButton = (name, label, onclick, more = {}) =>
 export const button = (label, onclick, kind = "") =>
   el("button", { type: "button", class: kind, onclick }, label);
 
-// Replace the children of a node only if they changed, so that focus and scrolling stay.
+// Replace the children of a node.
 export function fill(node, ...children) {
   const wanted = children.flat().filter((child) => child !== null && child !== undefined);
   node.replaceChildren(...wanted);

@@ -71,7 +71,12 @@ export class Outcome {
   }
 
   async look() {
-    this.tell(await get(`v1/feedback/${this.id}`));
+    try {
+      this.tell(await get(`v1/feedback/${this.id}`));
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      this.erased();
+    }
   }
 
   erased() {

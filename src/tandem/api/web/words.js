@@ -54,6 +54,7 @@ export function matches(name, patterns) {
       .replace(/[.+^${}()|\\]/g, "\\$&")
       .replace(/\*/g, ".*")
       .replace(/\?/g, ".")
+      .replace(/\[(?![^\]]*\])/g, "\\[")
       .replace(/\[!/g, "[^");
     return new RegExp(`^${source}$`, "s").test(name);
   });

@@ -14,24 +14,26 @@ from typing import Any
 _ONE = ("items", "additionalProperties")
 _LISTS = ("prefixItems", "anyOf")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
-# An object that has one of these says by itself which other properties it may have.
+# An object that has one of these says by itself which other properties it may have, or must have.
 _SPEAKS = frozenset(
     {
         "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames",
-        "minProperties", "dependentRequired", "dependencies",
+        "minProperties", "dependentRequired", "dependencies", "const", "enum",
     }
 )  # fmt: skip
 # Schemas that are combined by these may each name a part of the properties.
 _COMBINES = frozenset(
     {"allOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
 )
-# No two of these, or else "properties" and "required".
+# Of these, only "properties" and "required" may stand together.
 _BESIDE = frozenset({"$ref", "anyOf", "properties", "required"})
+# Another schema for the same value: what stands beside may need properties that it does not name.
+_ELSEWHERE = frozenset({"$ref", "anyOf"})
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """`schema`, in which objects with `properties` allow no others; as it is if it combines
-    schemas, for then the properties of one object may be named in several places."""
+    """`schema`, in which objects with `properties` allow no others. A schema that combines schemas
+    stays as it is, since it may name the properties of one object in several places."""
     if any(_combines(part) for part in _parts(schema)):
         return dict(schema)
     made: dict[str, Any] = _closed(schema)
@@ -41,6 +43,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _combines(part: Mapping[str, Any]) -> bool:
     beside = _BESIDE & part.keys()
     mixed = len(beside) > 1 and beside != {"properties", "required"}
+    mixed = mixed or bool(_ELSEWHERE & part.keys() and _SPEAKS & part.keys())
     return mixed or bool(_COMBINES & part.keys())
 
 
@@ -72,6 +75,7 @@ def _closed(schema: Any) -> Any:
     properties, required = schema.get("properties"), schema.get("required", [])
     names = properties if isinstance(properties, Mapping) else {}
     needs = required if isinstance(required, list) else []
-    if names and all(name in names for name in needs) and not _SPEAKS & schema.keys():
+    known = all(isinstance(name, str) and name in names for name in needs)
+    if names and known and not _SPEAKS & schema.keys():
         made["additionalProperties"] = False
     return made
