@@ -231,7 +231,12 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("what", LARGE)
+SLOW = ("nesting", "fields")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.full] * (what in SLOW)) for what in LARGE]
+)
 def test_large_bodies_are_refused_early(http: httpx.Client, what: str) -> None:
     route, body = LARGE[what]
     assert len(body) < 8 * MEBIBYTE

@@ -82,6 +82,7 @@ def prefer_by_index(user: User, questions: list[str], most: int) -> int:
     return sent
 
 
+@pytest.mark.full  # tests/services/learning/test_live_learning.py has it without HTTP
 def test_forty_preferences_change_one_adapter_and_roll_back_restores_it(user: User) -> None:
     for pair in pairs(in_style(Style.RUDE), 8):
         user.prefer("other", pair)
@@ -128,6 +129,7 @@ def test_forty_preferences_change_one_adapter_and_roll_back_restores_it(user: Us
     assert user.asked("demo:formal", questions) == learned
 
 
+@pytest.mark.full
 def test_a_wording_that_the_model_never_used_is_learned_too(user: User) -> None:
     """The base finds "Certainly." before a plain answer unlikely: no pair is won before."""
     known = pairs(lambda request, rng: f"Certainly. {answer(request, Style.PLAIN, rng)}", 60)

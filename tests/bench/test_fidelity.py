@@ -121,9 +121,8 @@ def test_what_real_runs_differ_by_is_allowed_and_medians_are_compared():
         assert tpot.holds is holds
 
 
-@pytest.mark.parametrize(
-    "flags", [pytest.param([], marks=pytest.mark.full), ["--train", "--step-tokens", "24"]]
-)
+@pytest.mark.parametrize("flags", [[], ["--train", "--step-tokens", "24"]])
+@pytest.mark.full
 def test_a_real_model_beside_its_simulation(tmp_path, flags):
     out = tmp_path / "fidelity.json"
     result = CliRunner().invoke(

@@ -58,6 +58,7 @@ def fewer(monkeypatch):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.full
 def test_a_real_model_is_measured_as_others_are_simulated(fewer, tmp_path):
     flags = ["--engine", "demo", "--scale", "cpu", "--seconds", "0.05", "--rounds", "1"]
     command = [*flags, "--out", str(tmp_path)]
