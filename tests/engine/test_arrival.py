@@ -42,7 +42,8 @@ def met(event: TokenEvent) -> dict[str, float]:
     metrics, times = ServerMetrics(CollectorRegistry()), event.times
     assert times is not None and event.finish_reason is not None
     RequestTiming(metrics, times.arrival_s, SLO).finished(0, event.finish_reason, 1, times, 0.0)
-    found = [sample for each in metrics.slo.collect() for sample in each.samples if sample.value]
+    samples = [sample for each in metrics.slo.collect() for sample in each.samples]
+    found = [each for each in samples if each.name.endswith("_total") and each.value]
     [queued] = [
         sample.value
         for each in metrics.queue.collect()

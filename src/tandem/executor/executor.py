@@ -19,13 +19,9 @@ from tandem.core.errors import AdapterError, OutOfMemory
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (
     NO_MEMORY,
-    BackwardSlice,
     LanePlan,
-    SliceResult,
     Span,
     StepResult,
-    Update,
-    UpdateResult,
 )
 from tandem.core.ports import TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
@@ -181,10 +177,11 @@ class DeviceExecutor:
             submitted.kept = self._training.kept(plan.spans)
         if plan.slices or plan.updates:
             submitted.forwarded.wait()
-            slices = [result for each in plan.slices if (result := self._run_slice(each, stop))]
+            train = self._required_training()
+            slices = [found for each in plan.slices if (found := train.run_slice(each, stop))]
             due = takewhile(lambda _: not stop(), plan.updates)
             submitted.slices = tuple(slices)
-            submitted.updates = tuple([self._run_update(each) for each in due])
+            submitted.updates = tuple([train.run_update(each) for each in due])
             submitted.ended = mark(device)
         return submitted
 
@@ -288,12 +285,6 @@ class DeviceExecutor:
         if problem is None and span.record is not None:
             return self._required_training().span_problem(span)
         return problem
-
-    def _run_slice(self, plan: BackwardSlice, urgent: Urgent) -> SliceResult | None:
-        return self._required_training().run_slice(plan, urgent)
-
-    def _run_update(self, plan: Update) -> UpdateResult:
-        return self._required_training().run_update(plan)
 
     def _compute(
         self, submitted: SubmittedPlan, runnable: list[int], urgent: Urgent, *, again: bool = False

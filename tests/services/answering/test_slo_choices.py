@@ -24,7 +24,7 @@ def counted(stage: Stage) -> dict[str, float]:
         sample.labels["met"]: sample.value
         for family in stage.service._tools.metrics.slo.collect()
         for sample in family.samples
-        if sample.name.endswith("_total")
+        if sample.name.endswith("_total") and sample.value
     }
 
 
