@@ -9,6 +9,31 @@ from fake_engine import FakeEngine, Script
 from serving import demo_tokenizer
 from tandem.core.request import Request
 
+# What Codex sends beside its turns and tools, by OpenAI's documentation of each field.
+CODEX_FIELDS: dict[str, Any] = {
+    "model": "demo",
+    "instructions": "You are a coding agent.",
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199-thread",
+    "text": {"verbosity": "low"},
+    "client_metadata": {"x-codex-installation-id": "1"},
+}
+
+
+def function_tool(name: str, description: str, argument: str) -> dict[str, Any]:
+    """A function of one text, as /v1/responses has it."""
+    parameters = {"type": "object", "properties": {argument: {"type": "string"}}}
+    described = {"type": "function", "name": name, "description": description}
+    return {**described, "strict": False, "parameters": parameters}
+
+
+SHELL = function_tool("shell", "Runs a command", "command")
+
 
 class Says:
     """An engine's script whose text a test chooses."""

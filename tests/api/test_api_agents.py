@@ -15,7 +15,7 @@ import anthropic
 import httpx
 import pytest
 
-from dialects import Says, events_of, prompt_of
+from dialects import CODEX_FIELDS, SHELL, Says, events_of, function_tool, prompt_of
 from fake_engine import INFO, FakeEngine
 from serving import live, make_app
 from tandem.api.responses.schemas import ResponsesRequest
@@ -30,16 +30,9 @@ CODEX_HEADERS = {
     "thread-id": "0199-thread",
     "x-codex-turn-metadata": "{}",
 }
-READ: dict[str, Any] = {
-    "type": "function",
-    "name": "read",
-    "description": "Reads a file",
-    "strict": False,
-    "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
-}
+READ = function_tool("read", "Reads a file", "path")
 CODEX: dict[str, Any] = {
-    "model": "demo",
-    "instructions": "You are a coding agent.",
+    **CODEX_FIELDS,
     "input": [
         {"type": "message", "role": "developer",
          "content": [{"type": "input_text", "text": "<permissions>all</permissions>"}]},
@@ -49,23 +42,13 @@ CODEX: dict[str, Any] = {
          "content": [{"type": "input_text", "text": "What is here?"}]},
     ],
     "tools": [
-        {**READ, "name": "shell",
-         "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
+        SHELL,
         {"type": "custom", "name": "apply_patch", "description": "Edits files",
          "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
         {"type": "web_search", "external_web_access": False},
         {"type": "namespace", "name": "mcp__files", "description": "Files",
          "tools": [READ, {"type": "custom", "name": "write"}]},
     ],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "stream": True,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "0199-thread",
-    "text": {"verbosity": "low"},
-    "client_metadata": {"x-codex-installation-id": "1"},
 }  # fmt: skip
 CLAUDE_HEADERS = {
     "anthropic-version": "2023-06-01",

@@ -11,25 +11,16 @@ import httpx
 import openai
 import pytest
 
-from dialects import Says, events_of, prompt_of
+from dialects import CODEX_FIELDS, SHELL, Says, events_of, prompt_of
 from fake_engine import INFO, FakeEngine
 from serving import live, make_app
 
 RESPONSES = "/v1/responses"
 CALLS = '<tool_call>[{"name": "shell", "arguments": {"command": "ls"}}, ' \
     '{"name": "shell", "arguments": {"command": "pwd"}}]</tool_call>'  # fmt: skip
-SHELL: dict[str, Any] = {
-    "type": "function",
-    "name": "shell",
-    "description": "Runs a command",
-    "strict": False,
-    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-}
 GOOD: dict[str, Any] = {"model": "demo", "input": "What is here?"}
-# What Codex sends, by OpenAI's documentation of each field.
 CODEX: dict[str, Any] = {
-    "model": "demo",
-    "instructions": "You are a coding agent.",
+    **CODEX_FIELDS,
     "input": [
         {"type": "message", "role": "developer",
          "content": [{"type": "input_text", "text": "<permissions>all</permissions>"}]},
@@ -50,15 +41,6 @@ CODEX: dict[str, Any] = {
         {"type": "web_search", "external_web_access": False},
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
     ],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "stream": True,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "0199-thread",
-    "text": {"verbosity": "low"},
-    "client_metadata": {"session": "1"},
 }  # fmt: skip
 
 

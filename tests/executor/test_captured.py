@@ -25,6 +25,7 @@ from tandem.core.plan import (
     working_key,
 )
 from tandem.core.sampling import SamplingParams
+from tandem.executor import captured as captured_passes
 from tandem.executor.capture import Capture, CudaCapture
 from tandem.executor.captured import buckets
 from tandem.executor.executor import DeviceExecutor
@@ -263,6 +264,31 @@ def test_a_model_that_waits_for_its_device_is_served_layer_by_layer(caplog) -> N
         for _ in range(2):
             result = run(captured, Span(1, 0, (5,), ((3,),), draws=(Draw(1, 0, 0, GREEDY),)))
             assert len(result.draws) == 1
+    assert caplog.text.count("a pass cannot be captured") == 1
+
+
+@NEEDS_INTERPRETER
+def test_after_a_shortage_passes_are_captured_again_a_while_later(caplog, monkeypatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(captured_passes.time, "monotonic", lambda: now_s)
+    recorded: list[int] = []
+
+    class Short(FakeCapture):
+        def record(self, call):
+            recorded.append(1)
+            if len(recorded) == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().record(call)
+
+    captured = executor_of(interpreted(**SMALL))
+    captured.capture_passes(Short(), 0.0)
+    counts = []
+    for pause_s in (0.0, 30.0, 31.0, 0.0):
+        now_s += pause_s
+        result = run(captured, Span(1, 0, (5,), ((3,),), draws=(Draw(1, 0, 0, GREEDY),)))
+        counts.append(len(recorded))
+        assert len(result.draws) == 1
+    assert counts == [1, 1, 2, 2]
     assert caplog.text.count("a pass cannot be captured") == 1
 
 

@@ -11,6 +11,7 @@ layer by layer, up to rounding.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 _FEW, _STEP, _FINE_ROWS = (1, 2, 4), 8, 64
 # From `_FINE_ROWS` on, sizes per doubling: a pass computes at most an eighth more rows than it has.
 _PER_DOUBLING = 8
+# How long no pass is recorded after memory was short: a try costs as much as several passes.
+_SHORTAGE_S = 60.0
 # Tokens, positions, and rows of both arenas.
 _INPUTS = 4
 # Mixed passes that are captured at the start: the usual chunks of prompts beside decodes, and all
@@ -115,7 +118,7 @@ class CapturedPasses:
         self._rows = buckets(limits.rows)
         self._passes: dict[PassKind, _Pass] = {}
         self._generation = model.lora.generation
-        self._failed = False
+        self._resumes_s = 0.0  # no pass is recorded before
         self._recording_s = 0.0
         device, dtype = model.device, model.dtype
         decodes = self._size(limits.sequences)
@@ -204,17 +207,18 @@ class CapturedPasses:
         """The pass of this kind; recorded now if there is none. None if it cannot be."""
         self._forget_outdated()
         found = self._passes.get(kind)
-        if found is not None or self._failed:
+        if found is not None or time.monotonic() < self._resumes_s:
             return found
         began = time.monotonic()
         try:
             found = self._record(kind)
         except Exception as error:  # compilers may fail in any way
-            # Another pass of this model would fail, too, unless it was memory that was short.
+            # Another pass of this model would fail, too; when memory was short, not for good.
             logger.warning("a pass cannot be captured, computing layer by layer", exc_info=True)
-            self._failed = not lacks_memory(error)
-            if not self._failed:
+            self._resumes_s = math.inf
+            if lacks_memory(error):
                 relieve()
+                self._resumes_s = time.monotonic() + _SHORTAGE_S
         self._recording_s += time.monotonic() - began
         if found is not None:
             self._passes[kind] = found
