@@ -368,7 +368,7 @@ class FakeEngine:
         if name not in self.trainers:
             raise NotFound(f"there is no trainer {name!r}; open it first", param="trainer")
 
-    async def stats(self, since: int | None = None) -> EngineStats:
+    async def stats(self, last: int = 0, after: int = 0) -> EngineStats:
         """Numbers that a test can recognise."""
         if self.state is EngineState.DEAD:
             raise _dead()
@@ -387,7 +387,7 @@ class FakeEngine:
             iteration_tokens_sum=100_194,
             kv_blocks_held={"online": 12, "offline": 4, "learning": 0},
             work_s={"decode": 1.5, "host": 0.25},
-            recent=() if since is None else tuple(_iteration(n) for n in range(since + 1, 7)),
+            recent=tuple(_iteration(n) for n in range(max(after, 6 - last) + 1, 7)),
         )
 
     async def start(self) -> None:

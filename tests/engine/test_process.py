@@ -82,7 +82,9 @@ async def test_concurrent_requests_get_their_own_tokens():
         found = await asyncio.gather(*(collect(client, request) for request in asked))
         assert found == [expected(request) for request in asked]
         stats = await client.stats()
-        assert stats.generation_tokens == 400 and stats.running == 0
+        assert stats.generation_tokens == 400 and stats.running == 0 and stats.recent == ()
+        last = (await client.stats(2)).recent
+        assert [each.number for each in last] == [stats.iterations - 1, stats.iterations]
 
 
 async def test_kill_9_under_load():

@@ -59,6 +59,27 @@ def test_adapters_and_tenants_are_apart(other):
     assert cache.match(sequence(1, list(range(8)), "A")) == 4
 
 
+def test_held_blocks_are_counted_for_the_most_urgent_of_their_holders():
+    cache = KVCache(20, SIZE)
+    online = sequence(0, list(range(9)))
+    offline = sequence(1, [*range(8), 20, 21, 22], work_class=WorkClass.OFFLINE)
+    scored = sequence(2, [*range(8), 30, 31])
+    scored = Sequence(2, scored.request, 0, None, scored.tokens, scoring=Scoring((), None))
+    compute(cache, offline)
+    assert cache.held_by_rank == [0, 3, 0]
+    compute(cache, scored)
+    assert cache.held_by_rank == [0, 3, 1]
+    compute(cache, online)
+    assert cache.held_by_rank == [3, 1, 1], "the shared prefix is now that of the online request"
+    cache.check()
+    cache.release(online)
+    assert cache.held_by_rank == [0, 3, 1]
+    cache.release(offline)
+    cache.release(scored)
+    assert cache.held_by_rank == [0, 0, 0]
+    cache.check()
+
+
 def test_the_least_recently_used_goes_first_leaves_before_parents():
     cache = KVCache(4, SIZE)
     old, new = sequence(0, list(range(9))), sequence(1, [9] * 5)

@@ -49,9 +49,9 @@ def add_stats_routes(app: FastAPI, surface: Surface) -> None:
     async def list_iterations(request: Request) -> Response:
         """The engine's last iterations, oldest first; `after` leaves out those that are known."""
         limit = read_limit(request, 200, _MOST)
-        stats = await surface.client.stats(read_number(request, "after") or 0)
+        stats = await surface.client.stats(limit, read_number(request, "after") or 0)
         epoch_s = time.time() - time.monotonic()  # when the clock was 0 that the engine shares
-        data = [_iteration_json(record, epoch_s) for record in stats.recent[-limit:]]
+        data = [_iteration_json(record, epoch_s) for record in stats.recent]
         body = {"object": "list", "data": data, "iterations": stats.iterations}
         return Response(msgspec.json.encode(body), media_type="application/json")
 

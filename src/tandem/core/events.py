@@ -138,5 +138,5 @@ class EngineStats:
     # By kind: times (forward, slice, update) and KV blocks that online requests hold
     # (online_blocks).
     prediction_errors: dict[str, PredictionError] = field(default_factory=dict)
-    # Those after the iteration that the caller named, oldest first, as far as they are kept.
+    # As many of the last ones as the caller asked for, oldest first, as far as they are kept.
     recent: tuple[IterationRecord, ...] = ()

@@ -193,9 +193,9 @@ class ServingEngine(Protocol):
         engine is ready."""
         ...
 
-    async def stats(self, since: int | None = None) -> EngineStats:
-        """Counters and gauges of the engine. With `since`, the number of an iteration, also the
-        iterations after it, as far as they are kept. Raises `EngineDead`."""
+    async def stats(self, last: int = 0, after: int = 0) -> EngineStats:
+        """Counters and gauges of the engine, and its last iterations: at most `last` of those after
+        the iteration `after`, as far as they are kept. Raises `EngineDead`."""
         ...
 
 

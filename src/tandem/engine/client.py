@@ -268,11 +268,11 @@ class AsyncEngineClient:
 
     # ------------------------------------------------------------------ the engine itself
 
-    async def stats(self, since: int | None = None) -> EngineStats:
+    async def stats(self, last: int = 0, after: int = 0) -> EngineStats:
         """See `EngineClient`."""
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
-                return await self._call(EngineStats, lambda call: GetStats(call, since))
+                return await self._call(EngineStats, lambda call: GetStats(call, last, after))
         except TimeoutError as error:
             raise EngineDead("the engine does not answer") from error
 

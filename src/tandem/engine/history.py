@@ -8,14 +8,13 @@ taken is never changed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice, takewhile
 
 from tandem.core.events import IterationRecord, Work
 from tandem.core.plan import LanePlan, StepResult
 from tandem.core.sequence import Sequence as Choice
 from tandem.core.slo import WorkClass
-from tandem.kv.cache import KVCache
-from tandem.scheduling.view import class_of
 
 _KEPT = 2000
 _OF_PASS = (Work.DECODE, Work.PREFILL, Work.OFFLINE, Work.FORWARD)
@@ -28,14 +27,10 @@ class History:
         self._recent: deque[IterationRecord] = deque(maxlen=_KEPT)
         self.seconds = dict.fromkeys(Work, 0.0)
 
-    def since(self, number: int) -> tuple[IterationRecord, ...]:
-        """Kept iterations after `number`, oldest first."""
-        found = []
-        for record in reversed(self._recent):
-            if record.number <= number:
-                break
-            found.append(record)
-        return tuple(reversed(found))
+    def last(self, most: int, after: int = 0) -> tuple[IterationRecord, ...]:
+        """The last iterations, `most` at most, of those after number `after`; oldest first."""
+        newer = takewhile(lambda record: record.number > after, reversed(self._recent))
+        return tuple(islice(newer, most))[::-1]
 
     def add(
         self,
@@ -82,17 +77,3 @@ def rows_by_work(
             else:
                 prefill += count
     return dict(zip(_OF_PASS, (decode, prefill, offline, forward), strict=True))
-
-
-def blocks_by_class(running: Iterable[Choice], cache: KVCache) -> dict[str, int]:
-    """KV blocks that running sequences fill, by class. A block that several classes share counts
-    for the first of them in the order of `WorkClass`."""
-    blocks: dict[WorkClass, set[int]] = {work_class: set() for work_class in WorkClass}
-    for sequence in running:
-        blocks[class_of(sequence)].update(cache.table(sequence, sequence.computed)[0])
-    counted: set[int] = set()
-    held = {}
-    for work_class, own in blocks.items():
-        held[work_class.value] = len(own - counted)
-        counted |= own
-    return held

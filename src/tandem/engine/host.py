@@ -164,8 +164,8 @@ class Host:
                 self._compiling.discard(request_id)
                 self._loop.abort(request_id, index)
                 self._scores.pop(request_id, None)
-            case GetStats(call, since):
-                self._send(call, self._loop.stats(since))
+            case GetStats(call, last, after):
+                self._send(call, self._loop.stats(last, after))
             case Stop():
                 self._stopped = True
             case _:

@@ -19,10 +19,11 @@ from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import LanePlan, StepPlan, StepResult
 from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
 from tandem.core.request import Request
+from tandem.core.slo import WorkClass
 from tandem.core.training import Score, ScoreRequest, TrainerSpec, TrainerState, TrainingStep
 from tandem.core.version import AdapterVersion
 from tandem.engine.counters import Counters
-from tandem.engine.history import History, blocks_by_class, rows_by_work
+from tandem.engine.history import History, rows_by_work
 from tandem.scheduling.learning import Learned
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.scores import ScoreFailed
@@ -282,9 +283,9 @@ class EngineLoop:
             load=lambda version: self._executor.adopt(snapshot, version.content_hash),
         )
 
-    def stats(self, since: int | None = None) -> EngineStats:
-        """Counters since the start, and current gauges. With `since`, also the iterations after
-        that one."""
+    def stats(self, last: int = 0, after: int = 0) -> EngineStats:
+        """Counters since the start, current gauges, and the `last` iterations (at most) after the
+        iteration `after`. Costs the same however many sequences and blocks there are."""
         scheduler, cache, counters = self._scheduler, self._scheduler.cache, self._counters
         return EngineStats(
             running=scheduler.state.num_running,
@@ -293,7 +294,7 @@ class EngineLoop:
             kv_blocks_used=cache.held_blocks,
             kv_blocks_cached=cache.cached_blocks,
             kv_blocks_total=cache.num_blocks,
-            kv_blocks_held=blocks_by_class(scheduler.state.running.in_order, cache),
+            kv_blocks_held=dict(zip(map(str, WorkClass), cache.held_by_rank, strict=True)),
             prefix_queries_tokens=cache.counters.queries_tokens,
             prefix_hits_tokens=cache.counters.hits_tokens,
             preemptions=scheduler.preemptions,
@@ -314,7 +315,7 @@ class EngineLoop:
                 **scheduler.latency.errors(),
                 "online_blocks": scheduler.demand.errors.report(),
             },
-            recent=() if since is None else self._history.since(since),
+            recent=self._history.last(last, after),
         )
 
     # ------------------------------------------------------------------ iteration

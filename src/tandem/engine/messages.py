@@ -119,10 +119,11 @@ class AddScore(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `EngineStats`; with `since`, also with the iterations after that one."""
+    """Answered by `EngineStats`, with the `last` iterations (at most) after number `after`."""
 
     call: int
-    since: int | None = None
+    last: int = 0
+    after: int = 0
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

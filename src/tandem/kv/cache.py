@@ -59,6 +59,7 @@ class KVCache:
         self.counters = CacheCounters()
         self._prefix_caching = prefix_caching
         self._pools = [BlockPool(num_blocks) for _ in range(groups)]
+        self.held_by_rank = self._pools[0].held_by_rank  # see `BlockPool`; read only
         self._tree = PrefixTree(block_size)
         self._leaving = EvictionQueue(eviction or ReadersLast(), self._tree, self._is_held)
         self._tables: dict[int, BlockTable] = {}
@@ -170,9 +171,9 @@ class KVCache:
         # A private table stays at the root, so any permanent root will do.
         key = (None, "") if is_private(seq) else namespace_of(seq)
         root = self._tree.root(*key)
-        table = BlockTable(len(self._pools), root)
+        table = BlockTable(len(self._pools), root, seq.order[0])
         for node in found:
-            self._hold(node)
+            self._hold(node, table.rank)
             table.nodes.append(node)
             table.append(node.blocks)
         self._tables[seq.seq_id] = table
@@ -196,7 +197,7 @@ class KVCache:
         if index == len(blocks):
             if not self.available_blocks:
                 return None
-            table.append(self._allocate())
+            table.append(self._allocate(table.rank))
         elif self._pools[0].count(blocks[index]) > 1:
             return None
         elif index + 1 < len(blocks):
@@ -220,7 +221,7 @@ class KVCache:
             return None
         copies = self._unshare_tail(seq, table) if shared else ()
         for _ in range(missing):
-            table.append(self._allocate())
+            table.append(self._allocate(table.rank))
         return copies
 
     def commit(self, seq: Sequence) -> None:
@@ -239,9 +240,9 @@ class KVCache:
                 if node.readers:
                     self.offline.note_cached(node)
             elif node.blocks != mine:  # computed twice at the same time: one copy stays
-                self._hold(node)
+                self._hold(node, table.rank)
                 table.replace(index, node.blocks)
-                self._drop(mine)
+                self._drop(mine, table.rank)
             table.nodes.append(node)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -249,11 +250,11 @@ class KVCache:
         assert child.seq_id not in self._tables
         source = self._tables[parent.seq_id]
         source.own_end = 0
-        table = BlockTable(len(self._pools), source.root)
+        table = BlockTable(len(self._pools), source.root, child.order[0])
         for index in range(len(source)):
             blocks = source.logical(index)
             for pool, block in zip(self._pools, blocks, strict=True):
-                pool.retain(block)
+                pool.retain(block, table.rank)
             table.append(blocks)
         table.nodes.extend(source.nodes)
         self._tables[child.seq_id] = table
@@ -265,17 +266,17 @@ class KVCache:
         since their content cannot be trusted.
         """
         table = self._tables.pop(seq.seq_id)
-        online = seq.order[0] == 0
+        rank, online = table.rank, table.rank == 0
         for index in range(len(table) - 1, -1, -1):
             blocks = table.logical(index)
             if index >= len(table.nodes):
-                self._drop(blocks)
+                self._drop(blocks, rank)
                 continue
             node = table.nodes[index]
             if used:
                 self._tree.touch(node)
                 node.online |= online
-            last = [p.release(b, keep=True) for p, b in zip(self._pools, blocks, strict=True)]
+            last = [p.release(b, rank, keep=True) for p, b in zip(self._pools, blocks, strict=True)]
             if not all(last):
                 continue
             self._readers.wanted += node.readers > 0
@@ -318,10 +319,10 @@ class KVCache:
         self._readers.check()
         in_tree = list(self._tree.nodes())
         for group, pool in enumerate(self._pools):
-            holders: dict[int, int] = {}
+            holders: dict[int, list[int]] = {}
             for table in self._tables.values():
                 for block in table.groups[group]:
-                    holders[block] = holders.get(block, 0) + 1
+                    holders.setdefault(block, []).append(table.rank)
             pool.check(holders)
             owned = {node.blocks[group] for node in in_tree}
             if len(owned) != len(in_tree):
@@ -358,26 +359,26 @@ class KVCache:
     def _unshare_tail(self, seq: Sequence, table: BlockTable) -> tuple[BlockCopy, ...]:
         index = seq.computed // self.block_size
         assert index >= len(table.nodes), "blocks of the tree are full and never written"
-        old, new = table.logical(index), self._allocate()
+        old, new = table.logical(index), self._allocate(table.rank)
         table.replace(index, new)
-        self._drop(old)
+        self._drop(old, table.rank)
         if seq.computed % self.block_size == 0:  # the sequence has no token in it yet
             return ()
         return tuple(BlockCopy(g, old[g], new[g]) for g in range(len(self._pools)))
 
-    def _allocate(self) -> tuple[int, ...]:
+    def _allocate(self, rank: int) -> tuple[int, ...]:
         if self._pools[0].free == 0:
             self._evict(self._leaving.next())
-        return tuple(pool.allocate() for pool in self._pools)
+        return tuple(pool.allocate(rank) for pool in self._pools)
 
-    def _drop(self, blocks: tuple[int, ...]) -> None:
+    def _drop(self, blocks: tuple[int, ...], rank: int) -> None:
         for pool, block in zip(self._pools, blocks, strict=True):
-            pool.release(block, keep=False)
+            pool.release(block, rank, keep=False)
 
-    def _hold(self, node: Node) -> None:
+    def _hold(self, node: Node, rank: int) -> None:
         self._readers.wanted -= node.readers > 0 and not self._is_held(node)
         for pool, block in zip(self._pools, node.blocks, strict=True):
-            pool.retain(block)
+            pool.retain(block, rank)
         self._tree.touch(node)
 
     def _is_held(self, node: Node) -> bool:

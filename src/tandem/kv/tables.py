@@ -10,7 +10,7 @@ from tandem.kv.prefix_tree import Node
 
 
 class BlockTable:
-    """Blocks of one sequence in order of position.
+    """Blocks of one sequence in order of position. `rank` is the sequence's (`Sequence.order`).
 
     `own_end` is the end position of the last block, if that block was found to belong to this table
     only and nothing has changed since; else 0. Once the block is full the tree may share it, but no
@@ -22,12 +22,13 @@ class BlockTable:
     | `[len(nodes), len(self))` | this table, and tables forked from it until one writes |
     """
 
-    __slots__ = ("_whole", "groups", "nodes", "own_end", "root")
+    __slots__ = ("_whole", "groups", "nodes", "own_end", "rank", "root")
 
-    def __init__(self, groups: int, root: Node) -> None:
+    def __init__(self, groups: int, root: Node, rank: int) -> None:
         self.groups: list[list[int]] = [[] for _ in range(groups)]
         self.nodes: list[Node] = []
         self.root = root
+        self.rank = rank
         self.own_end = 0
         self._whole: tuple[tuple[int, ...], ...] | None = None
 

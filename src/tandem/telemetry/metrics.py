@@ -216,7 +216,7 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     for name, text, value in values:
         yield GaugeMetricFamily(f"tandem_{name}", text, value=float(value))
     held = GaugeMetricFamily(
-        "tandem_kv_blocks_held", "KV blocks that running work fills", labels=["work_class"]
+        "tandem_kv_blocks_held", "KV blocks that running work holds", labels=["work_class"]
     )
     for work_class, blocks in stats.kv_blocks_held.items():
         held.add_metric([work_class], float(blocks))
