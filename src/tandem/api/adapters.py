@@ -1,6 +1,7 @@
 """Routes about adapters: those that learn, with their versions, and those that are only loaded.
 
-Invariant: whatever changes what others are answered needs a key with `admin`.
+Invariant: whatever changes what others are answered needs a key with `admin`. An adapter that a
+caller may not see is not there for it.
 """
 
 from __future__ import annotations
@@ -61,21 +62,22 @@ def add_adapter_routes(app: FastAPI, surface: Surface) -> None:
 
 def _add_loading(app: FastAPI, surface: Surface) -> None:
     @app.get("/v1/adapters")
-    async def list_adapters() -> Response:
-        """Adapters that learn or are loaded, by name."""
+    async def list_adapters(request: Request) -> Response:
+        """Adapters that learn or are loaded and that the caller may see, by name."""
         loaded = {version.name: version for version in surface.adapters.listed()}
         views = {} if surface.versions is None else await _views(surface.versions)
-        names = sorted(loaded.keys() | views.keys())
+        names = sorted(filter(_caller(request).may_see, loaded.keys() | views.keys()))
         listed = [_adapter_json(surface, name, loaded.get(name), views.get(name)) for name in names]
         return _json({"object": "list", "data": listed})
 
     @app.get("/v1/adapters/{name}")
-    async def retrieve_adapter(name: str) -> Response:
+    async def retrieve_adapter(name: str, request: Request) -> Response:
         """One of them."""
+        _require_seen(request, name)
         loaded = {version.name: version for version in surface.adapters.listed()}
         views = {} if surface.versions is None else await _views(surface.versions)
         if name not in loaded.keys() | views.keys():
-            raise NotFound(f"there is no adapter '{name[:64]}'", param="name")
+            raise _unknown(name)
         return _json(_adapter_json(surface, name, loaded.get(name), views.get(name)))
 
     @app.post("/v1/adapters/{name}/load")
@@ -98,8 +100,9 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
 
 def _add_versions(app: FastAPI, surface: Surface) -> None:
     @app.get("/v1/adapters/{name}/versions")
-    async def list_versions(name: str) -> Response:
+    async def list_versions(name: str, request: Request) -> Response:
         """Versions of an adapter, newest first, with what the gate measured."""
+        _require_seen(request, name)
         listed = await _learning(surface).versions(name)
         current = (await _learning(surface).find(name)).record.current
         data = [_version_json(version, current) for version in listed]
@@ -108,6 +111,7 @@ def _add_versions(app: FastAPI, surface: Surface) -> None:
     @app.get("/v1/adapters/{name}/events")
     async def list_adapter_events(name: str, request: Request) -> Response:
         """History of an adapter, newest first; `before` continues a page."""
+        _require_seen(request, name)
         await _learning(surface).find(name)
         limit = read_limit(request, 20, _MOST_EVENTS)
         before = read_number(request, "before")
@@ -202,6 +206,15 @@ def _learning(surface: Surface) -> Versions:
 
 async def _views(versions: Versions) -> dict[str, AdapterView]:
     return {view.record.name: view for view in await versions.listed()}
+
+
+def _require_seen(request: Request, name: str) -> None:
+    if not _caller(request).may_see(name):
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no adapter '{name[:64]}'", param="name")
 
 
 def _caller(request: Request) -> Caller:

@@ -122,7 +122,7 @@ def take_objectives(body: SamplingFields, request: Request) -> None:
 async def caller_of(request: Request, surface: Surface, body: SamplingFields) -> Caller:
     """Who asks. Raises `NotFound` for an unknown model, `Forbidden` for one of others."""
     caller: Caller = request.state.caller
-    caller.require_serve((await surface.models.resolve(body.model, caller.tenant)).name)
+    caller.require_serve((await surface.models.resolve(body.model, caller)).name)
     require_storable(body, surface.receipts)
     return caller
 
@@ -244,7 +244,7 @@ def _options(
         priority=body.priority or 0,
         ttft_slo=body.ttft_slo or caller.ttft_slo,
         tpot_slo=body.tpot_slo or caller.tpot_slo,
-        tenant=caller.tenant,
+        caller=caller,
         user=body.safety_identifier or body.user or "",
         receipt=body.store is not False,
         work_class=WorkClass.OFFLINE if body.service_tier == "flex" else WorkClass.ONLINE,

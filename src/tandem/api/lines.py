@@ -87,7 +87,7 @@ class Lines:
         return await self._whole(answer, CompletionShape(), wants)
 
     async def _allow(self, body: SamplingFields, caller: Caller) -> None:
-        caller.require_serve((await self._models.resolve(body.model, caller.tenant)).name)
+        caller.require_serve((await self._models.resolve(body.model, caller)).name)
         require_storable(body, self._receipts)
 
     async def _whole(self, answer: Answer, shape: Shape, wants: Wants) -> Reply:

@@ -23,9 +23,10 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
     """Add /v1/models, /tokenize and /detokenize."""
 
     @app.get("/v1/models")
-    async def list_models() -> Response:
-        """The base model and one model for each adapter."""
-        listed = [_model_json(surface, model) for model in surface.models.listed()]
+    async def list_models(request: Request) -> Response:
+        """The base model and one model for each adapter, of those that the caller may see."""
+        caller: Caller = request.state.caller
+        listed = [_model_json(surface, model) for model in surface.models.listed(caller)]
         return _json({"object": "list", "data": listed})
 
     @app.get("/v1/models/{model:path}")
@@ -86,8 +87,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
 
 
 async def _resolved(surface: Surface, request: Request, model: str) -> ServedModel:
-    caller: Caller = request.state.caller
-    return await surface.models.resolve(model, caller.tenant)
+    return await surface.models.resolve(model, request.state.caller)
 
 
 def _model_json(surface: Surface, model: ServedModel) -> dict[str, Any]:

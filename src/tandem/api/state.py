@@ -7,13 +7,14 @@ requests.
 from __future__ import annotations
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 from tandem.api.errors import failure
 from tandem.api.specification import specification
 from tandem.api.surface import Surface
 from tandem.core.errors import EngineDead
 from tandem.core.ports import EngineState
+from tandem.services.auth import Caller
 from tandem.telemetry.metrics import CONTENT_TYPE
 
 _HEALTHY = (EngineState.READY, EngineState.QUIET, EngineState.DRAINING)
@@ -42,13 +43,14 @@ def add_state_routes(app: FastAPI, surface: Surface) -> None:
         return Response(document, media_type="application/json")
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        """Prometheus' text format."""
+    async def metrics(request: Request) -> Response:
+        """Prometheus' text format; of adapters, those that the caller may see."""
+        caller: Caller = request.state.caller
         try:
             stats = await surface.client.stats()
         except EngineDead:
             stats = None
-        return Response(surface.metrics.render(stats), media_type=CONTENT_TYPE)
+        return Response(surface.metrics.render(stats, caller.may_see), media_type=CONTENT_TYPE)
 
 
 def _state(state: EngineState, good: bool) -> Response:

@@ -49,6 +49,13 @@ class Caller:
     ttft_slo: float | None = None
     tpot_slo: float | None = None
 
+    def may_see(self, adapter: str | None) -> bool:
+        """Whether an adapter (None: the base model) is there for this caller: it may use, teach or
+        manage it. Whoever teaches anything begins at the base model."""
+        if self.admin or self.may_serve(adapter):
+            return True
+        return bool(self.train) if adapter is None else self.may_train(adapter)
+
     def may_serve(self, adapter: str | None) -> bool:
         """Whether this caller may use an adapter (None: the base model)."""
         return _matches(adapter or BASE, self.serve)
@@ -59,9 +66,13 @@ class Caller:
             what = f"the adapter '{adapter}'" if adapter else "the base model"
             raise Forbidden(f"this API key may not use {what}; ask for a key that may ('serve')")
 
+    def may_train(self, adapter: str) -> bool:
+        """Whether this caller may teach an adapter."""
+        return _matches(adapter, self.train)
+
     def require_train(self, adapter: str) -> None:
-        """Raise `Forbidden` unless this caller may teach an adapter."""
-        if not _matches(adapter, self.train):
+        """Raise `Forbidden` unless `may_train`."""
+        if not self.may_train(adapter):
             raise Forbidden(
                 f"this API key may not train the adapter '{adapter}'; ask for a key that may "
                 "('train')"

@@ -7,7 +7,7 @@ in docs/metrics.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from itertools import accumulate
 
@@ -110,11 +110,15 @@ class ServerMetrics:
         """A request was refused because of the load."""
         self._shed.labels(reason).inc()
 
-    def render(self, stats: EngineStats | None) -> bytes:
-        """All metrics in Prometheus' text format. `stats` is None while the engine is dead."""
-        engine = CollectorRegistry()
+    def render(
+        self, stats: EngineStats | None, sees: Callable[[str], bool] = lambda adapter: True
+    ) -> bytes:
+        """All metrics in Prometheus' text format; of adapters, those that `sees` admits. `stats` is
+        None while the engine is dead."""
+        engine, own = CollectorRegistry(), CollectorRegistry()
         engine.register(_EngineCollector(stats))
-        return generate_latest(self._registry) + generate_latest(engine)
+        own.register(_Seen(self._registry, sees))
+        return generate_latest(own) + generate_latest(engine)
 
 
 class RequestTiming:
@@ -180,6 +184,23 @@ class RequestTiming:
         """This many choices were cancelled before their end."""
         self._metrics.finished.labels(FinishReason.ABORT.value).inc(choices)
         self._metrics.slo.labels(self._class, why.value).inc(choices)
+
+
+class _Seen(Collector):
+    """A registry without the samples of adapters that are not there for who reads it."""
+
+    def __init__(self, registry: CollectorRegistry, sees: Callable[[str], bool]) -> None:
+        self._registry = registry
+        self._sees = sees
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [
+                sample
+                for sample in metric.samples
+                if "adapter" not in sample.labels or self._sees(sample.labels["adapter"])
+            ]
+            yield metric
 
 
 class _EngineCollector(Collector):

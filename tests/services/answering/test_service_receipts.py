@@ -24,6 +24,7 @@ from tandem.services.answering.choice import Delta
 from tandem.services.answering.generation import Generation, Options
 from tandem.services.answering.models import Models
 from tandem.services.answering.receipts import Receipts
+from tandem.services.auth import Caller
 from tandem.store import Store
 from tandem.telemetry.metrics import ServerMetrics
 
@@ -59,7 +60,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 def options(**changes: object) -> Options:
-    base = Options(model="demo", sampling=SamplingParams(), max_tokens=50, tenant="t")
+    base = Options(model="demo", sampling=SamplingParams(), max_tokens=50, caller=Caller("t"))
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

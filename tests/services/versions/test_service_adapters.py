@@ -9,6 +9,7 @@ import pytest
 from fake_engine import FakeEngine
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.services.answering.models import Models
+from tandem.services.auth import Caller
 from tandem.services.versions.adapters import Adapters
 
 
@@ -74,11 +75,11 @@ async def test_models_are_found_by_id_and_unknown_ones_list_the_known(roots: Pat
     engine = FakeEngine()
     await engine.load_adapter("formal", "x")
     models = Models(engine, "demo", created_s=1)
-    assert models.find("demo").adapter is None
-    assert models.find("demo:formal").adapter == engine.adapters["formal"]
+    assert models.find("demo", Caller()).adapter is None
+    assert models.find("demo:formal", Caller()).adapter == engine.adapters["formal"]
     for unknown in ("", "Demo", "demo:", "demo:absent", "formal"):
         with pytest.raises(NotFound, match="demo, demo:formal") as caught:
-            models.find(unknown)
+            models.find(unknown, Caller())
         assert caught.value.code == "model_not_found"
     assert models.fingerprint("base") != models.fingerprint("formal@1")
 

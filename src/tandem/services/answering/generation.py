@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from tandem.services.answering.forcing import grammar_of_answer
 from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
 from tandem.services.answering.reading import NO_TOOLS, AnswerReader, Calling, reader_of
 from tandem.services.answering.receipts import Draft
+from tandem.services.auth import Caller
 
 _SEED_BITS = 63
 _ENCODE_IN_THREAD_CHARS = 20_000
@@ -41,7 +42,7 @@ class Options:
     `max_tokens` is None for "as many as fit", 0 (with `echo`) for the prompt alone; `seed` is
     None for a random one. `sampling.max_tokens` and `sampling.seed` are filled in here. `ttft_slo`
     and `tpot_slo`, in seconds, are the objectives of the client or of its key (None: others').
-    `tenant` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
+    `caller` salts the KV cache and owns the receipt, which `receipt` False keeps from being made;
     `user` is the client's own word for a person. `pinned` answers, if given, instead of the current
     version of its adapter. `batch` is the job whose line this is. Two say how a rendered chat ends,
     `calling` which tools its answer may call. With `ceiling`, more `max_tokens` than fit are as
@@ -58,7 +59,7 @@ class Options:
     priority: int = 0
     ttft_slo: float | None = None
     tpot_slo: float | None = None
-    tenant: str = ""
+    caller: Caller = field(default_factory=Caller)
     user: str = ""
     receipt: bool = True
     work_class: WorkClass = WorkClass.ONLINE
@@ -96,7 +97,7 @@ class Generation:
         """Prepare the answer to a conversation; its id begins with `prefix`. Raises as `complete`
         does."""
         arrival_s = self._tools.clock.now()
-        model = pinned_to(await self._models.resolve(options.model, options.tenant), options.pinned)
+        model = pinned_to(await self._models.resolve(options.model, options.caller), options.pinned)
         self._check(options, 1)
         self._refuse_many(len(messages), "messages")
         turns = [message["content"] for message in messages]
@@ -136,7 +137,7 @@ class Generation:
         `Overloaded`.
         """
         arrival_s = self._tools.clock.now()
-        model = pinned_to(await self._models.resolve(options.model, options.tenant), options.pinned)
+        model = pinned_to(await self._models.resolve(options.model, options.caller), options.pinned)
         self._check(options, len(prompts))  # before any of them is encoded
         for prompt in prompts:  # nor is one that cannot fit
             if isinstance(prompt, str):
@@ -248,7 +249,7 @@ class Generation:
         receipt = Receipt(
             completion_id=f"{prefix}{self._rng.getrandbits(96):024x}",
             created_s=self._tools.receipts.now(),
-            tenant=options.tenant,
+            tenant=options.caller.tenant,
             adapter=None if model.checkpoint else model.name,
             version="",
             messages=messages,
@@ -318,7 +319,7 @@ class Generation:
             sampling=sampling,
             n=options.n,
             adapter=model.adapter.name if model.adapter else None,
-            tenant=options.tenant,
+            tenant=options.caller.tenant,
             work_class=options.work_class,
             priority=options.priority,
             slo=self._objective(model, options),

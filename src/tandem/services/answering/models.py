@@ -2,8 +2,8 @@
 
 `NAME` is the base model and `NAME:ADAPTER` the base with an adapter; an adapter that has learned
 nothing yet answers as the base does. `NAME:ADAPTER:JOB:ckpt-step-N` is a checkpoint of a job, which
-is not listed. Invariant: only names that the engine can serve at this moment are listed, and never
-those that begin with `INTERNAL`.
+is not listed. Invariant: only names that the engine can serve at this moment are listed, only to
+callers who may see them, and never those that begin with `INTERNAL`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.ports import ServingEngine
 from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.services.auth import Caller
 from tandem.services.versions.adapters import check_name
 from tandem.services.versions.checkpoints import Checkpoints
 
@@ -82,8 +83,9 @@ class Models:
         """An adapter is gone, unless the engine has a version of it."""
         self._announced.discard(adapter)
 
-    def listed(self) -> list[ServedModel]:
-        """Base first, then adapters by name. Raises `EngineDead` before the first start."""
+    def listed(self, caller: Caller) -> list[ServedModel]:
+        """Those that `caller` may see: base first, then adapters by name. Raises `EngineDead`
+        before the first start."""
         length = self._client.info.max_model_len
         base = ServedModel(self.served_name, self.served_name, None, length)
         loaded = {
@@ -91,24 +93,25 @@ class Models:
             for name, version in self._client.adapters.items()
             if not name.startswith(INTERNAL)
         }
-        return [base] + [
+        models = [base] + [
             ServedModel(self.id_of(name), self.served_name, loaded.get(name), length, name)
             for name in sorted(self._announced | loaded.keys())
         ]
+        return [model for model in models if caller.may_see(model.name)]
 
     def id_of(self, adapter: str) -> str:
         """What clients send to use `adapter`."""
         return f"{self.served_name}{SEPARATOR}{adapter}"
 
-    async def resolve(self, model_id: str, tenant: str) -> ServedModel:
-        """As `find`, and checkpoints of the jobs of `tenant`."""
+    async def resolve(self, model_id: str, caller: Caller) -> ServedModel:
+        """As `find`, and checkpoints of the jobs of `caller`."""
         label = model_id.removeprefix(self.id_of(""))
         if self._checkpoints is not None and label != model_id:
-            version = await self._checkpoints.find(label, tenant)
+            version = await self._checkpoints.find(label, caller.tenant)
             if version is not None:
                 length, adapter = self._client.info.max_model_len, label.partition(SEPARATOR)[0]
                 return ServedModel(model_id, self.served_name, version, length, adapter, label)
-        return self.find(model_id)
+        return self.find(model_id, caller)
 
     def held(self, model: ServedModel) -> AbstractAsyncContextManager[None]:
         """Inside, the engine has `model`, if it is a checkpoint: see `Checkpoints.held`."""
@@ -116,15 +119,16 @@ class Models:
             return nullcontext()
         return self._checkpoints.held(model.adapter)
 
-    def find(self, model_id: str) -> ServedModel:
-        """The model of that name. Raises `NotFound` that lists the known ones."""
-        listed = self.listed()
+    def find(self, model_id: str, caller: Caller) -> ServedModel:
+        """The model of that name. Raises `NotFound` that lists those that `caller` may see; others
+        are not there for it."""
+        listed = self.listed(caller)
         for model in listed:
             if model.id == model_id:
                 return model
-        known = ", ".join(model.id for model in listed)
+        known = ", ".join(model.id for model in listed) or "none for this API key"
         hint = ""
-        if self._may_be_made(model_id):
+        if self._may_be_made(model_id, caller):
             hint = f" (its first feedback makes it; until then ask for '{self.served_name}')"
         raise NotFound(
             f"the model '{model_id[:200]}' does not exist; this server knows: {known}{hint}",
@@ -132,10 +136,10 @@ class Models:
             code="model_not_found",
         )
 
-    def _may_be_made(self, model_id: str) -> bool:
-        """Whether feedback about it would be taken, and make it."""
+    def _may_be_made(self, model_id: str, caller: Caller) -> bool:
+        """Whether feedback of `caller` about it would be taken, and make it."""
         adapter = model_id.removeprefix(self.id_of(""))
-        if adapter == model_id or not self.auto_adapters:
+        if adapter == model_id or not (self.auto_adapters and caller.may_train(adapter)):
             return False
         try:
             check_name(adapter)

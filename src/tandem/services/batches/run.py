@@ -26,6 +26,7 @@ from tandem.core.errors import (
 )
 from tandem.core.version import INTERNAL, AdapterVersion
 from tandem.services.answering.models import Pin
+from tandem.services.auth import Caller
 from tandem.services.batches.attempts import reply_to
 from tandem.services.batches.plan import Line, Plan, read_asks, read_plan
 from tandem.services.batches.pool import Pool
@@ -121,7 +122,9 @@ class BatchRun:
         adapter = version = None
         if not problems:
             try:
-                found = await self._tools.models.resolve(plan.model, self.batch.tenant)
+                tenant = self.batch.tenant
+                caller = self._tools.keys.of_tenant(tenant) or Caller(tenant)
+                found = await self._tools.models.resolve(plan.model, caller)
                 adapter = found.name if not found.checkpoint else None
             except NotFound as error:
                 problems = [

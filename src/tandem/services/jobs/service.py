@@ -99,7 +99,7 @@ class Jobs:
         Its samples count for the caller, whatever becomes of them. Raises `InvalidRequest`,
         `NotFound`, `Forbidden` and `QuotaExceeded`.
         """
-        model = await self._models.resolve(ask.model, caller.tenant)
+        model = await self._models.resolve(ask.model, caller)
         if model.checkpoint:
             raise InvalidRequest(
                 "a job begins at the base model or at what an adapter has learned, not at a "
