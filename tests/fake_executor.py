@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from weakref import WeakSet
 
 from fake_answers import VOCAB, draw_of, link, logprob_of
 from tandem.core.clock import VirtualClock
@@ -35,7 +36,7 @@ from tandem.core.plan import (
     UpdateResult,
     working_key,
 )
-from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
+from tandem.core.ports import EndDraws, Executor, TrainerSnapshot, Urgent, never
 from tandem.core.sampling import Grammar
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
@@ -96,6 +97,16 @@ class FakeSnapshot:
         (folder / "optimizer.json").write_text(json.dumps(state))
 
 
+class CompiledGrammar:
+    """One that the loop holds, and the sequences that it was told have ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+
+    def end(self, seq_ids: Iterable[int]) -> None:
+        self.ended.extend(seq_ids)
+
+
 class FakeExecutor:
     """See the module. `on_submit` sees every plan first (to count, or to raise).
 
@@ -126,6 +137,7 @@ class FakeExecutor:
         self.nan_scores: set[int] = set()
         self.failing_slices: set[int] = set()
         self.wrong_grammars: set[Grammar] = set()
+        self.ready_grammars: WeakSet[CompiledGrammar] = WeakSet()
         self.failing_updates: set[str] = set()
         self.trainers: dict[str, FakeTrainer] = {}
         self.recordings: dict[int, FakeRecording] = {}
@@ -190,9 +202,12 @@ class FakeExecutor:
 
     # ------------------------------------------------------------------ adapters and trainers
 
-    def compile_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar) -> EndDraws:
         if grammar in self.wrong_grammars:
             raise InvalidRequest("the grammar is wrong", param=grammar.param)
+        ready = CompiledGrammar()
+        self.ready_grammars.add(ready)
+        return ready.end
 
     def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
         return lambda: self.adapters.add(version.content_hash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tandem.build import join_loop
 from tandem.config import Settings
 from tandem.core.clock import MonotonicClock
 from tandem.core.errors import InvalidRequest
+from tandem.core.ports import EndDraws
 from tandem.core.request import Request
 from tandem.core.sampling import Grammar, GrammarKind, SamplingParams
 from tandem.engine.client import AsyncEngineClient
@@ -32,11 +34,11 @@ class Slow(FakeExecutor):
         self.gate, self.begun = threading.Event(), threading.Event()
         self.texts: list[str] = []
 
-    def compile_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar) -> EndDraws:
         self.texts.append(grammar.text)
         self.begun.set()
         assert self.gate.wait(20.0)
-        super().compile_grammar(grammar)
+        return super().compile_grammar(grammar)
 
 
 @asynccontextmanager
@@ -78,6 +80,24 @@ async def test_a_grammar_that_is_refused_reaches_no_scheduler():
             await collect(client, asked("wrong"))
         assert refused.value.param == "response_format"
         assert not loop.scheduler.is_active("wrong") and loop.stats().iterations == 0
+
+
+async def test_a_compiled_grammar_is_held_until_its_request_has_ended():
+    async with engine() as (client, executor, loop):
+        loop.on_plan = lambda plan, result: time.sleep(0.005)
+        executor.gate.set()
+        long = replace(asked("long"), sampling=SamplingParams(max_tokens=99, grammar=GRAMMAR), n=2)
+        running = asyncio.create_task(collect(client, long))
+        await asyncio.to_thread(executor.begun.wait, 20.0)
+        assert await collect(client, asked("short"))
+        assert await collect(client, asked("plain", None))
+        [held] = executor.ready_grammars
+        assert not running.done() and held.ended == []
+        assert await running
+        await client.stats()  # the loop has gone on
+        assert sorted(held.ended) == [0, 1]
+        del held
+        assert not executor.ready_grammars
 
 
 async def test_a_request_that_is_given_up_while_it_waits_never_runs():

@@ -99,8 +99,7 @@ def test_only_rows_with_a_grammar_change(device):
 
 def test_a_mask_depends_on_the_output_only(monkeypatch):
     """Sequences come and go, lose their state, go back, and change their grammar."""
-    monkeypatch.setattr(module, "_MOST_RUNNING", 2)
-    monkeypatch.setattr(module, "_MOST_COMPILED", 1)
+    monkeypatch.setattr(module, "_MOST_SPARE", 1)
     warm, chosen = made(), random.Random(4)
     texts = {regex("[a-f]{2,9}[0-9]"): "abcdef1", Grammar(GrammarKind.JSON, "{}"): '{"a": [1, 2]}'}
     for _ in range(60):
@@ -108,6 +107,8 @@ def test_a_mask_depends_on_the_output_only(monkeypatch):
         tokens = TOKENIZER.encode(texts[grammar], add_special_tokens=False)
         draw = draw_of(grammar, tokens[: chosen.randrange(len(tokens))], chosen.randrange(4))
         assert allowed(warm, draw) == allowed(made(), draw)
+        if chosen.random() < 0.3:
+            warm.compile(grammar)([draw.seq_id])
 
 
 def test_banned_tokens_go_unless_nothing_is_left():
@@ -129,14 +130,67 @@ def few_states(monkeypatch):
     return allow
 
 
-def test_a_full_lexer_is_made_anew(few_states):
+def test_a_full_lexer_is_made_anew(few_states, monkeypatch):
     """What other sequences of a grammar have used up is not this one's fault."""
-    few_states(400)
-    grammars, grammar = made(), regex(".*[ab].{12}")
+    few_states(100)
+    grammars, grammar, compiled = made(), regex(".*[ab].{8}"), []
+    grammars.compile(grammar)
+    matcher = grammars._matcher
+    monkeypatch.setattr(grammars, "_matcher", lambda it: compiled.append(it) or matcher(it))
+    helped = 0
     for seq_id in range(40):
         letters = "".join(random.Random(seq_id).choice("abcd") for _ in range(30))
         tokens = TOKENIZER.encode(letters, add_special_tokens=False)
-        assert allowed(grammars, draw_of(grammar, tokens, seq_id)), seq_id
+        before = len(compiled)
+        problems = grammars.restrict(torch.zeros(1, VOCAB), [draw_of(grammar, tokens, seq_id)])
+        helped += len(compiled) > before and problems == {}
+    assert helped
+
+
+def test_what_is_held_is_never_compiled_again(monkeypatch):
+    """However many others come: a draw never waits for a compiler."""
+    monkeypatch.setattr(module, "_MOST_SPARE", 2)
+    grammars, compiled = made(), []
+    matcher = grammars._matcher
+    monkeypatch.setattr(grammars, "_matcher", lambda it: compiled.append(it.text) or matcher(it))
+    texts = ["a", "b", "c", "d", "e"]
+    held = [grammars.compile(regex(text)) for text in texts]
+    for seq_id, text in enumerate(texts):
+        assert allowed(grammars, draw_of(regex(text), (), seq_id))
+    assert compiled == texts
+    del held
+    grammars.compile(regex("e"))
+    assert compiled == texts, "the last ones stay although nobody holds them"
+    grammars.compile(regex("a"))
+    assert compiled == [*texts, "a"]
+
+
+def test_the_states_of_ended_sequences_are_freed():
+    grammars = made()
+    end = grammars.compile(regex("a+"))
+    for seq_id in range(3):
+        allowed(grammars, draw_of(regex("a+"), (), seq_id))
+    end([0, 2, 7])
+    assert list(grammars._ready(regex("a+")).running) == [1]
+
+
+def test_a_full_lexer_of_a_slow_grammar_is_made_anew_beside_the_loop(few_states, monkeypatch):
+    """Its sequence ends with an error of its own; the next request compiles for all."""
+    few_states(100)
+    monkeypatch.setattr(module, "_SHORT_S", 0.0)
+    grammars, grammar = made(), regex(".*[ab].{8}")
+    grammars.compile(grammar)
+    ready, helped = grammars._ready(grammar), 0
+    for seq_id in range(60):
+        letters = "".join(random.Random(seq_id).choice("abcd") for _ in range(30))
+        draw = draw_of(grammar, TOKENIZER.encode(letters, add_special_tokens=False), seq_id)
+        problems = grammars.restrict(torch.zeros(1, VOCAB), [draw])
+        if problems:
+            assert problems == {0: TOO_COMPLEX} and ready.full
+            grammars.compile(grammar)
+            assert grammars._ready(grammar) is ready and not ready.full
+            helped += grammars.restrict(torch.zeros(1, VOCAB), [draw]) == {}
+    assert helped
 
 
 def test_a_grammar_that_cannot_be_followed_any_more_fails_its_draw_alone(few_states):

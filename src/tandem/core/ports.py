@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -23,6 +23,8 @@ from tandem.core.training import (
 )
 from tandem.core.version import AdapterVersion
 
+# Told which sequences have ended.
+EndDraws = Callable[[Iterable[int]], None]
 # Whether something has come for which a preemptible plan has to end.
 Urgent = Callable[[], bool]
 
@@ -72,8 +74,9 @@ class Executor(Protocol):
         """Results of finished plans, in order. Waits for at least one if a plan is in flight."""
         ...
 
-    def compile_grammar(self, grammar: Grammar) -> None:
-        """Make the first draw under `grammar` as fast as later ones.
+    def compile_grammar(self, grammar: Grammar) -> EndDraws:
+        """Make the first draw under `grammar` as fast as later ones, for as long as the result is
+        kept. Calling that with the ids of sequences that have ended frees what was kept for them.
 
         May be called from any thread, beside an iteration. Raises `InvalidRequest` if the grammar
         is wrong, too complex, or not possible with this model.

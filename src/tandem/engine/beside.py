@@ -73,11 +73,7 @@ class Beside(Generic[Key]):
 
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None and not self._closed:
-            try:
-                conclude = piece.work()
-            except Exception as error:
-                conclude = _raising(error)
-            self._done.put((piece.key, conclude))
+            self._done.put((piece.key, _concluded(piece.work)))
 
 
 def write_snapshot(snapshot: TrainerSnapshot, path: str) -> tuple[str, str]:
@@ -93,6 +89,14 @@ def write_snapshot(snapshot: TrainerSnapshot, path: str) -> tuple[str, str]:
     except Exception as error:
         raise AdapterError(f"cannot write {path}: {error}", param="path") from error
     return str(files.path), files.content_hash
+
+
+def _concluded(work: Callable[[], Conclude]) -> Conclude:
+    """A function of its own, so that a thread that waits keeps nothing of its last piece."""
+    try:
+        return work()
+    except Exception as error:
+        return _raising(error)
 
 
 def _raising(error: Exception) -> Conclude:

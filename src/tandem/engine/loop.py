@@ -8,7 +8,7 @@ waits for a disk only where an adapter is loaded by path.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from tandem.adapters.files import inspect_adapter
@@ -17,13 +17,14 @@ from tandem.core.clock import Clock
 from tandem.core.errors import AccountingError, AdapterError, InvalidRequest, NotFound, OutOfMemory
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import LanePlan, StepPlan, StepResult
-from tandem.core.ports import Executor, TrainerSnapshot, Urgent, never
+from tandem.core.ports import EndDraws, Executor, TrainerSnapshot, Urgent, never
 from tandem.core.request import Request
 from tandem.core.slo import WorkClass
 from tandem.core.training import Score, ScoreRequest, TrainerSpec, TrainerState, TrainingStep
 from tandem.core.version import AdapterVersion
 from tandem.engine.counters import Counters
 from tandem.engine.history import History, rows_by_work
+from tandem.engine.holds import Holds
 from tandem.scheduling.learning import Learned
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.scores import ScoreFailed
@@ -63,7 +64,6 @@ class EngineLoop:
         self._clock = clock
         self._check_every_step = check_every_step
         self._switch = switch
-        self._pins: dict[str, list[AdapterVersion]] = {}
         self._counters = Counters()
         self._history = History()
         self._stalled = False
@@ -79,6 +79,7 @@ class EngineLoop:
             forget=cache.drop_adapter,
             max_loaded=max_loaded_adapters,
         )
+        self._holds = Holds(self._registry, scheduler.is_active)
 
     # ------------------------------------------------------------------ commands
 
@@ -118,8 +119,9 @@ class EngineLoop:
         now = self._clock.now()
         return max(0.0, self._scheduler.ready_at(now) - now)
 
-    def add(self, request: Request) -> None:
-        """Take a request; its adapter version is pinned now. Raises `InvalidRequest`.
+    def add(self, request: Request, grammar: EndDraws | None = None) -> None:
+        """Take a request, with its compiled grammar; its adapter version is pinned now. Raises
+        `InvalidRequest`.
 
         Its own arrival time counts, so a wait for the end of an iteration is included. The time is
         now if it has none, or an impossible one: in the future, or more than `_OLDEST_S` ago.
@@ -128,23 +130,23 @@ class EngineLoop:
         now, said_s = self._clock.now(), request.arrival_s
         arrival_s = said_s if said_s and now - _OLDEST_S <= said_s <= now else now
         try:
-            self._scheduler.add(replace(request, arrival_s=arrival_s), version)
+            seq_ids = self._scheduler.add(replace(request, arrival_s=arrival_s), version)
         except BaseException:
             self._registry.unpin(version)
             raise
-        self._pins[request.request_id] = [version] if version is not None else []
+        self._holds.add(request.request_id, version, grammar, seq_ids)
 
     def read_request(self, request: Request) -> Callable[[], None]:
         """The slow part of `add`, for any thread: its grammar is compiled, if it has one. Calling
         the result does the rest. Both raise `InvalidRequest`."""
-        if request.sampling.grammar is not None:
-            self._executor.compile_grammar(request.sampling.grammar)
-        return lambda: self.add(request)
+        grammar = request.sampling.grammar
+        ready = None if grammar is None else self._executor.compile_grammar(grammar)
+        return lambda: self.add(request, ready)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End one choice, all choices, or a score. Idempotent."""
         self._scheduler.abort(request_id, index)
-        self._unpin_ended([request_id])
+        self._holds.let_go([request_id])
 
     def load_adapter(
         self, name: str, path: str, restore: AdapterVersion | None = None
@@ -194,18 +196,10 @@ class EngineLoop:
         self, version: AdapterVersion, load: Callable[[AdapterVersion], None] | None = None
     ) -> AdapterVersion:
         """`AdapterRegistry.publish`. With `switch`, requests of this name continue with the
-        version, even those whose version was unloaded meanwhile.
-
-        All versions that a request had stay pinned until it ends, because the prefix tree has
-        blocks of them.
-        """
+        version, even those whose version was unloaded meanwhile."""
         version = self._registry.publish(version, load=load)
         if self._switch:
-            for request_id, pinned in self._pins.items():
-                named = bool(pinned) and pinned[-1].name == version.name
-                if named and self._scheduler.switch_adapter(request_id, version):
-                    self._registry.pin_again(version)
-                    pinned.append(version)
+            self._holds.switch(version, self._scheduler.switch_adapter)
         return version
 
     # ------------------------------------------------------------------ learning
@@ -257,14 +251,14 @@ class EngineLoop:
         except BaseException:
             self._registry.unpin(version)
             raise
-        self._pins[request.request_id] = [version] if version is not None else []
+        self._holds.add(request.request_id, version)
         self._scheduler.wake()
 
     def take_learned(self) -> list[Learned]:
         """Steps and scores that have ended since the last call."""
         learned = self._scheduler.learning.take_ended()
         scores = [each for each in learned if isinstance(each, Score | ScoreFailed)]
-        self._unpin_ended(each.request_id for each in scores)
+        self._holds.let_go(each.request_id for each in scores)
         return learned
 
     def snapshot_trainer(self, name: str) -> TrainerSnapshot:
@@ -356,7 +350,7 @@ class EngineLoop:
             if self.on_plan is not None:
                 for lane, result in lanes:
                     self.on_plan(lane, result)
-        self._unpin_ended(event.request_id for event in events if event.finish_reason)
+        self._holds.let_go(event.request_id for event in events if event.finish_reason)
         if self._check_every_step:
             self._scheduler.cache.check()
         return events
@@ -392,9 +386,3 @@ class EngineLoop:
         while len(results) < len(plan.lanes):
             results.extend(self._executor.poll())
         return results
-
-    def _unpin_ended(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            if request_id in self._pins and not self._scheduler.is_active(request_id):
-                for version in self._pins.pop(request_id):
-                    self._registry.unpin(version)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from transformers import AutoTokenizer
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.plan import Draw
+from tandem.core.ports import EndDraws
 from tandem.core.sampling import TOO_COMPLEX, Grammar, GrammarKind
 from tandem.model.transfer import indices, to_device
 
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-# Compiled grammars that are kept, and sequences whose state is kept. One that is dropped is made
-# again when it is needed: in about a millisecond, at most a tenth of a second.
-_MOST_COMPILED, _MOST_RUNNING = 64, 1024
+# Compiled grammars that are kept although nobody holds them.
+_MOST_SPARE = 64
+# A grammar that took longer to compile is not compiled again between two iterations.
+_SHORT_S = 0.02
 # A grammar that takes longer to compile, with its first mask, is refused.
 _LONGEST_S = 1.0
 # Between two parts of JSON: nothing, a space, or a new line with its indent. Endless space would
@@ -47,9 +50,23 @@ _SAID_CHARS = 500
 class _Running:
     """State of one sequence: its grammar after the output tokens in `taken`."""
 
-    grammar: Grammar
     matcher: LLMatcher
     taken: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Compiled:
+    """A grammar that is ready for as long as somebody refers to this."""
+
+    matcher: LLMatcher  # at the beginning
+    seconds: float  # that compiling took
+    full: bool = False  # its lexer has no room for further states
+    running: dict[int, _Running] = field(default_factory=dict)  # by sequence
+
+    def end(self, seq_ids: Iterable[int]) -> None:
+        """Free the states of sequences that have ended."""
+        for seq_id in seq_ids:
+            self.running.pop(seq_id, None)
 
 
 class Grammars:
@@ -63,30 +80,24 @@ class Grammars:
         self._source = source
         self._vocab_size = vocab_size
         self._ends = ends
-        self._lock = threading.Lock()  # of the tokenizer and `_compiled`
+        self._lock = threading.Lock()  # of the tokenizer, `_compiled` and `_spare`
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._running: OrderedDict[int, _Running] = OrderedDict()
+        self._compiled: WeakValueDictionary[Grammar, _Compiled] = WeakValueDictionary()
+        self._spare: OrderedDict[Grammar, _Compiled] = OrderedDict()  # the last ones
         self._table: Tensor | None = None
 
-    def compile(self, grammar: Grammar) -> None:
-        """Check a grammar and keep it ready for its first draw. Raises `InvalidRequest` that says
-        what is wrong with it."""
-        with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-                return
-        self._loaded(
-            grammar.param
-        )  # the first time takes a second, which no grammar is to blame for
-        began_s = time.thread_time()
-        matcher = self._matcher(grammar)
-        if time.thread_time() - began_s > _LONGEST_S:
+    def compile(self, grammar: Grammar) -> EndDraws:
+        """Check a grammar. It is ready for draws for as long as the result is kept, which is told
+        which sequences have ended. Raises `InvalidRequest` that says what is wrong with it."""
+        ready = self._ready(grammar)
+        if ready.seconds > _LONGEST_S:
             raise InvalidRequest(
                 f"'{grammar.param}' takes more than {_LONGEST_S:g} s to prepare; simplify it",
                 param=grammar.param,
             )
-        self._keep(grammar, matcher)
+        if ready.full:
+            ready.matcher, ready.full = self._matcher(grammar), False
+        return ready.end
 
     def restrict(self, scores: Tensor, draws: Sequence[Draw]) -> dict[int, str]:
         """Set the scores [draws, vocab] of tokens that a draw's grammar does not allow to -inf.
@@ -121,15 +132,17 @@ class Grammars:
 
     def _fill(self, words: np.ndarray, draw: Draw) -> None:
         """The mask of one draw, a bit a token. Raises `InvalidRequest`."""
-        taken = draw.history[draw.prompt_tokens :]
-        matcher = self._advanced(draw, taken)
+        assert draw.sampling.grammar is not None
+        taken, ready = draw.history[draw.prompt_tokens :], self._ready(draw.sampling.grammar)
+        matcher = _advanced(ready, draw.seq_id, taken)
         _mask(matcher, words)
         if matcher.is_error():
             # Sequences of one grammar share a lexer, which may be full from the others.
-            matcher = self._anew(draw, taken)
+            self._renew(ready, draw.sampling.grammar)
+            matcher = _advanced(ready, draw.seq_id, taken)
             _mask(matcher, words)
         if matcher.is_error() or not words.any():
-            self._running.pop(draw.seq_id, None)
+            ready.end([draw.seq_id])
             raise InvalidRequest(TOO_COMPLEX)
         if draw.banned:
             allowed, banned = words.copy(), np.array(draw.banned)
@@ -137,46 +150,30 @@ class Grammars:
             if not words.any():
                 words[:] = allowed
 
-    def _advanced(self, draw: Draw, taken: tuple[int, ...]) -> LLMatcher:
-        """The matcher of a draw's sequence after its output `taken`."""
-        grammar = draw.sampling.grammar
-        assert grammar is not None
-        state = self._running.pop(draw.seq_id, None)
-        known = 0 if state is None else len(state.taken)
-        if state is None or state.grammar != grammar or state.taken != taken[:known]:
-            state, known = _Running(grammar, self._copy(grammar)), 0
-        state.matcher.consume_tokens(list(taken[known:]))
-        state.taken = taken
-        self._running[draw.seq_id] = state
-        if len(self._running) > _MOST_RUNNING:
-            self._running.popitem(last=False)
-        return state.matcher
+    def _renew(self, ready: _Compiled, grammar: Grammar) -> None:
+        """Compile a grammar again for the sequences that come. Raises `InvalidRequest` if that
+        takes too long here: then it is done beside the loop, for the next request."""
+        if ready.seconds > _SHORT_S:
+            ready.full = True
+            raise InvalidRequest(TOO_COMPLEX)
+        ready.matcher = self._matcher(grammar)
 
-    def _anew(self, draw: Draw, taken: tuple[int, ...]) -> LLMatcher:
-        """The same with a grammar that is compiled again, for this sequence and those that come."""
-        grammar = draw.sampling.grammar
-        assert grammar is not None
+    def _ready(self, grammar: Grammar) -> _Compiled:
+        """The grammar, compiled now if it is not ready. Raises `InvalidRequest`."""
         with self._lock:
-            self._compiled.pop(grammar, None)
-        self._running.pop(draw.seq_id)
-        return self._advanced(draw, taken)
-
-    def _copy(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the beginning. It shares the lexer's states with others of its grammar."""
-        with self._lock:
-            matcher = self._compiled.get(grammar)
-            if matcher is not None:
-                self._compiled.move_to_end(grammar)
-        if matcher is None:
+            ready = self._compiled.get(grammar)
+        if ready is None:
+            self._loaded(grammar.param)  # takes a second the first time, which is no grammar's
+            began_s = time.thread_time()
             matcher = self._matcher(grammar)
-            self._keep(grammar, matcher)
-        return matcher.deep_copy()
-
-    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
-        with self._lock:
-            self._compiled[grammar] = matcher
-            if len(self._compiled) > _MOST_COMPILED:
-                self._compiled.popitem(last=False)
+            ready = _Compiled(matcher, time.thread_time() - began_s)
+        if ready.seconds <= _LONGEST_S:
+            with self._lock:
+                ready = self._spare[grammar] = self._compiled.setdefault(grammar, ready)
+                self._spare.move_to_end(grammar)
+                if len(self._spare) > _MOST_SPARE:
+                    self._spare.popitem(last=False)
+        return ready
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         """A new matcher that has made its first masks. Raises `InvalidRequest`."""
@@ -236,6 +233,19 @@ class Grammars:
             kind = type(tokenizer).__name__
             raise _impossible(f"its tokenizer {kind} is not one of Hugging Face's fast ones", param)
         return str(tokenizer.backend_tokenizer.to_str())
+
+
+def _advanced(ready: _Compiled, seq_id: int, taken: tuple[int, ...]) -> LLMatcher:
+    """The matcher of a sequence after its output `taken`. It shares the lexer's states with others
+    of its grammar."""
+    state = ready.running.pop(seq_id, None)
+    known = 0 if state is None else len(state.taken)
+    if state is None or state.matcher.is_error() or state.taken != taken[:known]:
+        state, known = _Running(ready.matcher.deep_copy()), 0
+    state.matcher.consume_tokens(list(taken[known:]))
+    state.taken = taken
+    ready.running[seq_id] = state
+    return state.matcher
 
 
 def _mask(matcher: LLMatcher, words: np.ndarray) -> None:

@@ -118,8 +118,9 @@ class Scheduler:
     def _quiet(self) -> bool:
         return self.state.of_one_class and not self.learning.has_work
 
-    def add(self, request: Request, adapter: AdapterVersion | None) -> None:
-        """Take a request. Raises `InvalidRequest` if it could never run to its end here."""
+    def add(self, request: Request, adapter: AdapterVersion | None) -> list[int]:
+        """Take a request; the ids of its sequences. Raises `InvalidRequest` if it could never run
+        to its end here."""
         if self.is_active(request.request_id):
             raise InvalidRequest(f"request id {request.request_id!r} is in use")
         check_request(request, self.max_model_len, self.cache.num_blocks * self.cache.block_size)
@@ -129,12 +130,7 @@ class Scheduler:
             stop_ids |= self._eos
         sequences = [
             Sequence(
-                seq_id=next(self._seq_ids),
-                request=request,
-                index=index,
-                adapter=adapter,
-                tokens=list(request.prompt),
-                stop_ids=stop_ids,
+                next(self._seq_ids), request, index, adapter, [*request.prompt], stop_ids=stop_ids
             )
             for index in range(request.n)
         ]
@@ -143,6 +139,7 @@ class Scheduler:
         self.cache.add_reader(sequences[0])
         for sibling in sequences[1:]:
             self.state.add_fork(sequences[0], sibling)
+        return [seq.seq_id for seq in sequences]
 
     def is_active(self, request_id: str) -> bool:
         """True while a choice of this request has not finished."""

@@ -29,7 +29,7 @@ from tandem.core.plan import (
     StepResult,
     UpdateResult,
 )
-from tandem.core.ports import TrainerSnapshot, Urgent, never
+from tandem.core.ports import EndDraws, TrainerSnapshot, Urgent, never
 from tandem.core.sampling import Grammar
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
@@ -68,7 +68,7 @@ class SimExecutor:
         on_plan: Callable[[LanePlan, StepResult], None] | None = None,
     ) -> None:
         # There is no text, so draws follow no grammar.
-        self.compile_grammar: Callable[[Grammar], None] = lambda grammar: None
+        self.compile_grammar: Callable[[Grammar], EndDraws] = lambda grammar: lambda seq_ids: None
         self._profile = profile
         self._clock = clock
         self._latency = LatencyModel(profile.rates)
