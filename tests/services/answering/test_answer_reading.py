@@ -170,6 +170,43 @@ def test_a_call_that_is_cut_counts_but_does_not_end_the_answer() -> None:
     assert said_by(QWEN, text, finish=FinishReason.LENGTH) == ([f('{"a": 1')], False)
 
 
+HALF_TAGGED = "<tool_call>\n<function=f>\n<parameter=a>\n12\n</parameter>\n<parameter=b>\nhal"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (QWEN, '<tool_call>\n{"name": "f", "argum'),
+        (AnswerFormat(LISTED), '<tool_call>[{"na'),
+        (AnswerFormat(MISTRAL), "[TOOL_CALLS]f[AR"),
+        (AnswerFormat(TAGGED), HALF_TAGGED),
+        (SHIPPED, '<call:f>{"a": 1'),
+    ],
+)
+def test_half_a_call_is_text_as_the_model_wrote_it(form: AnswerFormat, text: str) -> None:
+    """No marker follows that the model did not write, and nothing half is told as a call."""
+    said, called = said_by(form, text, finish=FinishReason.LENGTH)
+    assert not called
+    swallowed = "<call:f>" if form is SHIPPED else ""
+    assert said == [("text", text.removeprefix(swallowed))]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "arguments"),
+    [
+        (QWEN, '<tool_call>{"name": "f", "arguments": {"a": 1}}\n</tool_call>', '{"a": 1}'),
+        (QWEN, '<tool_call>{"name": "f", "arguments": {"a": 1}}', '{"a": 1}'),
+        (AnswerFormat(TAGGED), f"{HALF_TAGGED}f\n</parameter>\n</function>\n</tool_call>",
+         '{"a": 12, "b": "half"}'),
+        (SHIPPED, '<call:f>{"a": 1}</call>', '{"a": 1}'),
+    ],
+)  # fmt: skip
+def test_a_call_that_ends_where_the_answer_is_cut_is_whole(
+    form: AnswerFormat, text: str, arguments: str
+) -> None:
+    assert said_by(form, text, finish=FinishReason.LENGTH) == ([f(arguments)], False)
+
+
 def test_arguments_come_in_pieces_and_a_call_is_known_by_its_name() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"b": "a long text for a tool"}}</tool_call>'
     ids = iter("abc")

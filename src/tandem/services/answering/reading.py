@@ -2,18 +2,21 @@
 
 transformers' parser cuts the text at the markers of the model's format; tool calls inside are read
 here piece by piece where they are JSON, else when they are complete. What looks like calls and has
-none (no JSON, no function that was offered) is content. Invariant: the parts depend on the text,
-not on how it was cut, so a stream and a whole answer say the same.
+none (no JSON, no function that was offered) is content, and so is a call that a limit cut off and
+whose arguments cannot be told before its end. Invariant: the parts depend on the text, not on how
+it was cut into deltas, so a stream and a whole answer say the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser, parse_response
+from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.sequence import FinishReason
@@ -44,6 +47,8 @@ class Calling:
 
 
 NO_TOOLS = Calling()
+_TAIL_CHARS = 256
+"""The end of an answer, in which the marker after its calls stands if there is one."""
 
 
 class AnswerReader:
@@ -54,6 +59,10 @@ class AnswerReader:
     ) -> None:
         template = form.template(tools=bool(calling.tools))
         assert template is not None
+        spec = load_response_template(template)
+        self._closes = spec.fields[CALLS].close_re if CALLS in spec.fields else None
+        self._tail = ""  # of the text so far
+        self._unclosed = self._cut = False
         self._parser = ResponseParser(template, prefix=prefix, tools=list(calling.tools))
         self._broken = False
         self._shipped = form.shipped is not None
@@ -69,7 +78,7 @@ class AnswerReader:
 
     def read(self, delta: Delta) -> list[Delta]:
         """`delta` as one delta a part, in order; log-probabilities and ids are with the first."""
-        parts = self._parts(delta.text, ends=delta.finish_reason is not None)
+        parts = self._parts(delta.text, delta.finish_reason)
         made = [Delta(delta.index, "")]
         for part in parts:
             if _same_kind(made[-1], part):
@@ -91,18 +100,23 @@ class AnswerReader:
         )
         return made
 
-    def _parts(self, text: str, *, ends: bool) -> list[Delta]:
+    def _parts(self, text: str, ends: FinishReason | None) -> list[Delta]:
         if self._broken:
             return [Delta(0, text)] if text else []
-        events: list[Mapping[str, Any]] = []
+        last: list[Mapping[str, Any]] = []
         try:
-            events += self._parser.feed(text)
-            if ends:
-                events += self._parser.finalize()[1]
+            events = self._parser.feed(text)
+            if ends is not None:
+                last = self._parser.finalize()[1]
         except (ValueError, KeyError, TypeError):  # of a template that is the tokenizer's own
             self._broken = True
             return [Delta(0, self._body + text)]
-        return [part for event in events for part in self._part(event)]
+        self._tail = (self._tail + text)[-_TAIL_CHARS:]
+        made = [part for event in events for part in self._part(event)]
+        # The parser also closes what was open at the end.
+        self._unclosed = ends is not None and not _ends_with(self._closes, self._tail)
+        self._cut = self._unclosed and ends is FinishReason.LENGTH
+        return made + [part for event in last for part in self._part(event)]
 
     def _part(self, event: Mapping[str, Any]) -> list[Delta]:
         kind, name = event["type"], event["field"]
@@ -124,16 +138,17 @@ class AnswerReader:
         """A stretch of calls is over."""
         body, self._body = self._body, ""
         if self._shipped:
-            called = _calls_in(value, self._names)
+            called = [] if self._cut else _calls_in(value, self._names)
             return self._told(called) if called else [Delta(0, body)]
         assert self._calls is not None
-        if not self._streams:
+        if not self._streams and not self._cut:
             called = _calls_in(_inside(body, self._calls, self._calling), self._names)
             if called:
                 return self._told(called)
-        elif self._scanner.found or "".join(body.split()) in ("", "[]"):
+        elif self._streams and (self._scanner.found or "".join(body.split()) in ("", "[]")):
             return []
-        return [Delta(0, f"{self._calls.begin}{body}{self._calls.end}")]
+        end = "" if self._unclosed else self._calls.end
+        return [Delta(0, f"{self._calls.begin}{body}{end}")]
 
     def _told(self, pieces: Sequence[Piece]) -> list[Delta]:
         made: list[Delta] = []
@@ -164,6 +179,10 @@ def reader_of(
     if form.template(tools=bool(calling.tools)) is None:
         return None
     return partial(AnswerReader, form, calling, prefix, new_id)
+
+
+def _ends_with(pattern: re.Pattern[str] | None, text: str) -> bool:
+    return pattern is not None and any(m.end() == len(text) for m in pattern.finditer(text))
 
 
 def _same_kind(one: Delta, other: Delta) -> bool:
