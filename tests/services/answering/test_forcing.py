@@ -113,6 +113,35 @@ def test_json_comes_after_reasoning_that_the_prompt_has_begun() -> None:
         grammar_of_answer(form, Calling(), begun, special, other)
 
 
+SHIPPED: dict[str, Any] = {
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "thinking": {"open_pattern": r"<think>\s*", "close": ["</think>", "</thought>"]},
+        "content": {},
+    },
+}
+
+
+def test_a_response_template_says_how_reasoning_ends() -> None:
+    form, begun = AnswerFormat(shipped=SHIPPED), "<|assistant|>x<think>a</think><|assistant|>"
+    asked = Grammar(GrammarKind.JSON, '{"type": "object"}', "response_format")
+    assert grammar_of_answer(form, Calling(), begun, special, asked) is asked
+    made = grammar_of_answer(form, Calling(), f"{begun}<think>", special, asked)
+    assert made is not None
+    assert allows(made.text, '</think>{"a": 1}') == (True, True)
+    assert allows(made.text, '{"a": 1}')[0] is False
+    reader = AnswerReader(form, Calling(), f"{begun}<think>\n", str)
+    [delta] = reader.read(Delta(0, '</think>{"a": 1}', finish_reason=FinishReason.STOP))
+    assert (delta.text, delta.reasoning) == ('{"a": 1}', "")
+    thinking = {"open": "<think>", "close_pattern": "</think>"}
+    unsaid = {**SHIPPED, "fields": {**SHIPPED["fields"], "thinking": thinking}}
+    with pytest.raises(InvalidRequest, match="does not say how it ends") as refused:
+        grammar_of_answer(
+            AnswerFormat(shipped=unsaid), Calling(), f"{begun}<think>", special, asked
+        )
+    assert refused.value.param == "response_format"
+
+
 def test_an_answer_may_be_calls_or_json() -> None:
     asked = Grammar(GrammarKind.JSON, '{"type": "object", "required": ["a"]}', "response_format")
     made = grammar_of_calls(AnswerFormat(LISTED), Calling(TOOLS), "", special, asked)

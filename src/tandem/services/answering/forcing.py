@@ -21,7 +21,6 @@ from tandem.services.answering.reading import Calling
 MOST_FORCED_BYTES = 256 << 10
 # Between the parts of arguments is what `json.dumps` writes, which is what models were shown.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_THOUGHT_ENDS = ("\n", "</think>", "\n\n")
 
 
 def grammar_of_answer(
@@ -38,7 +37,7 @@ def grammar_of_answer(
         return grammar_of_calls(form, calling, prefix, special)
     if calling.tools and asked is not None:
         return grammar_of_calls(form, calling, prefix, special, asked)
-    if asked is None or not _thinks(form, prefix):
+    if asked is None or not (thought_ends := _thought_ends(form, prefix, asked.param)):
         return asked
     if asked.kind is not GrammarKind.JSON:
         raise InvalidRequest(
@@ -46,7 +45,7 @@ def grammar_of_answer(
             param=asked.param,
             code="unsupported_parameter",
         )
-    ends = " ".join(_literals(_THOUGHT_ENDS, special))
+    ends = " ".join(_literals(thought_ends, special))
     text = f"start: {ends} other\nother: {_json(json.loads(asked.text))}"
     return Grammar(GrammarKind.LARK, text, asked.param)
 
@@ -97,7 +96,7 @@ def grammar_of_calls(
     rules.append(f"call: {' | '.join(calls)}")
     if instead is not None:
         rules.append(f"other: {_json(json.loads(instead.text))}")
-    thinks = spelt(_THOUGHT_ENDS) if _thinks(form, prefix) else ""
+    thinks = spelt(form.thought_ends(prefix))
     start = f"start: {thinks} {'calls' if instead is None else '(calls | other)'}"
     text = "\n".join((start, *rules))
     _check_size(len(text))
@@ -133,6 +132,13 @@ def _literals(pieces: Sequence[str], special: Callable[[str], int | None]) -> It
         yield json.dumps(text)
 
 
-def _thinks(form: AnswerFormat, prefix: str) -> bool:
-    """Whether the prompt has begun reasoning, which then must end."""
-    return form.reasons and prefix.rfind("<think>") > prefix.rfind("</think>")
+def _thought_ends(form: AnswerFormat, prefix: str, param: str) -> tuple[str, ...]:
+    try:
+        return form.thought_ends(prefix)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"'{param}' is not possible here: the prompt of this model begins its reasoning, and "
+            f"the tokenizer's response template does not say how it ends: {error}",
+            param=param,
+            code="unsupported_parameter",
+        ) from error

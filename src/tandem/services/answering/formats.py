@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 Template = dict[str, Any]
@@ -173,6 +174,23 @@ class AnswerFormat:
                 "join": "",
             }
         return {"start_anchor": _NOWHERE, "fields": fields}
+
+    def thought_ends(self, prefix: str) -> tuple[str, ...]:
+        """How an answer after `prefix` ends the reasoning that this has begun, piece by piece;
+        empty if it has begun none. Raises `ValueError` if the template does not say how."""
+        if self.shipped is None:
+            begun = self.reasons and prefix.rfind("<think>") > prefix.rfind("</think>")
+            return ("\n", "</think>", "\n\n") if begun else ()
+        parser, inside = ResponseParser(self.shipped, prefix=prefix), ""
+        # The parser waits for more text where a marker might go on.
+        for event in (*parser.initial_events, *parser.feed(_NOWHERE)):
+            inside = event["field"] if event["type"] != "region_close" else ""
+        if inside not in REASONING_FIELDS:
+            return ()
+        close = self.shipped["fields"][inside].get("close")
+        if close is None:
+            raise ValueError(f"'{inside}' has no 'close' that is a text")
+        return (close if isinstance(close, str) else close[0],)
 
     def turns(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Template]) -> list[Turn]:
         """`messages` as this model's chat template takes them."""
