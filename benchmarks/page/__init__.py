@@ -1,0 +1,1 @@
+"""What answers cost while the page is open, and once a grammar has been used."""
