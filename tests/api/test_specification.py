@@ -130,9 +130,14 @@ def test_numbers_that_json_does_not_have_are_refused_wherever_they_stand(
 @pytest.mark.skipif(
     importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"
 )
-@pytest.mark.parametrize("key", ["", "sk-a"])
+@pytest.mark.parametrize("key", ["", "sk-a", "sk-limited"])
 def test_schemathesis_finds_no_failure(tmp_path: Path, key: str) -> None:
-    server = ServerConfig(api_keys=(key,) if key else ())
+    file = tmp_path / "keys.toml"
+    file.write_text('[[keys]]\nkey = "sk-limited"\nserve = ["formal*"]\ntrain = ["poems"]\n')
+    limited = key == "sk-limited"
+    server = ServerConfig(
+        api_keys=(key,) if key and not limited else (), api_key_file=str(file) if limited else ""
+    )
     with live(make_app(FakeEngine(), server)) as url:
         header = ["--header", f"Authorization: Bearer {key}"] if key else []
         command = [
