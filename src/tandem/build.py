@@ -26,7 +26,7 @@ from tandem.engine.loop import EngineLoop
 from tandem.engine.process import Launch, ProcessTransport
 from tandem.engine.thread import ThreadTransport
 from tandem.estimators.latency import Rates
-from tandem.estimators.profile import Profile, profiled_rates
+from tandem.estimators.profile import Profile, profile_for
 from tandem.kv.cache import KVCache
 from tandem.model.names import locate, served_name
 from tandem.processor import spin_briefly
@@ -152,12 +152,17 @@ def join_loop(
     *,
     clock: Clock | None = None,
     rates: Rates | None = None,
+    profile: Profile | None = None,
     check_every_step: bool = False,
 ) -> EngineLoop:
-    """An engine loop over a given executor; `rates` were measured (none: the configured profile's,
-    else guesses)."""
+    """An engine loop over a given executor; `rates` were measured (none: those of `profile`, or of
+    the configured one, else guesses)."""
     info, scheduling = executor.info, settings.scheduling
-    policy = build_policy(scheduling.policy, scheduling.policy_options)
+    if rates is None and (profile := profile or profile_for(scheduling.profile, info)) is not None:
+        rates = profile.rates
+    batching = profile.batching if profile is not None else None
+    measured = batching.options if batching is not None else None
+    policy = build_policy(scheduling.policy, scheduling.policy_options, measured)
     cache = KVCache(
         info.num_blocks,
         info.block_size,
@@ -170,7 +175,7 @@ def join_loop(
         Budgets(scheduling.max_sequences, scheduling.max_batch_tokens),
         info,
         default_slo=Slo(scheduling.ttft_slo, scheduling.tpot_slo),
-        rates=rates or profiled_rates(scheduling.profile, info),
+        rates=rates,
     )
     return EngineLoop(
         scheduler,
@@ -210,7 +215,7 @@ def build_simulation(
         on_plan=on_plan,
     )
     loop = join_loop(
-        settings, executor, clock=clock, rates=profile.rates, check_every_step=check_every_step
+        settings, executor, clock=clock, profile=profile, check_every_step=check_every_step
     )
     return loop, executor
 

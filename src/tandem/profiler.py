@@ -16,6 +16,7 @@ from tandem.build import join_loop
 from tandem.config import Settings
 from tandem.core.ports import Executor
 from tandem.engine.probe import LoopProbe
+from tandem.estimators.batching import fit_batching
 from tandem.estimators.calibrate import fit
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile
@@ -78,4 +79,5 @@ class Profiler:
                 "measured": time.strftime("%Y-%m-%d"),
             },
             threads=info.threads,
+            batching=fit_batching(found.rates, self._loop_probe.host_s),
         )

@@ -163,6 +163,7 @@ def test_the_demo_model_is_profiled(tmp_path):
     assert profile.threads == profile.info.threads == torch.get_num_threads()
     assert "held out" in result.output and profile.errors["pass"].samples > 0
     assert 0.0 < profile.host_s < 0.1 and "beside the work of an iteration" in result.output
+    assert profile.batching is not None and f"C {profile.batching.batch}, phi" in result.output
     assert set(profile.versions) == {"tandem", "torch", "transformers", "measured"}
 
 
@@ -199,3 +200,29 @@ def test_a_profile_of_a_restless_machine_is_not_recommended(tmp_path, monkeypatc
         monkeypatch.setattr("tandem.cli.profile.measure", lambda *_, found=profile: found)
         result = run("profile", "demo", "--out", str(tmp_path / "x.json"))
         assert result.exit_code == 0 and use in " ".join(result.output.split()), result.output
+
+
+def test_constants_of_batches_are_searched_for_the_answers_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("tandem.cli.tune.ALPHAS", (0.0, 1.0))
+    monkeypatch.setattr("tandem.cli.tune.GATHERS", (1.0, 2.0))
+    monkeypatch.setattr("tandem.bench.answers.BETAS", (4, 8))
+    lengths, out = tmp_path / "lengths.csv", tmp_path / "l4.json"
+    rows = [f"{10 + place},{5 + place % 7 * 5}" for place in range(60)]
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n" + "\n".join(rows))
+    write_profile(datasheet_profile("l4", "qwen2.5-0.5b"), out)
+    tuning = ["profile", "--profile", str(out), "--tune", str(lengths)]
+    result = run(*tuning, "--policy-option", "static=true")
+    assert result.exit_code == 0, result.output
+    batching = read_profile(out).batching
+    assert batching is not None and batching.alpha in (0.0, 1.0) and batching.gather in (1.0, 2.0)
+    assert f"C {batching.batch}, phi {batching.phi:.4f} s" in result.output
+    assert result.output.count("best") == 3 and "mean response" in result.output
+    first = out.read_bytes()
+    assert run(*tuning, "--policy-option", "static=true").exit_code == 0
+    assert out.read_bytes() == first
+    for wrong, said in (
+        (["--policy-option", "statics=true"], "has no option 'statics'"),
+        (["--tune", str(tmp_path / "nowhere")], "cannot read the trace"),
+    ):
+        refused = run(*tuning, *wrong)
+        assert refused.exit_code == 2 and said in " ".join(refused.output.split())

@@ -22,7 +22,7 @@ from tandem.estimators.profile import (
     Caches,
     FitError,
     Profile,
-    profiled_rates,
+    profile_for,
     read_profile,
     write_profile,
 )
@@ -332,9 +332,9 @@ def test_a_profile_of_other_threads_is_of_something_else(tmp_path):
     assert replace(profile, threads=0).mismatch(one) is None  # they were not counted
     path = tmp_path / "two.json"
     write_profile(profile, path)
-    assert profiled_rates(str(path), two) == profile.rates
+    assert profile_for(str(path), two) == profile and profile_for("", two) is None
     with pytest.raises(InvalidRequest, match="threads is 2 in the profile and 1 here"):
-        profiled_rates(str(path), one)
+        profile_for(str(path), one)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from tandem.core.errors import InvalidRequest
+from tandem.scheduling.batches import Batches
 from tandem.scheduling.policies.ekya import PeriodicRetraining
+from tandem.scheduling.policies.rt_lm import Options as RtLm
 from tandem.scheduling.policies.unified import Options, Unified
 from tandem.scheduling.registry import build_policy
 
@@ -53,3 +55,16 @@ class Demanding:
 def test_wrong_options_are_refused_by_name(name, options, needle):
     with pytest.raises(InvalidRequest, match=needle):
         build_policy(name, options)
+
+
+def test_a_profile_gives_the_options_that_are_left_out():
+    measured = {"phi": "0.2", "eta": "0.03", "batch": "4", "alpha": "0.5"}
+    batches = build_policy("rt_lm", {"eta": "0.01"}, measured)
+    assert isinstance(batches, Batches) and batches.options == RtLm(
+        batch=4, phi=0.2, eta=0.01, alpha=0.5
+    )
+    assert isinstance(fifo := build_policy("fifo", None, measured), Batches)
+    assert fifo.options.batch == 4
+    build_policy("fcfs", None, measured)  # it has none of them
+    with pytest.raises(InvalidRequest, match="no option 'phy'"):
+        build_policy("rt_lm", {"phy": "1"}, measured)

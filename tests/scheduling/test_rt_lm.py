@@ -78,29 +78,43 @@ def test_a_static_batch_runs_until_its_longest_answer_ends(static):
 
 def test_answers_of_about_one_length_run_together():
     """Nine have gathered. The sixth of them takes more than 1.5 times as long as the fifth."""
-    target, _ = scheduler("rt_lm", batch="8", gather="1.2", phi="10")
+    target, _ = scheduler("rt_lm", batch="8", gather="1.2", phi="10", static="true")
     for name, answer in zip("abcdefghi", (40, 10, 90, 12, 11, 14, 95, 10, 99), strict=True):
         target.add(request(name, answer), None)
     assert started(target) == ["b", "d", "e", "f", "h"]
 
 
-def test_fewer_than_gather_start_only_when_nothing_runs():
-    target, _ = scheduler("rt_lm", batch="2", gather="2")
-    target.add(request("a", 3), None)
-    assert started(target) == ["a"]
-    for name in "bcd":
-        target.add(request(name, 3), None)
-    assert started(target) == ["a"], "three wait, and four would gather"
-    assert started(target) == []
-    assert started(target) == ["b", "c"]
+def test_a_static_batch_has_at_least_half_of_its_places_filled():
+    """The third of them takes more than 1.5 times as long as the second."""
+    target, _ = scheduler("rt_lm", batch="8", gather="1.2", phi="10", static="true")
+    for name, answer in zip("abcdefghi", (40, 70, 190, 12, 11, 174, 195, 197, 199), strict=True):
+        target.add(request(name, answer), None)
+    assert started(target) == ["a", "b", "d", "e"]
+
+
+def test_no_place_stays_free_while_requests_wait():
+    target, _ = scheduler("rt_lm", batch="3", gather="2")
+    for name, answer in zip("abcdefg", (9, 3, 90, 9, 9, 9, 9), strict=True):
+        target.add(request(name, answer), None)
+    assert started(target) == ["a", "b", "d"], "of six, those that are expected to be shortest"
+    assert started(target) == ["a", "b", "d"]
+    assert started(target) == ["a", "d"]
+    assert started(target) == ["a", "d", "e"], "four wait, and six would gather"
+
+
+def test_slack_is_the_time_that_remains():
+    rank = rank_of(Options(phi=0.1, eta=0.01, alpha=0.0))
+    late, fresh = sequence(10, prompt=60), sequence(10, prompt=40, at=5.0)
+    assert rank(late, 5.0) == pytest.approx(-1.0 / (6.0 - 0.1 - 5.0))
+    assert rank(late, 5.0) < rank(fresh, 5.0) < rank(late, 0.0)
 
 
 def test_equation_3_prefers_what_is_urgent_and_short():
     rank = rank_of(Options(phi=0.1, eta=0.01))
     long, urgent = sequence(100, prompt=40), sequence(10, prompt=4)
-    rank(long)  # the largest u
-    assert rank(urgent) < rank(sequence(10, prompt=40)) < rank(long)
-    assert rank(urgent) == pytest.approx(-(1 - 0.1) / (0.4 - 0.1))
+    rank(long, 0.0)  # the largest u
+    assert rank(urgent, 0.0) < rank(sequence(10, prompt=40), 0.0) < rank(long, 0.0)
+    assert rank(urgent, 0.0) == pytest.approx(-(1 - 0.1) / (0.4 - 0.1))
 
 
 @given(st.integers(1, 300), st.integers(0, 9), st.sampled_from([0.5, 1.0, 2.0]))
@@ -108,22 +122,22 @@ def test_equation_3_prefers_what_is_urgent_and_short():
 def test_with_equal_slack_a_longer_answer_is_never_more_urgent(short, tens, alpha):
     """A prompt token is worth 0.5 s of slack, an output token costs 0.05 s."""
     rank = rank_of(Options(alpha=alpha, phi=0.5, eta=0.05))
-    rank(sequence(400))
+    rank(sequence(400), 0.0)
     longer = sequence(short + 10 * tens, prompt=50 + tens)
-    assert rank(sequence(short, prompt=50)) <= rank(longer) + 1e-9
+    assert rank(sequence(short, prompt=50), 0.0) <= rank(longer, 0.0) + 1e-9
 
 
 def test_the_literal_equation_inverts_urgency():
     rank = rank_of(Options(literal=True, phi=0.5, eta=0.05))
     urgent, patient = sequence(20, prompt=8), sequence(20, prompt=80)
-    assert rank(urgent) > rank(patient), "a short slack makes it less urgent"
+    assert rank(urgent, 0.0) > rank(patient, 0.0), "a short slack makes it less urgent"
     weighted = rank_of(Options(phi=0.5, eta=0.05))
-    assert weighted(urgent) < weighted(patient)
+    assert weighted(urgent, 0.0) < weighted(patient, 0.0)
 
 
 def test_equation_2_is_the_slack_alone():
     rank = rank_of(Options(slack=True, phi=0.1, eta=0.01))
-    assert rank(sequence(50, prompt=20)) == pytest.approx(2.0 - 0.5)
+    assert rank(sequence(50, prompt=20), 0.0) == pytest.approx(2.0 - 0.5)
 
 
 def test_an_objective_of_its_own_is_the_priority_point():

@@ -19,6 +19,9 @@ from tandem.engine.loop import EngineLoop
 from tandem.estimators.profile import Profile
 from tandem.sim.run import Simulation
 
+FEW = {"fifo": {"batch": "2", "static": "true"}, "rt_lm": {"batch": "3", "gather": "1.4"}}
+"""Others have to wait."""
+
 
 def run_both_ways(
     policy: str,
@@ -71,13 +74,13 @@ def run_both_ways(
     blocks=st.integers(20, 80),
     ttft_slo=st.sampled_from([1.0, 0.1]),
 )
-@pytest.mark.parametrize("policy", ["adainf", "fcfs", "no_retrain", "unified"])
+@pytest.mark.parametrize("policy", ["adainf", "fcfs", "fifo", "no_retrain", "rt_lm", "unified"])
 def test_leaps_give_what_single_iterations_give(policy, shapes, steps_s, offline, blocks, ttft_slo):
     noise = (-0.2, -0.05, 0.1, 0.3)
     profile = small_profile(
         blocks, noise, 0.005, decode_s=0.008, prompt_s=0.003, cold_s=0.006, host_s=0.0013
     )
-    options = IMPATIENT.get(policy, {})
+    options = (IMPATIENT | FEW).get(policy, {})
     single, leaping = run_both_ways(
         policy, profile, shapes, steps_s, offline, options, ttft_slo=ttft_slo
     )
@@ -112,7 +115,7 @@ def cached_depths(loop: EngineLoop) -> list[tuple[int, int]]:
     return sorted((b.depth, b.last_access) for b in loop.scheduler.cache.idle_blocks())
 
 
-def leaped(shapes, num_blocks: int = 64):
+def leaped(shapes, num_blocks: int = 64, policy: str = "unified", **scheduling: object):
     """A run with leaps: its report, the plans that were executed one by one, and the loop."""
     planned = [
         PlannedRequest(n, at_s, tuple(range(n, n + prompt)), output)
@@ -120,7 +123,9 @@ def leaped(shapes, num_blocks: int = 64):
     ]
     arrivals, _ = arrivals_of(planned, Training(), VOCABULARY, 0)
     clock = VirtualClock()
-    loop, executor = build_simulation(config("unified"), small_profile(num_blocks), clock)
+    loop, executor = build_simulation(
+        config(policy, **scheduling), small_profile(num_blocks), clock
+    )
     submitted = []
     submit = executor.submit
     executor.submit = lambda plan, urgent: (submitted.append(plan), submit(plan, urgent))[1]
@@ -130,6 +135,12 @@ def leaped(shapes, num_blocks: int = 64):
 def test_a_leap_is_taken_at_all():
     report, submitted, _ = leaped([(0.0, 10, 12), (0.0, 10, 9)])
     assert report.iterations == 12 and len(submitted) < 6
+
+
+def test_a_leap_is_taken_although_requests_wait():
+    shapes = [(0.0, 10, 12), (0.0, 10, 9), (0.0, 10, 12)]
+    report, submitted, _ = leaped(shapes, policy="fifo", policy_options={"batch": "1"})
+    assert report.iterations == 33 and len(submitted) < 14
 
 
 def test_a_leap_of_seconds_samples_what_is_held_each_second():

@@ -29,8 +29,7 @@ BATCHES = {
     "learning": "it starts when no request can",
 }
 STARVES = {
-    **dict.fromkeys(("fifo", "hpf", "luf", "muf"), BATCHES),
-    "rt_lm": {"offline": "classes come in order, and there is no ageing"},
+    **dict.fromkeys(("fifo", "hpf", "luf", "muf", "rt_lm"), BATCHES),
     "adainf": {
         "online": "training goes first, for as long as there is any",
         "offline": "classes come in order, and there is no ageing",

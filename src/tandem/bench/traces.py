@@ -1,4 +1,5 @@
-"""Recorded workloads: Azure LLM inference, Mooncake (FAST'25) and vidur's length tables.
+"""Recorded workloads: Azure LLM inference, Mooncake (FAST'25), vidur's length tables, and
+lengths of answers with the scores of their prompts (docs/lengths.md).
 
 Parses files (plain or .gz) into records; `workload` uses them. Invariant: records of a timed trace
 are sorted by arrival, and lengths are at least 1.
@@ -28,7 +29,8 @@ class TraceRecord:
     """One recorded request. Lengths are in tokens.
 
     `at_s` is None in length tables. `prefix` names the successive blocks of `block_tokens` tokens
-    of the prompt: two records with equal leading names had equal leading tokens.
+    of the prompt: two records with equal leading names had equal leading tokens. Only lengths of
+    answers have `scores` of the prompt's text, and the limit `max_tokens` (0: not known).
     """
 
     at_s: float | None
@@ -36,6 +38,8 @@ class TraceRecord:
     output_tokens: int
     prefix: tuple[int, ...] = ()
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
+    scores: tuple[float, ...] = ()
+    max_tokens: int = 0
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -43,6 +47,13 @@ class _MooncakeLine(msgspec.Struct):
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+
+
+class _AnswerLine(msgspec.Struct):
+    input_tokens: int
+    output_tokens: int
+    scores: tuple[float, ...]
+    max_tokens: int
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRecord]:
@@ -70,14 +81,16 @@ def _open_text(path: Path) -> TextIO:
 def _records(first: str, rest: Iterable[str]) -> Iterator[TraceRecord]:
     """Choose the parser by the first line."""
     if first.startswith("{"):
-        return map(_mooncake, chain([first], rest))
+        return map(_answer if '"output_tokens"' in first else _mooncake, chain([first], rest))
     columns = first.strip().split(",")
     rows = csv.DictReader(rest, fieldnames=columns)
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(columns):
         return map(_azure, rows)
     if {"num_prefill_tokens", "num_decode_tokens"} <= set(columns):
         return map(_vidur, rows)
-    raise ValueError("neither Azure CSV, Mooncake JSONL nor vidur lengths (see docs/benchmarks.md)")
+    raise ValueError(
+        "no Azure CSV, Mooncake JSONL, vidur lengths or lengths of answers (docs/benchmarks.md)"
+    )
 
 
 def _azure(row: dict[str, str]) -> TraceRecord:
@@ -91,6 +104,12 @@ def _mooncake(line: str) -> TraceRecord:
     row = msgspec.json.decode(line, type=_MooncakeLine)
     prompt, output = max(1, row.input_length), max(1, row.output_length)
     return TraceRecord(row.timestamp / 1e3, prompt, output, row.hash_ids)
+
+
+def _answer(line: str) -> TraceRecord:
+    row = msgspec.json.decode(line, type=_AnswerLine)
+    tokens = max(1, row.input_tokens), max(1, row.output_tokens)
+    return TraceRecord(None, *tokens, scores=row.scores, max_tokens=row.max_tokens)
 
 
 def _vidur(row: dict[str, str]) -> TraceRecord:

@@ -118,6 +118,13 @@ def profile_command(
         Path | None,
         typer.Option(help="File to write; default: by the model", callback=with_folder),
     ] = None,
+    tune: Annotated[
+        Path | None,
+        typer.Option(
+            help="Lengths of answers, or a trace: search alpha, gather (b) and batch (C) of rt_lm"
+            " for them, in simulation; with --profile FILE for that one, and nothing is measured"
+        ),
+    ] = None,
     **flags: Any,
 ) -> None:
     """Measure a model on this machine: what its passes, layers and updates take."""
@@ -125,7 +132,7 @@ def profile_command(
 
     console = Console(stderr=True)
     with refusals():
-        profile_model(settings_from(flags, os.environ, config), seconds, out, console)
+        profile_model(settings_from(flags, os.environ, config), seconds, out, console, tune)
 
 
 app.command("simulate")(simulate_command)

@@ -35,7 +35,7 @@ Seed = Annotated[int, typer.Option(help="Same seed and flags, same workload.")]
 Out = Annotated[
     Path | None, typer.Option(help="Write the report here as JSON.", callback=with_folder)
 ]
-TRACE = "Azure CSV, Mooncake JSONL or vidur lengths (.gz too): lengths, shared prefixes, times."
+TRACE = "Azure CSV, Mooncake JSONL, vidur or answer lengths (.gz too): lengths, prefixes, times."
 USAGE = "Ask for token counts (stream_options.include_usage); without: events are counted."
 
 

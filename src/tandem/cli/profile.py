@@ -1,22 +1,27 @@
 """`tandem profile`: measure a model on this machine, so that the scheduler starts knowing it.
 
-Loads the model as `serve` does, runs micro-benchmarks and writes a profile file. Serves nobody.
+Loads the model as `serve` does, runs micro-benchmarks and writes a profile file. With a file of
+answers it also searches constants of RT-LM for them, by simulation. Serves nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tandem.bench.answers import Answer, read_answers
 from tandem.build import build_executor, resolve_model
 from tandem.cli.checks import check_device
 from tandem.cli.profile_terms import FORWARD_WORDS, OTHER_WORDS, SLICE_WORDS
+from tandem.cli.tune import table_of, tune
 from tandem.config import Settings
-from tandem.estimators.profile import Profile, write_profile
+from tandem.estimators.batching import Batching
+from tandem.estimators.profile import Profile, read_profile, write_profile
 from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 from tandem.profiler import measure
 
@@ -26,14 +31,62 @@ _LEAST_S = 0.5e-9
 _FEW = 20
 # Mean error of a pass as the prediction of the same pass from which on a profile misleads.
 _UNREST = 0.2
+_COLUMNS = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
 
 
-def profile_model(settings: Settings, seconds: float, out: Path | None, console: Console) -> Path:
-    """Load, measure, fit, write, show. Raises `InvalidRequest` as loading does."""
+def profile_model(
+    settings: Settings, seconds: float, out: Path | None, console: Console, lengths: Path | None
+) -> Path:
+    """Load, measure, fit, write, show; with `lengths`, tune for its answers. A configured profile
+    is then tuned, and nothing is measured. Raises `InvalidRequest` as loading does."""
+    answers = read_answers(lengths) if lengths is not None else None
+    before = settings.scheduling.profile
+    if answers is not None and before:
+        profile, path = read_profile(Path(before)), out or Path(before)
+    else:
+        profile, path = _measured(settings, seconds, out, console)
+        write_profile(profile, path)
+    if answers is not None:
+        profile = replace(profile, batching=_tuned(profile, settings, answers, console))
+        write_profile(profile, path)
+    if profile.batching is not None:
+        console.print(f"for batches (rt_lm): {_words(profile.batching)}", soft_wrap=True)
+    use = f"use it: tandem serve --profile {path}"
+    if _restless(profile) or not profile.rates.measured:
+        use = "measure again before you use it"
+    console.print(f"written to {path}; {use}", soft_wrap=True)
+    return path
+
+
+def _tuned(
+    profile: Profile, settings: Settings, answers: Sequence[Answer], console: Console
+) -> Batching:
+    with Progress(*_COLUMNS, console=console) as progress:
+        task = progress.add_task("simulating", total=1.0)
+        best, tried = tune(
+            profile, settings, answers, lambda done: progress.update(task, completed=done)
+        )
+    console.print(table_of(tried))
+    return best
+
+
+def _words(batching: Batching) -> str:
+    searched = [
+        f"{name} {value:g}"
+        for name, value in (("alpha", batching.alpha), ("gather", batching.gather))
+        if value is not None
+    ]
+    fitted = f"C {batching.batch}, phi {batching.phi:.4f} s, eta {batching.eta:.4f} s"
+    return ", ".join([fitted, *searched])
+
+
+def _measured(
+    settings: Settings, seconds: float, out: Path | None, console: Console
+) -> tuple[Profile, Path]:
+    """What is measured, shown, and where to write it."""
     check_device(settings)
     settings = resolve_model(settings)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*_COLUMNS, console=console) as progress:
         task = progress.add_task("loading", total=1.0)
         executor = build_executor(
             settings,
@@ -44,7 +97,6 @@ def profile_model(settings: Settings, seconds: float, out: Path | None, console:
             executor, settings, seconds, lambda done: progress.update(task, completed=done)
         )
     path = out or Path(f"{settings.model.served_name}-{executor.info.device}.profile.json")
-    write_profile(profile, path)
     console.print(_terms(profile))
     console.print(_errors(profile))
     if (again := profile.repeat) is not None:
@@ -54,11 +106,7 @@ def profile_model(settings: Settings, seconds: float, out: Path | None, console:
         )
     for doubt in doubts(profile):
         console.print(f"[yellow]{doubt}[/]")
-    use = f"use it: tandem serve --profile {path}"
-    if _restless(profile) or not profile.rates.measured:
-        use = "measure again before you use it"
-    console.print(f"written to {path}; {use}", soft_wrap=True)
-    return path
+    return profile, path
 
 
 def doubts(profile: Profile) -> Iterator[str]:

@@ -20,7 +20,7 @@ _BATCH = "JSONL of OpenAI's batch API: offline requests, from the beginning on."
 _CURVE = "CSV with step,train_loss, as a job's result file; default: a model of the falling loss."
 # The load where no trace is given.
 _RATE, _DURATION_S = 2.0, 600.0
-_TRACE = "Azure CSV, Mooncake JSONL or vidur lengths (.gz too): lengths, shared prefixes, times."
+_TRACE = "Azure CSV, Mooncake JSONL, vidur or answer lengths (.gz too): lengths, prefixes, times."
 
 
 def simulate_command(

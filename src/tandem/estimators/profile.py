@@ -18,6 +18,7 @@ import msgspec
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo
+from tandem.estimators.batching import Batching
 from tandem.estimators.latency import Rates
 from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 
@@ -101,6 +102,7 @@ class Profile:
     kept_beside: KeptShare = NOTHING_KEPT  # kept by other passes
     versions: dict[str, str] = field(default_factory=dict)
     threads: int = 0  # of a CPU that computed; 0: no CPU, or not counted
+    batching: Batching | None = None  # None: not fitted, as in profiles of before and data sheets
 
     def mismatch(self, info: ModelInfo) -> str | None:
         """Why this profile is not for the model and device of `info`; None if it is."""
@@ -149,15 +151,15 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
-def profiled_rates(path: str, info: ModelInfo) -> Rates | None:
-    """Rates of the profile at `path`; None without a path. Raises `InvalidRequest` if it is for
-    another model or device."""
+def profile_for(path: str, info: ModelInfo) -> Profile | None:
+    """The profile at `path`; None without a path. Raises `InvalidRequest` if it is for another
+    model or device."""
     if not path:
         return None
     profile = read_profile(Path(path))
     if (problem := profile.mismatch(info)) is not None:
         raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
-    return profile.rates
+    return profile
 
 
 def with_cache(profile: Profile, num_blocks: int) -> Profile:

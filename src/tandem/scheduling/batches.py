@@ -1,8 +1,8 @@
 """Batches of requests by what is expected of their answers: RT-LM (section IV-C) and its baselines.
 
-Fills up to so many places with waiting requests, in an order that the policy gives, and may first
-gather some that will take about as long. Knows no policy. Invariant: if nothing runs, a request
-starts, so gathering never waits without end.
+Fills up to so many places with waiting requests, in an order that the policy gives; of the first
+ones it may choose those that will take about as long. Knows no policy. Invariant: if nothing runs,
+a request starts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from tandem.scheduling.view import Traits, View
 # Seconds of backward slices in an iteration with requests (at least one layer), and without.
 _BESIDE_S = 0.02
 _ALONE_S = 0.25
+# The least part of a static batch's places that are filled: a device with fewer is mostly idle.
+_FULL = 0.5
 
-Rank = Callable[[Sequence], float]
-"""What starts first has the least; requests of equal rank start by arrival."""
+Rank = Callable[[Sequence, float], float]
+"""At a time (the second argument), what starts first has the least; requests of equal rank start by
+arrival."""
 
 
 def expected_tokens(seq: Sequence) -> float:
@@ -54,8 +57,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Consolidation (IV-C; algorithm 1, lines 19 to 26): `factor` * C requests gather; of these,
-    sorted by u, the first run that follow one another within `ratio`."""
+    """Consolidation (IV-C; algorithm 1, lines 19 to 26): of the first `factor` * C requests, sorted
+    by u, the first run that follow one another within `ratio`."""
 
     factor: float = 1.8
     ratio: float = 1.5
@@ -64,13 +67,14 @@ class Gathering:
         if min(self.factor, self.ratio) < 1.0:
             raise ValueError("gather and ratio must be at least 1")
 
-    def cut(self, gathered: list[Sequence], most: int) -> list[Sequence]:
-        """At most `most` of them, up to the first that takes `ratio` times as long as the one
-        before it. The paper's line 22 says "or" where its text says that either ends the batch."""
+    def cut(self, gathered: list[Sequence], least: int, most: int) -> list[Sequence]:
+        """The `least` shortest of them, and of the next ones, up to `most`, those before the first
+        that takes `ratio` times as long as the one before it. The paper's line 22 says "or" where
+        its text says that either ends the batch."""
         by_length = sorted(gathered, key=lambda seq: (expected_tokens(seq), seq.order))
-        chosen: list[Sequence] = []
-        for seq in by_length[:most]:
-            if chosen and expected_tokens(seq) > self.ratio * expected_tokens(chosen[-1]):
+        chosen = by_length[:least]
+        for seq in by_length[least:most]:
+            if expected_tokens(seq) > self.ratio * expected_tokens(chosen[-1]):
                 break
             chosen.append(seq)
         return chosen
@@ -80,23 +84,22 @@ class Batches:
     """At most `batch` requests run at once, the first by `rank`; online ones before offline ones.
 
     A `static` batch runs until its longest answer ends, as in engines without continuous batching:
-    that is what RT-LM and its baselines assume. Otherwise a free place is filled at once, or, with
-    `gathering`, when enough wait. Learning comes last.
+    that is what RT-LM and its baselines assume. Otherwise a free place is filled at once. Learning
+    comes last.
     """
 
-    traits = Traits(decodes_alike=True)
+    traits = Traits(decodes_alike=True, waits_alike=True)
 
     def __init__(self, options: Options, rank: Rank, gathering: Gathering | None = None) -> None:
-        self._size = options.batch
+        self.options = options
         self._rank = rank
         self._gathering = gathering
-        self._static = options.static
         self._batch: list[Sequence] = []
 
     def decide(self, view: View) -> Decision:
         """The batch, those that join it, then learning."""
         batch = [*view.serving, *[seq for seq in self._batch if is_waiting(seq)]]
-        if not (self._static and batch):
+        if not (self.options.static and batch):
             batch += self._joining(view, batch)
         self._batch = batch
         running = [seq for seq in batch if not is_waiting(seq)]
@@ -115,23 +118,22 @@ class Batches:
 
     def _joining(self, view: View, batch: list[Sequence]) -> list[Sequence]:
         """The requests that start now."""
-        places = min(self._size, view.budgets.max_sequences) - len(batch)
+        places = min(self.options.batch, view.budgets.max_sequences) - len(batch)
         if places <= 0:
             return []
         members = set(batch)
         waiting = [seq for seq in view.waiting if seq not in members]
-        if self._gathering is None:
-            return self._first(waiting, places)
-        wanted = math.floor(self._gathering.factor * self._size)
-        if len(waiting) < wanted:
-            return [] if batch else self._first(waiting, places)
-        first = self._first(waiting, wanted)
+        if self._gathering is None or len(waiting) <= places:
+            return self._first(waiting, places, view.now)
+        wanted = max(places, math.floor(self._gathering.factor * self.options.batch))
+        first = self._first(waiting, wanted, view.now)
         # Else short offline requests would go before long online ones.
-        return self._gathering.cut(
-            [each for each in first if each.order[0] == first[0].order[0]], places
-        )
+        alike = [each for each in first if each.order[0] == first[0].order[0]]
+        least = math.ceil(_FULL * places) if self.options.static else places
+        return self._gathering.cut(alike, least, places)
 
-    def _first(self, waiting: list[Sequence], count: int) -> list[Sequence]:
+    def _first(self, waiting: list[Sequence], count: int, now: float) -> list[Sequence]:
         for seq in waiting:
-            self._rank(seq)  # it may keep a maximum, which has to be the same for all
-        return sorted(waiting, key=lambda seq: (seq.order[0], self._rank(seq), seq.order))[:count]
+            self._rank(seq, now)  # it may keep a maximum, which has to be the same for all
+        ranked = sorted(waiting, key=lambda seq: (seq.order[0], self._rank(seq, now), seq.order))
+        return ranked[:count]

@@ -19,9 +19,14 @@ from tandem.core.errors import InvalidRequest
 from tandem.scheduling.view import Policy
 
 
-def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
+def build_policy(
+    name: str,
+    options: Mapping[str, str] | None = None,
+    measured: Mapping[str, str] | None = None,
+) -> Policy:
     """The policy `name` of `scheduling/policies`, or `package.module:Class` from elsewhere. A
-    function that makes a policy may stand for the class.
+    function that makes a policy may stand for the class. `measured` are values of a profile, for
+    options of these names that the policy has and `options` leaves out.
 
     A factory with options has a parameter `options`, annotated with a dataclass. The option texts
     are converted to the types of its fields. Raises `InvalidRequest` that lists the known policies,
@@ -48,7 +53,9 @@ def build_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
         raise InvalidRequest(
             f"policy {name!r} has no option {wrong[0]!r}; it has: {', '.join(known) or 'none'}"
         )
-    policy = factory(*[_policy_options(name, kind, options or {}) for kind in kinds])
+    found = {each: text for each, text in (measured or {}).items() if each in known}
+    given = found | dict(options or {})
+    policy = factory(*[_policy_options(name, kind, given) for kind in kinds])
     if not isinstance(policy, Policy):
         raise InvalidRequest(f"{name!r} is no policy: it lacks `decide` or `traits`")
     return policy

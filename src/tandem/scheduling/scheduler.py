@@ -86,7 +86,7 @@ class Scheduler:
         self._admission = Admission(self.state, cache, self.learning, budgets, self.latency, lanes)
         self._steps = count()
         self.asking = Asking()
-        self._was_quiet = False
+        self._was_quiet, self._found = False, self.state.mark
         self._in_flight: StepPlan | None = None
         self._last_plan: StepPlan | None = None
         self._last_results: tuple[StepResult, ...] = ()
@@ -109,10 +109,10 @@ class Scheduler:
 
     @property
     def steady(self) -> bool:
-        """Whether only requests of one class exist, now and at the last decision, all of them run,
-        and the policy's trait `decodes_alike` is set."""
-        alike = self._policy.traits.decodes_alike and self._was_quiet
-        return alike and self._quiet and not self.state.num_waiting
+        """Whether the next decision is the last one again, until a request comes or ends."""
+        traits, seen = self._policy.traits, self._found == self.state.mark
+        settled = not self.state.num_waiting or (traits.waits_alike and seen)
+        return settled and traits.decodes_alike and self._was_quiet and self._quiet
 
     @property
     def _quiet(self) -> bool:
@@ -197,7 +197,7 @@ class Scheduler:
             self.learning,
             self.demand,
         )
-        self._was_quiet = self._quiet
+        self._was_quiet, self._found = self._quiet, self.state.mark
         decision, moves = self._policy.decide(view), self.state.moves
         plan = self._admission.plan(next(self._steps), decision, now)
         if self.demand.due(now):

@@ -191,6 +191,9 @@ class Traits:
     # time. Eviction follows the cache's own order. Later decisions are the same whether the policy
     # decided in each of these iterations or only in the first. `sim.leap.Leaper` relies on this.
     decodes_alike: bool = False
+    # With `decodes_alike`, also while requests wait: whether one starts does not depend on time,
+    # only on what waits and what runs.
+    waits_alike: bool = False
     # Recordings are kept so small that a request can wait for one layer of one. Useful for a policy
     # with preemptible passes.
     records_in_parts: bool = False

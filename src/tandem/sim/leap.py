@@ -1,8 +1,8 @@
 """Advances many iterations at once while only decodes run. Used by the simulator.
 
-While no request waits, ends or arrives, and the policy promises the same decision again, k
-iterations are k tokens for each running sequence. Invariant: afterwards the scheduler's state and
-the estimators are those of k single iterations, except for the numbers of new blocks.
+While no request ends or arrives, and the policy promises the same decision again, k iterations are
+k tokens for each running sequence. Invariant: afterwards the scheduler's state and the estimators
+are those of k single iterations, except for the numbers of new blocks.
 """
 
 from __future__ import annotations

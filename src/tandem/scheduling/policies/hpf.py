@@ -24,4 +24,4 @@ class Options(batches.Options):
 def create(options: Options = Options()) -> Policy:
     """The policy of this file."""
     phi = options.phi
-    return Batches(options, lambda seq: seq.request.arrival_s + priority_point_s(seq, phi))
+    return Batches(options, lambda seq, _: seq.request.arrival_s + priority_point_s(seq, phi))

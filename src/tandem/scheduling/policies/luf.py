@@ -8,4 +8,4 @@ from tandem.scheduling.view import Policy
 
 def create(options: Options = Options()) -> Policy:
     """The policy of this file."""
-    return Batches(options, expected_tokens)
+    return Batches(options, lambda seq, _: expected_tokens(seq))

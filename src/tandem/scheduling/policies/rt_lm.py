@@ -3,7 +3,8 @@ answers that take about as long.
 
 Uncertainty u is the predicted output length. Priority is equation 3, with u divided by the largest
 u so far and both parts above zero: as printed, with alpha = 1 and u in tokens, the numerator is
-negative and a short slack makes a request less urgent. Offloading (IV-D) needs a second engine.
+negative and a short slack makes a request less urgent. Slack is the time that remains, as the text
+says; as printed it would be that at the arrival. Offloading (IV-D) needs a second engine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Options(batches.Options):
-    """The paper's constants (V-A; `phi` and `eta` are those of DialoGPT); `batch` is its C."""
+    """The paper's constants (V-A; `phi` and `eta` are those of DialoGPT); `batch` is its C. Those
+    of a profile stand for options that are not given."""
 
     alpha: float = 1.0  # weight of the uncertainty
     phi: float = 0.08  # seconds from arrival to the priority point, for each input token
@@ -55,9 +57,9 @@ def create(options: Options = Options()) -> Policy:
 def rank_of(options: Options) -> Rank:
     """Orders requests by equation 2 or 3."""
     if options.slack:
-        return lambda seq: _slack_s(options, seq)
+        return lambda seq, _: _slack_s(options, seq)
     if options.literal:
-        return lambda seq: -_literal(options, seq)
+        return lambda seq, _: -_literal(options, seq)
     return _Weighted(options)
 
 
@@ -71,14 +73,16 @@ class _Weighted:
         self._options = options
         self._most = 1.0
 
-    def __call__(self, seq: Sequence) -> float:
+    def __call__(self, seq: Sequence, now: float) -> float:
         tokens = expected_tokens(seq)
         self._most = max(self._most, tokens)
         short = max(_LEAST, 1.0 - self._options.alpha * tokens / self._most)
-        return -short / max(_LEAST, _slack_s(self._options, seq))
+        left_s = _slack_s(self._options, seq) - (now - seq.request.arrival_s)
+        return -short / max(_LEAST, left_s)
 
 
 def _slack_s(options: Options, seq: Sequence) -> float:
+    """At the arrival."""
     return priority_point_s(seq, options.phi) - options.eta * expected_tokens(seq)
 
 

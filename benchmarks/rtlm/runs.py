@@ -1,0 +1,141 @@
+"""One run of the study: a policy under a load, simulated to the end of its last task.
+
+Knows no table. Invariant: runs with the same load have the same tasks at the same times, so that
+their response times can be compared task by task.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from tandem.bench.answers import Answer, arrivals, times
+from tandem.build import build_simulation
+from tandem.cli.tune import unit_s
+from tandem.config import resolve
+from tandem.core.clock import VirtualClock
+from tandem.estimators.batching import Batching
+from tandem.estimators.profile import Profile
+from tandem.sim.run import Arrival, Simulation
+
+BATCHING = ("fifo", "hpf", "luf", "muf", "rt_lm")
+"""Policies that may have static batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a run is: a load (`tasks`, `busy`, `seed`), and a policy with its batches."""
+
+    study: str
+    tasks: str
+    busy: float
+    seed: int
+    policy: str
+    static: bool
+
+    @property
+    def load(self) -> tuple[str, str, float, int]:
+        """Of runs with the same one, the tasks can be compared."""
+        return self.study, self.tasks, self.busy, self.seed
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Response times in seconds by task, of those that count; finished tasks a minute; and thread
+    seconds of scheduling a task (0 unless it was measured)."""
+
+    case: Case
+    response_s: dict[str, float]
+    per_minute: float
+    schedule_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """Mean response time."""
+        return fmean(self.response_s.values())
+
+    @property
+    def most_s(self) -> float:
+        """Maximum response time."""
+        return max(self.response_s.values())
+
+    def quantile(self, share: float) -> float:
+        """Of the response times, the one that a share of them is below."""
+        ordered = sorted(self.response_s.values())
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def summary(self) -> dict[str, Any]:
+        """What the file keeps of it."""
+        shares = (0.05, 0.25, 0.5, 0.75, 0.95)
+        return {
+            "study": self.case.study,
+            "tasks": self.case.tasks,
+            "busy": self.case.busy,
+            "seed": self.case.seed,
+            "policy": self.case.policy,
+            "static": self.case.static,
+            "mean_s": round(self.mean_s, 4),
+            "most_s": round(self.most_s, 4),
+            "quantiles_s": [round(self.quantile(share), 4) for share in shares],
+            "per_minute": round(self.per_minute, 3),
+            "schedule_s": self.schedule_s,
+        }
+
+
+@dataclass(frozen=True)
+class Device:
+    """What all runs have in common."""
+
+    profile: Profile
+    batching: Batching
+    max_batch_tokens: int
+
+    def times(self, tasks: Sequence[Answer], busy: float, rng: Random) -> list[float]:
+        """The paper's arrivals, so that the mean load is `busy` times what full batches serve of
+        these tasks."""
+        return times(unit_s(self.batching, tasks, busy), rng)
+
+    def load(self, tasks: Sequence[Answer], busy: float, seed: int) -> list[Arrival]:
+        """The same for all policies."""
+        rng = Random(seed)
+        return arrivals(tasks, self.times(tasks, busy, rng), rng)
+
+    def run(
+        self,
+        case: Case,
+        load: list[Arrival],
+        policy: str,
+        options: Mapping[str, str],
+        *,
+        counts: Callable[[str], bool] = lambda name: True,
+        timed: bool = False,
+    ) -> Run:
+        """Run it. Figures are of the tasks that `counts` names; `timed` runs measure scheduling,
+        and take each iteration by itself."""
+        if policy in BATCHING:
+            options = {"static": str(case.static).lower(), **options}
+        scheduling = {
+            "policy": policy,
+            "policy_options": dict(options),
+            "max_batch_tokens": self.max_batch_tokens,
+        }
+        clock = VirtualClock()
+        settings = resolve({"scheduling": scheduling}, environ={})
+        loop, executor = build_simulation(settings, self.profile, clock, noise=False)
+        loop.timer = time.thread_time
+        report = Simulation(loop, clock, load, leaps=None if timed else executor).run()
+        done = {name: each for name, each in report.outcomes.items() if counts(name)}
+        assert all(each.finished for each in report.outcomes.values()), "a task was not served"
+        schedule_s = loop.stats().schedule_s / len(report.outcomes) if timed else 0.0
+        return Run(
+            case,
+            {name: each.last_s - each.arrival_s for name, each in done.items()},
+            60.0 * len(done) / report.ended_s,
+            schedule_s,
+            report.ended_s,
+        )

@@ -1,0 +1,116 @@
+"""Answers of a file of lengths, with forecasts, as a load: RT-LM's tasks and arrivals (V-A).
+
+Forecasts are those of the server's network, by cross-validation: none is made by a network that saw
+the answer, or another one with the same features. Knows no policy. Invariant: a seed determines the
+load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.bench.traces import TraceRecord, read_trace
+from tandem.core.errors import InvalidRequest
+from tandem.core.lengths import LEVELS, Asked, Forecast
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.estimators.length_network import fit
+from tandem.estimators.lexical_length import features_of
+from tandem.sim.run import Arrival
+
+BETAS = tuple(range(10, 160, 10))
+"""Arrivals a minute, each for one of the paper's minutes."""
+MOST_ANSWERS = 4096
+_FEWEST = 50
+_FOLDS = 5
+_MEDIAN = LEVELS.index(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Its tokens, and quantiles of what was predicted of it at `LEVELS`."""
+
+    input_tokens: int
+    output_tokens: int
+    most: int
+    quantiles: tuple[float, ...]
+
+    @property
+    def expected(self) -> float:
+        """The paper's u."""
+        return self.quantiles[_MEDIAN]
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """The first answers of a trace or a file of lengths, with forecasts. Raises `InvalidRequest` if
+    it cannot be read, or has too few."""
+    records = read_trace(path, MOST_ANSWERS)
+    if len(records) < _FEWEST:
+        raise InvalidRequest(f"{path} has {len(records)} answers; at least {_FEWEST} are needed")
+    longest = max(record.output_tokens for record in records)
+    most = [record.max_tokens or longest for record in records]
+    return [
+        answer_of(record.prompt_tokens, record.output_tokens, limit, quantiles)
+        for record, limit, quantiles in zip(records, most, _forecasts(records, most), strict=True)
+    ]
+
+
+def answer_of(
+    input_tokens: int, output_tokens: int, most: int, quantiles: NDArray[np.float64]
+) -> Answer:
+    """An answer with these forecasts, made to rise with their level, at most `most` tokens."""
+    rising = np.maximum.accumulate(np.clip(quantiles, 1.0, most))
+    return Answer(input_tokens, output_tokens, most, tuple(rising.tolist()))
+
+
+def times(unit_s: float, rng: Random) -> list[float]:
+    """Poisson arrivals: at each rate of `BETAS` for one of its minutes of 60 `unit_s`, shuffled."""
+    found: list[float] = []
+    for place, beta in enumerate(rng.sample(BETAS, len(BETAS))):
+        at_s = rng.expovariate(beta / 60.0)
+        while at_s < 60.0:
+            found.append(unit_s * (60.0 * place + at_s))
+            at_s += rng.expovariate(beta / 60.0)
+    return found
+
+
+def arrivals(answers: Sequence[Answer], at_s: Sequence[float], rng: Random) -> list[Arrival]:
+    """Requests `task-N`; answers are drawn in a shuffled order, again if they are too few."""
+    order: list[Answer] = []
+    while len(order) < len(at_s):
+        order += rng.sample(list(answers), len(answers))
+    pairs = zip(order, at_s, strict=False)
+    return [arrival(answer, number, when) for number, (answer, when) in enumerate(pairs)]
+
+
+def arrival(answer: Answer, number: int, at_s: float) -> Arrival:
+    """One request `task-N` that makes this answer. Prompts share nothing."""
+    prompt = tuple((7919 * (number + 1) + 31 * at) % 1000 for at in range(answer.input_tokens))
+    sampling = SamplingParams(max_tokens=answer.output_tokens, temperature=0.0, ignore_eos=True)
+    length = Forecast(answer.quantiles, answer.most, "lexical")
+    return Arrival(at_s, Request(f"task-{number}", prompt, sampling, length=length))
+
+
+def _forecasts(records: Sequence[TraceRecord], most: Sequence[int]) -> NDArray[np.float64]:
+    """Quantiles [n, levels] by networks of the other folds."""
+    features = np.array(
+        [
+            features_of(Asked("", "", limit, record.prompt_tokens, record.scores))
+            for record, limit in zip(records, most, strict=True)
+        ]
+    )
+    lengths = np.array([record.output_tokens for record in records], dtype=np.float64)
+    _, same = np.unique(features, axis=0, return_inverse=True)
+    fold = (np.random.default_rng(0).permutation(same.max() + 1) % _FOLDS)[same.reshape(-1)]
+    found = np.zeros((len(records), len(LEVELS)))
+    for number in range(_FOLDS):
+        apart = fold == number
+        if apart.any():
+            found[apart] = fit(features[~apart], lengths[~apart]).predict(features[apart])
+    return found
