@@ -6,6 +6,8 @@ requests.
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from fastapi import FastAPI, Response
 
@@ -13,7 +15,8 @@ from tandem.api.errors import failure
 from tandem.api.specification import specification
 from tandem.api.surface import Surface
 from tandem.core.errors import EngineDead
-from tandem.core.ports import EngineState
+from tandem.core.events import EngineStats
+from tandem.core.ports import EngineState, ServingEngine
 from tandem.telemetry.metrics import CONTENT_TYPE
 
 _HEALTHY = (EngineState.READY, EngineState.QUIET, EngineState.DRAINING)
@@ -44,11 +47,18 @@ def add_state_routes(app: FastAPI, surface: Surface) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus' text format."""
-        try:
-            stats = await surface.client.stats()
-        except EngineDead:
-            stats = None
-        return Response(surface.metrics.render(stats), media_type=CONTENT_TYPE)
+        engines = (surface.client, *surface.others.values())
+        main, *others = await asyncio.gather(*(_stats(engine) for engine in engines))
+        named = dict(zip(surface.others, others, strict=True))
+        return Response(surface.metrics.render(main, named), media_type=CONTENT_TYPE)
+
+
+async def _stats(engine: ServingEngine) -> EngineStats | None:
+    """None while it is dead."""
+    try:
+        return await engine.stats()
+    except EngineDead:
+        return None
 
 
 def _state(state: EngineState, good: bool) -> Response:
