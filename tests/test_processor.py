@@ -25,6 +25,27 @@ def test_threads_spin_briefly_unless_the_environment_says_how_they_wait() -> Non
         assert environ == {name: text}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="cores of processes")
+def test_a_process_keeps_to_its_cores_with_the_threads_that_it_has() -> None:
+    code = """
+import os, threading
+from tandem.processor import core_numbers, keep_to, usable_cores
+last = core_numbers()[-1]
+keep_to(())
+assert core_numbers()[-1] == last
+done = threading.Event()
+before = threading.Thread(target=done.wait)
+before.start()
+keep_to([last])
+assert core_numbers() == (last,) and usable_cores() == 1
+assert os.sched_getaffinity(before.native_id) == {last}
+done.set()
+import torch
+assert torch.get_num_threads() == 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_the_engine_says_so_before_torch_is_there() -> None:
     code = """
 import builtins, os, sys

@@ -30,11 +30,11 @@ SOAK_S = float(os.environ.get("TANDEM_SOAK_S", "12"))
 class Server:
     """A `tandem serve demo` process."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *more: str) -> None:
         self.log = log
         with log.open("w") as output:
-            state = ["--store-directory", str(log.with_name("state"))]
-            self.process = subprocess.Popen([*SERVE, *FLAGS, *state], stderr=output)
+            flags = [*FLAGS, "--store-directory", str(log.with_name("state")), *more]
+            self.process = subprocess.Popen([*SERVE, *flags], stderr=output)
         self.url = self._wait_ready()
 
     def _wait_ready(self) -> str:

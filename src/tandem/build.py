@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,17 +19,22 @@ import msgspec
 from tandem.allocator import give_back_regularly
 from tandem.config import Settings
 from tandem.core.clock import Clock, MonotonicClock, VirtualClock
+from tandem.core.errors import InvalidRequest
+from tandem.core.ports import EngineClient
 from tandem.core.slo import Slo
 from tandem.engine.client import AsyncEngineClient, Progress
+from tandem.engine.division import Division, divide
+from tandem.engine.group import EngineGroup
 from tandem.engine.host import MakeLoop, serve
 from tandem.engine.loop import EngineLoop
+from tandem.engine.placement import Overflow
 from tandem.engine.process import Launch, ProcessTransport
 from tandem.engine.thread import ThreadTransport
 from tandem.estimators.latency import Rates
 from tandem.estimators.profile import Profile, profile_for
 from tandem.kv.cache import KVCache
 from tandem.model.names import locate, served_name
-from tandem.processor import spin_briefly
+from tandem.processor import core_numbers, keep_to, spin_briefly
 from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler
 from tandem.scheduling.view import Budgets
@@ -41,6 +46,9 @@ if TYPE_CHECKING:
     from tandem.model.load import LoadedModel
     from tandem.sim.curves import Curve
     from tandem.sim.executor import SimExecutor
+
+OVERFLOW = "overflow"
+"""The name of the second engine, in messages and metrics."""
 
 # An iteration makes hundreds of short-lived objects, nearly none of them in cycles.
 _GC_YOUNG_OBJECTS = 20_000
@@ -220,16 +228,71 @@ def build_simulation(
     return loop, executor
 
 
+def build_client(settings: Settings, on_progress: Progress | None = None) -> EngineClient:
+    """A client of the engine or, with an overflow engine, of both."""
+    division = division_of(settings)
+    if division is None:
+        return build_engine_client(settings, on_progress)
+    report = on_progress or (lambda stage, done: None)
+    settings = resolve_model(settings)
+    return EngineGroup(
+        build_engine_client(settings, on_progress, cores=division.main),
+        {
+            OVERFLOW: build_engine_client(
+                overflow_settings(settings, division),
+                lambda stage, done: report(f"{OVERFLOW} engine: {stage}", done),
+                cores=division.overflow,
+                name=f"{OVERFLOW} engine",
+            )
+        },
+        Overflow(settings.scheduling.overflow_quantile),
+    )
+
+
+def division_of(settings: Settings) -> Division | None:
+    """Which cores are the overflow engine's, if there is one. Raises `InvalidRequest`."""
+    wanted = settings.scheduling.overflow
+    if not wanted:
+        return None
+    if sys.platform != "linux":
+        problem = "--overflow needs Linux, which keeps an engine to its cores"
+        raise InvalidRequest(problem, param="scheduling.overflow")
+    from tandem.model.load import choose_device
+
+    gpu = choose_device(settings.model.device).type != "cpu"
+    return divide(wanted, core_numbers(), gpu=gpu, threads=settings.model.threads)
+
+
+def overflow_settings(settings: Settings, division: Division) -> Settings:
+    """The overflow engine's: on the CPU, with a time model of its own, and it does not learn."""
+    model, cache = settings.model, settings.cache
+    if division.gpu:  # what was said of the GPU is not meant for the CPU
+        model, cache = replace(model, dtype="auto"), replace(cache, memory_bytes=0)
+    return replace(
+        settings,
+        model=replace(model, device="cpu", threads=0),
+        cache=cache,
+        scheduling=replace(settings.scheduling, profile=""),
+        adapters=replace(settings.adapters, preload={}),
+        learning=replace(settings.learning, enabled=False),
+    )
+
+
 def build_engine_client(
-    settings: Settings, on_progress: Progress | None = None
+    settings: Settings,
+    on_progress: Progress | None = None,
+    *,
+    cores: Sequence[int] = (),
+    name: str = "engine",
 ) -> AsyncEngineClient:
-    """A client of an engine in a supervised process of its own."""
+    """A client of one engine in a supervised process of its own, on `cores` (empty: on all)."""
     settings = resolve_model(settings)
     build_policy(settings.scheduling.policy, settings.scheduling.policy_options)
     transport = ProcessTransport(
-        [sys.executable, "-m", "tandem.build"],
+        [sys.executable, "-m", "tandem.build", *map(str, cores)],
         msgspec.msgpack.encode(settings),
         MonotonicClock(),
+        name=name,
     )
     return AsyncEngineClient(transport, preload=settings.adapters.preload, on_progress=on_progress)
 
@@ -246,7 +309,9 @@ def build_thread_client(
 
 
 def run_engine_process() -> None:
-    """Main function of the engine process: read a `Launch` from standard input and serve."""
+    """Main function of the engine process: read a `Launch` from standard input and serve. Arguments
+    are the cores to compute on (none: all)."""
+    keep_to([int(core) for core in sys.argv[1:]])
     # The server's signals reach the whole process group; the engine ends when its client says so.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)

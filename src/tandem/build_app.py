@@ -24,6 +24,7 @@ from tandem.config import Settings
 from tandem.core.clock import MonotonicClock
 from tandem.core.ports import EngineClient
 from tandem.core.slo import Objectives, Slo
+from tandem.engine.group import EngineGroup
 from tandem.scheduling.registry import build_policy
 from tandem.scheduling.view import Traits
 from tandem.services.answering.admission import Admission
@@ -134,6 +135,7 @@ def build_app(
         versions=background.versions if settings.learning.enabled else None,
         jobs=background.jobs if settings.learning.enabled else None,
         outlooks=build_outlooks(settings, background) if settings.learning.enabled else None,
+        others=client.others if isinstance(client, EngineGroup) else {},
     )
     return create_app(surface, _running(background, receipts, files, batches, lengths))
 

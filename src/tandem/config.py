@@ -72,8 +72,9 @@ class SchedulingConfig:
     `policy_options` are the policy's own (docs/policies.md, docs/unified.md). `ttft_slo` and
     `tpot_slo`, in seconds, are the objectives of requests that bring none, `adapter_slos` those of
     requests for an adapter (`base`: for none) as `TTFT:TPOT`. `profile` is a file of `tandem
-    profile` from which the time model starts; without one, passes of usual shapes are run whenever
-    the engine starts, those that begin within `accustom_s` seconds (0: it starts from guesses).
+    profile` from which the time model starts; without one, usual passes are run when the engine
+    starts, those that begin within `accustom_s` seconds (0: it guesses). `overflow` (cores:N, cpu)
+    is a second engine, for what is predicted to be longer than the `overflow_quantile` lately.
     """
 
     policy: str = "unified"
@@ -85,6 +86,8 @@ class SchedulingConfig:
     adapter_slos: dict[str, str] = field(default_factory=dict)
     profile: str = ""
     accustom_s: PositiveOrZero = 5.0
+    overflow: str = ""
+    overflow_quantile: Annotated[float, Meta(gt=0, lt=1)] = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +230,7 @@ CHOICES = {
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Variables of ours that are no settings, and beginnings of those that are not ours.
-_OTHER_VARIABLES = frozenset(
-    ("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE", "TANDEM_MODEL_CACHE")
-)
+_OTHER_VARIABLES = ("TANDEM_API_KEY", "TANDEM_URL", "TANDEM_KERNEL_CACHE", "TANDEM_MODEL_CACHE")
 _FOREIGN_VARIABLES = ("TANDEM_TEST_", "TANDEM_SHARED_")
 _OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|=(tcp|udp)://")
 
@@ -349,9 +350,8 @@ def _field_defaults(section: str) -> dict[str, Any]:
 def _merge(into: Sections, new: Mapping[str, Mapping[str, Any]], source: str) -> None:
     for section, values in new.items():
         if section not in into:
-            raise InvalidRequest(
-                f"{source}: unknown section [{section}]; known: {', '.join(sorted(into))}"
-            )
+            known_sections = ", ".join(sorted(into))
+            raise InvalidRequest(f"{source}: unknown section [{section}]; known: {known_sections}")
         if not isinstance(values, Mapping):
             raise InvalidRequest(f"{source}: [{section}] must be a table of settings")
         known = _field_defaults(section)

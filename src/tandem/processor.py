@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass
 
 import psutil
@@ -35,10 +35,25 @@ def spin_briefly(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
+    return len(core_numbers())
+
+
+def core_numbers() -> tuple[int, ...]:
+    """Numbers of these cores, ascending."""
     try:
-        return len(os.sched_getaffinity(0))
+        return tuple(sorted(os.sched_getaffinity(0)))
     except AttributeError:  # not on every platform
-        return os.cpu_count() or 1
+        return tuple(range(os.cpu_count() or 1))
+
+
+def keep_to(cores: Collection[int]) -> None:
+    """Run on `cores` alone (none: as before), also with threads that are made later. Linux only.
+
+    Call it before torch is imported: it makes as many threads as there are cores.
+    """
+    if cores:
+        for thread in psutil.Process().threads():
+            os.sched_setaffinity(thread.id, cores)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def loads(*_: object) -> None:
         raise AssertionError("an engine is started")
 
-    monkeypatch.setattr(serve, "build_engine_client", loads)
+    monkeypatch.setattr(serve, "build_client", loads)
     logger = logging.getLogger("tandem")
     before = (logger.handlers[:], logger.level, logger.propagate)
     yield
@@ -66,6 +66,10 @@ def make_files(folder: Path) -> None:
         (["--adapter", "x={}/empty"], f"--adapter x: {{}}/empty has no {CONFIG_NAME}"),
         (["--adapter", "x={}/adapter"], f"--adapter x: {{}}/adapter has no {WEIGHTS_NAME}"),
         (["--adapter-root", "{}/absent"], "--adapter-root: there is no directory {}/absent"),
+        (["--overflow", "cores:9999"], "--overflow cores:9999: the main engine needs a core, too"),
+        (["--overflow", "cpu", "--device", "cpu"], "a CPU give the overflow engine some of the"),
+        (["--overflow", "some"], "--overflow 'some': write cores:N, or cpu"),
+        (["--overflow-quantile", "1"], "--overflow-quantile: scheduling.overflow_quantile: "),
     ],
 )
 def test_what_is_wrong_is_known_before_anything_is_loaded(

@@ -48,6 +48,32 @@ def test_a_load_on_a_data_sheet_gives_a_report_and_pictures(tmp_path):
     assert names == {"run.json"} | pictures
 
 
+@pytest.mark.parametrize("overflow", ["0.5", "l4:llama-3-8b"])
+def test_the_longest_requests_go_to_a_second_engine(tmp_path, overflow):
+    """Half of the same device, or another one; the report is of both."""
+    load = ["--rate", "1", "--max-requests", "100", "--prompt-tokens", "64"]
+    load += ["--output-tokens", "lognormal:32:1.0", "--policy", "fcfs"]
+    found = []
+    for name, flags in (("one", []), ("two", ["--overflow", overflow])):
+        out = tmp_path / f"{name}.json"
+        result = run("simulate", *load, *flags, "--out", str(out))
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(out.read_text()))
+    one, two = found
+    assert one["options"]["overflow"] == "" and two["options"]["overflow"] == overflow
+    assert one["summary"]["completed"] == two["summary"]["completed"] == 100
+    assert one["iterations"] < two["iterations"], "of both engines"
+
+
+@pytest.mark.parametrize(
+    ("overflow", "problem"),
+    [("1.5", "a share is between 0 and 1"), ("nothing", "there is no profile nothing")],
+)
+def test_a_second_engine_that_cannot_be_is_refused(overflow, problem):
+    result = run("simulate", *LOAD, "--overflow", overflow)
+    assert result.exit_code == 2 and problem in result.output
+
+
 def test_several_policies_get_a_report_each(tmp_path):
     out = tmp_path / "run.json"
     result = run(

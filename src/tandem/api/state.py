@@ -6,6 +6,8 @@ requests.
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from fastapi import FastAPI, Request, Response
 
@@ -13,7 +15,8 @@ from tandem.api.errors import failure
 from tandem.api.specification import specification
 from tandem.api.surface import Surface
 from tandem.core.errors import EngineDead
-from tandem.core.ports import EngineState
+from tandem.core.events import EngineStats
+from tandem.core.ports import EngineState, ServingEngine
 from tandem.services.auth import Caller
 from tandem.telemetry.metrics import CONTENT_TYPE
 
@@ -46,11 +49,18 @@ def add_state_routes(app: FastAPI, surface: Surface) -> None:
     async def metrics(request: Request) -> Response:
         """Prometheus' text format; of adapters, those that the caller may see."""
         caller: Caller = request.state.caller
-        try:
-            stats = await surface.client.stats()
-        except EngineDead:
-            stats = None
-        return Response(surface.metrics.render(stats, caller.may_see), media_type=CONTENT_TYPE)
+        engines = (surface.client, *surface.others.values())
+        main, *others = await asyncio.gather(*(_stats(engine) for engine in engines))
+        named = dict(zip(surface.others, others, strict=True))
+        return Response(surface.metrics.render(main, named, caller.may_see), media_type=CONTENT_TYPE)
+
+
+async def _stats(engine: ServingEngine) -> EngineStats | None:
+    """None while it is dead."""
+    try:
+        return await engine.stats()
+    except EngineDead:
+        return None
 
 
 def _state(state: EngineState, good: bool) -> Response:

@@ -6,11 +6,12 @@ engine only through these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tandem.api.bodies import Bodies
 from tandem.api.entrance import Entrance
-from tandem.core.ports import EngineClient
+from tandem.core.ports import EngineClient, ServingEngine
 from tandem.core.slo import Objectives
 from tandem.services.answering.generation import Generation
 from tandem.services.answering.models import Models
@@ -30,7 +31,8 @@ from tandem.telemetry.metrics import ServerMetrics
 class Surface:
     """What is served.
 
-    Without learning, `versions`, `jobs` and `outlooks` are None and their routes refuse.
+    Without learning, `versions`, `jobs` and `outlooks` are None and their routes refuse. `others`
+    are engines that `client` has beside its main one.
     """
 
     client: EngineClient
@@ -49,3 +51,4 @@ class Surface:
     versions: Versions | None = None
     jobs: Jobs | None = None
     outlooks: Outlooks | None = None
+    others: Mapping[str, ServingEngine] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tandem.adapters.files import inspect_adapter
+from tandem.build import division_of
 from tandem.config import Settings, StoreConfig, unknown_variables
 from tandem.core.errors import InvalidRequest
 from tandem.core.slo import Objectives, Slo
@@ -24,6 +25,7 @@ from tandem.services.learning.settings import defaults
 def check(settings: Settings) -> None:
     """Refuse what a server cannot start with. Raises `InvalidRequest` that names the setting."""
     check_device(settings)
+    division_of(settings)
     scheduling = settings.scheduling
     build_policy(scheduling.policy, scheduling.policy_options)
     Objectives.parse(Slo(scheduling.ttft_slo, scheduling.tpot_slo), scheduling.adapter_slos)

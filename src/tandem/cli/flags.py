@@ -77,6 +77,10 @@ HELP = {
     "from which the time model starts; empty: from what is measured at the start",
     "scheduling.accustom_s": "About how many seconds the time model is measured when the engine "
     "starts, without profile; 0: it guesses",
+    "scheduling.overflow": "Second engine for long answers: cores:N (N cores are its own), or cpu "
+    "beside a GPU; empty: none (docs/overflow.md)",
+    "scheduling.overflow_quantile": "It gets what is predicted to be longer than this quantile of "
+    "recent predictions",
     "adapters.preload": "Adapter to load at the start, as NAME=DIRECTORY; repeatable",
     "adapters.roots": "Directory below which adapters may be loaded over HTTP; repeatable",
     "adapters.max_loaded": "Most adapters loaded at the same time",

@@ -23,13 +23,13 @@ from rich.markup import escape
 
 from tandem.allocator import give_back_regularly, share_one_arena
 from tandem.api.protocol import PatientProtocol
-from tandem.build import build_engine_client, resolve_model
+from tandem.build import build_client, resolve_model
 from tandem.cli.checks import check, open_to_all, warnings
 from tandem.config import ServerConfig, Settings
 from tandem.core.errors import InvalidRequest, StoreError
 from tandem.core.events import ModelInfo
 from tandem.core.ports import EngineClient
-from tandem.processor import Watch
+from tandem.processor import Watch, usable_cores
 from tandem.telemetry.logs import configure
 
 # Longer than clients keep idle connections (openai: 60 s), so that none meets a closing one.
@@ -72,7 +72,7 @@ async def _serve(
     show: Callable[[str], bool] | None,
 ) -> int:
     stop = _stop_on_signals()
-    client = build_engine_client(settings, progress.report)
+    client = build_client(settings, progress.report)
     running = AsyncExitStack()
     watching: asyncio.Task[None] | None = None
     try:
@@ -89,7 +89,9 @@ async def _serve(
             _announce(client.info, settings, url, console)
             if show is not None:
                 _show(show, url, console)
-        watching = asyncio.create_task(_watch_processor(client.info.threads))
+        # Beside an overflow engine, all cores compute.
+        wanted = usable_cores() if settings.scheduling.overflow else client.info.threads
+        watching = asyncio.create_task(_watch_processor(wanted))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():  # it never ends by itself; its error is the reason

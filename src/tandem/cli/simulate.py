@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -28,17 +28,25 @@ from tandem.bench.timeline_figures import DrawnRun
 from tandem.build import build_simulation
 from tandem.config import Settings
 from tandem.core.clock import VirtualClock
+from tandem.core.errors import InvalidRequest
+from tandem.core.lengths import LEVELS, Forecast
+from tandem.core.request import Request
 from tandem.core.slo import Slo
+from tandem.core.training import TrainerSpec
+from tandem.engine.placement import MAIN, Overflow
 from tandem.estimators.datasheet import load_profile
+from tandem.estimators.profile import Profile, on_share
 from tandem.sim.curves import read_curve
-from tandem.sim.run import SimReport, Simulation
+from tandem.sim.group import divided, together
+from tandem.sim.run import Arrival, SimReport, Simulation
 from tandem.sim.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
     """What is simulated. A `profile` is a file, or DEVICE:SHAPE of the data sheets; a `loss_curve`
-    the file of a recorded run, without which the loss follows a model."""
+    the file of a recorded run, without which the loss follows a model. `overflow` is a second
+    engine: a profile, or a share of the device, which the main engine then lacks (empty: none)."""
 
     profile: str
     workload: WorkloadOptions
@@ -47,37 +55,32 @@ class SimulateOptions:
     noise: bool = True
     loss_curve: Path | None = None
     batch: Path | None = None  # offline requests, from the beginning on
+    overflow: str = ""
+    overflow_quantile: float = 0.9
 
 
 def simulate(
     settings: Settings, options: SimulateOptions, console: Console
 ) -> tuple[SimulatedRun, SimReport, Timeline]:
     """Plan the load, run it, and describe it. Raises `InvalidRequest`."""
-    profile = load_profile(options.profile)
-    curve = read_curve(options.loss_curve) if options.loss_curve is not None else None
+    profiles = profiles_of(options)
     workload = options.workload
     planned = build_workload(workload)
     arrivals, trainers = arrivals_of(planned, options.training, workload.vocabulary, workload.seed)
-    clock = VirtualClock()
-    timeline = Timeline(clock.now)
-    loop, executor = build_simulation(
-        settings,
-        profile,
-        clock,
-        curve=curve,
-        noise=options.noise,
-        seed=workload.seed,
-        on_plan=timeline if options.timeline else None,
-    )
-    leaps = None if options.timeline else executor
+    loads = [arrivals]
+    if len(profiles) > 1:
+        loads = divided(arrivals, Overflow(options.overflow_quantile), len(profiles), _as_known)
     offline = read_batch(options.batch, workload.vocabulary) if options.batch else []
-    run = Simulation(loop, clock, arrivals, trainers, leaps=leaps, offline=iter(offline))
+    run, timeline = _engine(settings, options, profiles[MAIN], loads[MAIN], trainers, offline)
     end_s = planned[-1].at_s
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task(settings.scheduling.policy, total=max(end_s, 1e-9))
         began = time.perf_counter()
         report = run.run(on_progress=lambda now: progress.update(task, completed=min(now, end_s)))
+        for profile, load in zip(profiles[MAIN + 1 :], loads[MAIN + 1 :], strict=True):
+            other, _ = _engine(settings, options, profile, load)
+            report = together(report, other.run())
         real_s = time.perf_counter() - began
     scheduling = settings.scheduling
     found = describe(
@@ -92,9 +95,54 @@ def simulate(
             "policy_options": dict(scheduling.policy_options),
             "loss_curve": str(options.loss_curve or "model"),
             "batch": str(options.batch or ""),
+            "overflow": options.overflow,
         },
     )
     return found, report, timeline
+
+
+def profiles_of(options: SimulateOptions) -> list[Profile]:
+    """Of the main engine and, if there is one, the overflow engine. Raises `InvalidRequest`."""
+    profile = load_profile(options.profile)
+    if not options.overflow:
+        return [profile]
+    try:
+        share = float(options.overflow)
+    except ValueError:
+        return [profile, load_profile(options.overflow)]
+    if not 0.0 < share < 1.0:
+        raise InvalidRequest(f"--overflow {options.overflow}: a share is between 0 and 1")
+    return [on_share(profile, 1.0 - share), on_share(profile, share)]
+
+
+def _engine(
+    settings: Settings,
+    options: SimulateOptions,
+    profile: Profile,
+    load: Sequence[Arrival],
+    trainers: Sequence[TrainerSpec] = (),
+    offline: Sequence[Request] = (),
+) -> tuple[Simulation, Timeline]:
+    """One engine on a clock of its own, with what it is to do."""
+    clock = VirtualClock()
+    timeline = Timeline(clock.now)
+    loop, executor = build_simulation(
+        settings,
+        profile,
+        clock,
+        curve=read_curve(options.loss_curve) if options.loss_curve is not None else None,
+        noise=options.noise,
+        seed=options.workload.seed,
+        on_plan=timeline if options.timeline else None,
+    )
+    leaps = None if options.timeline else executor
+    return Simulation(loop, clock, load, trainers, leaps=leaps, offline=iter(offline)), timeline
+
+
+def _as_known(request: Request) -> Request:
+    """With its length, for the placement: the most that a prediction could tell it."""
+    tokens = request.sampling.max_tokens
+    return replace(request, length=Forecast((float(tokens),) * len(LEVELS), tokens, "known"))
 
 
 def show(found: SimulatedRun, console: Console) -> None:

@@ -17,6 +17,10 @@ from tandem.core.errors import InvalidRequest
 
 _PROFILE = "A file of `tandem profile`, or DEVICE:SHAPE of a data sheet, as a100-40g:llama-3-8b."
 _BATCH = "JSONL of OpenAI's batch API: offline requests, from the beginning on."
+_OVERFLOW = (
+    "Second engine for the longest requests: a profile as above, or a share of the device, such as "
+    "0.5, which the main engine then lacks; lengths are known (docs/overflow.md)."
+)
 _CURVE = "CSV with step,train_loss, as a job's result file; default: a model of the falling loss."
 # The load where no trace is given.
 _RATE, _DURATION_S = 2.0, 600.0
@@ -48,6 +52,10 @@ def simulate_command(
     max_prompt_tokens: Annotated[int | None, typer.Option(help="Clip prompts.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(help="Clip outputs.")] = None,
     batch: Annotated[Path | None, typer.Option(help=_BATCH)] = None,
+    overflow: Annotated[str, typer.Option(help=_OVERFLOW)] = "",
+    overflow_quantile: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="It gets what is longer than this quantile.")
+    ] = 0.9,
     retrain_rate: Annotated[float, typer.Option(help="Preference pairs a request.")] = 0.0,
     training_steps: Annotated[
         int, typer.Option(help="Steps that are queued at the beginning.")
@@ -72,7 +80,13 @@ def simulate_command(
     """Run a load through the real scheduler on a device that is only computed."""
     from tandem.bench.simulation import Training, as_json
     from tandem.bench.timeline_figures import draw_runs
-    from tandem.cli.simulate import SimulateOptions, compare, drawn_of, show, simulate
+    from tandem.cli.simulate import (
+        SimulateOptions,
+        compare,
+        drawn_of,
+        show,
+        simulate,
+    )
     from tandem.core.slo import Slo
     from tandem.estimators.datasheet import load_profile
     from tandem.scheduling.registry import build_policy
@@ -109,6 +123,8 @@ def simulate_command(
             noise=noise,
             loss_curve=loss_curve,
             batch=batch,
+            overflow=overflow,
+            overflow_quantile=overflow_quantile,
         )
         base = out or Path("simulation.json")
         runs, drawn = [], []

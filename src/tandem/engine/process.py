@@ -56,7 +56,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 class ProcessTransport:
     """A `tandem.engine.transport.Transport` whose host runs in a child process. `command` starts a
-    child that calls `host.serve`."""
+    child that calls `host.serve`; `name` is what it is called in messages."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class ProcessTransport:
         settings: bytes,
         clock: Clock,
         *,
+        name: str = "engine",
         quiet_s: float = QUIET_S,
         silence_s: float = SILENCE_S,
         stuck_s: float = STUCK_S,
@@ -71,6 +72,7 @@ class ProcessTransport:
         self._command = list(command)
         self._settings = settings
         self._clock = clock
+        self._name = name
         self._quiet_s = quiet_s
         self._silence_s = silence_s
         self._stuck_s = stuck_s
@@ -93,7 +95,7 @@ class ProcessTransport:
     async def start(self, deliver: Callable[[Message], None]) -> None:
         """Start supervising: the first child is started in the background."""
         self._deliver = deliver
-        self._tasks = [asyncio.create_task(self._supervise(), name="engine-supervisor")]
+        self._tasks = [asyncio.create_task(self._supervise(), name=f"{self._name} supervisor")]
 
     def send(self, command: Command) -> None:
         """Send a command to the child; dropped while there is none."""
@@ -135,7 +137,7 @@ class ProcessTransport:
                 # end first.
                 await _end(self._child)
             except OSError as error:
-                reason = f"cannot start an engine process: {error}"
+                reason = f"cannot start the {self._name} process: {error}"
             if not self._broken:  # otherwise `Broken` reported the reason
                 logger.error("%s", reason)
                 self._deliver(Lost(self._incarnation, reason))
@@ -168,12 +170,12 @@ class ProcessTransport:
             code = child.poll()
             if code is not None:
                 await asyncio.sleep(0)  # its last messages may still be in the socket
-                return f"the engine process ended unexpectedly (exit status {code})"
+                return f"the {self._name} process ended unexpectedly (exit status {code})"
             self._tell_quiet(self._ready and now - self._heard_s > self._quiet_s)
             if self._ready and now - self._heard_s > self._silence_s:
-                return f"the engine process gave no sign of life for {self._silence_s:.0f} s"
+                return f"the {self._name} process gave no sign of life for {self._silence_s:.0f} s"
             if self._busy_s > self._stuck_s:
-                return f"an iteration of the engine took longer than {self._stuck_s:.0f} s"
+                return f"an iteration of the {self._name} took longer than {self._stuck_s:.0f} s"
             await asyncio.sleep(_POLL_S)
 
     def _tell_quiet(self, quiet: bool) -> None:

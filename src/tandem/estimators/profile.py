@@ -115,6 +115,30 @@ class Profile:
         return None
 
 
+def on_share(profile: Profile, share: float) -> Profile:
+    """The same on a share of the device, 0 to 1: all its work takes longer in proportion, whether
+    bound by memory or not. The loop's own time and the memory stay."""
+    rates, caches, ceilings = profile.rates, profile.caches, profile.ceilings
+    return replace(
+        profile,
+        rates=replace(
+            rates,
+            forward=tuple([each / share for each in rates.forward]),
+            slices=tuple([each / share for each in rates.slices]),
+            update_s=rates.update_s / share,
+        ),
+        caches=replace(
+            caches,
+            resume_s=caches.resume_s / share,
+            decode_s=caches.decode_s / share,
+            prompt_s=caches.prompt_s / share,
+        ),
+        ceilings=Ceilings(ceilings.flops * share, ceilings.bytes_per_s * share),
+        source=f"{profile.source}, on {share:.0%} of the device",
+        threads=0,
+    )
+
+
 def write_profile(profile: Profile, path: Path) -> None:
     """Write JSON, with coefficients under their names."""
     content = asdict(profile) | {"schema": SCHEMA}

@@ -7,9 +7,10 @@ in docs/metrics.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import accumulate
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import (
@@ -34,6 +35,10 @@ _PREDICTION = {
     "mape": "Mean absolute relative error of recent predictions, by kind",
     "p95": "What 95% of recent absolute relative errors were at most, by kind",
 }
+
+MAIN = "main"
+"""The label of the engine that others are beside."""
+_NO_OTHERS: Mapping[str, EngineStats | None] = MappingProxyType({})
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -111,14 +116,24 @@ class ServerMetrics:
         self._shed.labels(reason).inc()
 
     def render(
-        self, stats: EngineStats | None, sees: Callable[[str], bool] = lambda adapter: True
+        self,
+        stats: EngineStats | None,
+        others: Mapping[str, EngineStats | None] = _NO_OTHERS,
+        sees: Callable[[str], bool] = lambda adapter: True,
     ) -> bytes:
         """All metrics in Prometheus' text format; of adapters, those that `sees` admits. `stats` is
-        None while the engine is dead."""
-        engine, own = CollectorRegistry(), CollectorRegistry()
-        engine.register(_EngineCollector(stats))
+        None while the engine is dead.
+
+        If there are `others` beside the main engine, every row of an engine has the label `engine`:
+        `main`, or the name of the other.
+        """
+        engines, own = CollectorRegistry(), CollectorRegistry()
+        if others:
+            engines.register(_GroupCollector({MAIN: stats, **others}))
+        else:
+            engines.register(_EngineCollector(stats))
         own.register(_Seen(self._registry, sees))
-        return generate_latest(own) + generate_latest(engine)
+        return generate_latest(own) + generate_latest(engines)
 
 
 class RequestTiming:
@@ -217,6 +232,23 @@ class _EngineCollector(Collector):
             yield from _gauges(self._stats)
             yield from _counters(self._stats)
             yield _iteration_tokens(self._stats)
+
+
+class _GroupCollector(Collector):
+    """The same of several engines: of each a row, in one family."""
+
+    def __init__(self, engines: Mapping[str, EngineStats | None]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for engine, stats in self._engines.items():
+            label = {"engine": engine}
+            for metric in _EngineCollector(stats).collect():
+                rows = [row._replace(labels=label | row.labels) for row in metric.samples]
+                metric.samples = []
+                families.setdefault(metric.name, metric).samples.extend(rows)
+        return families.values()
 
 
 def _gauges(stats: EngineStats) -> Iterator[Metric]:

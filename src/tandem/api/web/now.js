@@ -96,11 +96,11 @@ class Now {
       fill(this.state, error.message);
       return;
     }
-    fill(
-      this.state,
-      this.scrapes.value("tandem_engine_up") ? "" : "The engine is not there just now.",
-    );
     const { scrapes } = this;
+    const engines = Object.entries(scrapes.by("tandem_engine_up", "engine"));
+    const away = engines.filter(([, up]) => !up).map(([name]) => name);
+    const which = engines.length > 1 ? `${away.join(" and ")} ` : "";
+    fill(this.state, away.length ? `The ${which}engine is not there just now.` : "");
     const at = scrapes.kept.at(-1).at;
     if (scrapes.kept.length > 1) {
       this.points.push([

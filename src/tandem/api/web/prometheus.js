@@ -44,9 +44,13 @@ export class Scrapes {
     return total(this.latest, name, labels);
   }
 
+  // By the values of a label, summed over other labels, such as the engine.
   by(name, label) {
     return Object.fromEntries(
-      (this.latest.get(name) ?? []).map((sample) => [sample.labels[label], sample.value]),
+      (this.latest.get(name) ?? []).map(({ labels }) => [
+        labels[label],
+        this.value(name, { [label]: labels[label] }),
+      ]),
     );
   }
 
