@@ -36,7 +36,7 @@ def forecast(arrivals: list[Arrival]) -> list[Arrival]:
 
 def run(profile: Profile, arrivals: list[Arrival], policy: str = "fcfs") -> SimReport:
     clock = VirtualClock()
-    loop, executor = build_simulation(config(policy, max_sequences=2), profile, clock)
+    loop, executor = build_simulation(config(policy, max_sequences=1), profile, clock)
     return Simulation(loop, clock, arrivals, leaps=executor).run()
 
 

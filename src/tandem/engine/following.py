@@ -44,7 +44,8 @@ class Following:
             if self._engine.state is EngineState.READY:
                 await self._follow()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _LOOK_S)
+                async with asyncio.timeout(_LOOK_S):
+                    await self._changed.wait()
 
     async def _follow(self) -> None:
         has, wanted = self._engine.adapters, self._wanted()
@@ -53,7 +54,8 @@ class Following:
         for name, version in wanted.items():
             if has.get(name) != version:
                 await self._try(version.label, self._engine.publish_adapter(version))
-        self._told = {name: told for name, told in self._told.items() if name in wanted}
+        known = has.keys() | wanted.keys()
+        self._told = {name: told for name, told in self._told.items() if name in known}
 
     async def _try(self, label: str, change: Coroutine[Any, Any, object]) -> None:
         """Make a change; a failure is told once, and tried again at the next look."""
