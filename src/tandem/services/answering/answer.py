@@ -169,11 +169,12 @@ class Answer:
                 await part.abort(unmet)
 
     def _admit(self) -> Ticket:
-        tokens = sum(len(part.request.prompt) for part in self._parts)
-        offline = self._parts[0].request.work_class is WorkClass.OFFLINE
+        requests = [part.request for part in self._parts]
+        tokens = sum(len(request.prompt) for request in requests)
+        offline = requests[0].work_class is WorkClass.OFFLINE
         queue = self._tools.offline if offline else self._tools.admission
         try:
-            return queue.admit(tokens, self._ttft_s())
+            return queue.admit(tokens, self._ttft_s(), sum(map(_answer_tokens, requests)))
         except Overloaded:
             for part in self._parts:
                 part.shed()
@@ -349,3 +350,10 @@ class _Part:
             return []
         self._begun.add(index)
         return [Delta(choice.index, self._echo, self._prompt_entries)]
+
+
+def _answer_tokens(request: Request) -> float:
+    """Tokens that all choices of a request are expected to have."""
+    length = request.length
+    each = request.sampling.max_tokens if length is None else length.quantile(0.5)
+    return request.n * each
