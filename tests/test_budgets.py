@@ -8,10 +8,10 @@ from pathlib import Path
 import tandem
 
 PACKAGE = Path(tandem.__file__).parent
-MOST_LINES = 57_900
+MOST_LINES = 58_250
 MOST_PUBLIC_METHODS = 12
 OVER = {
-    "engine/client.py:AsyncEngineClient": 19,
+    "engine/client.py:AsyncEngineClient": 20,
     "engine/loop.py:EngineLoop": 27,
     "estimators/latency.py:LatencyModel": 17,
     "executor/training.py:TrainingState": 16,

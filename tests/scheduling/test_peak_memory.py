@@ -108,6 +108,19 @@ def test_a_request_for_which_there_is_no_memory_starts_when_nothing_runs() -> No
     to_the_end(target)
 
 
+def test_what_is_foreseen_of_a_running_request_counts_from_then_on() -> None:
+    target = scheduler(20)
+    add(target, 0, 12, surely(60))
+    step(target)
+    add(target, 1, 12, surely(60))
+    assert step(target) == 1
+    target.foresee("0", surely(12))
+    target.foresee("unknown", surely(12))
+    assert step(target) == 2
+    to_the_end(target)
+    assert target.preemptions == 0
+
+
 def test_no_later_request_starts_before_one_that_has_no_memory() -> None:
     target = scheduler(20)
     add(target, 0, 40, surely(40))

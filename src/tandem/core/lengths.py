@@ -20,7 +20,8 @@ _BEYOND = 2.0
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is known of an answer before it is computed. `scores` are those of its text, `batch` is
-    the job whose line it is ("": none)."""
+    the job whose line it is ("": none), `state` what is kept of the prompt's last hidden state
+    (empty before it is computed)."""
 
     adapter: str
     endpoint: str
@@ -28,6 +29,7 @@ class Asked:
     input_tokens: int
     scores: tuple[float, ...] = ()
     batch: str = ""
+    state: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

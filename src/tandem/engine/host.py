@@ -38,6 +38,7 @@ from tandem.engine.messages import (
     CancelSteps,
     CloseTrainer,
     Command,
+    Foresee,
     GetStats,
     Heartbeat,
     LoadAdapter,
@@ -164,6 +165,8 @@ class Host:
                 self._compiling.discard(request_id)
                 self._loop.abort(request_id, index)
                 self._scores.pop(request_id, None)
+            case Foresee(request_id, length):
+                self._loop.scheduler.foresee(request_id, length)
             case GetStats(call, since):
                 self._send(call, self._loop.stats(since))
             case Stop():

@@ -275,6 +275,8 @@ class _Part:
             if event.error == TOO_COMPLEX and grammar is not None:
                 raise InvalidRequest(TOO_COMPLEX, param=grammar.param)
             raise GenerationFailed(event.error or "the server stopped this request; send it again")
+        if event.state:
+            self._foresee(event.state)
         self._scores.extend(event.prompt_logprobs)
         if event.tokens or event.finish_reason is not None:
             self._early.append(event)
@@ -309,6 +311,15 @@ class _Part:
                 self._show(ended=False)
             self._timing.aborted(sum(not choice.finished for choice in self._choices), why)
             await self._tools.client.abort(self.request.request_id)
+
+    def _foresee(self, state: bytes) -> None:
+        """The prompt is computed: its last hidden state may say more of the length."""
+        if self._tools.lengths is None or self._predicted is None:
+            return
+        before = self._predicted.forecast
+        self._predicted = self._tools.lengths.refine(self._predicted, state)
+        if (length := self._predicted.forecast) is not None and length != before:
+            self._tools.client.foresee(self.request.request_id, length)
 
     def _apply(self, event: TokenEvent) -> list[Delta]:
         choice = self._choices[event.index]
