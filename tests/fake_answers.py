@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tandem.core.plan import Draw, DrawResult
 
 VOCAB = 50
+STATE = bytes(16)  # of every prompt
 
 
 def link(chain: int, token: int, weights: str | None) -> int:
@@ -37,7 +38,7 @@ def draw_of(chain: int, draw: Draw) -> DrawResult:
     token = zlib.crc32(key.encode()) % VOCAB
     while token in draw.banned:
         token = (token + 1) % VOCAB
-    return DrawResult(draw.seq_id, token)
+    return DrawResult(draw.seq_id, token, state=STATE if draw.state else b"")
 
 
 def expected_tokens(

@@ -17,6 +17,7 @@ from pathlib import Path
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NotFound, TrainingCancelled
 from tandem.core.events import EngineStats, IterationRecord, ModelInfo, RequestTimes, TokenEvent
+from tandem.core.lengths import Forecast
 from tandem.core.plan import TokenLogprob
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.request import Request
@@ -119,6 +120,8 @@ class FakeEngine:
     aborted: list[tuple[str, int | None]] = field(default_factory=list)
     running: dict[str, set[int]] = field(default_factory=dict)
     cached_tokens: int = 0
+    state_of: Callable[[Request], bytes] = lambda request: b""
+    foreseen: list[tuple[str, Forecast]] = field(default_factory=list)
     refuse: Exception | None = None
     step_s: float = 0.0
     judge: Callable[[TrainingStep], str | None] = lambda step: None
@@ -189,7 +192,12 @@ class FakeEngine:
             cached_tokens=self.cached_tokens,
             times=RequestTimes(0.0, 0.5, 1.0, 1.0 + position) if finish else None,
             error=script.error if over else None,
+            state=self.state_of(request) if request.wants_state and not position else b"",
         )
+
+    def foresee(self, request_id: str, length: Forecast) -> None:
+        """Remember what is said."""
+        self.foreseen.append((request_id, length))
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
         """Remember the call and stop the choice."""

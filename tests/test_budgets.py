@@ -8,11 +8,11 @@ from pathlib import Path
 import tandem
 
 PACKAGE = Path(tandem.__file__).parent
-MOST_LINES = 58_600
+MOST_LINES = 59_600
 MOST_PUBLIC_METHODS = 12
 OVER = {
-    "engine/client.py:AsyncEngineClient": 19,
-    "engine/group.py:EngineGroup": 20,  # the same port, and its other engines
+    "engine/client.py:AsyncEngineClient": 20,
+    "engine/group.py:EngineGroup": 21,  # the same port, and its other engines
     "engine/loop.py:EngineLoop": 27,
     "estimators/latency.py:LatencyModel": 17,
     "executor/training.py:TrainingState": 16,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.lengths.ladder import asked_of
 from benchmarks.lengths.rows import Row
 from tandem.core.lengths import LEVELS, Forecast
+from tandem.estimators.learned_length import by_text, learned
 from tandem.estimators.length_choice import LengthChoice
-from tandem.estimators.lexical_length import Lexical, learned
 from tandem.estimators.output_length import by_batch, by_traffic, pinball, pinballs
 
 Array = NDArray[np.float64]
@@ -90,7 +90,7 @@ class Believed:
 def in_order(rows: Sequence[Row]) -> Believed:
     """Answers arrive one by one; the source is taken for the batch. Only answers that all
     predictors predicted are counted."""
-    lexical = Lexical()
+    lexical = by_text()
     choice = LengthChoice((by_batch(), by_traffic(), lexical))
     losses, alone, sources = list[float](), dict[str, list[float]](), list[str]()
     for row in rows:
@@ -102,7 +102,7 @@ def in_order(rows: Sequence[Row]) -> Believed:
                 alone.setdefault(name, []).append(pinball(quantiles, row.output_tokens))
         choice.observe(told, row.output_tokens)
         for adapter in lexical.due:
-            lexical.take(adapter, learned(lexical.rows(adapter)))
+            lexical.take(adapter, learned(lexical.rows(adapter), lexical.shape))
     return Believed(
         len(losses),
         float(np.mean(losses)) if losses else 0.0,

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from benchmarks.lengths.hidden import States
 from benchmarks.lengths.rows import Row
 from tandem.core.lengths import LEVELS, Asked
+from tandem.estimators.learned_length import features_of
 from tandem.estimators.length_network import Shape, fit
-from tandem.estimators.lexical_length import features_of
 from tandem.services.lengths.scores import Uncertainty
 
 Array = NDArray[np.float64]
@@ -187,4 +187,4 @@ def _single_rule(row: Row) -> Sequence[float]:
 
 
 def _lexical(row: Row) -> Sequence[float]:
-    return features_of(asked_of(row))
+    return tuple(features_of(asked_of(row)).tolist())

@@ -43,6 +43,41 @@ def test_quantiles_stay_in_bounds_and_order(
     assert all(each >= min(produced + 1, max_tokens) for each in found)
 
 
+def test_an_answer_ends_where_the_ranges_of_its_quantiles_do() -> None:
+    assert FORECAST.ends() == [
+        (10.0, pytest.approx(0.05)),
+        (20.0, pytest.approx(0.2)),
+        (40.0, pytest.approx(0.25)),
+        (80.0, pytest.approx(0.25)),
+        (160.0, pytest.approx(0.2)),
+        (320.0, pytest.approx(0.05)),
+    ]
+    assert FORECAST.ends(40) == [
+        (80.0, pytest.approx(0.5)),
+        (160.0, pytest.approx(0.4)),
+        (320.0, pytest.approx(0.1)),
+    ]
+    assert FORECAST.ends(300) == [(600.0, 1.0)], "twice as long as it is already"
+    assert FORECAST.ends(1000) == [(1000.0, 1.0)]
+
+
+@given(
+    st.lists(st.floats(1.0, 500.0), min_size=5, max_size=5).map(sorted),
+    st.integers(1, 500),
+    st.integers(0, 600),
+)
+def test_ends_are_ahead_and_in_order_and_one_of_them_comes(
+    tokens: list[float], max_tokens: int, produced: int
+) -> None:
+    cut = tuple(min(each, float(max_tokens)) for each in tokens)
+    ends = Forecast(cut, max_tokens, "history").ends(produced)
+    places = [place for place, _ in ends]
+    assert places == sorted(places)
+    assert places[0] > produced or produced >= max_tokens
+    assert max_tokens >= places[-1] or produced >= max_tokens
+    assert sum(share for _, share in ends) == pytest.approx(1.0)
+
+
 def test_a_request_takes_its_forecast_to_the_engine() -> None:
     request = Request("r", (1,), length=FORECAST)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request

@@ -15,6 +15,7 @@ from tandem.core.errors import (
     TrainingCancelled,
 )
 from tandem.core.events import TokenEvent
+from tandem.core.lengths import Forecast
 from tandem.core.plan import TokenLogprob
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
@@ -24,6 +25,7 @@ from tandem.engine.messages import (
     AddRequest,
     Answer,
     Command,
+    Foresee,
     Message,
     OpenTrainer,
     Tokens,
@@ -60,6 +62,8 @@ def test_foreign_errors_keep_their_text():
 def test_round_trips():
     sampling = SamplingParams(logit_bias={5: -1.5}, stop_token_ids=(1, 2), logprobs=2)
     command = AddRequest(Request("r", (1, 2, 3), sampling, n=2, adapter="a", tenant="t"))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
+    command = Foresee("r", Forecast((1.0, 2.0, 3.0, 4.0, 5.0), 9, "hidden"))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
     event = TokenEvent(
         "r", 0, (5,), (TokenLogprob(5, -0.5, 1, ((5, -0.5),)),), finish_reason=FinishReason.STOP

@@ -12,20 +12,22 @@ import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import psutil
 import pytest
 
-from fake_answers import expected_tokens
+from fake_answers import STATE, expected_tokens
 from fake_executor import FakeExecutor
 from tandem.build import join_loop
 from tandem.config import Settings
 from tandem.core.clock import MonotonicClock
 from tandem.core.errors import EngineDead, InvalidRequest, NotFound, UnsupportedModel
+from tandem.core.lengths import Forecast
 from tandem.core.plan import Draw
 from tandem.core.ports import EngineState
 from tandem.core.request import Request
@@ -323,6 +325,28 @@ async def close_twice() -> psutil.Process:
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
     return child
+
+
+async def test_a_state_comes_with_the_first_token_and_a_forecast_goes_back():
+    loop = join_loop(Settings(), FakeExecutor(200))
+    client = AsyncEngineClient(ThreadTransport(lambda progress: loop))
+    await client.start()
+    try:
+        states, longer = [], Forecast((200.0,) * 5, 300, "hidden")
+        request = long_request("r", 30, wants_state=True)
+        with patch.object(loop.scheduler, "foresee", wraps=loop.scheduler.foresee) as foresee:
+            async with aclosing(client.generate(request)) as events:
+                async for event in events:
+                    states.append(event.state)
+                    if event.state:
+                        client.foresee("r", longer)
+                        client.foresee("nobody", longer)
+            await client.stats()  # what was sent before it has been handled
+        assert states == [STATE, *[b""] * 29]
+        foresee.assert_called_once_with("r", longer)
+        assert [e.state async for e in client.generate(long_request("s", 2))] == [b""] * 2
+    finally:
+        await client.close()
 
 
 async def test_the_same_host_in_a_thread():

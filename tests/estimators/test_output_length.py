@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from tandem.core.lengths import LEVELS, Asked
+from tandem.estimators.learned_length import (
+    MOST_ADAPTERS,
+    Projection,
+    by_state,
+    by_text,
+    learned,
+)
 from tandem.estimators.length_choice import LengthChoice
 from tandem.estimators.length_network import Shape, fit
-from tandem.estimators.lexical_length import MOST_ADAPTERS, Lexical, learned
 from tandem.estimators.output_length import (
     MOST_KEYS,
     History,
@@ -60,7 +66,7 @@ def test_a_batch_has_a_history_of_its_own() -> None:
 
 
 def test_memory_is_bounded_whatever_comes() -> None:
-    history, lexical = History("all", (lambda asked: asked.batch,)), Lexical()
+    history, lexical = History("all", (lambda asked: asked.batch,)), by_text()
     for number in range(MOST_KEYS + 50):
         history.observe(replace(CHAT, batch=str(number)), 1)
         lexical.observe(replace(CHAT, adapter=str(number)), 1)
@@ -100,12 +106,12 @@ def test_the_same_rows_give_the_same_network() -> None:
 
 
 def test_lexical_learns_from_scores_and_keeps_the_limit() -> None:
-    lexical, rng = Lexical(), np.random.default_rng(3)
+    lexical, rng = by_text(), np.random.default_rng(3)
     for _ in range(400):
         score = float(rng.integers(0, 9))
         lexical.observe(told(score), int(20 + 30 * score + rng.integers(0, 10)))
     assert lexical.due == [""] and lexical.predict(told(1.0)) is None
-    lexical.take("", learned(lexical.rows("")))
+    lexical.take("", learned(lexical.rows(""), lexical.shape))
     assert lexical.due == []
     few, many = lexical.predict(told(1.0)), lexical.predict(told(8.0))
     assert few is not None and many is not None
@@ -119,7 +125,7 @@ def test_lexical_learns_from_scores_and_keeps_the_limit() -> None:
 
 
 def test_the_better_predictor_is_believed_after_a_while() -> None:
-    lexical, rng = Lexical(), np.random.default_rng(4)
+    lexical, rng = by_text(), np.random.default_rng(4)
     choice = LengthChoice((by_batch(), by_traffic(), lexical))
     assert choice.predict(CHAT).forecast is None
     sources = list[str]()
@@ -129,7 +135,7 @@ def test_the_better_predictor_is_believed_after_a_while() -> None:
         sources.append(predicted.forecast.source if predicted.forecast else "none")
         choice.observe(predicted, int(20 + 30 * score + rng.integers(0, 10)))
         if number == 250:
-            lexical.take("", learned(lexical.rows("")))
+            lexical.take("", learned(lexical.rows(""), lexical.shape))
     assert sources[:16] == ["none"] * 16
     assert set(sources[16:251]) == {"history"}
     assert set(sources[270:]) == {"lexical"}
@@ -149,3 +155,35 @@ def test_lines_of_a_batch_are_judged_apart() -> None:
     of_line, of_chat = choice.predict(line).forecast, choice.predict(CHAT).forecast
     assert of_line is not None and of_line.source == "batch" and of_line.quantile(0.5) == 10.0
     assert of_chat is not None and of_chat.source == "history"
+
+
+def test_a_projection_is_the_same_for_all_servers_and_keeps_distances() -> None:
+    rng = np.random.default_rng(5)
+    states = rng.standard_normal((40, 576)).astype(np.float16)
+    first, second = Projection(), Projection()
+    kept = np.array([np.frombuffer(first(state.tobytes()), np.float16) for state in states])
+    assert kept.shape == (40, 64)
+    assert second(states[0].tobytes()) == first(states[0].tobytes())
+    apart = np.linalg.norm(states[1:].astype(float) - states[0].astype(float), axis=1)
+    found = np.linalg.norm(kept[1:].astype(float) - kept[0].astype(float), axis=1)
+    assert found == pytest.approx(apart, rel=0.4) and found.mean() == pytest.approx(
+        apart.mean(), rel=0.1
+    )
+    assert len(first(bytes(2 * 8192))) == 128, "a model of another width"
+    large = np.full(576, 65504.0, np.float16).tobytes()
+    assert np.isfinite(np.frombuffer(first(large), np.float16)).all()
+
+
+def test_without_a_state_nothing_is_said_from_it() -> None:
+    hidden, rng = by_state(), np.random.default_rng(6)
+    for _ in range(250):
+        kind = int(rng.integers(0, 2))
+        numbers = np.full(64, 4.0 * kind) + rng.standard_normal(64)
+        state = numbers.astype(np.float16).tobytes()
+        hidden.observe(replace(CHAT, state=state), 20 + 200 * kind)
+        hidden.observe(CHAT, 500)
+    assert hidden.due == [""]
+    hidden.take("", learned(hidden.rows(""), hidden.shape))
+    assert hidden.predict(CHAT) is None
+    long = hidden.predict(replace(CHAT, state=np.full(64, 4.0, np.float16).tobytes()))
+    assert long is not None and long[2] == pytest.approx(220, rel=0.3)

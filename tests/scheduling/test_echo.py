@@ -9,6 +9,7 @@ from test_policies import Recording, run
 
 from fake_executor import FakeExecutor
 from tandem.core.errors import InvalidRequest
+from tandem.core.lengths import Forecast
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
@@ -189,3 +190,19 @@ def test_a_prompt_goes_on_though_somebody_reads_every_other_block():
 def test_the_scheduler_needs_the_estimator():
     with pytest.raises(InvalidRequest, match="needs the estimator"):
         build_policy("echo", {"estimator": "false"})
+
+
+@pytest.mark.parametrize("predicted", [False, True])
+def test_lines_whose_answers_will_be_short_run_together(predicted):
+    """Each may make 150 tokens, 38 of 60 blocks, and will make four."""
+    target, _ = scheduler(60, tokens=512)
+    length = Forecast((4.0,) * 5, 150, "test") if predicted else None
+    for number in range(4):
+        params = SamplingParams(max_tokens=150, ignore_eos=True)
+        prompt = (number,) * 8
+        target.add(
+            Request(str(number), prompt, params, work_class=WorkClass.OFFLINE, length=length), None
+        )
+    for _ in range(4):
+        step(target)
+    assert len(target.state.running) == (4 if predicted else 1)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from test_echo import DOCUMENT, add, step
 
 from fake_executor import FakeExecutor
-from tandem.core.slo import Slo
+from rates import slice_rates
+from tandem.core.lengths import Forecast
+from tandem.core.request import Request
+from tandem.core.sampling import SamplingParams
+from tandem.core.slo import Slo, WorkClass
+from tandem.estimators.latency import Rates
 from tandem.kv.cache import KVCache
 from tandem.kv.eviction import ByClass
 from tandem.scheduling.registry import build_policy
@@ -104,3 +110,21 @@ def test_with_one_place_a_cached_document_goes_before_a_short_prompt():
     add(target, "short", range(200, 205))
     add(target, "shares", (*document, 2))
     assert step(target)[0][0] == "shares"
+
+
+@pytest.mark.parametrize("decode_s", [2e-3, 1e-5])
+def test_of_equal_prompts_that_with_more_tokens_a_second_starts_first(decode_s):
+    """A row of a prompt takes 0.1 ms. Where a decode takes longer, a short answer is worth more."""
+    rates = Rates((0.01, decode_s, *[1e-9] * 3, 1e-4, *[1e-9] * 8), slice_rates(), 0.01, 1.0, True)
+    policy = build_policy("unified")
+    info = replace(FakeExecutor(100, 4, max_model_len=200).info, eos_token_ids=())
+    cache = KVCache(100, 4, eviction=policy.traits.eviction)
+    target = Scheduler(policy, cache, Budgets(1, 64), info, rates=rates)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    names = ("long", "short") if decode_s > 1e-4 else ("short", "long")
+    for first, name in enumerate(names):
+        length = Forecast(({"long": 100.0, "short": 4.0}[name],) * 5, 100, "test")
+        prompt = tuple(range(first, 20 + first))
+        line = Request(name, prompt, params, work_class=WorkClass.OFFLINE, length=length)
+        target.add(line, None)
+    assert step(target)[0][0] == names[1], "not the one that came first"

@@ -7,7 +7,9 @@ import pytest
 from tandem.core.lengths import Asked
 from tandem.store import Store, lengths
 
-ASKED = Asked("", "chat/completions", 512, 20, (0.0, 1.5, 0.0, 0.0, 2.0, 0.0), "batch-1")
+ASKED = Asked(
+    "", "chat/completions", 512, 20, (0.0, 1.5, 0.0, 0.0, 2.0, 0.0), "batch-1", b"\x00\xff"
+)
 
 
 async def test_lengths_are_kept_by_model_in_order(store: Store) -> None:

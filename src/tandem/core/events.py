@@ -8,7 +8,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from tandem.core.plan import TokenLogprob
-from tandem.core.sequence import FinishReason
+from tandem.core.sequence import FinishReason, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,15 @@ class RequestTimes:
     first_token_s: float | None
     finished_s: float
 
+    @staticmethod
+    def of(seq: Sequence, now: float) -> RequestTimes:
+        """Those of a sequence that ends now."""
+        return RequestTimes(seq.request.arrival_s, seq.first_scheduled_s, seq.first_token_s, now)
+
 
 # A struct, since one is made for every sequence in every iteration (docs/adr/0017). Only the
 # scheduler that makes one changes it.
-class TokenEvent(Struct, gc=False):
+class TokenEvent(Struct, gc=False, omit_defaults=True):
     """New tokens of one choice. The last event of a choice has a `finish_reason`."""
 
     request_id: str
@@ -39,6 +44,7 @@ class TokenEvent(Struct, gc=False):
     cached_tokens: int = 0  # prompt tokens whose KV was in the cache
     times: RequestTimes | None = None
     error: str | None = None  # explains `FinishReason.ERROR`
+    state: bytes = b""  # the prompt's last hidden state as float16, with choice 0's first token
 
 
 @dataclass(frozen=True, slots=True)

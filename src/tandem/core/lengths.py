@@ -6,8 +6,9 @@ tokens that are made already, it is more than those, unless they are all that th
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Of the quantiles that are predicted; the first and last bound 90%, their neighbours 50%."""
@@ -19,7 +20,8 @@ _BEYOND = 2.0
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is known of an answer before it is computed. `scores` are those of its text, `batch` is
-    the job whose line it is ("": none)."""
+    the job whose line it is ("": none), `state` what is kept of the prompt's last hidden state
+    (empty before it is computed)."""
 
     adapter: str
     endpoint: str
@@ -27,6 +29,7 @@ class Asked:
     input_tokens: int
     scores: tuple[float, ...] = ()
     batch: str = ""
+    state: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,24 @@ class Forecast:
         asked = passed + level * (1.0 - passed)
         return min(max(_between(asked, _POINTS, lengths), produced + 1.0), float(self.max_tokens))
 
+    def ends(self, produced: int = 0) -> list[tuple[float, float]]:
+        """Lengths at which the answer may end, given that it is longer than `produced`, each with
+        its probability: the ends of the ranges between the quantiles, in order."""
+        first = bisect_right(self.tokens, produced)
+        far = min(_BEYOND * max(self.tokens[-1], produced), float(self.max_tokens))
+        if first == len(self.tokens):
+            return [(max(far, float(produced)), 1.0)]
+        left = 1.0 - _POINTS[first]
+        places = (*self.tokens[first:], far)
+        return [(each, share / left) for each, share in zip(places, _SHARES[first:], strict=True)]
+
     def _points(self, produced: int) -> tuple[float, ...]:
         last = max(self.tokens[-1], float(produced))
         return (0.0, *self.tokens, min(_BEYOND * last, float(self.max_tokens)))
 
 
 _POINTS = (0.0, *LEVELS, 1.0)
+_SHARES = tuple([high - low for low, high in pairwise(_POINTS)])
 
 
 def _between(at: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:

@@ -44,6 +44,7 @@ class Draw(Struct, gc=False):
     prompt_tokens: int = 0
     history: tuple[int, ...] = ()  # the sequence's tokens so far, if the draw depends on them
     banned: tuple[int, ...] = ()  # tokens that must not be drawn
+    state: bool = False  # the result brings the row that is drawn from; of a span's first draw
 
 
 class Span(Struct, gc=False):
@@ -186,11 +187,13 @@ class TokenLogprob:
 
 
 class DrawResult(Struct, gc=False):
-    """The token drawn for one `Draw`. `logprob` is set only if it was requested."""
+    """The token drawn for one `Draw`. `logprob` is set only if it was requested, and so is `state`,
+    the hidden state before the head as float16."""
 
     seq_id: int
     token: int
     logprob: TokenLogprob | None = None
+    state: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

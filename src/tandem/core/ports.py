@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
+from tandem.core.lengths import Forecast
 from tandem.core.plan import LanePlan, StepResult
 from tandem.core.request import Request
 from tandem.core.sampling import Grammar
@@ -169,6 +170,11 @@ class ServingEngine(Protocol):
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
         """Stop one choice, or all. Its blocks are free within one iteration. Idempotent."""
+        ...
+
+    def foresee(self, request_id: str, length: Forecast) -> None:
+        """More is known now of how long a running request's answers will be. Does nothing if it has
+        ended."""
         ...
 
     async def load_adapter(self, name: str, path: str) -> AdapterVersion:

@@ -16,6 +16,7 @@ from types import NoneType
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.errors import EngineDead, InvalidRequest, NotFound, TandemError
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
+from tandem.core.lengths import Forecast
 from tandem.core.ports import EngineState
 from tandem.core.request import Request
 from tandem.core.training import (
@@ -38,6 +39,7 @@ from tandem.engine.messages import (
     CloseTrainer,
     Command,
     Failure,
+    Foresee,
     GetStats,
     LoadAdapter,
     Loading,
@@ -188,6 +190,11 @@ class AsyncEngineClient:
         self._transport.send(Abort(request_id, index))
         stream.open -= {index} if index is not None else set(stream.open)
         stream.events.put_nowait(None)  # wakes a reader whose next event will not come
+
+    def foresee(self, request_id: str, length: Forecast) -> None:
+        """See `EngineClient`."""
+        if request_id in self._streams:
+            self._transport.send(Foresee(request_id, length))
 
     # ------------------------------------------------------------------ calls
 

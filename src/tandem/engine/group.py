@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
+from tandem.core.lengths import Forecast
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.request import Request
 from tandem.core.training import (
@@ -82,9 +83,9 @@ class EngineGroup:
         self._tasks.clear()
         await asyncio.gather(*(engine.close() for engine in self._engines))
 
-    async def stats(self, since: int | None = None) -> EngineStats:
+    async def stats(self, last: int = 0, after: int = 0) -> EngineStats:
         """The main engine's; ask each of `others` for its own."""
-        return await self._main.stats(since)
+        return await self._main.stats(last, after)
 
     # ------------------------------------------------------------------ requests
 
@@ -100,6 +101,11 @@ class EngineGroup:
         """See `EngineClient`. An engine that does not have the request does nothing."""
         for engine in self._engines:
             await engine.abort(request_id, index)
+
+    def foresee(self, request_id: str, length: Forecast) -> None:
+        """See `EngineClient`. As `abort`."""
+        for engine in self._engines:
+            engine.foresee(request_id, length)
 
     def _able(self, engine: EngineClient, request: Request) -> bool:
         if engine.state is not EngineState.READY:

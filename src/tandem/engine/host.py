@@ -38,6 +38,7 @@ from tandem.engine.messages import (
     CancelSteps,
     CloseTrainer,
     Command,
+    Foresee,
     GetStats,
     Heartbeat,
     LoadAdapter,
@@ -166,6 +167,8 @@ class Host:
                 self._scores.pop(request_id, None)
             case GetStats(call, last, after):
                 self._send(call, self._loop.stats(last, after))
+            case Foresee(request_id, length):
+                self._loop.scheduler.foresee(request_id, length)
             case Stop():
                 self._stopped = True
             case _:

@@ -25,6 +25,7 @@ from tandem.core.errors import (
     UnsupportedModel,
 )
 from tandem.core.events import ModelInfo, TokenEvent
+from tandem.core.lengths import Forecast
 from tandem.core.request import Request
 from tandem.core.training import (
     ScoreRequest,
@@ -45,6 +46,13 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
     request_id: str
     index: int | None = None
+
+
+class Foresee(msgspec.Struct, frozen=True, tag=True):
+    """More is known of how long a request's answers will be. Not answered."""
+
+    request_id: str
+    length: Forecast
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -142,7 +150,7 @@ Call = (
     | StageTrainer
     | AddScore
 )
-Command = AddRequest | Abort | Call | GetStats | Stop
+Command = AddRequest | Abort | Foresee | Call | GetStats | Stop
 
 
 class Failure(msgspec.Struct, frozen=True):

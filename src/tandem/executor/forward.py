@@ -7,7 +7,7 @@ vocabulary] float32 tensor of a long prompt exists.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +26,9 @@ from tandem.model.load import LoadedModel
 from tandem.model.logprobs import token_logprobs
 from tandem.model.sampling import Best, Drawing
 from tandem.model.transfer import indices
+
+# The largest float16.
+_MOST_HALF = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,11 @@ class RunningBatch:
 
     def _find(self) -> list[SpanOutcome]:
         drawn = iter(self._drawing.results() if self._drawing is not None else ())
+        outcomes = self._outcomes_of(drawn)
+        self._add_states(outcomes)
+        return outcomes
+
+    def _outcomes_of(self, drawn: Iterator[DrawResult | str]) -> list[SpanOutcome]:
         totals = self._sums.get()
         if not self._scored:
             return [
@@ -111,6 +119,21 @@ class RunningBatch:
                 )
                 for place, span in enumerate(self._batch.spans)
             ]
+
+    def _add_states(self, outcomes: list[SpanOutcome]) -> None:
+        """Give the first draws of spans their rows, where these are asked for."""
+        batch, wanted = self._batch, list[tuple[DrawResult, int]]()
+        for span, first, outcome in zip(batch.spans, batch.first_rows, outcomes, strict=True):
+            drawn = outcome.draws[0] if span.draws and span.draws[0].state else ""
+            if not isinstance(drawn, str):
+                wanted.append((drawn, first + len(span.tokens) - 1))
+        if not wanted:
+            return
+        with torch.no_grad():
+            rows = _pick(self._hidden, [row for _, row in wanted])
+            states = rows.float().clamp(-_MOST_HALF, _MOST_HALF).half().cpu().numpy()
+        for (drawn, _), state in zip(wanted, states, strict=True):
+            drawn.state = state.tobytes()
 
 
 def run_batch(

@@ -344,4 +344,5 @@ def _draw(seq: Sequence) -> Draw:
         seq.prompt_tokens,
         tuple(seq.tokens) if seq.needs_history else (),
         tuple(sorted(seq.stop_ids)) if position < sampling.min_tokens else (),
+        seq.request.wants_state and not position,
     )

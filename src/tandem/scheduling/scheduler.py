@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo, RequestTimes, TokenEvent
+from tandem.core.lengths import Forecast
 from tandem.core.plan import (
     DEVICE_LANE,
     DrawResult,
@@ -158,6 +160,11 @@ class Scheduler:
         ]
         for seq in chosen:
             self._finish(seq, FinishReason.ABORT)
+
+    def foresee(self, request_id: str, length: Forecast) -> None:
+        """More is known now of how long a request's answers will be. Unknown ids are ignored."""
+        for seq in self._requests.get(request_id, ()):
+            seq.request = replace(seq.request, length=length)
 
     def switch_adapter(self, request_id: str, version: AdapterVersion) -> bool:
         """Continue a request's choices under another version, with their tokens and their KV.
@@ -323,12 +330,13 @@ class Scheduler:
             (draw.logprob,) if draw.logprob is not None else (),
             adapter=seq.adapter.label if seq.adapter is not None else None,
             cached_tokens=seq.cached_tokens,
+            state=draw.state,
         )
         reason = self._ended(seq, draw.token)
         if reason is not None:
             event.finish_reason = reason
             event.stop_token = draw.token if reason is FinishReason.STOP else None
-            event.times = _times(seq, now)
+            event.times = RequestTimes.of(seq, now)
             self._finish(seq, reason)
         elif waiting:
             self.cache.add_reader(seq)
@@ -353,7 +361,7 @@ class Scheduler:
                     index=seq.index,
                     finish_reason=FinishReason.ERROR,
                     adapter=seq.adapter.label if seq.adapter is not None else None,
-                    times=_times(seq, now),
+                    times=RequestTimes.of(seq, now),
                     error=reason,
                 )
             )
@@ -386,12 +394,3 @@ class Scheduler:
         self.cache.add_reader(heir)
         for sibling in others:
             self.state.add_fork(heir, sibling)
-
-
-def _times(seq: Sequence, now: float) -> RequestTimes:
-    return RequestTimes(
-        arrival_s=seq.request.arrival_s,
-        first_scheduled_s=seq.first_scheduled_s,
-        first_token_s=seq.first_token_s,
-        finished_s=now,
-    )

@@ -304,6 +304,7 @@ ANSWER_LENGTHS = _table(
     _json("scores"),
     _text("batch"),
     _integer("output_tokens"),
+    _text("state"),
     sa.Index("answer_lengths_by_adapter", "model", "adapter", "row"),
 )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -290,3 +292,30 @@ async def test_an_answer_that_is_left_teaches_no_length() -> None:
         ended.assert_not_called()
         await collect(await stage.service.complete(["Hi", "You"], options()))
     assert [call.args[1] for call in ended.call_args_list] == [len(HELLO) + 1] * 2
+
+
+async def test_a_prompt_that_is_computed_says_more_of_its_answer() -> None:
+    """Prompts look alike, and their states tell short answers from long ones."""
+    lengths = Lengths(LengthMetrics(CollectorRegistry()))
+    ends = {False: 3, True: 40}
+
+    def play(request: Request, index: int) -> Script:
+        return Script(tokens=HELLO[:1] * ends[_is_long(request)])
+
+    stage = Stage(play, lengths=lengths)
+    stage.engine.state_of = lambda request: np.full(8, _is_long(request), np.float16).tobytes()
+    for _ in range(320):
+        await collect(await stage.service.complete(["Hi"], options()))
+        await lengths.learn()
+    (_, said), (_, then) = stage.engine.foreseen[-2:]
+    assert said.source == then.source == "hidden"
+    for request, (request_id, length) in zip(
+        stage.engine.requests[-20:], stage.engine.foreseen[-20:], strict=True
+    ):
+        assert request.request_id == request_id and request.wants_state
+        assert request.length is not None and request.length.source != "hidden"
+        assert length.quantile(0.5) == pytest.approx(ends[_is_long(request)] + 1, rel=0.5)
+
+
+def _is_long(request: Request) -> bool:
+    return zlib.crc32(request.request_id.encode()) % 2 == 0

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tandem.core.lengths import Asked
+from tandem.estimators.length_choice import Predicted
 from tandem.services.lengths.forecasts import Lengths
 from tandem.store import Store
+from tandem.store import lengths as rows
 from tandem.telemetry.lengths import LengthMetrics
 
 
@@ -85,3 +88,35 @@ async def test_errors_become_metrics() -> None:
     text = generate_latest(registry).decode()
     assert 'tandem_output_length_pinball_tokens{predictor="history"} 0.0' in text
     assert 'tandem_output_length_coverage{level="0.9",predictor="history"} 1.0' in text
+
+
+async def test_what_states_say_outlives_the_server(store: Store) -> None:
+    """Texts are alike; the state of a prompt, of 300 numbers, tells two lengths apart."""
+    rng = np.random.default_rng(0)
+    kinds = rng.standard_normal((2, 300)).astype(np.float16)
+
+    def state(kind: int) -> bytes:
+        return (kinds[kind] + 0.3 * rng.standard_normal(300)).astype(np.float16).tobytes()
+
+    def answer(lengths: Lengths, kind: int) -> Predicted:
+        predicted = lengths.refine(lengths.predict(asked(lengths, WIDE)), state(kind))
+        lengths.ended(predicted, (300, 12)[kind])
+        return predicted
+
+    first, _ = made(store)
+    await first.start("weights")
+    for number in range(300):
+        answer(first, number % 2)
+    await first.stop()
+    second, registry = made(store)
+    await second.start("weights")
+    await second.learn()
+    found = [answer(second, number % 2) for number in range(60)][-2:]
+    await second.stop()
+    told = [each.forecast for each in found]
+    assert [each.source for each in told if each] == ["hidden", "hidden"]
+    assert told[0].quantile(0.5) > 200.0 and told[1].quantile(0.5) < 20.0
+    text = generate_latest(registry).decode()
+    assert 'tandem_output_length_forecasts_total{predictor="hidden"}' in text
+    kept = (await store.read(rows.recent, "weights"))[-1][0].state
+    assert len(kept) == 128, "64 numbers of a state are kept, whatever its width"

@@ -26,6 +26,8 @@ from tandem.scheduling.view import Policy, Traits, View
 
 # Share of TPOT to aim at: an objective that is aimed at exactly is missed every other time.
 _AIM = 0.9
+# Share of the answers that are no longer than what an offline request is taken to need.
+_LONG = 0.95
 # Seconds of backward slices in an iteration with requests (at least one layer), and without.
 _BESIDE_S = 0.02
 _ALONE_S = 0.25
@@ -275,8 +277,13 @@ class Echo:
 
 
 def _at_its_end(seq: Sequence) -> int:
-    """Tokens of a sequence with its longest answer."""
-    return seq.prompt_tokens + seq.request.sampling.max_tokens
+    """Tokens of a sequence with an answer longer than nearly all: its longest, if nothing is
+    known of it."""
+    length, made = seq.request.length, seq.output_tokens
+    answer = seq.request.sampling.max_tokens
+    if length is not None:
+        answer = min(answer, math.ceil(length.quantile(_LONG, made)))
+    return seq.prompt_tokens + answer
 
 
 def _own_tokens(seq: Sequence) -> int:

@@ -31,6 +31,7 @@ class Ticket:
     """One admitted request; leaves the queue at its first token, or when it ends without any."""
 
     tokens: int
+    answer_tokens: float
     since_s: float
     _admission: Admission
 
@@ -59,6 +60,7 @@ class Admission:
         self._shed = shed
         self._waiting: dict[Ticket, None] = {}  # in order of arrival
         self._tokens = 0
+        self._answer_tokens = 0.0
         self._pace = Pace()
         self._seen_s = clock.now()
 
@@ -72,8 +74,9 @@ class Admission:
         """Prompt tokens of these requests."""
         return self._tokens
 
-    def admit(self, tokens: int, ttft_s: float | None = None) -> Ticket:
-        """Take a request of `tokens` prompt tokens into the queue.
+    def admit(self, tokens: int, ttft_s: float | None = None, answer_tokens: float = 0.0) -> Ticket:
+        """Take a request of `tokens` prompt tokens into the queue; its answer is expected to have
+        `answer_tokens` (0: nobody says).
 
         With an objective `ttft_s` it is refused if it would have to wait for more than
         `max_wait_factor` times as long. An empty queue takes every request, or a large one could
@@ -85,9 +88,10 @@ class Admission:
             raise self._overloaded(Reason.TOKENS, f"{self._tokens} prompt tokens are waiting")
         if ttft_s is not None and self._bounds.max_wait_factor > 0.0:
             self._check_wait(now_s, ttft_s)
-        ticket = Ticket(tokens, now_s, self)
+        ticket = Ticket(tokens, answer_tokens, now_s, self)
         self._waiting[ticket] = None
         self._tokens += tokens
+        self._answer_tokens += answer_tokens
         return ticket
 
     def check(self) -> None:
@@ -106,7 +110,7 @@ class Admission:
         oldest = next(iter(self._waiting), None)
         if oldest is None or now_s - oldest.since_s <= ttft_s:
             return
-        wait_s = self._pace.wait_s(len(self._waiting), self._tokens)
+        wait_s = self._wait_s()
         limit_s = self._bounds.max_wait_factor * ttft_s
         if wait_s > limit_s:
             self._shed(Reason.WAIT)
@@ -117,6 +121,10 @@ class Admission:
                 f"after {after_s:.0f} s, or send a larger ttft_slo",
                 retry_after_s=after_s,
             )
+
+    def _wait_s(self) -> float:
+        """Seconds until all that wait have started."""
+        return self._pace.wait_s(len(self._waiting), self._tokens, self._answer_tokens)
 
     def _look(self) -> float:
         """The time; the pace learns of what has passed since the last look."""
@@ -130,15 +138,16 @@ class Admission:
             return
         self._look()
         if started:
-            self._pace.started(ticket.tokens, len(self._waiting))
+            self._pace.started(ticket.tokens, len(self._waiting), ticket.answer_tokens)
         del self._waiting[ticket]
         self._tokens -= ticket.tokens
+        self._answer_tokens -= ticket.answer_tokens
         assert self._tokens >= 0
 
     def _overloaded(self, reason: Reason, what: str) -> Overloaded:
         """Half of the queue should be gone by then, at the pace at which requests start now."""
         self._shed(reason)
-        after_s = _bounded(self._pace.wait_s(len(self._waiting) / 2, self._tokens / 2))
+        after_s = _bounded(self._wait_s() / 2)
         return Overloaded(
             f"the server is at its limit: {what}; retry after {after_s:.0f} s",
             retry_after_s=after_s,

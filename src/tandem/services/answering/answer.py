@@ -169,11 +169,12 @@ class Answer:
                 await part.abort(unmet)
 
     def _admit(self) -> Ticket:
-        tokens = sum(len(part.request.prompt) for part in self._parts)
-        offline = self._parts[0].request.work_class is WorkClass.OFFLINE
+        requests = [part.request for part in self._parts]
+        tokens = sum(len(request.prompt) for request in requests)
+        offline = requests[0].work_class is WorkClass.OFFLINE
         queue = self._tools.offline if offline else self._tools.admission
         try:
-            return queue.admit(tokens, self._ttft_s())
+            return queue.admit(tokens, self._ttft_s(), sum(map(_answer_tokens, requests)))
         except Overloaded:
             for part in self._parts:
                 part.shed()
@@ -274,6 +275,8 @@ class _Part:
             if event.error == TOO_COMPLEX and grammar is not None:
                 raise InvalidRequest(TOO_COMPLEX, param=grammar.param)
             raise GenerationFailed(event.error or "the server stopped this request; send it again")
+        if event.state:
+            self._foresee(event.state)
         self._scores.extend(event.prompt_logprobs)
         if event.tokens or event.finish_reason is not None:
             self._early.append(event)
@@ -308,6 +311,15 @@ class _Part:
                 self._show(ended=False)
             self._timing.aborted(sum(not choice.finished for choice in self._choices), why)
             await self._tools.client.abort(self.request.request_id)
+
+    def _foresee(self, state: bytes) -> None:
+        """The prompt is computed: its last hidden state may say more of the length."""
+        if self._tools.lengths is None or self._predicted is None:
+            return
+        before = self._predicted.forecast
+        self._predicted = self._tools.lengths.refine(self._predicted, state)
+        if (length := self._predicted.forecast) is not None and length != before:
+            self._tools.client.foresee(self.request.request_id, length)
 
     def _apply(self, event: TokenEvent) -> list[Delta]:
         choice = self._choices[event.index]
@@ -349,3 +361,10 @@ class _Part:
             return []
         self._begun.add(index)
         return [Delta(choice.index, self._echo, self._prompt_entries)]
+
+
+def _answer_tokens(request: Request) -> float:
+    """Tokens that all choices of a request are expected to have."""
+    length = request.length
+    each = request.sampling.max_tokens if length is None else length.quantile(0.5)
+    return request.n * each

@@ -288,7 +288,7 @@ class Generation:
         predicted = predictions(lengths, draft, model, made, options.batch)
         requests = [replace(request, arrival_s=arrival_s) for request in made]
         for place, known in enumerate(predicted):
-            requests[place] = replace(requests[place], length=known.forecast)
+            requests[place] = replace(requests[place], length=known.forecast, wants_state=True)
         tokens = PromptTokens(self._tokenizer.identity, tuple(prompts))
         draft = replace(draft, receipt=replace(draft.receipt, prompt_tokens=tokens))
         return Answer(

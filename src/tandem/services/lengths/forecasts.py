@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from tandem.core.errors import StoreError
 from tandem.core.lengths import Asked
+from tandem.estimators.learned_length import Projection, by_state, by_text, learned
 from tandem.estimators.length_choice import LengthChoice, Predicted
-from tandem.estimators.lexical_length import Lexical, learned
 from tandem.estimators.output_length import by_batch, by_traffic
 from tandem.services.lengths.lexicon import Lexicon
 from tandem.services.lengths.scores import Scorer
@@ -35,8 +36,9 @@ class Lengths:
         self._metrics = metrics
         self._store = store
         self._scorer = Scorer(Lexicon.load())
-        self._lexical = Lexical()
-        self._choice = LengthChoice((by_batch(), by_traffic(), self._lexical))
+        self._learned = (by_text(), by_state())
+        self._choice = LengthChoice((by_batch(), by_traffic(), *self._learned))
+        self._projection = Projection()
         self._unwritten: list[tuple[Asked, int]] = []
         self._model = ""
         self._working: asyncio.Task[None] | None = None
@@ -48,8 +50,16 @@ class Lengths:
     def predict(self, asked: Asked) -> Predicted:
         """What is known of an answer that is about to begin."""
         predicted = self._choice.predict(asked)
-        self._metrics.predicted(predicted.forecast.source if predicted.forecast else "none")
+        self._metrics.predicted(_source(predicted))
         return predicted
+
+    def refine(self, predicted: Predicted, state: bytes) -> Predicted:
+        """What is known once the prompt is computed: its last hidden `state`, in float16."""
+        asked = replace(predicted.asked, state=self._projection(state))
+        refined = self._choice.predict(asked)
+        if refined.forecast is not None and refined.forecast.source != _source(predicted):
+            self._metrics.predicted(refined.forecast.source)
+        return refined
 
     def ended(self, predicted: Predicted, output_tokens: int) -> None:
         """An answer has ended by itself or at its limit. One that was cancelled says nothing."""
@@ -84,9 +94,10 @@ class Lengths:
 
     async def learn(self) -> None:
         """Make the networks that are due, one after another, beside the event loop."""
-        for adapter in self._lexical.due:
-            network = await asyncio.to_thread(learned, self._lexical.rows(adapter))
-            self._lexical.take(adapter, network)
+        for each in self._learned:
+            for adapter in each.due:
+                network = await asyncio.to_thread(learned, each.rows(adapter), each.shape)
+                each.take(adapter, network)
 
     def measure(self) -> None:
         """Set the metrics."""
@@ -101,3 +112,7 @@ class Lengths:
             except Exception as error:  # forecasts are not worth a server
                 logger.error("lengths of answers are not learned", exc_info=error)
             await asyncio.sleep(_EVERY_S)
+
+
+def _source(predicted: Predicted) -> str:
+    return predicted.forecast.source if predicted.forecast is not None else "none"

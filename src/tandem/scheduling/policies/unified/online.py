@@ -14,6 +14,7 @@ from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.policies.unified.deadlines import Deadlines
+from tandem.scheduling.policies.unified.memory import Memory
 from tandem.scheduling.queues import first_waiting, is_prompt
 from tandem.scheduling.view import View
 
@@ -116,6 +117,7 @@ class OnlinePass:
         queue: list[Sequence],
         busy: float,
         owed: Sequence | None = None,
+        memory: Memory | None = None,
     ) -> OnlinePass:
         """The running requests, and the first of the queue that are worth their place.
 
@@ -129,7 +131,7 @@ class OnlinePass:
 
         Under overload, a prompt is also deferred if it would make an answer late that is on time,
         with all of its rows: else all answers would be late together. The request `owed` is never
-        deferred.
+        deferred. None starts that does not fit into `memory`, and none behind it.
         """
         found = OnlinePass(view.budgets.max_batch_tokens)
         found._add_running(view, running)
@@ -154,6 +156,8 @@ class OnlinePass:
                 # Equal but for rounding: batched.
                 if seconds > found.most_s and cost_s > 1.000001 * (len(queue) - place) * saved_s:
                     break
+            if memory is not None and not memory.hold(seq):
+                return found  # those that are left have no time to wait for
             found.joining.append(seq)
             found.joining_rows += taken
             found._take(view, seq, taken, ends=taken == needed)

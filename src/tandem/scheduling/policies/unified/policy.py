@@ -15,6 +15,7 @@ from tandem.core.sequence import Sequence
 from tandem.kv.eviction import ByClass
 from tandem.scheduling.policies.unified.deadlines import Deadlines
 from tandem.scheduling.policies.unified.ledger import Ledger
+from tandem.scheduling.policies.unified.memory import Memory
 from tandem.scheduling.policies.unified.observe import Observer, Scene
 from tandem.scheduling.policies.unified.online import OnlinePass, last_step, start_of
 from tandem.scheduling.policies.unified.rest import LearningItem, offline_value
@@ -147,7 +148,8 @@ class Unified:
         rest, busy = bool(scene.items or scene.offline or scene.waiting), self._observer.busy
         if not (rest or scene.queue):
             return _Budget(OnlinePass())
-        online = OnlinePass.of(view, scene.running, scene.queue, busy, scene.owed)
+        memory = _memory(view, scene) if scene.queue else None
+        online = OnlinePass.of(view, scene.running, scene.queue, busy, scene.owed, memory)
         if not rest:
             return _Budget(online)
         self._deadlines.forget_ended(view)
@@ -201,7 +203,6 @@ class Unified:
         will want (Echo 4.2, 5.3). So one always may start.
         """
         ranked: list[_Ranked] = []
-        spare = view.available_blocks + view.blocks_of(scene.running) - view.online_demand_blocks
         for seq in scene.waiting:
             start, length = start_of(view, seq), len(seq.tokens)
             missing = -(-(length - start) // view.block_size)
@@ -209,13 +210,16 @@ class Unified:
             if (value := offline_value(view, seq, start, lost)) > 0.0:
                 ranked.append((value, [seq], start, view.new_blocks(seq, length)))
         ranked.sort(key=lambda each: -each[0])
+        online, learning = scene.running, view.running_in_order[len(view.serving) :]
+        more = view.online_demand_blocks - view.blocks_of(online)  # that come
+        reserved = max(0.0, more) + view.blocks_of(learning)
+        memory = Memory(view, [*online, *scene.offline], reserved)
         fitting: list[_Ranked] = []
         for each in ranked:
             if len(fitting) == scene.slots:
                 break
-            if each[3] <= spare or not (scene.offline or fitting):
+            if memory.hold(each[1][0]) or not (scene.offline or fitting):
                 fitting.append(each)
-                spare -= each[3]
         return fitting
 
     # ------------------------------------------------------------------ fill
@@ -387,3 +391,9 @@ class Unified:
             self._pass_s = _AFTER_LOSS * plan.pass_s
         elif ran and plan.pass_s:
             self._pass_s = min(max(self._pass_s, _AFTER_END * plan.pass_s), _IDLE_S)
+
+
+def _memory(view: View, scene: Scene) -> Memory:
+    """What requests that wait may use: all else is preempted for them, but not what is kept."""
+    kept = [seq for seq in scene.kept if seq.scoring is not None]
+    return Memory(view, scene.running, view.blocks_of(kept))

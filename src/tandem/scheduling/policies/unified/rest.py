@@ -55,15 +55,20 @@ def offline_value(view: View, seq: Sequence, start: int, lost_blocks: float) -> 
     """Echo's benefit less punishment, a second (equation 4), of the rest of a sequence from `start`
     on.
 
-    The benefit is the tokens that come of it: one of a decode, all of a prompt, those of a cached
-    prefix included. The punishment is the tokens of `lost_blocks`, which will be computed again.
+    The benefit is the tokens that come of it: one of a decode; of a prompt all of its own, those of
+    a cached prefix included, and those of its answer, as far as its length is known. The punishment
+    is the tokens of `lost_blocks`, which will be computed again.
     """
-    latency, length = view.latency, len(seq.tokens)
+    latency, tokens = view.latency, len(seq.tokens)
     if seq.decoding:
-        return 1.0 / latency.added_decode_s(length)
+        return 1.0 / latency.added_decode_s(tokens)
     work = PassWork()
-    work.span(start, length - start, draws=1)
-    return (length - lost_blocks * view.block_size) / latency.added_s(work)
+    work.span(start, tokens - start, draws=1)
+    seconds, answer = latency.added_s(work), 0.0
+    if (length := seq.request.length) is not None:
+        answer = length.quantile(0.5, seq.output_tokens) - seq.output_tokens
+        seconds += answer * latency.added_decode_s(tokens + int(answer / 2))
+    return (tokens + answer - lost_blocks * view.block_size) / seconds
 
 
 # A struct, since one is made for every step in every iteration (docs/adr/0017).
