@@ -52,7 +52,9 @@ def add_state_routes(app: FastAPI, surface: Surface) -> None:
         engines = (surface.client, *surface.others.values())
         main, *others = await asyncio.gather(*(_stats(engine) for engine in engines))
         named = dict(zip(surface.others, others, strict=True))
-        return Response(surface.metrics.render(main, named, caller.may_see), media_type=CONTENT_TYPE)
+        return Response(
+            surface.metrics.render(main, named, caller.may_see), media_type=CONTENT_TYPE
+        )
 
 
 async def _stats(engine: ServingEngine) -> EngineStats | None:
