@@ -165,7 +165,7 @@ def test_an_idle_connection_is_kept_and_a_slow_answer_waited_for(hasty: str) -> 
         assert http.get("/health").status_code == 200
         time.sleep(1.0)
         assert http.get("/health").status_code == 200
-    engine = FakeEngine(play=lambda r, i: Script(delay_s=1.0))
+    engine = FakeEngine(play=lambda r, i: Script(tokens=(), delay_s=1.0))
     with live(make_app(engine), http=Hasty) as url:
         body = {"model": "demo", "prompt": "x"}
         assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
