@@ -7,8 +7,9 @@ SCRIPTS := tests/clients/js
 CLIENTS := $(VENV)/.clients-$(shell cat pyproject.toml constraints.txt $(SCRIPTS)/package-lock.json | cksum | cut -d' ' -f1)
 MODEL ?= smollm2
 ARGS ?=
-# Processes of `make test`; with one thread each they do not wait for each other.
-WORKERS ?= 2
+# Processes of `make test`, of one thread each. Tests wait about as long as they compute, so that three
+# keep two cores busy.
+WORKERS ?= 3
 
 .PHONY: setup serve chat test test-full lint format bench clean
 
@@ -40,7 +41,8 @@ chat: setup
 	$(BIN)/tandem chat $(ARGS)
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not full and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-m "not full and not gpu"
 
 test-full: setup $(CLIENTS)
 	TANDEM_TEST_FULL=1 $(BIN)/python -m pytest -m "not gpu"

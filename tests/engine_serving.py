@@ -13,6 +13,7 @@ from queue import Queue
 import uvicorn
 
 from serving import new_directory
+from tandem.api.protocol import PatientProtocol
 from tandem.build import build_engine_client
 from tandem.build_app import build_app
 from tandem.config import Settings, StoreConfig
@@ -37,7 +38,13 @@ def live_engine(settings: Settings) -> Iterator[str]:
             await client.start()
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 app = await asyncio.to_thread(build_app, settings, client)
-                config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="on")
+                config = uvicorn.Config(
+                    app,
+                    http=PatientProtocol,
+                    log_level="error",
+                    access_log=False,
+                    lifespan="on",
+                )
                 server = uvicorn.Server(config)
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 ready.put(f"http://127.0.0.1:{listener.getsockname()[1]}")

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import zlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fake_scores import logprob_at, logprob_of, loss_of, score_of
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NotFound, TrainingCancelled
 from tandem.core.events import EngineStats, IterationRecord, ModelInfo, RequestTimes, TokenEvent
 from tandem.core.lengths import Forecast
-from tandem.core.plan import TokenLogprob
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
 from tandem.core.training import (
-    Role,
     Score,
     ScoreRequest,
     StepOutcome,
     TrainerSpec,
     TrainerState,
-    TrainingSequence,
     TrainingStep,
 )
 from tandem.core.version import AdapterVersion
@@ -60,29 +57,6 @@ class Script:
 def _iteration(number: int) -> IterationRecord:
     """One that began a second after the one before, at second 0 of the machine's clock."""
     return IterationRecord(number, float(number), 0.5, 0.3, 0.1, 2, 30, 4, 5, 6, 1)
-
-
-def logprob_of(token: int, alternatives: int) -> TokenLogprob:
-    """A made-up but recognisable log-probability: -token / 1000, alternatives token, token + 1.."""
-    top = tuple((token + k, -(token + k) / 1000) for k in range(alternatives))
-    return TokenLogprob(token, -token / 1000, 1, top)
-
-
-def loss_of(revision: int) -> float:
-    """The loss that the fake reports for the step that leads to `revision`: falls with each."""
-    return 1.0 / (1.0 + revision)
-
-
-def score_of(tokens: tuple[int, ...], prompt_tokens: int, under: str | None) -> float:
-    """A made-up log-probability: below 0, fixed by the tokens and the weights' name, a sum over the
-    completion of values in [-2, -1); an adapter makes each token likelier by up to a tenth."""
-    prefix = ",".join(map(str, tokens[:prompt_tokens]))
-    completion = tokens[prompt_tokens:]
-    gain = 0.0 if under is None else 0.05 * (1.0 + zlib.crc32(under.encode()) / 2**32)
-    return gain * len(completion) - sum(
-        1.0 + zlib.crc32(f"{prefix}|{place}|{token}".encode()) / 2**32
-        for place, token in enumerate(completion)
-    )
 
 
 def _dead() -> EngineDead:
@@ -296,7 +270,7 @@ class FakeEngine:
             grad_norm=1.0,
             learning_rate=self.spec_of[step.trainer].optimizer.learning_rate,
             logprobs=tuple(
-                tuple(_logprob_at(sequence, before.revision) for sequence in batch)
+                tuple(logprob_at(sequence, before.revision) for sequence in batch)
                 for batch in step.micro_batches
             ),
             arrival_s=0.0,
@@ -413,13 +387,6 @@ class FakeEngine:
     async def close(self) -> None:
         """Dead at once."""
         self.state = EngineState.DEAD
-
-
-def _logprob_at(sequence: TrainingSequence, revision: int) -> float:
-    """Chosen and good completions become likelier with each update, the others less likely."""
-    before = score_of(sequence.tokens, sequence.prompt_tokens, None)
-    better = sequence.role in (Role.TARGET, Role.CHOSEN, Role.DESIRABLE)
-    return before / (1.0 + 0.1 * revision) if better else before * (1.0 + 0.1 * revision)
 
 
 def as_client(engine: FakeEngine) -> EngineClient:

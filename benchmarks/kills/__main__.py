@@ -12,15 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -29,118 +23,15 @@ import httpx
 import psutil
 import typer
 
-SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
-CONFIG = """
-[model]
-dtype = "float32"
-threads = 1
-[cache]
-memory_bytes = 67108864
-[learning]
-rank = 4
-batch_samples = 4
-steps_per_version = 1
-version_wait_s = 1.0
-epochs = 1
-held_out = 0.0
-gate = "always"
-[server]
-port = 0
-log_level = "warning"
-[store]
-directory = "{state}"
-"""
-NAMES = ("one", "two", "three")
-OPEN = ("validating_files", "queued", "running")
+from benchmarks.kills.checks import NAMES, OPEN, check_answers, check_store
+from benchmarks.kills.server import Report, Server
+
 ENGINE, SERVER, BOTH, PAUSE, HANG, ORPHAN, STOP = (
     *("kill the engine", "kill the server", "kill both", "pause the engine", "hang the engine"),
     *("kill the server of a paused engine", "end the server"),
 )
 WAYS = (ENGINE, SERVER, BOTH, PAUSE, HANG, ORPHAN, STOP)
 SHARED = Path("/dev/shm")
-
-
-@dataclass
-class Report:
-    """What happened, and what should not have."""
-
-    kills: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[str] = field(default_factory=Counter)
-    acknowledged: int = 0
-    jobs: int = 0
-    starts: int = 0
-    slowest_start_s: float = 0.0
-    violations: list[str] = field(default_factory=list)
-
-
-class Server:
-    """`tandem serve` with a TMPDIR of its own, started again and again."""
-
-    def __init__(self, folder: Path, patience_s: float, report: Report) -> None:
-        self.state, self.temporary = folder / "state", folder / "tmp"
-        self.temporary.mkdir(parents=True)
-        self._config = folder / "tandem.toml"
-        self._config.write_text(CONFIG.format(state=self.state))
-        self._folder, self._patience_s, self._report = folder, patience_s, report
-        self.url = ""
-        self.engines: set[int] = set()
-
-    def start(self, *, wait: bool = True) -> None:
-        """Start it; with `wait`, until it is ready."""
-        self._report.starts += 1
-        self._log = self._folder / f"serve-{self._report.starts}.log"
-        with self._log.open("w") as output:
-            self.process = subprocess.Popen(
-                [*SERVE, "--config", self._config],
-                stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, "TMPDIR": str(self.temporary)},
-            )  # fmt: skip
-        if wait:
-            self.wait_ready()
-
-    def wait_ready(self) -> None:
-        """Until it takes requests. Raises `TimeoutError`, or `RuntimeError` if it ended."""
-        began_s = time.monotonic()
-        self.until(self._announced, "the server is not ready")
-        self.until(self._ready, "the engine is not ready")
-        took_s = time.monotonic() - began_s
-        self._report.slowest_start_s = max(self._report.slowest_start_s, took_s)
-        self.engine()
-
-    def until(self, condition: Callable[[], object], problem: str) -> None:
-        """Wait. Raises `TimeoutError`."""
-        deadline_s = time.monotonic() + self._patience_s
-        while not condition():
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{problem} after {self._patience_s:.0f} s ({self._log})")
-            time.sleep(0.05)
-
-    def engine(self) -> int:
-        """Process id of the engine; 0 while there is none."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children():
-                if "tandem.build" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                    self.engines.add(child.pid)
-                    return child.pid
-        return 0
-
-    def get(self, path: str, **query: Any) -> Any:
-        """The JSON at `path`."""
-        answer = httpx.get(f"{self.url}{path}", params=query, timeout=self._patience_s)
-        answer.raise_for_status()
-        return answer.json()
-
-    def _announced(self) -> bool:
-        if self.process.poll() is not None:
-            raise RuntimeError(f"the server ended by itself ({self._log})")
-        found = re.findall(r"ready on (http://\S+)", self._log.read_text())
-        self.url = found[0] if found else ""
-        return bool(found)
-
-    def _ready(self) -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
-        return False
 
 
 class Load:
@@ -275,71 +166,6 @@ def kill(server: Server, way: str, rng: Random) -> None:  # noqa: C901
         server.wait_ready()
 
 
-def check_answers(server: Server) -> list[str]:
-    """Adapters that do not answer with their current version, however long one waits."""
-    wrong: dict[str, str] = {}
-
-    def all_right() -> bool:
-        wrong.clear()
-        for name in NAMES:
-            found = httpx.get(f"{server.url}/v1/adapters/{name}/versions", timeout=60)
-            versions = found.json()["data"] if found.status_code == 200 else []
-            current = max((v["version"] for v in versions if v["current"]), default=0)
-            body = {"model": f"demo:{name}", "prompt": "Hi", "max_tokens": 1}
-            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
-            label = answer.headers.get("x-tandem-adapter", "none")
-            if current and label != f"{name}@{current}":
-                wrong[name] = f"{name} answers as {label}, and {current} is current"
-        return not wrong
-
-    try:
-        server.until(all_right, "adapters do not answer with their current versions")
-    except TimeoutError as error:
-        return [str(error), *wrong.values()]
-    return []
-
-
-def check_store(server: Server, load: Load) -> list[str]:
-    """What of the acknowledged is missing, twice or unfinished; directories that nobody names."""
-    wrong: list[str] = []
-
-    def settled() -> bool:
-        states = [server.get(f"/v1/adapters/{name}")["learning"]["samples"] for name in NAMES]
-        open_jobs = [server.get(f"/v1/fine_tuning/jobs/{job}")["status"] for job in load.jobs]
-        learned = all({*each.get("train", {})} <= {"consumed", "refused"} for each in states)
-        return learned and not any(status in OPEN for status in open_jobs)
-
-    server.until(settled, "samples or jobs are left over")
-    found: list[dict[str, Any]] = []
-    while page := _page(server, found):
-        found += page
-    counted = Counter(each["id"] for each in found)
-    wrong += [f"{key} is there {n} times" for key, n in counted.items() if n != 1]
-    wrong += [f"{key} was acknowledged and is gone" for key in load.acknowledged - {*counted}]
-    wrong += [f"{e['id']} has {len(e['samples'])} samples" for e in found if len(e["samples"]) != 1]
-    for job in load.jobs:
-        ended = server.get(f"/v1/fine_tuning/jobs/{job}")
-        if ended["status"] != "succeeded":
-            wrong.append(f"{job} {ended['status']}: {ended['error']}")
-    return wrong + check_directories(server)
-
-
-def check_directories(server: Server) -> list[str]:
-    """Directories of versions and checkpoints that no row names."""
-    wrong: list[str] = []
-    for folder in sorted((server.state / "adapters").glob("*")):
-        data = server.get(f"/v1/adapters/{folder.name}/versions")["data"]
-        known = {str(version["version"]) for version in data}
-        wrong += [f"stray {path}" for path in folder.iterdir() if path.name not in known]
-    steps = (server.state / "jobs").glob("*/*")
-    return wrong + [f"stray {path}" for path in steps if not path.name.isdigit()]
-
-
-def _page(server: Server, found: list[dict[str, Any]]) -> Any:
-    after = {"after": found[-1]["id"]} if found else {}
-    return server.get("/v1/feedback", limit=100, **after)["data"]
-
-
 def _temporary(server: Server) -> list[str]:
     """What is in TMPDIR, beside a cache of torch's that all processes of a user share."""
     names = (path.name for path in server.temporary.iterdir())
@@ -353,7 +179,7 @@ def _shared() -> set[str]:
 def _finish(server: Server, load: Load, report: Report, shared: set[str]) -> None:
     load.stop()
     report.acknowledged, report.jobs = len(load.acknowledged), len(load.jobs)
-    report.violations += check_store(server, load)
+    report.violations += check_store(server, load.acknowledged, load.jobs)
     report.violations += check_answers(server)
     running = _temporary(server)
     if len(running) != 1:

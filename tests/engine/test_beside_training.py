@@ -2,9 +2,9 @@
 
 The whole engine but for its process, with float32 models of every family that serving is tested
 with. Wherever transformers' two best logits differ by more than 1e-3 (teacher-forced) the engine
-must choose the same token, with training beside it as without. In bf16, where a pass of another
-shape rounds differently, the drift of log-probabilities is measured (`python -m benchmarks drift`)
-and bounded by what other prompts do to them.
+must choose the same token, with training beside it as without (`test_equality.py`). In bf16, where
+a pass of another shape rounds differently, the drift of log-probabilities is measured
+(`python -m benchmarks drift`) and bounded by what other prompts do to them.
 """
 
 from __future__ import annotations
@@ -130,9 +130,7 @@ class Leaking(DeviceExecutor):
         return super().submit(replace(plan, spans=spans), urgent)
 
 
-def answers(
-    model: LoadedModel, mix: Mix, met: Met, *, training: bool, leak: bool = False
-) -> list[list[int]]:
+def answers(model: LoadedModel, mix: Mix, met: Met, *, leak: bool = False) -> list[list[int]]:
     cache_config = CacheConfig(mix.block_size, mix.blocks * block_bytes(model, mix.block_size))
     # Objectives that leave learning room beside answers on any machine.
     scheduling = SchedulingConfig(mix.policy, 6, mix.max_batch_tokens, ttft_slo=1e3, tpot_slo=1e2)
@@ -164,7 +162,7 @@ def answers(
     sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
     rng = random.Random(3)
     for place, (prompt, kinds, pause) in enumerate(mix.requests):
-        for number, kind in enumerate(kinds if training else ()):
+        for number, kind in enumerate(kinds):
             loop.add_step(step(f"{place}-{number}", kind, rng))
         loop.add(Request(str(place), tuple(prompt), sampling))
         for _ in range(pause):
@@ -193,11 +191,8 @@ def test_greedy_answers_are_transformers_own_beside_training(name: str, kernels:
     @given(mix=mixes())
     def run(mix: Mix) -> None:
         prompts = [prompt for prompt, *_ in mix.requests]
-        for training in (False, True):
-            for prompt, answer in zip(
-                prompts, answers(model, mix, met, training=training), strict=True
-            ):
-                assert wrong(name, prompt, answer, met) == []
+        for prompt, answer in zip(prompts, answers(model, mix, met), strict=True):
+            assert wrong(name, prompt, answer, met) == []
 
     run()
     assert met.clear >= 0.95 * met.positions, "the test model does not decide clearly"
@@ -210,7 +205,7 @@ def test_a_leak_of_the_trained_adapter_is_noticed(name: str, kernels: str) -> No
     prompt = list(range(20, 30))
     mix = Mix(16, 64, 64, "adainf", [([9, 8], [LossKind.SFT] * 6, 0), (prompt, [], 0)])
     met = Met()
-    found = answers(loaded(name, kernels), mix, met, training=True, leak=True)
+    found = answers(loaded(name, kernels), mix, met, leak=True)
     assert met.updates > 0
     assert any(
         wrong(name, prompt, answer, met)

@@ -39,7 +39,7 @@ from tiny_models import (
     with_kernels,
 )
 
-EXAMPLES = 400 if os.environ.get("TANDEM_TEST_FULL") else 12
+EXAMPLES = 400 if os.environ.get("TANDEM_TEST_FULL") else 7
 OUTPUT_TOKENS = 10
 # Few different tokens and shared beginnings, so that prefixes are found in the cache.
 PROMPTS = st.builds(

@@ -181,17 +181,6 @@ def test_the_same_run_twice_makes_the_same_plans(policy, shapes, steps, offline,
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("policy", ["unified", "mace", "static"])
-def test_training_does_not_starve_while_requests_keep_coming(policy):
-    """At full load for a minute, some step is made; and no request waits for ever."""
-    arrivals, trainers = load([(0.05 * place, 12, 8) for place in range(1200)], steps=3)
-    report, _, _ = run_one(policy, arrivals, trainers, small_profile(256), ttft_slo=0.5)
-    made = [step for step in report.steps if step.applied]
-    assert len(made) == 3 and min(step.finished_s for step in made) < 60.0
-    waits = [outcome.ttft_s for outcome in report.outcomes.values()]
-    assert len(waits) == 1200 and not any(math.isnan(wait) for wait in waits)
-
-
 @pytest.mark.parametrize("options", [{}, {"tau_tasks": "2"}, {"bins": "false"}])
 def test_old_work_that_does_not_fit_stops_nobody(options):
     """Work that outranks all that runs, and for which there is no memory."""

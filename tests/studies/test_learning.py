@@ -19,7 +19,8 @@ from benchmarks.learning.runs import (
 )
 from benchmarks.learning.stream import EncodedPair, Load, LoadOptions, draw_load
 from benchmarks.learning.teaching import ADAPTER, Published, TeachingOptions
-from fake_engine import FakeEngine, Script, score_of
+from fake_engine import FakeEngine, Script
+from fake_scores import score_of
 from tandem.core.errors import InvalidRequest
 from tandem.core.slo import Slo
 

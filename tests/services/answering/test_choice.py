@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fake_engine import logprob_of
+from fake_scores import logprob_of
 from serving import demo_tokenizer
 from tandem.core.learning import AnswerTokens, Ending
 from tandem.core.sequence import FinishReason

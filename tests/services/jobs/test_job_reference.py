@@ -11,7 +11,8 @@ import pytest
 import test_jobs
 from test_jobs import CALLER, TENANT, ask, ended, jobs_over, preferences, supervised, upload
 
-from fake_engine import FakeEngine, score_of
+from fake_engine import FakeEngine
+from fake_scores import score_of
 from learning_world import World, join, until
 from tandem.core.errors import Conflict, InvalidRequest
 from tandem.core.learning import JobRecord, JobStatus

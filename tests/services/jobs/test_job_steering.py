@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 
-from fake_engine import FakeEngine, score_of
+from fake_engine import FakeEngine
+from fake_scores import score_of
 from learning_world import World, until
 from tandem.core.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded
 from tandem.core.learning import JobRecord, JobStatus, VersionState

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from test_jobs import CALLER, TENANT, ask, ended, jobs_over, preferences, supervised, upload
 
-from fake_engine import FakeEngine, score_of
+from fake_engine import FakeEngine
+from fake_scores import score_of
 from tandem.core.learning import JobStatus
 from tandem.core.training import ScoreRequest
 from tandem.services.jobs.results import COLUMNS

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_engine import FakeEngine, score_of
+from fake_engine import FakeEngine
+from fake_scores import score_of
 from learning_world import settled, state_of, until, world
 from tandem.core.learning import SampleKind, SampleState, VersionState
 from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep

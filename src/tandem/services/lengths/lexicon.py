@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from tandem.services.lengths.wordlists import IRREGULAR
@@ -51,12 +52,8 @@ class Lexicon:
 
     @classmethod
     def load(cls) -> Lexicon:
-        """The one that is shipped."""
-        senses: dict[str, dict[str, int]] = {}
-        for line in gzip.decompress(WORDS.read_bytes()).decode().splitlines():
-            word, _, parts = line.partition(" ")
-            senses[word] = {part: int(number) for part, number in _READING.findall(parts)}
-        return cls(senses)
+        """The one that is shipped; a process reads the file once."""
+        return cls(_shipped())
 
     def readings(self, word: str) -> Readings:
         """What a word in lower case may be."""
@@ -87,3 +84,12 @@ class Lexicon:
                 yield stem + instead, parts
                 if not instead and ending[0] in "ei" and _DOUBLED.search(stem):
                     yield stem[:-1], parts
+
+
+@cache
+def _shipped() -> Mapping[str, Mapping[str, int]]:
+    senses: dict[str, dict[str, int]] = {}
+    for line in gzip.decompress(WORDS.read_bytes()).decode().splitlines():
+        word, _, parts = line.partition(" ")
+        senses[word] = {part: int(number) for part, number in _READING.findall(parts)}
+    return senses

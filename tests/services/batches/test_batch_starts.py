@@ -1,0 +1,128 @@
+"""Batches that more than one start of a server works on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from batch_stage import Stage, until
+
+from tandem.core.batches import BatchStatus, LineResult
+from tandem.services.auth import ApiKeys, Caller
+from tandem.services.batches.reply import Reply
+from tandem.services.files import Files
+from tandem.store import Store
+from tandem.store import batches as rows
+
+
+async def test_a_start_that_is_over_commits_nothing(store: Store) -> None:
+    """The old one hangs in its answers while a new one has taken the batch over."""
+    old = Stage(store)
+    old.wait.clear()
+    made = await old.make(6)
+    await until(lambda: old.at_once == 6)
+    new = Stage(store)
+    new.answer = lambda prompt: Reply(200, {"said": f"new {prompt}"})
+    await new.batches.start()
+    batch = await new.ended(made)
+    old.wait.set()
+    await until(lambda: old.at_once == 0)
+    await asyncio.sleep(0.05)
+    output = await new.lines(batch.output_file)
+    said = [line["response"]["body"]["said"] for line in output]
+    assert said == [f"new p{number}" for number in range(6)] and batch.start == 2
+    late = LineResult(made.batch_id, 99, True, "late")
+    with pytest.raises(rows.Superseded):
+        await store.write(rows.keep, made, [late])
+    await old.batches.stop()
+
+
+async def test_a_start_in_the_middle_of_the_end_writes_each_file_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(store)
+    whole, written = Files.create, list[str]()
+
+    async def dies(self: Files, filename: str, *rest: Any, **named: Any) -> Any:
+        made = await whole(self, filename, *rest, **named)
+        if named.get("file_id"):
+            written.append(filename)
+            if len(written) == 1:
+                raise asyncio.CancelledError  # as if the process ended here
+        return made
+
+    monkeypatch.setattr(Files, "create", dies)
+    stage.answer = lambda prompt: Reply(400 if prompt == "p1" else 200, {})
+    made = await stage.make(3)
+    await until(lambda: len(written) == 1)
+    again = Stage(store)
+    await again.batches.start()
+    batch = await again.ended(made)
+    assert batch.status is BatchStatus.COMPLETED
+    assert len(await again.lines(batch.output_file)) == 2
+    assert len(await again.lines(batch.error_file)) == 1
+    assert written == [f"{batch.batch_id}_output.jsonl", f"{batch.batch_id}_error.jsonl"]
+
+
+async def test_a_cancelled_batch_that_was_never_read_ends_at_the_next_start(store: Store) -> None:
+    old = Stage(store)
+    async with old.tools.reading:  # it is not validated yet
+        made = await old.make(3)
+        await old.batches.cancel(made.batch_id, "")
+        await old.batches.stop()
+    new = Stage(store)
+    await new.batches.start()
+    batch = await new.ended(made)
+    assert (batch.status, batch.total, batch.failed) == (BatchStatus.CANCELLED, 3, 3)
+    errors = await new.lines(batch.error_file)
+    assert [line["error"]["code"] for line in errors] == ["batch_cancelled"] * 3
+    assert new.answered == []
+
+
+async def test_a_file_that_changed_ends_the_batch_with_what_was_answered(store: Store) -> None:
+    old = Stage(store)
+    asked = list[str]()
+
+    def answer(prompt: str) -> Reply:
+        asked.append(prompt)
+        if len(asked) == 4:
+            old.wait.clear()
+        return Reply(200, {})
+
+    old.answer = answer
+    made = await old.make(20)
+    await until(lambda: old.at_once == 8 and not old.wait.is_set())
+    kept = (await old.now_of(made)).completed
+    await old.batches.stop()
+    assert kept > 0
+    path = await old.files.content(made.input_file, "")
+    path.write_text("{}\n")
+    new = Stage(store)
+    await new.batches.start()
+    batch = await new.ended(made)
+    assert batch.status is BatchStatus.FAILED
+    assert [error.code for error in batch.errors] == ["file_gone"]
+    assert len(await new.lines(batch.output_file)) == batch.completed >= kept
+    assert new.answered == []
+
+
+async def test_lines_wait_while_their_key_is_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.services.tasks.FIRST_S", 0.01)
+    owner = Caller("one")
+    known = ApiKeys([(b"digest", owner)])
+    old = Stage(store, keys=known)
+    old.wait.clear()
+    made = await old.make(2, caller=owner)
+    await until(lambda: old.at_once == 2)
+    await old.batches.stop()
+    without = Stage(store, keys=ApiKeys([(b"other", Caller("two"))]))
+    await without.batches.start()
+    await asyncio.sleep(0.1)
+    assert without.answered == []
+    await without.batches.stop()
+    open_server = Stage(store)  # needs no key: the owner's name stays with the batch
+    await open_server.batches.start()
+    assert (await open_server.ended(made)).completed == 2

@@ -1,0 +1,74 @@
+"""Which version of an adapter answers the lines of a batch."""
+
+from __future__ import annotations
+
+import pytest
+from batch_stage import Stage, until
+
+from tandem.core.batches import BatchStatus
+from tandem.core.learning import AdapterRecord, VersionRecord, VersionState
+from tandem.core.version import AdapterVersion
+from tandem.services.answering.models import Pin, ServedModel, pinned_to
+from tandem.services.batches.reply import Reply
+from tandem.store import Store, adapters
+from tandem.store import batches as rows
+
+
+async def formal(stage: Stage) -> AdapterVersion:
+    """Version 1 of an adapter that learns."""
+    path = str(stage.store.directory / "adapters/formal/1")
+    version = VersionRecord("formal", 1, "hash", path, 0.0, VersionState.PUBLISHED)
+    await stage.store.write(adapters.create, AdapterRecord("formal", 0.0, settings={}))
+    await stage.store.write(adapters.allocate, "formal")
+    await stage.store.write(adapters.publish, version)
+    return await stage.engine.publish_adapter(AdapterVersion("formal", 1, "hash", path))
+
+
+@pytest.mark.parametrize("newest", [False, True])
+async def test_one_version_answers_all_lines_unless_the_newest_is_asked_for(
+    store: Store, newest: bool
+) -> None:
+    stage = Stage(store)
+    await formal(stage)
+    batch = await stage.ended(await stage.make(3, "demo:formal", newest=newest))
+    assert batch.status is BatchStatus.COMPLETED and batch.adapter == "formal"
+    pins = {pinned for _, pinned in stage.answered}
+    if newest:
+        assert batch.version is None and pins == {None}
+    else:
+        [pin] = pins
+        assert pin is not None and pin.version is not None
+        assert (pin.version.number, pin.version.content_hash) == (1, "hash")
+        assert batch.version == 1 and pin.version.internal
+    assert not any(name.startswith("~batch") for name in stage.engine.adapters)
+
+
+async def test_the_base_answers_all_lines_of_an_adapter_without_versions(store: Store) -> None:
+    stage = Stage(store)
+    await store.write(adapters.create, AdapterRecord("formal", 0.0, settings={}))
+    stage.tools.models.announce("formal")
+    batch = await stage.ended(await stage.make(2, "demo:formal"))
+    assert (batch.status, batch.version) == (BatchStatus.COMPLETED, 0)
+    assert {pin for _, pin in stage.answered} == {Pin(None)}
+    served = ServedModel("demo:formal", "demo", AdapterVersion("formal", 1, "", ""), 64, "formal")
+    assert pinned_to(served, Pin(None)).adapter is None
+
+
+async def test_the_version_of_a_batch_stays_and_is_loaded_again(store: Store) -> None:
+    """A 404 for the pinned version is no answer: it is loaded, and the line tried again."""
+    stage, said = Stage(store), list[str]()
+    await formal(stage)
+
+    def answer(prompt: str) -> Reply:
+        said.append(prompt)
+        return Reply(404 if said.count(prompt) == 1 else 200, {})
+
+    stage.answer = answer
+    stage.wait.clear()
+    made = await stage.make(3, "demo:formal")
+    await until(lambda: stage.at_once == 3)
+    assert await store.read(rows.pinned, "formal") == {1: made.batch_id}
+    stage.wait.set()
+    batch = await stage.ended(made)
+    assert (batch.completed, batch.failed) == (3, 0) and len(said) == 6
+    assert await store.read(rows.pinned, "formal") == {}
