@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused(shape: tuple[int, int], bias: Tensor | Non
 
 
 # Processors that this one may not be: their registers and instructions.
-PROCESSORS = ["icelake-server", "znver4", "sapphirerapids", "x86-64"]
+PROCESSORS = ["icelake-server", "cooperlake", "sapphirerapids", "x86-64"]
 
 
 def compile_for(target: Path, sources: list[Path], *flags: str) -> None:

@@ -60,8 +60,7 @@ struct Singles {
   [[gnu::always_inline]] static Vector second(const float* at) { return first(at + COLUMNS); }
 };
 
-// How rows are stored: of float32 [inputs][rows], of bfloat16 [pairs of inputs][rows]. `add` adds
-// the products of two inputs with the two vectors of a panel at `w`.
+// How rows are stored: as float32 [inputs][rows], or as bfloat16 [pairs of inputs][rows].
 struct FloatRows {
   using Element = float;
   static constexpr int64_t per_pair = 2;
@@ -217,7 +216,7 @@ class GroupedRows {
   const typename Rows::Element* group(int64_t g) const { return values_.data() + g * size(); }
   int64_t size() const { return groups.pairs * groups.height * Rows::per_pair; }
 
-  // Inputs begin:end of row `r`, from `x`.
+  // Inputs begin:end of row `r`, from `x`; `begin` is even.
   template <typename T>
   void put(int64_t r, int64_t begin, int64_t end, const T* x) {
     const int64_t height = groups.height;
@@ -225,8 +224,12 @@ class GroupedRows {
       float* to = group(r / height) + r % height;
       for (int64_t i = begin; i < end; ++i) to[i * height] = widen(x[i - begin]);
     } else {
-      uint16_t* to = reinterpret_cast<uint16_t*>(group(r / height) + r % height);
-      for (int64_t i = begin; i < end; ++i) to[i / 2 * 2 * height + i % 2] = x[i - begin].x;
+      uint32_t* to = group(r / height) + r % height + begin / 2 * height;
+      const int64_t count = end - begin;
+      for (int64_t i = 0; i < count / 2; ++i) {
+        to[i * height] = x[2 * i].x | static_cast<uint32_t>(x[2 * i + 1].x) << 16;
+      }
+      if (count % 2 == 1) to[count / 2 * height] = x[count - 1].x;
     }
   }
 
