@@ -24,7 +24,7 @@ from benchmarks.structured.schemas import schema_of
 RESULTS = Path(__file__).parents[1] / "results"
 LOG = Path(".bench-cache/structured.log")
 # Of the KV cache in which the preempted answers are written.
-TIGHT_BYTES = 160 << 20
+TIGHT_BYTES = 64 << 20
 MASK_ROWS = (1, 8, 32)
 MOST_MASK_US = 100.0
 MOST_REFUSAL_S = 1.0

@@ -311,3 +311,23 @@ def test_status_falls_back_when_nothing_can_be_built() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "using torch's" in done.stderr
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1000])
+def test_a_mask_forbids_exactly_the_tokens_whose_bit_is_not_set(vocab: int) -> None:
+    torch.manual_seed(vocab)
+    scores, rows = torch.randn(7, vocab), torch.tensor([5, 0, 3])
+    allowed = torch.rand(3, -(-vocab // 32) * 32) < 0.5
+    allowed[:, 64:128], allowed[1] = True, False  # whole words
+    words = (allowed.view(3, -1, 32).long() << torch.arange(32)).sum(-1).to(torch.int32)
+    expected = scores.clone()
+    expected[rows] = expected[rows].masked_fill(~allowed[:, :vocab], -torch.inf)
+    kernels.forbid_tokens(scores, words, rows)
+    assert torch.equal(scores, expected)
+
+
+def test_a_mask_of_a_row_that_is_not_there_changes_nothing() -> None:
+    scores = torch.zeros(2, 40)
+    with pytest.raises(RuntimeError, match="a row of the scores"):
+        kernels.forbid_tokens(scores, torch.zeros(2, 2, dtype=torch.int32), torch.tensor([0, 2]))
+    assert not scores.any()

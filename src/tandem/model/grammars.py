@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from tandem.core.errors import InvalidRequest
 from tandem.core.plan import Draw
 from tandem.core.sampling import TOO_COMPLEX, Grammar, GrammarKind
+from tandem.model import kernels
 from tandem.model.transfer import indices, to_device
 
 if TYPE_CHECKING:
@@ -52,6 +53,20 @@ class _Running:
     taken: tuple[int, ...] = ()
 
 
+class _Masks:
+    """Room for masks: `words` is int32 [count, ceil(vocab / 32)], a bit a token."""
+
+    def __init__(self, count: int, vocab: int) -> None:
+        self.count = count
+        self.words = np.zeros((count, -(-vocab // 32)), dtype=np.int32)
+        self._bytes = 4 * self.words.shape[1]
+        self._address = self.words.ctypes.data  # asking for it takes as long as a short mask
+
+    def make(self, place: int, matcher: LLMatcher) -> None:
+        """Which tokens the matcher allows next."""
+        matcher.unsafe_compute_mask_ptr(self._address + place * self._bytes, self._bytes)
+
+
 class Grammars:
     """Grammars over the tokens of one model.
 
@@ -67,6 +82,7 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._running: OrderedDict[int, _Running] = OrderedDict()
+        self._masks = _Masks(1, vocab_size)
         self._table: Tensor | None = None
 
     def compile(self, grammar: Grammar) -> None:
@@ -95,21 +111,29 @@ class Grammars:
         too unless nothing is left then. Returns the rows that have no mask, each with the reason.
         """
         rows = [row for row, draw in enumerate(draws) if draw.sampling.grammar is not None]
-        words = np.zeros((len(rows), -(-self._vocab_size // 32)), dtype=np.int32)
         problems: dict[int, str] = {}
+        if len(rows) > self._masks.count:
+            self._masks = _Masks(len(rows), self._vocab_size)
         for place, row in enumerate(rows):
             try:
-                self._fill(words[place], draws[row])
+                self._fill(place, draws[row])
             except InvalidRequest as error:
+                self._masks.words[place] = 0
                 problems[row] = str(error)
+        self._apply(scores, rows)
+        return problems
+
+    def _apply(self, scores: Tensor, rows: list[int]) -> None:
+        """The first masks on these rows of the scores."""
+        words = self._masks.words[: len(rows)]
+        if scores.device.type == "cpu" and kernels.status().available:
+            places = torch.from_numpy(np.array(rows, dtype=np.int64))
+            kernels.forbid_tokens(scores, torch.from_numpy(words), places)
+            return
         masks = to_device(torch.from_numpy(words.view(np.uint8)), scores.device)
         added = self._added(scores).index_select(0, masks.view(-1).int())
         added = added.view(len(rows), -1)[:, : scores.shape[1]]
-        if len(rows) == scores.shape[0]:
-            scores.add_(added)
-        else:
-            scores.index_add_(0, indices(rows, scores.device), added)
-        return problems
+        scores.index_add_(0, indices(rows, scores.device), added)
 
     def _added(self, scores: Tensor) -> Tensor:
         """float32 [256, 8]: what a byte of a mask adds to the scores of its eight tokens."""
@@ -119,15 +143,16 @@ class Grammars:
             self._table = table.to(scores.device, scores.dtype)
         return self._table
 
-    def _fill(self, words: np.ndarray, draw: Draw) -> None:
-        """The mask of one draw, a bit a token. Raises `InvalidRequest`."""
+    def _fill(self, place: int, draw: Draw) -> None:
+        """The mask of one draw. Raises `InvalidRequest`."""
+        words = self._masks.words[place]
         taken = draw.history[draw.prompt_tokens :]
         matcher = self._advanced(draw, taken)
-        _mask(matcher, words)
+        self._masks.make(place, matcher)
         if matcher.is_error():
             # Sequences of one grammar share a lexer, which may be full from the others.
             matcher = self._anew(draw, taken)
-            _mask(matcher, words)
+            self._masks.make(place, matcher)
         if matcher.is_error() or not words.any():
             self._running.pop(draw.seq_id, None)
             raise InvalidRequest(TOO_COMPLEX)
@@ -199,11 +224,11 @@ class Grammars:
     def _problem(self, matcher: LLMatcher) -> str:
         """Why a new matcher has no mask for the first token, or fails at one that it allows. The
         most expensive grammars do."""
-        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
-        _mask(matcher, words)
+        first = _Masks(1, self._vocab_size)
+        first.make(0, matcher)
         if matcher.is_error():
             return matcher.get_error()
-        possible = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        possible = np.flatnonzero(np.unpackbits(first.words[0].view(np.uint8), bitorder="little"))
         if not possible.size:
             return "no text matches it"
         begun = matcher.deep_copy()
@@ -236,10 +261,6 @@ class Grammars:
             kind = type(tokenizer).__name__
             raise _impossible(f"its tokenizer {kind} is not one of Hugging Face's fast ones", param)
         return str(tokenizer.backend_tokenizer.to_str())
-
-
-def _mask(matcher: LLMatcher, words: np.ndarray) -> None:
-    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
 
 
 def _limits() -> LLParserLimits:

@@ -22,6 +22,7 @@ __all__ = [
     "KernelStatus",
     "amx_linear",
     "compiled",
+    "forbid_tokens",
     "gelu_tanh_mul",
     "pack_panels",
     "pack_weight",
@@ -119,6 +120,15 @@ def silu_mul(x: Tensor, up: Tensor) -> Tensor:
 def gelu_tanh_mul(x: Tensor, up: Tensor) -> Tensor:
     """gelu(x, tanh form) * up for two equal shapes of any outer strides; dense result."""
     return torch.ops.tandem.gelu_tanh_mul.default(x, up)
+
+
+def forbid_tokens(scores: Tensor, words: Tensor, rows: Tensor) -> None:
+    """Set scores that a mask does not allow to -inf, in place.
+
+    `scores` is dense float32 [any, vocab]. Mask i, int32 words [masks, ceil(vocab / 32)] with a bit
+    a token, is of the row rows[i], int64 [masks]. Raises RuntimeError for a row that is not there.
+    """
+    torch.ops.tandem.forbid_tokens.default(scores, words, rows)
 
 
 def amx_linear() -> bool:
