@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from tandem.model import kernels
-from tandem.model.linear import AmxWeight, OneDnnWeight, PackedWeight, PlainWeight
+from tandem.model.linear import AmxWeight, OneDnnWeight, PackedWeight, PanelWeight, PlainWeight
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 896, 4864, 14, 2, 64, 16
 SHAPES = {"qkv": (HIDDEN, 1152), "gate_up": (HIDDEN, 2 * INNER), "down": (INNER, HIDDEN)}
@@ -35,16 +35,18 @@ def medians(rounds: int, *calls: Callable[[], object]) -> list[float]:
     return [statistics.median(taken) for taken in times]
 
 
-def linears() -> None:
-    """Our AMX product, oneDNN's packed one and the plain one, on weights that are not cached."""
+def linears(amx: bool) -> None:
+    """Our product, oneDNN's packed one and the plain one, on weights that are not cached: in
+    bfloat16 with AMX, else in float32 with values that bfloat16 has. GB/s are of our packing."""
+    dtype = torch.bfloat16 if amx else torch.float32
     print("linear      rows   GB/s ours onednn plain    TFLOP/s ours   ours/onednn")
     for name, (inputs, outputs) in SHAPES.items():
-        weight = torch.randn(outputs, inputs).bfloat16()
-        copies = max(1, COLD_BYTES // weight.nbytes)
-        kinds = (AmxWeight, OneDnnWeight, PlainWeight)
+        half = torch.randn(outputs, inputs).bfloat16()
+        weight, copies = half.to(dtype), max(1, COLD_BYTES // half.nbytes)
+        kinds = (AmxWeight if amx else PanelWeight, OneDnnWeight, PlainWeight)
         packed = [[kind(weight.clone(), None) for _ in range(copies)] for kind in kinds]
         for rows in (1, 8, 32, 64, 256, 1024):
-            x = torch.randn(rows, inputs).bfloat16()
+            x = torch.randn(rows, inputs).to(dtype)
             some = copies if rows < 256 else min(copies, 3)
 
             def all_of(weights: list[PackedWeight], x: torch.Tensor = x, n: int = some) -> None:
@@ -54,7 +56,7 @@ def linears() -> None:
             ours, onednn, plain = (
                 t / some for t in medians(7, *(lambda w=w: all_of(w) for w in packed))
             )
-            gb = [weight.nbytes / t / 1e9 for t in (ours, onednn, plain)]
+            gb = [half.nbytes / t / 1e9 for t in (ours, onednn, plain)]
             tera = 2 * rows * inputs * outputs / ours / 1e12
             print(
                 f"{name:10}{rows:6}      {gb[0]:5.1f} {gb[1]:6.1f} {gb[2]:5.1f}"
@@ -134,10 +136,7 @@ def main() -> None:
     big = torch.ones(64_000_000)
     (read,) = medians(7, lambda: big.sum())
     print(f"reading {big.nbytes / read / 1e9:.1f} GB/s")
-    if amx:
-        linears()
-    else:
-        print("linear layers are left out: this machine has no AMX, torch multiplies here")
+    linears(amx)
     attention(torch.bfloat16 if amx else torch.float32)
     rows()
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.peers.driver import Workers, WorkerSpec
+from benchmarks.peers.driver import Workers, WorkerSpec, in_new_process
+from benchmarks.peers.gguf_files import ensure_gguf
 from benchmarks.peers.jobs import JOBS, Figures, Job, medians
-from benchmarks.peers.models import configs, ensure_model, prefill_flops, streamed_bytes
+from benchmarks.peers.models import ensure_model, prefill_flops, shape_of, streamed_bytes
 
 CEILINGS = "ceilings"
 CEILINGS_ENGINE = "benchmarks.peers.engine_ceilings"
@@ -75,9 +76,10 @@ def compare(model: str, plan: Plan) -> Comparison:
     """Load `model` everywhere, warm up, measure `plan.rounds` rounds."""
     folder = ensure_model(model, plan.cache)
     result = Comparison(model, streamed_bytes(model), prefill_flops(model, JOBS[0].prompt_tokens))
-    vocabulary, rng = configs()[model].vocab_size, Random(plan.seed)
+    vocabulary, rng = shape_of(model).vocab_size, Random(plan.seed)
     ceilings = WorkerSpec(CEILINGS, CEILINGS_ENGINE, options=plan.specs[0].options)
-    with Workers([ceilings, *plan.specs], folder, plan.cache / "logs") as workers:
+    specs = [ceilings, *(_with_file(spec, folder, plan.cache) for spec in plan.specs)]
+    with Workers(specs, folder, plan.cache / "logs") as workers:
         engines = {name: each for name, each in workers.by_name.items() if name != CEILINGS}
         for name, worker in engines.items():
             result.workers[name] = worker.ready
@@ -88,6 +90,15 @@ def compare(model: str, plan: Plan) -> Comparison:
             _round(plan, workers, result, round_, lambda job: job.request(rng, vocabulary))
         result.idle_cpu_s = {name: worker.idle_cpu_s for name, worker in engines.items()}
     return result
+
+
+def _with_file(spec: WorkerSpec, folder: Path, cache: Path) -> WorkerSpec:
+    """The worker with the file of the model, if it wants one of a kind."""
+    kind = spec.options.get("gguf")
+    if kind is None:
+        return spec
+    file = str(in_new_process(ensure_gguf, folder, kind, cache))
+    return replace(spec, options=spec.options | {"file": file})
 
 
 def _round(

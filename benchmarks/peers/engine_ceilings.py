@@ -1,7 +1,7 @@
-"""What the machine itself can do: reading memory, and multiplying bfloat16 matrices.
+"""What the machine itself can do: reading memory, and multiplying matrices.
 
 Two limits: a decode step cannot be shorter than one read of the weights,
-a prefill not shorter than its FLOPs at the rate of a large matrix product.
+a prefill not shorter than its FLOPs at the rate of a large matrix product in its type.
 """
 
 from __future__ import annotations

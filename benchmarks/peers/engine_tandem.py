@@ -52,7 +52,7 @@ def start(model: str, options: dict[str, Any]) -> Tandem:
             "model": {
                 "model": model,
                 "device": options["device"],
-                "dtype": "bfloat16",
+                "dtype": options.get("dtype", "bfloat16"),
                 "threads": options["threads"],
                 "kernels": options.get("kernels"),
             },

@@ -1,7 +1,8 @@
-"""Random-weight models with the shapes of real ones, saved once in a cache folder.
+"""Random-weight models with the shapes of real ones, saved once in a cache folder; a real one.
 
 Speed does not depend on the values of the weights, so nothing is downloaded. The tokenizer is a
-byte-level one without merges: the measurements speak in token ids, engines only want a file.
+byte-level one without merges: the measurements speak in token ids, engines only want a file. The
+real model is the chat model that comes as a package.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
+
+from tandem.model.names import CHAT_NAME, locate
 
 SHARED: dict[str, Any] = {
     "max_position_embeddings": 4096,
@@ -71,14 +74,22 @@ def configs() -> dict[str, PreTrainedConfig]:
 
 def shape_of(name: str) -> PreTrainedConfig:
     """Of a named model or of one in a directory."""
-    return AutoConfig.from_pretrained(name) if Path(name).is_dir() else configs()[name]
+    folder = _existing(name)
+    return AutoConfig.from_pretrained(folder) if folder else configs()[name]
+
+
+def _existing(name: str) -> Path | None:
+    """The directory of a model that is not made here."""
+    if name == CHAT_NAME:
+        return locate(name)
+    return Path(name) if Path(name).is_dir() else None
 
 
 def ensure_model(name: str, cache: Path, seed: int = 0) -> Path:
     """Folder of the model `name` under `cache`, made in bfloat16 if it is not there yet; a
     directory as it is."""
-    if Path(name).is_dir():
-        return Path(name)
+    if found := _existing(name):
+        return found
     folder = cache / name
     if (folder / "model.safetensors").exists():
         return folder

@@ -72,7 +72,7 @@ def _model_section(model: dict[str, Any], ours: str) -> list[str]:
     steps = ceilings["read_bytes_per_s"] / model["streamed_bytes"]
     head = ["job", "figure", *engines, *(f"{ours} / {peer}" for peer in peers)]
     lines = [
-        f"## {model['model']}, bfloat16",
+        f"## {model['model']}, bfloat16 weights",
         "",
         f"Ceilings: reads {ceilings['read_bytes_per_s'] / 1e9:.1f} GB/s, so at most {steps:.1f}"
         f" steps/s of {model['streamed_bytes'] / 1e9:.2f} GB; matrix products"

@@ -11,8 +11,20 @@ from rich.console import Console
 
 from tandem.cli import doctor
 from tandem.cli.doctor import Finding, Level, examine, report
-from tandem.model import kernels
+from tandem.estimators.profile import Ceilings
+from tandem.executor import ceilings
+from tandem.model import kernels, product_choice
+from tandem.model.linear import PanelWeight
+from tandem.model.product_choice import Choice, Trial
 from tandem.processor import Share, Watch
+
+SPEEDS = doctor._speeds
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring takes seconds, and most tests are of other findings."""
+    monkeypatch.setattr(doctor, "_speeds", lambda: "ours")
 
 
 def shown(findings: list[Finding]) -> tuple[int, str]:
@@ -105,3 +117,28 @@ def test_kernels_are_those_that_the_engine_can_call(monkeypatch: pytest.MonkeyPa
     assert found["CPU kernels"].found == MISSING.reason
     assert found["matrix kernels"].level is Level.ADVICE
     assert "need the CPU kernels" in found["matrix kernels"].advice
+
+
+@pytest.mark.parametrize(
+    ("flags", "gain"),
+    [({"avx2"}, "twice as fast with AVX-512"), ({"avx2", "avx512f"}, "with AMX (Sapphire Rapids)")],
+)
+def test_products_are_measured_beside_what_the_machine_can_do(
+    flags: set[str], gain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = tuple(
+        Trial("panels", 2048, 1024, rows, 2 * 2048 * 1024, seconds)
+        for rows, seconds in ((1, 0.4e-3), (8, 0.5e-3), (256, 10e-3))
+    )
+    choice = Choice("panels", PanelWeight, trials)
+    monkeypatch.setattr(product_choice, "choose_example", lambda dtype: choice)
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda *_: Ceilings(120e9, 12e9))
+    monkeypatch.setattr(doctor, "_speeds", SPEEDS)
+    monkeypatch.setattr(doctor, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(kernels, "amx_linear", lambda: False)
+    finding = by_subject()["matrix kernels"]
+    assert finding.found.startswith(
+        "ours in registers, bfloat16 weights kept in 16 bits: "
+        "10 of 12 GB/s with 1 row, 107 of 120 GFLOP/s with 256 rows (CPU: "
+    )
+    assert gain in finding.advice and finding.level is Level.ADVICE

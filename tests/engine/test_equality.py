@@ -8,7 +8,7 @@ token, over chunk sizes, neighbours, prefix hits, preemption, and PEFT adapters 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.executor.executor import DeviceExecutor
 from tandem.executor.kv_storage import block_bytes
+from tandem.model import fused_layer
 from tandem.model.attention.base import AttentionParams
 from tandem.model.attention.cpu import CpuBatch
 from tandem.model.attention.sdpa import SdpaBatch
@@ -240,14 +241,20 @@ def test_generate_itself_agrees() -> None:
 def test_a_broken_mask_is_noticed(name: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a window that is one token off must show."""
     batch: Any = CpuBatch if loaded(name, kernels).kernel.name == "cpu" else SdpaBatch
-    honest = batch.attend
+    honest, block = batch.attend, fused_layer.attention_block
+
+    def shifted(window: int) -> int:
+        return window - 1 if window else 8
 
     def off_by_one(self: Any, query: Any, key: Any, value: Any, store: Any, params: Any) -> Any:
-        window = params.window - 1 if params.window else 8
-        shifted = AttentionParams(params.scale, window, params.softcap)
-        return honest(self, query, key, value, store, shifted)
+        other = AttentionParams(params.scale, shifted(params.window), params.softcap)
+        return honest(self, query, key, value, store, other)
+
+    def block_off_by_one(x: Any, weights: Any, *others: Any) -> Any:
+        return block(x, replace(weights, window=shifted(weights.window)), *others)
 
     monkeypatch.setattr(batch, "attend", off_by_one)
+    monkeypatch.setattr(fused_layer, "attention_block", block_off_by_one)
     mix = Mix(4, 64, 16, 4, "fcfs", [(list(range(20, 50)), None, 0, 0)])
     agreement = Agreement()
     for (prompt, *_), answer in zip(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from tandem.core.plan import DEVICE_LANE, BlockCopy, Draw, LanePlan, Span, StepR
 from tandem.core.sampling import SamplingParams
 from tandem.core.version import AdapterVersion
 from tandem.executor.executor import DeviceExecutor
-from tandem.model import kernels
+from tandem.model import fused_layer, kernels
 from tandem.model.attention import sdpa
 from tandem.model.load import load_model, prepare_model
 
@@ -155,12 +155,19 @@ def blur_sdpa(monkeypatch):
 
 def blur_cpu(monkeypatch):
     """Hide one key that the window still shows; give a short window where there is none."""
-    attend = kernels.paged_attention
+    attend, block = kernels.paged_attention, fused_layer.attention_block
+
+    def shorter(window):
+        return window - 1 if window else 12
 
     def shortened(*tensors, window, **options):
-        return attend(*tensors, window=window - 1 if window else 12, **options)
+        return attend(*tensors, window=shorter(window), **options)
+
+    def shortened_block(x, weights, *others):
+        return block(x, replace(weights, window=shorter(weights.window)), *others)
 
     monkeypatch.setattr(kernels, "paged_attention", shortened)
+    monkeypatch.setattr(fused_layer, "attention_block", shortened_block)
 
 
 @pytest.mark.parametrize(("mode", "blur"), [("off", blur_sdpa), ("auto", blur_cpu)])

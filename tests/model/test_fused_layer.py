@@ -1,8 +1,12 @@
-"""Whole layers in two kernel calls: equal values, and the parts one by one wherever that is due."""
+"""Whole layers in two kernel calls: equal values, and the parts one by one wherever that is due.
+
+With tiles in bfloat16 where there is AMX, and with panels in float32 everywhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,11 +33,12 @@ from tandem.model.attention.interface import IMPLEMENTATION, register
 from tandem.model.fuse import cpp_kernels, fuse_modules
 from tandem.model.fused_layer import FusedLayer
 from tandem.model.kernels.layer import Exports
-from tandem.model.linear import pack_linears
+from tandem.model.linear import Pack, PanelWeight, pack, pack_linears
 from tandem.model.lora import LoraLayers, Segment, adaptable_linears
 from tandem.model.lora_files import LinearShape, Lora, LoraWeights
 
-pytestmark = pytest.mark.skipif(not kernels.amx_linear(), reason="no AMX")
+amx = pytest.mark.skipif(not kernels.amx_linear(), reason="no AMX")
+pytestmark = pytest.mark.skipif(not kernels.status().available, reason="no C++ compiler")
 
 MODELS: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -48,24 +53,49 @@ BLOCK, KV_HEADS, DIM = 16, 2, 32
 SPANS = [[1], [1] * 9, [1] * 20, [3, 1, 1, 40], [64] * 5, [600, 1]]
 
 
-def make(name: str) -> Any:
-    """Two layers; the inner width is longer than what the kernel takes in one slice, that of `wide`
-    too."""
-    torch.manual_seed(0)
-    config, model_class = MODELS[name]
-    sizes = {"hidden_size": 1248 if name == "wide" else 96}
-    sizes |= {"intermediate_size": 1312, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 3 * KV_HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM}
-    model = model_class(config(vocab_size=160, **sizes, **heads)).bfloat16().eval()
-    for parameter in model.requires_grad_(False).parameters():
-        if parameter.dim() == 1:  # norms and biases, which start as constants
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    register()
-    linears = adaptable_linears(model.base_model, "model.")
-    fuse_modules(model, cpp_kernels())
-    pack_linears(model)
-    model.set_attn_implementation(IMPLEMENTATION)
-    return model, linears
+@dataclass(frozen=True)
+class Maker:
+    """Makes models whose layers are packed in one way."""
+
+    dtype: torch.dtype
+    pack: Pack
+    noise: float = 0.0  # added to the weights, so that bfloat16 does not have their values
+
+    def __call__(self, name: str) -> Any:
+        """Two layers; the inner width is longer than what a kernel takes in one slice, that of
+        `wide` too."""
+        torch.manual_seed(0)
+        config, model_class = MODELS[name]
+        sizes = {"hidden_size": 1248 if name == "wide" else 96}
+        sizes |= {"intermediate_size": 1312, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 3 * KV_HEADS, "num_key_value_heads": KV_HEADS}
+        options = {"vocab_size": 160, "head_dim": DIM, **sizes, **heads}
+        model = model_class(config(**options)).bfloat16().to(self.dtype).eval()
+        for parameter in model.requires_grad_(False).parameters():
+            if parameter.dim() == 1:  # norms and biases, which start as constants
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif self.noise:
+                parameter.add_(torch.randn_like(parameter) * self.noise)
+        register()
+        linears = adaptable_linears(model.base_model, "model.")
+        fuse_modules(model, cpp_kernels(self.pack))
+        pack_linears(model, self.pack)
+        model.set_attn_implementation(IMPLEMENTATION)
+        return model, linears
+
+
+MAKERS = {
+    "amx": pytest.param(Maker(torch.bfloat16, pack), marks=amx),
+    "panels": Maker(torch.float32, PanelWeight),
+    "panels-32": Maker(torch.float32, PanelWeight, noise=1e-5),
+    "panels-16": Maker(torch.bfloat16, PanelWeight),
+}
+
+
+@pytest.fixture(params=MAKERS.values(), ids=MAKERS.keys())
+def make(request: pytest.FixtureRequest) -> Maker:
+    maker: Maker = request.param
+    return maker
 
 
 class ByParts(PagedContext):
@@ -81,11 +111,11 @@ def run(
     width = -(-int((starts + counts).max()) // BLOCK)
     tables = np.random.default_rng(0).permutation(width * len(lengths))
     spans = SpanArrays(starts, counts, tables.reshape(len(lengths), width).astype(np.int32))
-    layout, positions = BatchLayout.build(spans, BLOCK, torch.device("cpu"), torch.bfloat16)
+    layout, positions = BatchLayout.build(spans, BLOCK, torch.device("cpu"), model.dtype)
     generator = torch.Generator().manual_seed(1)
     shape = (tables.size, BLOCK, KV_HEADS, DIM)
     cache = [
-        LayerKV(*(torch.randn(shape, generator=generator).bfloat16() for _ in range(2)))
+        LayerKV(*(torch.randn(shape, generator=generator).to(model.dtype) for _ in range(2)))
         for _ in range(2)
     ]
     tokens = torch.arange(len(positions)) % 150 + 3  # no padding token
@@ -114,7 +144,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_blocks_equal_the_parts_bit_by_bit(name: str, calls: list[str]) -> None:
+def test_blocks_equal_the_parts_bit_by_bit(make: Maker, name: str, calls: list[str]) -> None:
     model, _ = make(name)
     assert all(isinstance(layer, FusedLayer) for layer in model.model.layers)
     for lengths in SPANS:
@@ -133,7 +163,9 @@ def test_blocks_equal_the_parts_bit_by_bit(name: str, calls: list[str]) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "gemma"])
 @pytest.mark.parametrize("lengths", SPANS)
 @pytest.mark.parametrize("every", [1, 7, 0])
-def test_only_wanted_rows_leave_the_last_layer(name: str, lengths: list[int], every: int) -> None:
+def test_only_wanted_rows_leave_the_last_layer(
+    make: Maker, name: str, lengths: list[int], every: int
+) -> None:
     model, _ = make(name)
     rows = torch.arange(sum(lengths))
     wanted = rows[every - 1 :: every] if every else rows[:0]
@@ -148,14 +180,14 @@ def test_only_wanted_rows_leave_the_last_layer(name: str, lengths: list[int], ev
         assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 
-def test_an_adapter_acts_only_when_it_is_asked_for(calls: list[str]) -> None:
+def test_an_adapter_acts_only_when_it_is_asked_for(make: Maker, calls: list[str]) -> None:
     model, linears = make("llama")
     with torch.no_grad():
         expected, _ = run(model, [4, 3], PagedContext)
     lora = LoraLayers(model, linears)
     name = "model.layers.1.mlp.down_proj"
     shape = linears[name]
-    low = torch.randn(2, shape.inputs).bfloat16(), torch.randn(shape.outputs, 2).bfloat16()
+    low = [torch.randn(size).to(make.dtype) for size in ((2, shape.inputs), (shape.outputs, 2))]
     lora.add("a", {name: LoraWeights(*low, 1.0)})
     calls.clear()
     with torch.no_grad():
@@ -180,7 +212,7 @@ ADAPTERS: dict[str, tuple[int, float, tuple[str, ...]]] = {
 }
 
 
-def make_lora(linears: Mapping[str, LinearShape], kind: str, seed: int) -> Lora:
+def make_lora(linears: Mapping[str, LinearShape], kind: str, seed: int, dtype: torch.dtype) -> Lora:
     """Updates about as large as what the layers compute."""
     rank, scale, names = ADAPTERS[kind]
     generator = torch.Generator().manual_seed(seed)
@@ -191,7 +223,7 @@ def make_lora(linears: Mapping[str, LinearShape], kind: str, seed: int) -> Lora:
             continue
         a = torch.randn(rank, shape.inputs, generator=generator) / shape.inputs**0.5
         b = torch.randn(shape.outputs, rank, generator=generator) * 0.5 / rank**0.5 / scale
-        found[name] = LoraWeights(a.bfloat16(), b.bfloat16(), scale)
+        found[name] = LoraWeights(a.to(dtype), b.to(dtype), scale)
     return found
 
 
@@ -214,12 +246,12 @@ def row_errors(found: Tensor, expected: Tensor) -> Tensor:
 @pytest.mark.parametrize("lengths", SPANS)
 @pytest.mark.parametrize("keys", [["all"], ["", "wide", "odd"], ["late", "all", "", "odd"]])
 def test_adapters_within_the_blocks(
-    name: str, lengths: list[int], keys: list[str], calls: list[str]
+    make: Maker, name: str, lengths: list[int], keys: list[str], calls: list[str]
 ) -> None:
     model, linears = make(name)
     lora = LoraLayers(model, linears)
     for seed, kind in enumerate(ADAPTERS):
-        lora.add(kind, make_lora(linears, kind, seed))
+        lora.add(kind, make_lora(linears, kind, seed, make.dtype))
     with torch.no_grad():
         base, _ = run(model, lengths, PagedContext)
         segments = cut(lengths, keys)
@@ -242,31 +274,31 @@ def test_adapters_within_the_blocks(
             assert (a - b).float().norm() < 0.01 * b.float().norm()
 
 
-def test_an_adapter_that_is_put_again_or_dropped_is_not_remembered() -> None:
+def test_an_adapter_that_is_put_again_or_dropped_is_not_remembered(make: Maker) -> None:
     model, linears = make("llama")
     lora = LoraLayers(model, linears)
     with torch.no_grad():
-        lora.add("a", make_lora(linears, "all", 0))
+        lora.add("a", make_lora(linears, "all", 0, make.dtype))
         lora.activate((Segment("a", 0, 5),))
         before, _ = run(model, [5], PagedContext)
         nbytes = lora.nbytes
-        lora.add("a", make_lora(linears, "all", 1))
+        lora.add("a", make_lora(linears, "all", 1, make.dtype))
         after, _ = run(model, [5], PagedContext)
         assert lora.nbytes == nbytes
         assert bool((row_errors(after, before) > 0.1).all())
         assert bool((row_errors(after, run(model, [5], ByParts)[0]) < 0.02).all())
         lora.drop("a")
         assert lora.nbytes == 0
-        lora.add("a", make_lora(linears, "odd", 0))
+        lora.add("a", make_lora(linears, "odd", 0, make.dtype))
         third, _ = run(model, [5], PagedContext)
         assert bool((row_errors(third, run(model, [5], ByParts)[0]) < 0.02).all())
 
 
-def test_rows_with_an_adapter_do_not_depend_on_the_others() -> None:
+def test_rows_with_an_adapter_do_not_depend_on_the_others(make: Maker) -> None:
     model, linears = make("qwen2")
     lora = LoraLayers(model, linears)
-    lora.add("all", make_lora(linears, "all", 0))
-    lora.add("odd", make_lora(linears, "odd", 1))
+    lora.add("all", make_lora(linears, "all", 0, make.dtype))
+    lora.add("odd", make_lora(linears, "odd", 1, make.dtype))
     with torch.no_grad():
         lora.activate(cut([40], ["all"]))
         alone, _ = run(model, [40], PagedContext)
@@ -288,7 +320,7 @@ class Doubled(nn.Module):
 
 
 @pytest.mark.parametrize("path", ["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj"])
-def test_an_unknown_wrapper_counts(path: str, calls: list[str]) -> None:
+def test_an_unknown_wrapper_counts(make: Maker, path: str, calls: list[str]) -> None:
     model, _ = make("qwen2")
     with torch.no_grad():
         before, _ = run(model, [5], PagedContext)
@@ -301,15 +333,18 @@ def test_an_unknown_wrapper_counts(path: str, calls: list[str]) -> None:
     assert not torch.equal(before, after)
 
 
-def test_nothing_is_computed_by_blocks_where_a_gradient_is_wanted(calls: list[str]) -> None:
+def test_nothing_is_computed_by_blocks_where_a_gradient_is_wanted(
+    make: Maker, calls: list[str]
+) -> None:
     model, _ = make("llama")
     with torch.enable_grad():
         run(model, [5], PagedContext)
     assert calls == []
 
 
+@amx
 def test_gate_and_up_of_some_rows_are_exported() -> None:
-    model, _ = make("qwen2")
+    model, _ = Maker(torch.bfloat16, pack)("qwen2")
     layer = model.model.layers[0]
     weights = layer.whole.current().weights[1]
     for rows in (7, 70):
@@ -331,16 +366,16 @@ def test_gate_and_up_of_some_rows_are_exported() -> None:
                 fused_layer.mlp_block(x, weights, exports=Exports(ranges, tiles[:1]))
 
 
-def test_a_slot_outside_the_cache_is_refused() -> None:
+def test_a_slot_outside_the_cache_is_refused(make: Maker) -> None:
     model, _ = make("llama")
     layer = model.model.layers[0]
     spans = SpanArrays(np.array([0]), np.array([1]), np.array([[0]], dtype=np.int32))
-    layout, _ = BatchLayout.build(spans, BLOCK, torch.device("cpu"), torch.bfloat16)
+    layout, _ = BatchLayout.build(spans, BLOCK, torch.device("cpu"), make.dtype)
     layout.slots.fill_(BLOCK)
-    cache = LayerKV(*(torch.zeros(1, BLOCK, KV_HEADS, DIM).bfloat16() for _ in range(2)))
+    cache = LayerKV(*(torch.zeros(1, BLOCK, KV_HEADS, DIM).to(make.dtype) for _ in range(2)))
     context = PagedContext(CpuKernel().prepare(layout), [cache])
-    angles = torch.ones(1, 1, DIM).bfloat16()
-    x = torch.ones(1, 1, 96).bfloat16()
+    angles = torch.ones(1, 1, DIM).to(make.dtype)
+    x = torch.ones(1, 1, 96).to(make.dtype)
     with torch.no_grad(), pytest.raises(RuntimeError, match="outside the cache"):
         layer(x, position_embeddings=(angles, angles), attention_context=context)
     assert cache.keys.count_nonzero() == 0

@@ -66,6 +66,11 @@ def test_auto_is_float32_where_a_cpu_has_no_16_bit_arithmetic(
     )
     model = load_model(ModelConfig(str(folder), device="cpu"))
     assert model.dtype is getattr(torch, expected)
+    packed = [each for each in model.backbone.modules() if isinstance(each, PackedLinear)]
+    if "packed:panels" in model.kernels:
+        # Whatever the type of the arithmetic, the weights take the checkpoint's bytes (padded).
+        values = sum(each.in_features * each.out_features for each in packed)
+        assert 2 * values <= sum(each.nbytes for each in packed) < 3 * values
     assert load_model(ModelConfig(str(folder), device="cpu", dtype="bfloat16")).dtype is (
         torch.bfloat16
     )

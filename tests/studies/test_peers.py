@@ -6,11 +6,16 @@ import time
 from pathlib import Path
 from random import Random
 
+import gguf
 import psutil
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from benchmarks.peers.comparison import Comparison
+import tiny_gguf
+from benchmarks.peers.comparison import Comparison, _with_file
 from benchmarks.peers.driver import Workers, WorkerSpec
+from benchmarks.peers.gguf_files import ensure_gguf
 from benchmarks.peers.jobs import JOBS, Job, medians
 from benchmarks.peers.models import prefill_flops, streamed_bytes
 from benchmarks.peers.report import as_data, as_markdown
@@ -55,6 +60,36 @@ def test_shares_and_ratios() -> None:
     page = as_markdown(as_data({"cpu": "x"}, [comparison], "tandem"), "tandem")
     row = "| 8 sequences | output tokens/s, prefill included | 4.0 (25%) | 2.0 (12%) | 2.00 |"
     assert row in page
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize(("kind", "error"), [("bf16", 0.0), ("q8_0", 1e-2)])
+def test_a_file_for_llama_cpp_has_the_weights_of_the_checkpoint(
+    architecture: str, kind: str, error: float, tmp_path: Path
+) -> None:
+    model = tiny_gguf.make(architecture).bfloat16()
+    folder = tmp_path / "tiny"
+    model.save_pretrained(folder)
+    file = ensure_gguf(folder, kind, tmp_path / "cache")
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == [f"tiny-{kind}.gguf"]
+    found = {each.name: each for each in gguf.GGUFReader(file).tensors}
+    weights = [each for each in found.values() if len(each.shape) == 2]
+    assert {each.tensor_type.name.lower() for each in weights} == {kind}
+    # transformers' reader turns the heads back, as for any file that llama.cpp made.
+    read = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, config=model.config, dtype=torch.float32
+    )
+    for name, expected in model.float().state_dict().items():
+        assert (read.state_dict()[name] - expected).abs().max() <= error, name
+
+
+def test_a_worker_of_llama_cpp_gets_the_file_of_the_model(tmp_path: Path) -> None:
+    spec = WorkerSpec("llama.cpp q8_0", "engine", options={"threads": 1, "gguf": "q8_0"})
+    tiny_gguf.make().save_pretrained(tmp_path / "tiny")
+    found = _with_file(spec, tmp_path / "tiny", tmp_path).options["file"]
+    assert Path(found) == tmp_path / "tiny-q8_0.gguf" and Path(found).is_file()
+    plain = WorkerSpec("tandem", "engine")
+    assert _with_file(plain, tmp_path, tmp_path) is plain
 
 
 @pytest.mark.full

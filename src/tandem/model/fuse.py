@@ -25,6 +25,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 from tandem.model import kernels
 from tandem.model.fused import Family, FusedAttention, FusedMlp, FusedRmsNorm, is_silu
 from tandem.model.fused_layer import CppLayer, FusedLayer, LayerParts, WholeLayer
+from tandem.model.linear import Pack, pack
 from tandem.model.row_kernels import CppRows, RowKernels
 
 _PLAIN_NORMS = (
@@ -93,11 +94,12 @@ class LayerKernels:
 
     rows: RowKernels
     whole: Callable[[LayerParts], WholeLayer]
+    pack: Pack = pack
 
 
-def cpp_kernels() -> LayerKernels | None:
-    """The C++ kernels, for CPUs. None if they cannot be compiled."""
-    return LayerKernels(CppRows(), CppLayer) if kernels.status().available else None
+def cpp_kernels(by: Pack = pack) -> LayerKernels | None:
+    """The C++ kernels, for CPUs, with projections packed `by`. None if they cannot be compiled."""
+    return LayerKernels(CppRows(), CppLayer, by) if kernels.status().available else None
 
 
 def fuse_modules(model: nn.Module, by: LayerKernels | None) -> FuseReport:
@@ -148,14 +150,14 @@ def _fused_mlp(module: Any, by: LayerKernels) -> nn.Module | None:
         return None
     if not (is_silu(module.act_fn) or isinstance(module.act_fn, _GELU_TANH)):
         return None
-    return FusedMlp(module, by.rows)
+    return FusedMlp(module, by.rows, by.pack)
 
 
 def _fused_attention(module: Any, by: LayerKernels) -> nn.Module | None:
     family = _ATTENTIONS.get(type(module))
     if family is None or not _plain(module, "q_proj", "k_proj", "v_proj"):
         return None
-    return FusedAttention(module, family, by.rows)
+    return FusedAttention(module, family, by.rows, by.pack)
 
 
 def _fused_layer(module: Any, by: LayerKernels) -> nn.Module | None:

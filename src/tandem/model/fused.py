@@ -17,7 +17,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from tandem.model.linear import LinearGroup
+from tandem.model.linear import LinearGroup, Pack
 from tandem.model.row_kernels import RowKernels
 
 _SILU = type(ACT2FN["silu"])
@@ -63,9 +63,9 @@ class FusedRmsNorm(nn.Module):
 class FusedMlp(nn.Module):
     """down(act(gate(x)) * up(x)) with gate and up in one product."""
 
-    def __init__(self, original: Any, rows: RowKernels) -> None:
+    def __init__(self, original: Any, rows: RowKernels, pack: Pack) -> None:
         super().__init__()
-        group = LinearGroup(original.gate_proj, original.up_proj)
+        group = LinearGroup(original.gate_proj, original.up_proj, by=pack)
         self.gate_proj, self.up_proj = group.members
         self.down_proj = original.down_proj
         self.act_fn = original.act_fn
@@ -86,7 +86,7 @@ class FusedAttention(nn.Module):
     It calls transformers' attention interface with the arguments of the module that it replaces.
     """
 
-    def __init__(self, original: Any, family: Family, rows: RowKernels) -> None:
+    def __init__(self, original: Any, family: Family, rows: RowKernels, pack: Pack) -> None:
         super().__init__()
         self._rows = rows
         self.config = original.config
@@ -100,7 +100,7 @@ class FusedAttention(nn.Module):
         self.window: int = self._extra.get("sliding_window") or 0
         self.softcap: float = self._extra.get("softcap") or 0.0
         self._eager = family.eager
-        group = LinearGroup(original.q_proj, original.k_proj, original.v_proj)
+        group = LinearGroup(original.q_proj, original.k_proj, original.v_proj, by=pack)
         self.q_proj, self.k_proj, self.v_proj = group.members
         self.o_proj = original.o_proj
         names = dict(original.named_children())

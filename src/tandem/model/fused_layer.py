@@ -22,15 +22,17 @@ from tandem.model.kernels.layer import (
     Exports,
     MlpWeights,
     NormWeights,
+    PackedLora,
     Panels,
     Updates,
+    VectorPanels,
     attention_block,
     mlp_block,
 )
-from tandem.model.linear import AmxWeight, GroupMember, PackedLinear
+from tandem.model.linear import AmxWeight, GroupMember, PackedLinear, PanelWeight
 from tandem.model.lora import JointUpdate, LoraLayers, LoraLinear
 
-# Columns of an AMX panel.
+# Columns of a panel of any kind divide this.
 _PANEL = 32
 Projections = tuple[nn.Module | None, ...]
 
@@ -140,8 +142,9 @@ class FusedLayer(nn.Module):
 class CppLayer:
     """A layer as two calls of the C++ kernels, over the CPU kernel's context.
 
-    Every projection has to be packed in panels, with or without adapters. With adapters it rounds
-    at other places than the parts: an update is added before the product is rounded.
+    Every projection has to be packed in panels of one kind, with or without adapters. With adapters
+    and AMX it rounds at other places than the parts: an update is added before the product is
+    rounded.
     """
 
     exports_rows = False
@@ -193,6 +196,11 @@ class CppLayer:
         out, down = _panels(projections[3]), _panels(projections[6])
         if qkv is None or gate_up is None or out is None or down is None:
             return None
+        if len({type(each) for each in (qkv, gate_up, out, down)}) > 1:
+            return None
+        gate = projections[4]
+        if not isinstance(gate, GroupMember) or gate.out_features % _PANEL:
+            return None  # a panel would have both gates and ups
         norm, mlp_norm = _norm(self._parts.norm), _norm(self._parts.mlp_norm)
         if not (_alike(attention.q_norm, norm) and _alike(attention.k_norm, norm)):
             return None
@@ -233,11 +241,14 @@ def _updates(blocks: _Blocks) -> tuple[Updates, Updates] | None:
         return attention, mlp
     if blocks.adaptable is None:
         return None
+    assert blocks.weights is not None
+    vectors = isinstance(blocks.weights[0].qkv, VectorPanels)
+    by = PackedLora.in_panels if vectors else PackedLora.of
     query, key, value, out, gate, up, down = blocks.adaptable
     for each in segments:
         name, start, stop = each.key, each.start, each.stop
-        attention.add(start, stop, query.packed(name, (key, value)), out.packed(name))
-        mlp.add(start, stop, gate.packed(name, (up,)), down.packed(name))
+        attention.add(start, stop, query.packed(name, by, (key, value)), out.packed(name, by))
+        mlp.add(start, stop, gate.packed(name, by, (up,)), down.packed(name, by))
     return attention, mlp
 
 
@@ -250,7 +261,7 @@ def _joined(members: Projections) -> Panels | None:
 
 
 def _panels(layer: nn.Module | None) -> Panels | None:
-    if isinstance(layer, PackedLinear) and isinstance(layer.weights, AmxWeight):
+    if isinstance(layer, PackedLinear) and isinstance(layer.weights, AmxWeight | PanelWeight):
         return layer.weights.panels
     return None
 

@@ -1,15 +1,15 @@
 """Frozen linear layers whose weights are packed once for the CPU's matrix kernels.
 
-A packed layer has its weight in one layout: AMX panels for our own kernel, oneDNN's blocks, or the
-plain matrix (other devices). It is differentiable only in its input. The backward product uses a
-second packing, of the transposed weight, made when the first gradient is needed. Nothing is saved
-for backward. Of models it knows only `nn.Linear` layers.
+A packed layer has its weight in one layout: panels for one of our own kernels (AMX tiles or vector
+registers), oneDNN's blocks, or the plain matrix (other devices). It is differentiable only in its
+input. The backward product uses a second packing, of the transposed weight, made when the first
+gradient is needed. Nothing is saved for backward. Of models it knows only `nn.Linear` layers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tandem.model import kernels
-from tandem.model.kernels.layer import Panels
+from tandem.model.kernels.layer import Panels, VectorPanels
 
 # oneDNN blocks a weight for an expected number of rows. This one serves decode and prefill.
 _ONEDNN_ROWS = 256
@@ -167,6 +167,39 @@ class AmxWeight:
         return pack(kernels.unpack_weight(self.panels.packed, self._rows).t().contiguous(), None)
 
 
+class PanelWeight:
+    """Panels for our own kernel in vector registers (`kernels/panels.h`), for any CPU.
+
+    The panels are bfloat16 if that changes no value, so a bfloat16 checkpoint that is computed in
+    float32 is read at half the bytes. Products and sums are float32 in any case.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._shape = weight.shape
+        half = weight.bfloat16()
+        stored = half if torch.equal(half.to(weight.dtype), weight) else weight
+        bias = bias.float().contiguous() if bias is not None else None
+        self.panels = VectorPanels(kernels.pack_panels(stored.contiguous()), bias)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the panels."""
+        return self.panels.packed.nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """The product by our kernel, in the dtype of `x`."""
+        return kernels.panel_linear(x, self.panels.packed, self.panels.bias, self._shape[0])
+
+    def transposed(self) -> PackedWeight:
+        """The transposed weight, in panels again."""
+        plain = kernels.unpack_panels(self.panels.packed, *self._shape)
+        return PanelWeight(plain.t(), None)
+
+
+# Makes the packing of a weight [out, in] with its bias.
+Pack = Callable[[Tensor, Tensor | None], PackedWeight]
+
+
 def pack(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     """The fastest packing of `weight` [out, in] for its device and dtype."""
     weight = weight.detach()
@@ -203,26 +236,26 @@ class PackedLinear(nn.Module):
     layer is not in `state_dict`, and no optimiser can reach it.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, by: Pack = pack) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weights = pack(weight, bias)
+        self.weights = by(weight, bias)
         self._backward_weights: PackedWeight | None = None
 
     @staticmethod
-    def of(*linears: nn.Linear) -> PackedLinear:
+    def of(*linears: nn.Linear, by: Pack = pack) -> PackedLinear:
         """The layers joined, with their outputs side by side in the given order."""
         if len(linears) == 1:
-            return PackedLinear(linears[0].weight, linears[0].bias)
+            return PackedLinear(linears[0].weight, linears[0].bias, by)
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases: list[Tensor | None] = [linear.bias for linear in linears]
         if all(bias is None for bias in biases):
-            return PackedLinear(weight)
+            return PackedLinear(weight, None, by)
         parts = [
             linear.weight.new_zeros(linear.out_features) if bias is None else bias.detach()
             for linear, bias in zip(linears, biases, strict=True)
         ]
-        return PackedLinear(weight, torch.cat(parts))
+        return PackedLinear(weight, torch.cat(parts), by)
 
     @property
     def nbytes(self) -> int:
@@ -260,8 +293,8 @@ class LinearGroup:
     called with a tensor computes the product for all. The output is dropped after the last one.
     """
 
-    def __init__(self, *linears: nn.Linear) -> None:
-        self.joined = PackedLinear.of(*linears)
+    def __init__(self, *linears: nn.Linear, by: Pack = pack) -> None:
+        self.joined = PackedLinear.of(*linears, by=by)
         self.members: list[GroupMember] = []
         start = 0
         for linear in linears:
@@ -323,7 +356,7 @@ class PackReport:
     pads: bool
 
 
-def pack_linears(model: nn.Module) -> PackReport:
+def pack_linears(model: nn.Module, by: Pack = pack) -> PackReport:
     """Replace every `nn.Linear` of `model` in place. A weight that is tied to an embedding is
     copied.
 
@@ -332,7 +365,7 @@ def pack_linears(model: nn.Module) -> PackReport:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear.of(child))
+                setattr(parent, name, PackedLinear.of(child, by=by))
     packed = {module for module in model.modules() if isinstance(module, PackedLinear)}
     members = {module for module in model.modules() if isinstance(module, GroupMember)}
     packed |= {member.group.joined for member in members}

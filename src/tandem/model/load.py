@@ -47,6 +47,7 @@ from tandem.model.hub import repository_of
 from tandem.model.linear import compiled_rows, pack_linears
 from tandem.model.lora import AdapterUpdates, EagerUpdates, LoraLayers, adaptable_linears
 from tandem.model.probe import probe_layers
+from tandem.model.product_choice import choose_for
 from tandem.model.self_test import SelfTest
 from tandem.model.stack import LayerStack
 
@@ -143,7 +144,7 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
         ) from error
     _refuse_incomplete(config.model, report)
     if config.dtype == "auto" and device.type == "cpu" and not computes_in(model.dtype):
-        logger.info("this CPU has no arithmetic in %s: the weights become float32", model.dtype)
+        logger.info("this CPU has no arithmetic in %s: it computes in float32", model.dtype)
         model = model.float()
     return prepare_model(
         model.to(device), config, progress, tokenizer_end=_tokenizer_end(config.model)
@@ -256,12 +257,12 @@ def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str
         kernel = SdpaKernel() if name == "off" else _device_kernel(model)
         done = [] if isinstance(kernel, SdpaKernel) else _accelerate_device(model)
         return kernel, "+".join([kernel.name, *done]), False
-    done = []
+    done, choice = [], choose_for(model)
     # Fuse first: it joins layers that packing would pack one by one.
-    if fuse_modules(model, cpp_kernels()).replaced:
+    if fuse_modules(model, cpp_kernels(choice.pack)).replaced:
         done.append("fused")
-    report = pack_linears(model)
-    done.append("packed")
+    report = pack_linears(model, choice.pack)
+    done.append(f"packed:{choice.name}")
     kernel = CpuKernel() if kernels.status().available else SdpaKernel()
     return kernel, "+".join([kernel.name, *done]), report.pads
 

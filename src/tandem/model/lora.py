@@ -8,7 +8,7 @@ in place never affects what another's pending backward reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,9 @@ from torch.nn.functional import linear
 
 from tandem.model.kernels.layer import PackedLora
 from tandem.model.lora_files import LinearShape, Lora, LoraWeights
+
+# Packs the halves `a` and `b` of some layers with their factors.
+PackLora = Callable[[Sequence[tuple[Tensor, Tensor]], Sequence[float]], PackedLora]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +216,16 @@ class LoraLinear(nn.Module):
         own = sum(each.a.nbytes + each.b.nbytes for each in self._weights.values())
         return own + sum(each.packed.nbytes for each in self._packings.values())
 
-    def packed(self, key: str, others: Sequence[LoraLinear] = ()) -> PackedLora:
+    def packed(self, key: str, by: PackLora, others: Sequence[LoraLinear] = ()) -> PackedLora:
         """The update of adapter `key` for this layer and the `others` of its joined product.
 
-        Packed on first use, and again after `put` changed one of them.
+        Packed `by` a function on first use, and again after `put` changed one of them.
         """
         layers = (self, *others)
         weights = tuple(layer._weights.get(key) for layer in layers)
         known = self._packings.get(key)
         if known is None or any(a is not b for a, b in zip(known.weights, weights, strict=True)):
-            known = _Packing(weights, _pack(layers, weights))
+            known = _Packing(weights, _pack(layers, weights, by))
             self._packings[key] = known
         return known.packed
 
@@ -236,7 +239,9 @@ class LoraLinear(nn.Module):
         self._packings.pop(key, None)
 
 
-def _pack(layers: Sequence[LoraLinear], weights: Sequence[LoraWeights | None]) -> PackedLora:
+def _pack(
+    layers: Sequence[LoraLinear], weights: Sequence[LoraWeights | None], by: PackLora
+) -> PackedLora:
     like = next((each.a for each in weights if each is not None), torch.empty(0).bfloat16())
     halves: list[tuple[Tensor, Tensor]] = []
     for layer, each in zip(layers, weights, strict=True):
@@ -247,7 +252,7 @@ def _pack(layers: Sequence[LoraLinear], weights: Sequence[LoraWeights | None]) -
             )
         else:
             halves.append((each.a.detach().contiguous(), each.b.detach().contiguous()))
-    return PackedLora.of(halves, [each.scale if each is not None else 1.0 for each in weights])
+    return by(halves, [each.scale if each is not None else 1.0 for each in weights])
 
 
 class LoraLayers:

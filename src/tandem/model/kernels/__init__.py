@@ -24,13 +24,16 @@ __all__ = [
     "compiled",
     "forbid_tokens",
     "gelu_tanh_mul",
+    "pack_panels",
     "pack_weight",
     "packed_linear",
     "paged_attention",
+    "panel_linear",
     "rms_norm",
     "rotary",
     "silu_mul",
     "status",
+    "unpack_panels",
     "unpack_weight",
     "write_kv",
 ]
@@ -149,3 +152,22 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Ten
     `bias` is float32, padded with the weight to a multiple of 32.
     """
     return torch.ops.tandem.packed_linear.default(x, packed, bias, n)
+
+
+def pack_panels(weight: Tensor) -> Tensor:
+    """A float32 or bfloat16 weight [n, k] as panels for `panel_linear`, in its own dtype."""
+    return torch.ops.tandem.pack_panels.default(weight)
+
+
+def unpack_panels(packed: Tensor, n: int, k: int) -> Tensor:
+    """The weight [n, k] from which `packed` was made."""
+    return torch.ops.tandem.unpack_panels.default(packed, n, k)
+
+
+def panel_linear(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Tensor:
+    """x [..., k] times the packed weight [n, k] transposed; products and sums in float32.
+
+    `x` is float32 with a weight of either dtype, or bfloat16 with a bfloat16 one. `bias` is
+    float32 [n].
+    """
+    return torch.ops.tandem.panel_linear.default(x, packed, bias, n)

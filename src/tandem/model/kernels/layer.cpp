@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
+#include "heads.h"
 #include "lora.h"
 #include "matmul.h"
 
@@ -147,47 +148,6 @@ at::Tensor mlp_block(const at::Tensor& x, const at::Tensor& norm_weight, double 
   return out;
 }
 
-// Where the rows of the batch are in the cache, and who sees what: as for `paged_attention`.
-struct Paged {
-  const at::Tensor &k_cache, &v_cache, &slots, &table, &query_start, &context_len;
-};
-
-// Heads of one token in the joined projection: queries, keys, values.
-struct Heads {
-  int64_t queries, keys, dim;
-  int64_t width() const { return (queries + 2 * keys) * dim; }
-};
-
-// Queries are normalised and rotated in place; keys likewise into the cache, values copied there.
-void turn_and_store(BFloat16* qkv, int64_t rows, const Heads& heads, const Paged& paged,
-                    const at::Tensor& cos, const at::Tensor& sin, const BFloat16* q_norm,
-                    const BFloat16* k_norm, const Norm& norm) {
-  const int64_t dim = heads.dim, angles = cos.size(-1);
-  const int64_t block_size = paged.k_cache.size(1), unit = paged.k_cache.stride(1);
-  const int64_t* slot = paged.slots.const_data_ptr<int64_t>();
-  BFloat16* keys = paged.k_cache.mutable_data_ptr<BFloat16>();
-  BFloat16* values = paged.v_cache.mutable_data_ptr<BFloat16>();
-  const BFloat16 *c = data(cos), *s = data(sin);
-  const int64_t grain = std::max<int64_t>(1, GRAIN / heads.width());
-  const auto turn = [&](int64_t t) {
-    BFloat16* x = qkv + t * heads.width();
-    const int64_t at = slot[t] / block_size * paged.k_cache.stride(0) + slot[t] % block_size * unit;
-    for (int64_t h = 0; h < heads.queries + heads.keys; ++h, x += dim) {
-      const bool key = h >= heads.queries;
-      const BFloat16* weight = key ? k_norm : q_norm;
-      if (weight != nullptr) normalise(x, weight, x, dim, norm.eps, norm.shifted);
-      BFloat16* to = key ? keys + at + (h - heads.queries) * dim : x;
-      rotate(x, c + t * angles, s + t * angles, to, dim, angles);
-    }
-    std::copy(x, x + heads.keys * dim, values + at);
-  };
-  for_each_item(rows, grain, [&](const auto& take) {
-    for (int64_t t, end; take(t, end);) {
-      for (; t < end; ++t) turn(t);
-    }
-  });
-}
-
 // residual + o(mixed); mixed dense [rows, heads, dim].
 at::Tensor project(const at::Tensor& mixed, const at::Tensor& residual, const at::Tensor& o,
                    const Optional& bias, at::IntArrayRef segments, at::TensorList updates) {
@@ -239,7 +199,8 @@ at::Tensor attention_block(const at::Tensor& x, const at::Tensor& norm_weight, d
   const Updates updates(normal, rows, qkv.size(1), segments, qkv_updates, 3);
   run_product<1>(product(normal, qkv, rows, updates),
                  ToRows{to, nullptr, bias_of(qkv_bias), rows, heads.width()});
-  turn_and_store(to, rows, heads, paged, cos, sin, data(q_norm), data(k_norm), norm);
+  turn_and_store<BFloat16>(to, rows, heads, paged, cos, sin,
+                           {data(q_norm), data(k_norm), norm.eps, norm.shifted});
   const at::Tensor queries =
       joined.narrow(1, 0, heads.queries * dim).view({rows, heads.queries, dim});
   at::Tensor mixed = paged_attention(queries, k_cache, v_cache, table, query_start, context_len,

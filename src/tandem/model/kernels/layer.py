@@ -1,7 +1,8 @@
 """The two halves of a decoder layer as one kernel call each, with weights as plain data.
 
 Each call gives exactly the values of the single kernels in sequence, without storing what is
-between them. bfloat16 only, not differentiable. Callable if `kernels.amx_linear()`.
+between them. Not differentiable. With `Panels` bfloat16 only, callable if `kernels.amx_linear()`;
+with `VectorPanels` float32 or bfloat16, callable if `kernels.status().available`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,16 @@ class Panels:
     bias: Tensor | None
 
 
+class VectorPanels(Panels):
+    """A weight packed by `kernels.pack_panels`, and its float32 bias."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """Queries, keys and values are joined in `qkv`. Head norms have the form of `norm`."""
+    """Queries, keys and values are joined in `qkv`. Head norms have the form of `norm`. All weights
+    of a layer are in panels of one kind."""
 
     norm: NormWeights
     qkv: Panels
@@ -94,6 +103,18 @@ class PackedLora:
             factors += [scale] * (b.shape[1] * _SIDE)
         return PackedLora(packed[0], torch.tensor(factors), tuple(packed[1:]))
 
+    @staticmethod
+    def in_panels(halves: Sequence[tuple[Tensor, Tensor]], scales: Sequence[float]) -> PackedLora:
+        """The same for vector panels, in the dtype of the halves. Ranks become even."""
+        pack = torch.ops.tandem.pack_panels.default
+        all_a, all_b, factors = [], [], list[float]()
+        for (a, b), scale in zip(halves, scales, strict=True):
+            odd = a.shape[0] % 2
+            all_a.append(functional.pad(a, (0, 0, 0, odd)))
+            all_b.append(pack(functional.pad(b, (0, odd)).contiguous()))
+            factors += [scale] * (a.shape[0] + odd)
+        return PackedLora(pack(torch.cat(all_a)), torch.tensor(factors), tuple(all_b))
+
 
 @dataclass(frozen=True, slots=True)
 class Updates:
@@ -140,7 +161,10 @@ def attention_block(
     With `wanted`, int64 row numbers, the result has only these rows; `updates` must be empty then.
     """
     norm, qkv, out = weights.norm, weights.qkv, weights.out
-    return torch.ops.tandem.attention_block.default(
+    ops = torch.ops.tandem
+    vectors = isinstance(qkv, VectorPanels)
+    operator = ops.panel_attention_block if vectors else ops.attention_block
+    return operator.default(
         x,
         norm.weight,
         norm.eps,
@@ -170,9 +194,12 @@ def attention_block(
 def mlp_block(
     x: Tensor, weights: MlpWeights, updates: Updates = _NONE, exports: Exports = _NOWHERE
 ) -> Tensor:
-    """x + down(act(gate(n)) * up(n)) with n = norm(x), for a dense x [..., hidden]."""
+    """x + down(act(gate(n)) * up(n)) with n = norm(x), for a dense x [..., hidden].
+
+    Vector panels export nothing.
+    """
     norm, gate_up, down = weights.norm, weights.gate_up, weights.down
-    return torch.ops.tandem.mlp_block.default(
+    arguments = (
         x,
         norm.weight,
         norm.eps,
@@ -185,6 +212,8 @@ def mlp_block(
         updates.segments,
         updates.first,
         updates.second,
-        exports.ranges,
-        exports.tiles,
     )
+    if isinstance(gate_up, VectorPanels):
+        assert not exports.ranges
+        return torch.ops.tandem.panel_mlp_block.default(*arguments)
+    return torch.ops.tandem.mlp_block.default(*arguments, exports.ranges, exports.tiles)

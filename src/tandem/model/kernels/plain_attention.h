@@ -10,24 +10,17 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "vectors.h"
 
 namespace tandem {
 
-#if defined(__AVX512F__)
-constexpr int VECTOR_BYTES = 64, ROWS_AT_ONCE = 8;
-#elif defined(__AVX__)
-constexpr int VECTOR_BYTES = 32, ROWS_AT_ONCE = 4;
-#else
-constexpr int VECTOR_BYTES = 16, ROWS_AT_ONCE = 4;
-#endif
-constexpr int64_t PANEL = 16, LANES = VECTOR_BYTES / 4;
+constexpr int ROWS_AT_ONCE = VECTOR_BYTES == 64 ? 8 : 4;
+constexpr int64_t PANEL = 16;
 // Fewer rows than this are not worth panels: each key is read once for all of them.
 constexpr int64_t WORTH_PANELS = 4;
 // Keys between the one that is read and the one that is fetched: heads lie side by side in a token,
 // so the next key of a head may be too far off for the processor to foresee.
 constexpr int64_t KEYS_AHEAD = 8;
-
-using Vector = float __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
 // to[r][c] (+)= sum over k of a[r][k] * panel[k][c], for ROWS_AT_ONCE rows and PANEL columns.
 template <bool ADD>
