@@ -39,11 +39,6 @@ class SchedulerState:
         self.ttft_slo_s = self.default_slo.ttft_s
 
     @property
-    def mark(self) -> tuple[int, int, int]:
-        """Equal at two moments if nothing came, ended, started or was preempted in between."""
-        return next(reversed(self.all), 0), len(self.all), self.moves
-
-    @property
     def num_waiting(self) -> int:
         """Sequences of requests that do not run yet, with later choices of `n > 1` requests."""
         return len(self.all) - len(self.running) - len(self.learning)
@@ -139,3 +134,8 @@ class SchedulerState:
         self.waiting.remove(seq)
         self.starts.discard(seq)
         self.waiting_tokens -= len(seq.tokens)
+
+
+def mark_of(state: SchedulerState) -> tuple[int, int, int]:
+    """Equal at two moments if nothing came, ended, started or was preempted in between."""
+    return next(reversed(state.all), 0), len(state.all), state.moves
