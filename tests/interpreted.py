@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from torch import nn
+from torch import Tensor, nn
 
 import tiny_models
 from tandem.config import ModelConfig
-from tandem.model import linear, load
+from tandem.model import load
 from tandem.model.attention.base import AttentionKernel
+from tandem.model.linear import PlainWeight, pack_linears
 from tandem.model.load import LoadedModel
 
 
@@ -24,7 +25,6 @@ def interpreted(device: str = "cpu", **changes: int) -> LoadedModel:
     with (
         patch.object(load, "_accelerate", _accelerate),
         patch.object(load, "_adapter_updates", lambda *_: updates),
-        patch.object(linear, "pack", lambda w, bias: linear.PlainWeight(w.detach(), bias)),
     ):
         return load.prepare_model(model, config)
 
@@ -35,6 +35,10 @@ def _accelerate(model: nn.Module, _: str) -> tuple[AttentionKernel, str, bool]:
     from tandem.model.gpu.layer import TritonLayer
     from tandem.model.gpu.rows import TritonRows
 
-    fuse_modules(model, LayerKernels(TritonRows(), TritonLayer))
-    linear.pack_linears(model)
+    fuse_modules(model, LayerKernels(TritonRows(), TritonLayer, _plain))
+    pack_linears(model, _plain)
     return TritonKernel(), "triton+fused", False
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> PlainWeight:
+    return PlainWeight(weight.detach(), bias)

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from devices import TRITON_DEVICE
-from tandem.model import linear
 from tandem.model.attention.base import BatchLayout, LayerKV, PagedContext, SpanArrays
 from tandem.model.attention.interface import IMPLEMENTATION, register
 from tandem.model.fuse import LayerKernels, fuse_modules
@@ -40,10 +39,9 @@ LAYERS = ["llama", "mistral", "qwen2", "qwen3", "gemma"]
 LAUNCHES = ["_normalise", "_turn_and_store", "_attend", "_normalise", "_gate"]
 
 
-@pytest.fixture(autouse=True)
-def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain(weight: Tensor, bias: Tensor | None) -> PlainWeight:
     """As on a device."""
-    monkeypatch.setattr(linear, "pack", lambda weight, bias: PlainWeight(weight.detach(), bias))
+    return PlainWeight(weight.detach(), bias)
 
 
 def make(name: str, device: str) -> tuple[Any, Any, dict[str, Any]]:
@@ -60,9 +58,9 @@ def make(name: str, device: str) -> tuple[Any, Any, dict[str, Any]]:
     model = model.to(device)
     original = copy.deepcopy(model)
     linears = adaptable_linears(model.base_model, "model.")
-    report = fuse_modules(model, LayerKernels(TritonRows(), TritonLayer))
+    report = fuse_modules(model, LayerKernels(TritonRows(), TritonLayer, plain))
     assert not report.kept
-    pack_linears(model)
+    pack_linears(model, plain)
     register()
     model.set_attn_implementation(IMPLEMENTATION)
     return original, model, linears
