@@ -217,11 +217,11 @@ def test_import_export_pin_and_roll_back(tmp_path: Path) -> None:
         exported = http.get("/adapters/formal/versions/2/export")
         with zipfile.ZipFile(BytesIO(exported.content)) as packed:
             assert {name: packed.read(name) for name in packed.namelist()} == ADAPTER_FILES
-        assert list((tmp_path / "state" / "exports").iterdir()) == []
+        eventually(lambda: not list((tmp_path / "state" / "exports").iterdir()))
         (tmp_path / "state/adapters/formal/1/adapter_config.json").rename(tmp_path / "aside")
         gone = http.get("/adapters/formal/versions/1/export")
         assert gone.status_code == 404 and gone.json()["error"]["param"] == "version"
-        assert list((tmp_path / "state" / "exports").iterdir()) == []
+        eventually(lambda: not list((tmp_path / "state" / "exports").iterdir()))
         (tmp_path / "aside").rename(tmp_path / "state/adapters/formal/1/adapter_config.json")
         back = http.post("/adapters/formal/rollback", json={"version": 1})
         assert back.json()["version"] == 1

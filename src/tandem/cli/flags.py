@@ -54,8 +54,8 @@ HELP = {
     "`.gguf`",
     "model.device": "Where to compute: auto, cpu or cuda",
     "model.dtype": (
-        "Number type: auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits), "
-        "float32, bfloat16 or float16"
+        "Number type of the arithmetic: auto (the checkpoint's, but float32 on a CPU that is slow "
+        "with 16 bits), float32, bfloat16 or float16"
     ),
     "model.max_model_len": "Longest prompt + output of one choice in tokens; 0: the model's own",
     "model.threads": "CPU threads for computing; 0: as many as other processes leave cores",
