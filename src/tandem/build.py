@@ -308,10 +308,10 @@ def build_thread_client(
     return AsyncEngineClient(ThreadTransport(make), preload=settings.adapters.preload)
 
 
-def run_engine_process() -> None:
-    """Main function of the engine process: read a `Launch` from standard input and serve. Arguments
-    are the cores to compute on (none: all)."""
-    keep_to([int(core) for core in sys.argv[1:]])
+def run_engine_process(cores: Sequence[int]) -> None:
+    """Main function of the engine process: read a `Launch` from standard input and serve, on these
+    cores (none: on all)."""
+    keep_to(cores)
     # The server's signals reach the whole process group; the engine ends when its client says so.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
@@ -327,4 +327,4 @@ def run_engine_process() -> None:
 
 
 if __name__ == "__main__":
-    run_engine_process()
+    run_engine_process([int(core) for core in sys.argv[1:]])

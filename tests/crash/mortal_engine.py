@@ -43,4 +43,4 @@ def make_mortal(mortality: Mortality) -> None:
 
 if __name__ == "__main__":
     make_mortal(Mortality(Path(sys.argv[1])))
-    run_engine_process()
+    run_engine_process([])
