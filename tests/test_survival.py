@@ -24,7 +24,7 @@ from tandem.bench.soak import SoakOptions, soak
 
 SERVE = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", "demo"]
 FLAGS = ["--port", "0", "--accustom", "0", "--kv-memory", "128MiB", "--log-level", "warning"]
-SOAK_S = float(os.environ.get("TANDEM_SOAK_S", "12"))
+SOAK_S = float(os.environ.get("TANDEM_SOAK_S", "8"))
 
 
 class Server:
@@ -34,7 +34,9 @@ class Server:
         self.log = log
         with log.open("w") as output:
             flags = [*FLAGS, "--store-directory", str(log.with_name("state")), *more]
-            self.process = subprocess.Popen([*SERVE, *flags], stderr=output)
+            self.process = subprocess.Popen(
+                [*SERVE, *flags], stderr=output, start_new_session=True
+            )
         self.url = self._wait_ready()
 
     def _wait_ready(self) -> str:
@@ -56,12 +58,22 @@ class Server:
         return None
 
 
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Server]]:
+    """All that were started; the last one may be up."""
+    started: list[Server] = []
+    yield started
+    for server in started:
+        server.process.kill()
+        server.process.wait(timeout=20)
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "serve.log")
-    yield server
-    server.process.kill()
-    server.process.wait(timeout=20)
+def server(servers: list[Server], tmp_path: Path) -> Server:
+    """One that is up: the last one, unless a test ended it."""
+    if not servers or servers[-1].process.poll() is not None:
+        servers.append(Server(tmp_path / "serve.log"))
+    return servers[-1]
 
 
 def test_64_clients_come_and_go(server: Server) -> None:
@@ -95,9 +107,10 @@ def test_kill_9_of_the_engine_under_load_and_sigterm(server: Server) -> None:
     assert health.lies == []
     assert False in health.seen
 
-    last = Stream(server.url, max_tokens=200)
+    last = Stream(server.url, max_tokens=1000)
     wait_until(lambda: last.started, 20)
-    server.process.send_signal(signal.SIGTERM)
+    os.killpg(server.process.pid, signal.SIGTERM)  # as a service manager does
+    wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 5)
     last.thread.join(timeout=40)
     assert last.done and not last.error_event, "SIGTERM cut an answer off"
     assert server.process.wait(timeout=20) == 0

@@ -75,7 +75,9 @@ def test_a_file_that_is_none_is_told_by_its_lines(url: str, tmp_path: Path) -> N
     assert missing.exit_code == 1 and "cannot read" in missing.output
 
 
-def test_an_engine_of_its_own(tmp_path: Path) -> None:
+def test_an_engine_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_SCHEDULING_ACCUSTOM_S", "0")
+    monkeypatch.setenv("TANDEM_CACHE_MEMORY_BYTES", str(64 << 20))
     out = tmp_path / "out.jsonl"
     result = run("run", str(requests(tmp_path, 3)), "-o", str(out), "--serve", "demo")
     assert result.exit_code == 0, result.output
