@@ -34,9 +34,7 @@ class Server:
         self.log = log
         with log.open("w") as output:
             flags = [*FLAGS, "--store-directory", str(log.with_name("state")), *more]
-            self.process = subprocess.Popen(
-                [*SERVE, *flags], stderr=output, start_new_session=True
-            )
+            self.process = subprocess.Popen([*SERVE, *flags], stderr=output, start_new_session=True)
         self.url = self._wait_ready()
 
     def _wait_ready(self) -> str:
