@@ -29,6 +29,7 @@ BETAS = tuple(range(10, 160, 10))
 MOST_ANSWERS = 4096
 _FEWEST = 50
 _FOLDS = 5
+_UNSCORED = (0.0,) * 6  # of a file without scores; the network then has lengths alone
 _MEDIAN = LEVELS.index(0.5)
 
 
@@ -101,7 +102,7 @@ def _forecasts(records: Sequence[TraceRecord], most: Sequence[int]) -> NDArray[n
     """Quantiles [n, levels] by networks of the other folds."""
     features = np.array(
         [
-            features_of(Asked("", "", limit, record.prompt_tokens, record.scores))
+            features_of(Asked("", "", limit, record.prompt_tokens, record.scores or _UNSCORED))
             for record, limit in zip(records, most, strict=True)
         ]
     )
