@@ -74,7 +74,8 @@ class SchedulingConfig:
     requests for an adapter (`base`: for none) as `TTFT:TPOT`. `profile` is a file of `tandem
     profile` from which the time model starts; without one, usual passes are run when the engine
     starts, those that begin within `accustom_s` seconds (0: it guesses). `overflow` (cores:N, cpu)
-    is a second engine, for what is predicted to be longer than the `overflow_quantile` lately.
+    is a second engine, for what is predicted to be longer than `overflow_tokens` or, if they are 0,
+    than the `overflow_quantile` of recent predictions.
     """
 
     policy: str = "unified"
@@ -88,6 +89,7 @@ class SchedulingConfig:
     accustom_s: PositiveOrZero = 5.0
     overflow: str = ""
     overflow_quantile: Annotated[float, Meta(gt=0, lt=1)] = 0.9
+    overflow_tokens: CountOrZero = 0
 
 
 @dataclass(frozen=True, slots=True)
