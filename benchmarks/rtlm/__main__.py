@@ -110,7 +110,7 @@ def main(
         f" {batching.batch}, phi = {batching.phi:.4f} s, eta = {batching.eta:.4f} s. Arrivals are"
         f" Poisson at {BETAS[0]} to {BETAS[-1]} a minute, each for a minute, shuffled;"
         " minutes are so long that the mean load is the given one, relative to what full batches"
-        f" of these tasks serve. Seeds of arrivals and order: {seeds}."
+        f" of these tasks serve. No prefix caching. Seeds of arrivals and order: {seeds}."
     )
     stem = f"rtlm-{Path(found.info.model).stem.lower()}" + (f"-{batch}" if batch else "")
     out.mkdir(parents=True, exist_ok=True)

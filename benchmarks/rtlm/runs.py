@@ -139,7 +139,8 @@ class Device:
             "policy_options": dict(options),
             "max_batch_tokens": self.max_batch_tokens,
         }
-        # Prompts share nothing: looking for their prefixes takes time here and changes no figure.
+        # Prompts share nothing. Not to look for their prefixes shortens runs by up to a third;
+        # what is preempted computes its prompt again, which changes a mean by under 1%.
         cache = {"prefix_caching": timed}
         settings = resolve({"scheduling": scheduling, "cache": cache}, environ={})
         if beside is None:
