@@ -18,7 +18,6 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from tandem.estimators.lexical_length import features_of
 
 from benchmarks.lengths.rows import Row, kept
 from benchmarks.rtlm import figures, load, study
@@ -30,6 +29,7 @@ from tandem.bench.workload import as_text
 from tandem.core.lengths import Asked
 from tandem.estimators.batching import fit_batching
 from tandem.estimators.datasheet import load_profile
+from tandem.estimators.learned_length import features_of
 from tandem.estimators.length_network import fit
 from tandem.services.lengths.lexicon import Lexicon
 from tandem.services.lengths.scores import Scorer
@@ -110,7 +110,7 @@ def main(
         f" {batching.batch}, phi = {batching.phi:.4f} s, eta = {batching.eta:.4f} s. Arrivals are"
         f" Poisson at {BETAS[0]} to {BETAS[-1]} a minute, each for a minute, shuffled;"
         " minutes are so long that the mean load is the given one, relative to what full batches"
-        f" of these tasks serve. Seeds of arrivals and order: {seeds}."
+        f" of these tasks serve. No prefix caching. Seeds of arrivals and order: {seeds}."
     )
     stem = f"rtlm-{Path(found.info.model).stem.lower()}" + (f"-{batch}" if batch else "")
     out.mkdir(parents=True, exist_ok=True)

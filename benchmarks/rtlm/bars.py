@@ -14,13 +14,15 @@ from statistics import fmean
 from benchmarks.reporting.bootstrap import Interval, ratio
 from benchmarks.rtlm.load import SUBSETS
 from benchmarks.rtlm.runs import Run
-from benchmarks.rtlm.study import PERFECT, UNIFIED
+from benchmarks.rtlm.study import OVERFLOW, PERFECT, UNIFIED
 
 MOST_RATIO = 0.7  # of the maximum response time, RT-LM's over FIFO's, in the best case
 RATE_RATIO = 1.4  # of the tasks a minute likewise
 ATTACKED = 1.2  # of benign response times under attack
 UP_TO = 0.5  # share of malicious tasks
 OVERHEAD = 0.03  # of the device's time
+OURS = (("rt_lm", True), ("rt_lm", False), (UNIFIED, False))
+"""Policies that are to protect benign tasks, and whether their batches are static."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +129,11 @@ def _unified(runs: Runs) -> Iterator[Bar]:
 def _malicious(runs: Runs) -> Iterator[Bar]:
     [busy] = runs.loads("malicious")
     for policy, static, bounded in (
-        ("rt_lm", True, True),
-        ("rt_lm", False, True),
-        (UNIFIED, False, True),
+        *(
+            (policy + engines, static, True)
+            for engines in ("", *OVERFLOW)
+            for policy, static in OURS
+        ),
         ("fifo", True, False),
         ("fifo", False, False),
     ):
@@ -145,11 +149,30 @@ def _malicious(runs: Runs) -> Iterator[Bar]:
         claim += "wait at most 20% longer" if bounded else "wait over 20% longer"
         held = rise.value <= ATTACKED if bounded else rise.value > ATTACKED
         yield Bar(claim, f"{shown(rise)} at {where}", held)
+    for policy, static in OURS:
+        for engines in OVERFLOW:
+            yield _apart(runs, policy, engines, static=static)
+
+
+def _apart(runs: Runs, policy: str, engines: str, *, static: bool) -> Bar:
+    """Two engines against one on the same device, under attack."""
+    [busy] = runs.loads("malicious")
+    two, one = (
+        runs.of("malicious", f"{UP_TO:.0%}", each, static=static, busy=busy)
+        for each in (policy + engines, policy)
+    )
+    found = compared(two, one)
+    return Bar(
+        f"{policy}{engines}, {'static' if static else 'continuous'} batches: benign tasks under"
+        f" {UP_TO:.0%} malicious ones wait no longer than with one engine on the whole device",
+        shown(found),
+        found.value <= 1.0,
+    )
 
 
 def _overhead(runs: Runs, lexical_s: float) -> Iterator[Bar]:
     [busy] = runs.loads("overhead")
-    for policy, static in (("rt_lm", True), ("rt_lm", False), (UNIFIED, False)):
+    for policy, static in OURS:
         [run] = runs.of("overhead", "normal", policy, static=static, busy=busy)
         device_s = run.ended_s / len(run.response_s)
         share = (run.schedule_s + lexical_s) / device_s

@@ -13,6 +13,7 @@ from random import Random
 from benchmarks.lengths.ladder import predicted, steps
 from benchmarks.lengths.rows import Row
 from tandem.bench.answers import Answer, answer_of
+from tandem.engine.placement import quantile_of
 
 SUBSETS = ("small", "normal", "large")
 """Variance of the predicted lengths."""
@@ -47,6 +48,11 @@ def apart(tasks: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
     ordered = sorted(tasks, key=lambda task: task.expected)
     edge = min(int(MALICIOUS * len(ordered)), len(ordered) - 1)
     return ordered[:edge], ordered[edge:]
+
+
+def tau_of(tasks: Sequence[Answer]) -> float:
+    """Equation 4, with these tasks for the training set."""
+    return quantile_of(sorted(task.expected for task in tasks), MALICIOUS)
 
 
 def foreseen(tasks: Sequence[Answer]) -> list[Answer]:

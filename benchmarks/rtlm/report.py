@@ -70,6 +70,9 @@ def _ablation(runs: Runs) -> Iterator[str]:
     yield from (
         f"## Ablation, large variance, load {busy:g} (figures 10 and 12)",
         "",
+        "The overflow engine has the given share of the device, and the main engine the rest. Other"
+        " variants have one engine on the whole device.",
+        "",
         "| variant | static: mean | max | /min | from FIFO |"
         " continuous: mean | max | /min | from FIFO |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -117,7 +120,9 @@ def _malicious(runs: Runs) -> Iterator[str]:
         f"## Benign tasks by the share of malicious ones, load {busy:g} without attack (figure 14)",
         "",
         "Mean response time of benign tasks in seconds. A malicious task stands in the place of a"
-        " benign one, at the same time.",
+        " benign one, at the same time. The overflow engine has the given share of the device, and"
+        " the main engine the rest. Tau is the 0.9-quantile of all forecasts; a recent tau is that"
+        " of the last 1,024 requests.",
         "",
         f"| policy, batches | {' | '.join(places)} |",
         f"|---|{'---:|' * len(places)}",

@@ -7,8 +7,8 @@ their response times can be compared task by task.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 from tandem.bench.answers import Answer, arrivals, times
 from tandem.build import build_simulation
 from tandem.cli.tune import unit_s
-from tandem.config import resolve
+from tandem.config import Settings, resolve
 from tandem.core.clock import VirtualClock
+from tandem.engine.placement import Placement
 from tandem.estimators.batching import Batching
-from tandem.estimators.profile import Profile
-from tandem.sim.run import Arrival, Simulation
+from tandem.estimators.profile import Profile, on_share
+from tandem.sim.group import divided, together
+from tandem.sim.run import Arrival, SimReport, Simulation
 
 BATCHING = ("fifo", "hpf", "luf", "muf", "rt_lm")
 """Policies that may have static batches."""
@@ -69,6 +71,11 @@ class Run:
         ordered = sorted(self.response_s.values())
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
+    def only(self, names: Container[str]) -> Run:
+        """The same run, of these tasks."""
+        kept = {name: each for name, each in self.response_s.items() if name in names}
+        return replace(self, response_s=kept, per_minute=60.0 * len(kept) / self.ended_s)
+
     def summary(self) -> dict[str, Any]:
         """What the file keeps of it."""
         shares = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -85,6 +92,14 @@ class Run:
             "per_minute": round(self.per_minute, 3),
             "schedule_s": self.schedule_s,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """An overflow engine: what it gets, and its share of the device, which the main one lacks."""
+
+    placement: Placement
+    share: float
 
 
 @dataclass(frozen=True)
@@ -112,11 +127,11 @@ class Device:
         policy: str,
         options: Mapping[str, str],
         *,
-        counts: Callable[[str], bool] = lambda name: True,
+        beside: Beside | None = None,
         timed: bool = False,
     ) -> Run:
-        """Run it. Figures are of the tasks that `counts` names; `timed` runs measure scheduling,
-        and take each iteration by itself."""
+        """Run it, with one engine on the whole device or another one `beside` it. `timed` runs
+        measure scheduling, and take each iteration by itself."""
         if policy in BATCHING:
             options = {"static": str(case.static).lower(), **options}
         scheduling = {
@@ -124,18 +139,40 @@ class Device:
             "policy_options": dict(options),
             "max_batch_tokens": self.max_batch_tokens,
         }
-        clock = VirtualClock()
-        settings = resolve({"scheduling": scheduling}, environ={})
-        loop, executor = build_simulation(settings, self.profile, clock, noise=False)
-        loop.timer = time.thread_time
-        report = Simulation(loop, clock, load, leaps=None if timed else executor).run()
-        done = {name: each for name, each in report.outcomes.items() if counts(name)}
-        assert all(each.finished for each in report.outcomes.values()), "a task was not served"
-        schedule_s = loop.stats().schedule_s / len(report.outcomes) if timed else 0.0
+        # Prompts share nothing. Not to look for their prefixes shortens runs by up to a third;
+        # what is preempted computes its prompt again, which changes a mean by under 1%.
+        cache = {"prefix_caching": timed}
+        settings = resolve({"scheduling": scheduling, "cache": cache}, environ={})
+        if beside is None:
+            report, schedule_s = _simulated(settings, self.profile, load, timed=timed)
+        else:
+            main, other = (
+                _simulated(settings, on_share(self.profile, share), part, timed=timed)
+                for share, part in zip(
+                    (1.0 - beside.share, beside.share),
+                    divided(load, beside.placement, 2),
+                    strict=True,
+                )
+            )
+            report, schedule_s = together(main[0], other[0]), main[1] + other[1]
+        done = report.outcomes
+        assert all(each.finished for each in done.values()), "a task was not served"
         return Run(
             case,
             {name: each.last_s - each.arrival_s for name, each in done.items()},
             60.0 * len(done) / report.ended_s,
-            schedule_s,
+            schedule_s / len(done) if timed else 0.0,
             report.ended_s,
         )
+
+
+def _simulated(
+    settings: Settings, profile: Profile, load: Sequence[Arrival], *, timed: bool
+) -> tuple[SimReport, float]:
+    """One engine to the end of its load, and the thread seconds of its scheduling if `timed`."""
+    clock = VirtualClock()
+    loop, executor = build_simulation(settings, profile, clock, noise=False)
+    if timed:
+        loop.timer = time.thread_time
+    report = Simulation(loop, clock, load, leaps=None if timed else executor).run()
+    return report, loop.stats().schedule_s

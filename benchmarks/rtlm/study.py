@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
-from benchmarks.rtlm.load import SUBSETS, apart, foreseen, subset, with_malicious
-from benchmarks.rtlm.runs import BATCHING, Case, Device, Run
+from benchmarks.rtlm.load import (
+    MALICIOUS,
+    SUBSETS,
+    apart,
+    foreseen,
+    subset,
+    tau_of,
+    with_malicious,
+)
+from benchmarks.rtlm.runs import BATCHING, Beside, Case, Device, Run
 from tandem.bench.answers import Answer, arrival
 from tandem.cli.tune import ALPHAS, GATHERS
+from tandem.engine.placement import Above, Overflow
 
 SHARES = tuple(round(0.1 * tenth, 1) for tenth in range(11))
 UNIFIED = "unified"
@@ -21,12 +30,17 @@ PERFECT = "rt_lm, perfect forecasts"
 Variant = tuple[str, str, dict[str, str]]
 """A label, the policy, and its options."""
 
+OVERFLOW = {" + overflow 50%": 0.5, " + overflow 25%": 0.25}
+"""Shares of the device that the overflow engine has: one core of two, and of four."""
+RECENT = " + overflow 50%, recent tau"
+
 ABLATION: tuple[Variant, ...] = (
     ("FIFO", "fifo", {}),
     ("UP", "rt_lm", {"consolidate": "false"}),
     ("UP, equation 2", "rt_lm", {"consolidate": "false", "slack": "true"}),
     ("UP, as printed", "rt_lm", {"consolidate": "false", "literal": "true"}),
     ("UP+C", "rt_lm", {}),
+    *((f"UP+C{engines}", "rt_lm", {}) for engines in OVERFLOW),
 )
 
 
@@ -44,12 +58,14 @@ def tables(device: Device, tasks: Sequence[Answer], busy: float, seed: int) -> I
 
 
 def ablation(device: Device, tasks: Sequence[Answer], busy: float, seed: int) -> Iterator[Run]:
-    """Figures 10 and 12."""
-    load = device.load(subset(tasks, "large"), busy, seed)
+    """Figures 10 and 12. All have the same device; with offloading two engines share it."""
+    chosen = subset(tasks, "large")
+    load = device.load(chosen, busy, seed)
     for static in (True, False):
         for label, policy, options in ABLATION:
             case = Case("ablation", "large", busy, seed, label, static)
-            yield device.run(case, load, policy, options)
+            beside = _beside(label.removeprefix("UP+C"), tau_of(chosen))
+            yield device.run(case, load, policy, options, beside=beside)
 
 
 def parameters(device: Device, tasks: Sequence[Answer], busy: float, seed: int) -> Iterator[Run]:
@@ -73,9 +89,10 @@ def malicious(device: Device, tasks: Sequence[Answer], busy: float, seed: int) -
         chosen = with_malicious(tasks, share, len(at_s), rng)
         load = [arrival(task, place, at_s[place]) for place, (task, _) in enumerate(chosen)]
         benign = {f"task-{place}" for place, (_, bad) in enumerate(chosen) if not bad}
-        for policy, static in _attacked():
-            case = Case("malicious", f"{share:.0%}", busy, seed, policy, static)
-            yield device.run(case, load, policy, {}, counts=benign.__contains__)
+        for policy, static, engines in attacked():
+            case = Case("malicious", f"{share:.0%}", busy, seed, policy + engines, static)
+            beside = _beside(engines, tau_of(tasks))
+            yield device.run(case, load, policy, {}, beside=beside).only(benign)
 
 
 def overhead(device: Device, tasks: Sequence[Answer], busy: float, seed: int) -> Iterator[Run]:
@@ -87,8 +104,19 @@ def overhead(device: Device, tasks: Sequence[Answer], busy: float, seed: int) ->
             yield device.run(case, load, policy, {}, timed=True)
 
 
-def _attacked() -> Iterable[tuple[str, bool]]:
+def attacked() -> Iterable[tuple[str, bool, str]]:
+    """Policy, kind of batches, and engines."""
     for static in (True, False):
-        for policy in ("fifo", "luf", "rt_lm"):
-            yield policy, static
-    yield UNIFIED, False
+        for policy in ("fifo", "luf"):
+            yield policy, static, ""
+        for engines in ("", *OVERFLOW):
+            yield "rt_lm", static, engines
+    yield "rt_lm", False, RECENT
+    for engines in ("", *OVERFLOW):
+        yield UNIFIED, False, engines
+
+
+def _beside(engines: str, tau: float) -> Beside | None:
+    if engines == RECENT:
+        return Beside(Overflow(MALICIOUS), 0.5)
+    return Beside(Above(tau), OVERFLOW[engines]) if engines in OVERFLOW else None

@@ -27,7 +27,7 @@ from tandem.engine.division import Division, divide
 from tandem.engine.group import EngineGroup
 from tandem.engine.host import MakeLoop, serve
 from tandem.engine.loop import EngineLoop
-from tandem.engine.placement import Overflow
+from tandem.engine.placement import overflow
 from tandem.engine.process import Launch, ProcessTransport
 from tandem.engine.thread import ThreadTransport
 from tandem.estimators.latency import Rates
@@ -245,7 +245,7 @@ def build_client(settings: Settings, on_progress: Progress | None = None) -> Eng
                 name=f"{OVERFLOW} engine",
             )
         },
-        Overflow(settings.scheduling.overflow_quantile),
+        overflow(settings.scheduling.overflow_quantile, settings.scheduling.overflow_tokens),
     )
 
 

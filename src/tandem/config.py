@@ -71,10 +71,9 @@ class SchedulingConfig:
 
     `policy_options` are the policy's own (docs/policies.md, docs/unified.md). `ttft_slo` and
     `tpot_slo`, in seconds, are the objectives of requests that bring none, `adapter_slos` those of
-    requests for an adapter (`base`: for none) as `TTFT:TPOT`. `profile` is a file of `tandem
-    profile` from which the time model starts; without one, usual passes are run when the engine
-    starts, those that begin within `accustom_s` seconds (0: it guesses). `overflow` (cores:N, cpu)
-    is a second engine, for what is predicted to be longer than the `overflow_quantile` lately.
+    requests for an adapter (`base`: for none) as `TTFT:TPOT`. The time model starts from `profile`,
+    a file, or from passes that begin within `accustom_s` seconds (0: it guesses). `overflow` is a
+    second engine, for what is predicted to be longer than `overflow_tokens` (0: than the quantile).
     """
 
     policy: str = "unified"
@@ -88,6 +87,7 @@ class SchedulingConfig:
     accustom_s: PositiveOrZero = 5.0
     overflow: str = ""
     overflow_quantile: Annotated[float, Meta(gt=0, lt=1)] = 0.9
+    overflow_tokens: CountOrZero = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ def make_files(folder: Path) -> None:
         (["--overflow", "cpu", "--device", "cpu"], "a CPU give the overflow engine some of the"),
         (["--overflow", "some"], "--overflow 'some': write cores:N, or cpu"),
         (["--overflow-quantile", "1"], "--overflow-quantile: scheduling.overflow_quantile: "),
+        (["--overflow-tokens", "-1"], "--overflow-tokens: scheduling.overflow_tokens: "),
     ],
 )
 def test_what_is_wrong_is_known_before_anything_is_loaded(

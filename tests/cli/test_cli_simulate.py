@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,20 @@ def test_the_longest_requests_go_to_a_second_engine(tmp_path, overflow):
     assert one["options"]["overflow"] == "" and two["options"]["overflow"] == overflow
     assert one["summary"]["completed"] == two["summary"]["completed"] == 100
     assert one["summary"]["tpot"] != two["summary"]["tpot"]
+
+
+def test_a_second_engine_gets_what_is_longer_than_the_given_tokens(tmp_path):
+    """All of it, on a third of the main engine's cores."""
+    load = ["--rate", "1", "--max-requests", "20", "--prompt-tokens", "64"]
+    load += ["--output-tokens", "16", "--policy", "fcfs", "--overflow", "0.25"]
+    found = []
+    for tokens in ("15", "16"):
+        out = tmp_path / f"{tokens}.json"
+        result = run("simulate", *load, "--overflow-tokens", tokens, "--out", str(out))
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(out.read_text()))
+    above, below = (each["summary"]["tpot"]["p50"] for each in found)
+    assert 2.5 * below < above < 3.5 * below
 
 
 @pytest.mark.parametrize(
@@ -242,6 +257,7 @@ def test_constants_of_batches_are_searched_for_the_answers_of_a_file(tmp_path, m
     batching = read_profile(out).batching
     assert batching is not None and batching.alpha in (0.0, 1.0) and batching.gather in (1.0, 2.0)
     assert f"C {batching.batch}, phi {batching.phi:.4f} s" in result.output
+    assert re.search(r"--overflow-tokens (2\d|3[0-5])\n", result.output)
     assert result.output.count("best") == 3 and "mean response" in result.output
     first = out.read_bytes()
     assert run(*tuning, "--policy-option", "static=true").exit_code == 0

@@ -11,7 +11,7 @@ from tandem.core.lengths import Forecast
 from tandem.core.request import Request
 from tandem.core.slo import WorkClass
 from tandem.engine.division import Division, divide
-from tandem.engine.placement import MAIN, Overflow
+from tandem.engine.placement import MAIN, Above, Overflow, overflow, quantile_of
 
 BOTH = (MAIN, 1)
 
@@ -69,6 +69,27 @@ def test_the_threshold_follows_the_traffic():
         overflow.place(request(1000 + tokens % 10), BOTH)
     assert overflow.place(request(900), BOTH) == MAIN
     assert overflow.place(request(1009.5), BOTH) == 1
+
+
+def test_a_fixed_threshold_stays_where_it_is_under_an_attack():
+    """Half of the traffic is long: all of it moves, where a recent quantile moves hardly any."""
+    above, recent = Above(90), accustomed()
+    attack = [request(10 if place % 2 else 400) for place in range(3000)]
+    assert [above.place(each, BOTH) for each in attack] == [1, MAIN] * 1500
+    moved = [recent.place(each, BOTH) for each in attack]
+    assert sum(moved[1500:]) == 0
+    assert above.place(request(None), BOTH) == above.place(request(400), (MAIN,)) == MAIN
+    assert above.place(request(90), BOTH) == MAIN, "tau itself is not above"
+
+
+def test_the_threshold_is_fixed_if_tokens_are_given():
+    assert isinstance(overflow(0.9, 64), Above) and overflow(0.9, 64).place(request(65), BOTH) == 1
+    assert isinstance(overflow(0.9, 0), Overflow)
+
+
+def test_a_quantile_is_the_least_value_that_the_share_does_not_exceed():
+    assert quantile_of(range(1, 101), 0.9) == 90
+    assert quantile_of([7.0], 0.01) == quantile_of([7.0], 0.99) == 7.0
 
 
 @given(st.lists(st.floats(1.0, 1e4), min_size=1, max_size=200))

@@ -13,6 +13,7 @@ from tandem.core.clock import VirtualClock
 from tandem.core.lengths import Forecast
 from tandem.core.training import TrainingStep
 from tandem.engine.placement import Overflow
+from tandem.estimators.batching import Batching
 from tandem.estimators.profile import Profile, on_share
 from tandem.sim.group import divided, together
 from tandem.sim.run import Arrival, SimReport, Simulation
@@ -81,6 +82,12 @@ def test_short_answers_no_longer_wait_for_long_ones():
         return fmean(each.last_s - each.arrival_s for each in short)
 
     assert response_s(both) < 0.8 * response_s(alone)
+
+
+def test_on_a_share_of_the_device_constants_of_batches_take_longer_as_the_work_does():
+    whole = replace(small_profile(), batching=Batching(0.1, 0.02, 8, alpha=1.2))
+    assert on_share(whole, 0.25).batching == Batching(0.4, 0.08, 8, alpha=1.2)
+    assert on_share(small_profile(), 0.25).batching is None
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])

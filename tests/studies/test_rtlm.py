@@ -12,10 +12,13 @@ import pytest
 from benchmarks.rtlm import load, study
 from benchmarks.rtlm.bars import Runs, bars, compared
 from benchmarks.rtlm.report import page
-from benchmarks.rtlm.runs import Case, Device, Run
-from tandem.bench.answers import Answer
+from benchmarks.rtlm.runs import Beside, Case, Device, Run
+from tandem.bench.answers import Answer, arrival
+from tandem.core.request import Request
+from tandem.engine.placement import Above, Overflow, uncertainty_of
 from tandem.estimators.batching import fit_batching
-from tandem.estimators.profile import read_profile
+from tandem.estimators.profile import on_share, read_profile
+from tandem.sim.group import divided
 
 PROFILE = read_profile(Path("benchmarks/attainment/llama-60m-amx.profile.json"))
 TASKS = [
@@ -38,6 +41,53 @@ def test_malicious_tasks_are_those_predicted_to_be_longest():
     bad = [task.expected for task, malicious in drawn if malicious]
     good = [task.expected for task, malicious in drawn if not malicious]
     assert min(bad) > max(good) and len(bad) == pytest.approx(300, rel=0.2)
+
+
+def test_tau_lets_exactly_the_malicious_tasks_go_to_the_overflow_engine():
+    """Equation 4 over all tasks; the one at tau itself stays."""
+    tau = load.tau_of(TASKS)
+    benign, crafted = load.apart(TASKS)
+    above = [task for task in TASKS if _u(task) > tau]
+    assert not set(above) & set(benign)
+    assert len(crafted) - len(above) <= 1
+
+
+def _u(task: Answer) -> float:
+    work = arrival(task, 0, 0.0).work
+    assert isinstance(work, Request) and work.length is not None
+    return uncertainty_of(work.length)
+
+
+def test_an_overflow_engine_beside_the_main_one_serves_what_it_gets():
+    """The same as two devices of a quarter and three quarters, each with its part of the tasks."""
+    arrivals = DEVICE.load(TASKS, 0.5, 0)[:80]
+    case = Case("malicious", "0%", 0.5, 0, "rt_lm", False)
+    tau = load.tau_of(TASKS)
+    both = DEVICE.run(case, arrivals, "rt_lm", {}, beside=Beside(Above(tau), 0.25))
+    parts = divided(arrivals, Above(tau), 2)
+    assert all(parts)
+    apart = {}
+    for share, part in zip((0.75, 0.25), parts, strict=True):
+        engine = replace(DEVICE, profile=on_share(DEVICE.profile, share))
+        apart |= engine.run(case, part, "rt_lm", {}).response_s
+    assert both.response_s == apart and len(apart) == 80
+    few = both.only({"task-0", "task-1"})
+    assert few.response_s == {name: apart[name] for name in ("task-0", "task-1")}
+    assert few.per_minute == pytest.approx(both.per_minute / 40)
+
+
+@pytest.mark.parametrize("placed", ["fixed", "recent"])
+def test_a_fixed_tau_keeps_an_attack_from_the_main_engine_and_a_recent_one_does_not(placed):
+    at_s = DEVICE.times(load.apart(TASKS)[0], 0.5, Random(0))[:400]
+    chosen = load.with_malicious(TASKS, 0.5, len(at_s), Random(0))
+    arrivals = [arrival(task, n, at_s[n]) for n, (task, _) in enumerate(chosen)]
+    placement = Above(load.tau_of(TASKS)) if placed == "fixed" else Overflow(load.MALICIOUS)
+    _, moved = divided(arrivals, placement, 2)
+    malicious = sum(bad for _, bad in chosen)
+    if placed == "fixed":
+        assert len(moved) > 0.8 * malicious
+    else:
+        assert len(moved) < 0.3 * malicious
 
 
 def test_more_malicious_tasks_replace_benign_ones_and_leave_the_others():
@@ -95,12 +145,17 @@ KINDS = (True, False)
 SECONDS = {(name, static): 4.0 for name in ("fifo", "hpf", "luf", "muf") for static in KINDS}
 SECONDS |= {(study.PERFECT, static): 1.0 for static in KINDS}
 SECONDS |= {("rt_lm", True): 2.0, ("rt_lm", False): 2.0, ("unified", False): 1.0}
+SECONDS |= {
+    (policy + engines, static): 0.9 * SECONDS[policy, static]
+    for policy, static, engines in study.attacked()
+    if engines
+}
 
 
 def test_bars_are_met_by_what_they_ask_for():
     found = list(bars(runs_of(SECONDS), 0.001))
     missed = [bar.claim for bar in found if not bar.met]
-    assert len(found) == 14 and len(missed) == 2
+    assert len(found) == 26 and len(missed) == 2
     assert all("40% more tasks" in claim for claim in missed)
     slow = SECONDS | {("unified", False): 2.1, ("rt_lm", True): 3.0}
     missed = [bar.claim for bar in bars(runs_of(slow), 2.0) if not bar.met]

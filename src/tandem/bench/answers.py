@@ -20,8 +20,8 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.lengths import LEVELS, Asked, Forecast
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
+from tandem.estimators.learned_length import features_of
 from tandem.estimators.length_network import fit
-from tandem.estimators.lexical_length import features_of
 from tandem.sim.run import Arrival
 
 BETAS = tuple(range(10, 160, 10))
@@ -29,6 +29,7 @@ BETAS = tuple(range(10, 160, 10))
 MOST_ANSWERS = 4096
 _FEWEST = 50
 _FOLDS = 5
+_UNSCORED = (0.0,) * 6  # of a file without scores; the network then has lengths alone
 _MEDIAN = LEVELS.index(0.5)
 
 
@@ -101,7 +102,7 @@ def _forecasts(records: Sequence[TraceRecord], most: Sequence[int]) -> NDArray[n
     """Quantiles [n, levels] by networks of the other folds."""
     features = np.array(
         [
-            features_of(Asked("", "", limit, record.prompt_tokens, record.scores))
+            features_of(Asked("", "", limit, record.prompt_tokens, record.scores or _UNSCORED))
             for record, limit in zip(records, most, strict=True)
         ]
     )

@@ -81,6 +81,8 @@ HELP = {
     "beside a GPU; empty: none (docs/overflow.md)",
     "scheduling.overflow_quantile": "It gets what is predicted to be longer than this quantile of "
     "recent predictions",
+    "scheduling.overflow_tokens": "It gets what is predicted to be longer than this, however much "
+    "of it comes; 0: by --overflow-quantile",
     "adapters.preload": "Adapter to load at the start, as NAME=DIRECTORY; repeatable",
     "adapters.roots": "Directory below which adapters may be loaded over HTTP; repeatable",
     "adapters.max_loaded": "Most adapters loaded at the same time",

@@ -6,6 +6,7 @@ answers it also searches constants of RT-LM for them, by simulation. Serves nobo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from tandem.cli.checks import check_device
 from tandem.cli.profile_terms import FORWARD_WORDS, OTHER_WORDS, SLICE_WORDS
 from tandem.cli.tune import table_of, tune
 from tandem.config import Settings
+from tandem.engine.placement import quantile_of
 from tandem.estimators.batching import Batching
 from tandem.estimators.profile import Profile, read_profile, write_profile
 from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
@@ -31,6 +33,7 @@ _LEAST_S = 0.5e-9
 _FEW = 20
 # Mean error of a pass as the prediction of the same pass from which on a profile misleads.
 _UNREST = 0.2
+_OVERFLOW_QUANTILE = 0.9  # the paper's k
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
 
 
@@ -49,6 +52,8 @@ def profile_model(
     if answers is not None:
         profile = replace(profile, batching=_tuned(profile, settings, answers, console))
         write_profile(profile, path)
+        tau = math.ceil(quantile_of(sorted(each.expected for each in answers), _OVERFLOW_QUANTILE))
+        console.print(f"a tenth is predicted to be longer than: --overflow-tokens {tau}")
     if profile.batching is not None:
         console.print(f"for batches (rt_lm): {_words(profile.batching)}", soft_wrap=True)
     use = f"use it: tandem serve --profile {path}"

@@ -33,7 +33,7 @@ from tandem.core.lengths import LEVELS, Forecast
 from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.core.training import TrainerSpec
-from tandem.engine.placement import MAIN, Overflow
+from tandem.engine.placement import MAIN, overflow
 from tandem.estimators.datasheet import load_profile
 from tandem.estimators.profile import Profile, on_share
 from tandem.sim.curves import read_curve
@@ -57,6 +57,7 @@ class SimulateOptions:
     batch: Path | None = None  # offline requests, from the beginning on
     overflow: str = ""
     overflow_quantile: float = 0.9
+    overflow_tokens: int = 0  # 0: by the quantile
 
 
 def simulate(
@@ -69,7 +70,8 @@ def simulate(
     arrivals, trainers = arrivals_of(planned, options.training, workload.vocabulary, workload.seed)
     loads = [arrivals]
     if len(profiles) > 1:
-        loads = divided(arrivals, Overflow(options.overflow_quantile), len(profiles), _as_known)
+        placement = overflow(options.overflow_quantile, options.overflow_tokens)
+        loads = divided(arrivals, placement, len(profiles), _as_known)
     offline = read_batch(options.batch, workload.vocabulary) if options.batch else []
     run, timeline = _engine(settings, options, profiles[MAIN], loads[MAIN], trainers, offline)
     end_s = planned[-1].at_s

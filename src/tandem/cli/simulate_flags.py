@@ -56,6 +56,9 @@ def simulate_command(
     overflow_quantile: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="It gets what is longer than this quantile.")
     ] = 0.9,
+    overflow_tokens: Annotated[
+        int, typer.Option(min=0, help="It gets what is longer than this; 0: by the quantile.")
+    ] = 0,
     retrain_rate: Annotated[float, typer.Option(help="Preference pairs a request.")] = 0.0,
     training_steps: Annotated[
         int, typer.Option(help="Steps that are queued at the beginning.")
@@ -125,6 +128,7 @@ def simulate_command(
             batch=batch,
             overflow=overflow,
             overflow_quantile=overflow_quantile,
+            overflow_tokens=overflow_tokens,
         )
         base = out or Path("simulation.json")
         runs, drawn = [], []

@@ -34,14 +34,35 @@ class Placement(Protocol):
         ...
 
 
-class Overflow:
+def overflow(quantile: float, tokens: float) -> Placement:
+    """`Above` these tokens, or, if they are 0, above this quantile of recent predictions."""
+    return Above(tokens) if tokens else Overflow(quantile)
+
+
+class Above:
     """Strategic offloading of RT-LM (IV-D, equation 4): an answer that is predicted to be longer
     than tau goes to the second engine, so that short answers do not wait behind it.
 
-    u is the median of the predicted length, and tau the `quantile` (the paper's k) of recent u. The
-    paper takes tau from a training set. Here the traffic is the training set, and each class of
-    work has its own: the lines of a batch do not move the threshold of chats. A request of which
-    nothing is predicted stays with the main engine.
+    u is the median of the predicted length. As in the paper, tau is fixed, so it stays where it is
+    however many long answers come. A request of which nothing is predicted stays with the main
+    engine.
+    """
+
+    def __init__(self, tokens: float) -> None:
+        self._tokens = tokens
+
+    def place(self, request: Request, able: Sequence[int]) -> int:
+        """See `Placement`."""
+        if request.length is None or uncertainty_of(request.length) <= self._tokens:
+            return MAIN
+        return _other(able)
+
+
+class Overflow:
+    """As `Above`, and tau is the `quantile` (the paper's k) of recent u: the traffic stands for the
+    paper's training set. About a share of 1 - `quantile` moves, also of a flood of long answers.
+
+    Each class of work has its own tau: the lines of a batch do not move that of chats.
     """
 
     def __init__(self, quantile: float = 0.9) -> None:
@@ -58,7 +79,11 @@ class Overflow:
         recent.add(uncertainty)
         if uncertainty <= threshold:
             return MAIN
-        return next((number for number in able if number != MAIN), MAIN)
+        return _other(able)
+
+
+def _other(able: Sequence[int]) -> int:
+    return next((number for number in able if number != MAIN), MAIN)
 
 
 def uncertainty_of(length: Forecast) -> float:
@@ -80,8 +105,11 @@ class _Recent:
             del self._sorted[bisect_left(self._sorted, self._queue.popleft())]
 
     def quantile(self, level: float) -> float:
-        """The least value that a share of `level` does not exceed; infinite if there are few."""
-        count = len(self._sorted)
-        if count < _LEAST:
-            return math.inf
-        return self._sorted[max(0, math.ceil(level * count) - 1)]
+        """See `quantile_of`; infinite if there are few."""
+        return quantile_of(self._sorted, level) if len(self._sorted) >= _LEAST else math.inf
+
+
+def quantile_of(ordered: Sequence[float], level: float) -> float:
+    """Of rising values, the least that a share of `level` does not exceed. Of predictions of a
+    training set that is equation 4."""
+    return ordered[max(0, math.ceil(level * len(ordered)) - 1)]

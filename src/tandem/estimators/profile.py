@@ -119,6 +119,7 @@ def on_share(profile: Profile, share: float) -> Profile:
     """The same on a share of the device, 0 to 1: all its work takes longer in proportion, whether
     bound by memory or not. The loop's own time and the memory stay."""
     rates, caches, ceilings = profile.rates, profile.caches, profile.ceilings
+    batching = profile.batching
     return replace(
         profile,
         rates=replace(
@@ -136,6 +137,7 @@ def on_share(profile: Profile, share: float) -> Profile:
         ceilings=Ceilings(ceilings.flops * share, ceilings.bytes_per_s * share),
         source=f"{profile.source}, on {share:.0%} of the device",
         threads=0,
+        batching=batching and replace(batching, phi=batching.phi / share, eta=batching.eta / share),
     )
 
 
