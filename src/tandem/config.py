@@ -44,7 +44,7 @@ class ModelConfig:
     cpu or cuda; `dtype` auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits),
     float32, bfloat16 or float16. `served_name` is the id clients use (default: the last part of
     `model`, without .gguf). `max_model_len` in tokens, 0 for the model's own. `threads` for CPU
-    compute, 0 for all cores.
+    compute, 0 for all cores. `packing` pins how weights are packed on a CPU: panels or onednn.
     """
 
     model: str = "demo"
@@ -54,6 +54,7 @@ class ModelConfig:
     max_model_len: CountOrZero = 0
     threads: Threads = 0
     kernels: str = "auto"
+    packing: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ CHOICES = {
     "model.device": ("auto", "cpu", "cuda"),
     "model.dtype": ("auto", "float32", "bfloat16", "float16"),
     "model.kernels": ("auto", "off"),
+    "model.packing": ("auto", "panels", "onednn"),
     "learning.gate": ("auto", "manual", "always"),
     "server.log_level": ("debug", "info", "warning", "error"),
 }

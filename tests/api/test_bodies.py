@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 
@@ -204,6 +206,29 @@ def test_a_body_does_not_wait_until_its_head_is_acknowledged() -> None:
     with live(make_app(FakeEngine()), http=Noted) as url:
         httpx.get(f"{url}/health")
     assert delays == [False]
+
+
+def test_a_unix_socket_is_served_with_the_same_patience(tmp_path: Path) -> None:
+    owed = list[bool]()
+
+    class Noted(PatientProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            owed.append(self._owed is not None)
+
+    async def ask(path: str) -> int:
+        config = uvicorn.Config(make_app(FakeEngine()), http=Noted, uds=path, log_level="error")
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path)) as http:
+            answer = await http.get("http://localhost/health")
+        server.should_exit = True
+        await serving
+        return answer.status_code
+
+    assert asyncio.run(ask(str(tmp_path / "socket"))) == 200 and owed == [True]
 
 
 @pytest.fixture

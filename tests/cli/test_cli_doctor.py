@@ -15,7 +15,7 @@ from tandem.estimators.profile import Ceilings
 from tandem.executor import ceilings
 from tandem.model import kernels, product_choice
 from tandem.model.linear import PanelWeight
-from tandem.model.product_choice import Choice, Trial
+from tandem.model.product_choice import PackingChoice, Trial
 from tandem.processor import Share, Watch
 
 SPEEDS = doctor._speeds
@@ -130,7 +130,7 @@ def test_products_are_measured_beside_what_the_machine_can_do(
         Trial("panels", 2048, 1024, rows, 2 * 2048 * 1024, seconds)
         for rows, seconds in ((1, 0.4e-3), (8, 0.5e-3), (256, 10e-3))
     )
-    choice = Choice("panels", PanelWeight, trials)
+    choice = PackingChoice("panels", PanelWeight, trials)
     monkeypatch.setattr(product_choice, "choose_example", lambda dtype: choice)
     monkeypatch.setattr(ceilings, "measure_ceilings", lambda *_: Ceilings(120e9, 12e9))
     monkeypatch.setattr(doctor, "_speeds", SPEEDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from codecs import BOM_UTF8
 from dataclasses import replace
 from itertools import chain
@@ -335,6 +336,33 @@ def test_a_profile_of_other_threads_is_of_something_else(tmp_path):
     assert profile_for(str(path), two) == profile and profile_for("", two) is None
     with pytest.raises(InvalidRequest, match="threads is 2 in the profile and 1 here"):
         profile_for(str(path), one)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "doubt"),
+    [
+        ("cpu+fused+packed", "cpu+fused+packed:panels", "packed as unknown, here .* as panels"),
+        ("cpu+fused+packed:onednn", "cpu+fused+packed:panels", "as onednn, here .* as panels"),
+        ("cpu+fused+packed:panels", "cpu+fused+packed:panels", None),
+        ("triton", "triton", None),
+    ],
+)
+def test_a_profile_of_another_packing_is_used_with_a_warning(tmp_path, caplog, mine, theirs, doubt):
+    profile = datasheet_profile("l4", "llama-3-8b")
+    profile = replace(profile, info=replace(profile.info, kernels=mine))
+    path, here = tmp_path / "packed.json", replace(profile.info, kernels=theirs)
+    write_profile(profile, path)
+    assert profile_for(str(path), here) == profile
+    assert len(caplog.messages) == (doubt is not None)
+    assert doubt is None or re.search(doubt, caplog.text)
+
+
+def test_a_profile_of_other_kernels_is_of_something_else():
+    profile = datasheet_profile("l4", "llama-3-8b")
+    profile = replace(profile, info=replace(profile.info, kernels="cpu+fused+packed:panels"))
+    for other in ("sdpa+packed:panels", "cpu+packed:panels", "cpu+fused", "sdpa"):
+        problem = profile.mismatch(replace(profile.info, kernels=other))
+        assert problem == f"kernels is cpu+fused+packed:panels in the profile and {other} here"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tandem.core.plan import Draw, Span
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import Role, TrainingSequence
 from tandem.model.linear import OneDnnWeight, compiled_rows
-from tandem.model.product_choice import Choice
+from tandem.model.product_choice import PackingChoice
 from training_harness import (
     BLOCK,
     Driver,
@@ -34,8 +34,8 @@ COEFFICIENTS = (1.0, -0.5)
 @pytest.fixture(autouse=True)
 def onednn(monkeypatch):
     """Only its products are faster with some numbers of rows."""
-    choice = Choice("onednn", OneDnnWeight)
-    monkeypatch.setattr("tandem.model.load.choose_for", lambda model: choice)
+    choice = PackingChoice("onednn", OneDnnWeight)
+    monkeypatch.setattr("tandem.model.load.choose_for", lambda *_: choice)
 
 
 def executor_of(pads: bool, heights: list[int], graph_bytes: int = 0):

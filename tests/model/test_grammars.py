@@ -130,11 +130,13 @@ def few_states(monkeypatch):
     return allow
 
 
-def test_a_full_lexer_is_made_anew(few_states, monkeypatch):
+@pytest.mark.parametrize("seconds", [0.001, 0.05])
+def test_a_full_lexer_is_made_anew(seconds, few_states, monkeypatch):
     """What other sequences of a grammar have used up is not this one's fault."""
     few_states(100)
     grammars, grammar, compiled = made(), regex(".*[ab].{8}"), []
     grammars.compile(grammar)
+    grammars._ready(grammar).seconds = seconds
     matcher = grammars._matcher
     monkeypatch.setattr(grammars, "_matcher", lambda it: compiled.append(it) or matcher(it))
     helped = 0
@@ -145,6 +147,29 @@ def test_a_full_lexer_is_made_anew(few_states, monkeypatch):
         problems = grammars.restrict(torch.zeros(1, VOCAB), [draw_of(grammar, tokens, seq_id)])
         helped += len(compiled) > before and problems == {}
     assert helped
+
+
+def test_a_full_lexer_is_made_anew_once_for_all_its_sequences(few_states, monkeypatch):
+    """Those that come after the first one only change over."""
+    few_states(600)
+    grammars, grammar, compiled = made(), regex(".*[ab].{8}"), []
+    grammars.compile(grammar)
+    matcher = grammars._matcher
+    monkeypatch.setattr(grammars, "_matcher", lambda it: compiled.append(it) or matcher(it))
+    changed = 0
+    for wave in range(12):
+        texts = ["".join(random.Random(8 * wave + i).choices("abcd", k=20)) for i in range(8)]
+        for letters in (10, 15, 20):
+            outputs = [TOKENIZER.encode(text[:letters], add_special_tokens=False) for text in texts]
+            draws = [draw_of(grammar, out, 8 * wave + i) for i, out in enumerate(outputs)]
+            before = len(compiled)
+            assert grammars.restrict(torch.zeros(8, VOCAB), draws) == {}
+            assert len(compiled) - before <= 1
+            ready = grammars._ready(grammar)
+            states = [ready.running[draw.seq_id] for draw in draws]
+            changed += len(compiled) > before and sum(s.begun is ready.matcher for s in states) > 1
+        grammars.compile(grammar)(range(8 * wave, 8 * wave + 8))
+    assert changed
 
 
 def test_what_is_held_is_never_compiled_again(monkeypatch):

@@ -6,11 +6,14 @@ import copy
 import gc
 import math
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.model import linear as packing
 from tandem.model.linear import (
@@ -19,6 +22,7 @@ from tandem.model.linear import (
     OneDnnWeight,
     PackedLinear,
     PlainWeight,
+    fits_bfloat16,
     pack_linears,
 )
 
@@ -239,3 +243,38 @@ def test_only_models_all_of_whose_weights_are_onednns_gain_by_more_rows() -> Non
     assert not pack_linears(nn.ModuleList([nn.LayerNorm(8)])).pads
     mixed = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8).double()])
     assert not pack_linears(mixed).pads
+
+
+class Sizes(TorchDispatchMode):
+    """Numbers of values of the tensors that operations made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[int] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.made.append(result.numel())
+        return result
+
+
+def test_a_weight_is_compared_in_slices_up_to_the_first_difference() -> None:
+    weight = torch.randn(4096, 512).bfloat16().float()
+    with Sizes() as sizes:
+        assert fits_bfloat16(weight)
+    assert max(sizes.made) <= weight.numel() // 8 and len(sizes.made) >= 16
+    for row, most in ((0, 2), (-1, 16)):
+        other = weight.clone()
+        other[row, 3] = 1.0 + 2**-20
+        with Sizes() as sizes:
+            assert not fits_bfloat16(other)
+        assert len(sizes.made) <= most
+    assert fits_bfloat16(weight.bfloat16()) and fits_bfloat16(weight.t())
+    assert not fits_bfloat16(torch.tensor([[float("nan")]]))  # kept as it is

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ from torch.nn import functional
 
 from tandem.model import kernels
 from tandem.model.kernels.compiler import FLAGS, SOURCES, find_compiler
+from tandem.model.kernels.layer import (
+    AttentionWeights,
+    BatchTables,
+    MlpWeights,
+    NormWeights,
+    Panels,
+    VectorPanels,
+    attention_block,
+    mlp_block,
+)
 from tandem.model.linear import PackedLinear, PanelWeight
 
 pytestmark = pytest.mark.skipif(not kernels.status().available, reason="no C++ compiler")
@@ -122,6 +133,115 @@ def test_what_does_not_fit_is_refused(shape: tuple[int, int], bias: Tensor | Non
     x = torch.randn(2, shape[1] + 2 if bias is None else shape[1])
     with pytest.raises(RuntimeError, match=r"x is \[|the bias is"):
         kernels.panel_linear(x, packed, bias, shape[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda packed: packed.half(),  # read as float32 it would end past the buffer
+        lambda packed: packed.double(),
+        lambda packed: packed.transpose(0, 2),
+        lambda packed: packed[..., :-1],
+        lambda packed: packed[..., ::2],
+        lambda packed: packed[:-1],
+        lambda packed: packed[:, :-1],
+        lambda packed: packed.flatten(),
+    ],
+)
+def test_no_other_tensor_is_taken_for_panels(change: Callable[[Tensor], Tensor]) -> None:
+    packed = change(kernels.pack_panels(torch.randn(64, 96)))
+    with pytest.raises(RuntimeError, match="panels of a weight"):
+        kernels.panel_linear(torch.randn(2, 96), packed, None, 64)
+    with pytest.raises(RuntimeError, match="panels of a weight"):
+        kernels.unpack_panels(packed, 64, 96)
+
+
+@pytest.mark.parametrize(("n", "k"), [(640, 96), (64, 960), (64, 0), (-64, 96)])
+def test_panels_of_another_shape_are_not_unpacked(n: int, k: int) -> None:
+    with pytest.raises(RuntimeError, match="panels of a weight"):
+        kernels.unpack_panels(kernels.pack_panels(torch.randn(64, 96)), n, k)
+
+
+def test_a_weight_has_inputs() -> None:
+    with pytest.raises(RuntimeError, match="with inputs"):
+        kernels.pack_panels(torch.randn(16, 0))
+    with pytest.raises(RuntimeError, match=r"x is \["):
+        kernels.panel_linear(torch.randn(2, 0), kernels.pack_panels(torch.randn(16, 2)), None, 16)
+
+
+WIDTH, HEADS, HEAD, INNER = 64, 4, 16, 96
+
+
+def block_weights() -> tuple[AttentionWeights, MlpWeights]:
+    """Of a small layer, with every bias and norm."""
+
+    def panels(n: int, k: int) -> VectorPanels:
+        return PanelWeight(torch.randn(n, k), torch.randn(n)).panels
+
+    norm = NormWeights(torch.ones(WIDTH), 1e-6, shifted=False)
+    qkv, out = panels(3 * WIDTH, WIDTH), panels(WIDTH, WIDTH)
+    heads = (torch.ones(HEAD), torch.ones(HEAD))
+    attention = AttentionWeights(norm, qkv, out, *heads, scale=0.25, window=0, softcap=0.0)
+    mlp = MlpWeights(norm, panels(2 * INNER, WIDTH), panels(WIDTH, INNER), gelu=False)
+    return attention, mlp
+
+
+def attend(weights: AttentionWeights) -> Tensor:
+    cache = (torch.zeros(2, 4, HEADS, HEAD), torch.zeros(2, 4, HEADS, HEAD))
+    places = [torch.tensor(each, dtype=torch.int32) for each in ([[0, 1]], [0, 3], [3])]
+    tables = BatchTables(torch.arange(3), *places)
+    angles = (torch.ones(3, HEAD), torch.zeros(3, HEAD))
+    return attention_block(torch.randn(1, 3, WIDTH), weights, angles, cache, tables)
+
+
+def with_bias(panels: Panels, bias: Tensor) -> VectorPanels:
+    return VectorPanels(panels.packed, bias)
+
+
+def with_packed(panels: Panels, packed: Tensor) -> VectorPanels:
+    return VectorPanels(packed, panels.bias)
+
+
+WRONG = [torch.zeros(8), torch.zeros(1024), torch.zeros(128)[::2], torch.zeros(64).double()]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=["short", "long", "apart", "dtype"])
+def test_blocks_refuse_norms_and_biases_that_do_not_fit(wrong: Tensor) -> None:
+    attention, mlp = block_weights()
+    assert attend(attention).shape == (1, 3, WIDTH)
+    assert mlp_block(torch.randn(3, WIDTH), mlp).shape == (3, WIDTH)
+    for changed in (
+        replace(attention, norm=replace(attention.norm, weight=wrong)),
+        replace(attention, qkv=with_bias(attention.qkv, wrong)),
+        replace(attention, out=with_bias(attention.out, wrong)),
+        replace(attention, query_norm=wrong),
+        replace(attention, key_norm=wrong),
+    ):
+        with pytest.raises(RuntimeError, match=r"the (norm|bias) .*is dense"):
+            attend(changed)
+    for one in (
+        replace(mlp, norm=replace(mlp.norm, weight=wrong)),
+        replace(mlp, gate_up=with_bias(mlp.gate_up, wrong)),
+        replace(mlp, down=with_bias(mlp.down, wrong)),
+    ):
+        with pytest.raises(RuntimeError, match=r"the (norm|bias) .*is dense"):
+            mlp_block(torch.randn(3, WIDTH), one)
+
+
+def test_blocks_refuse_weights_that_are_no_panels() -> None:
+    attention, mlp = block_weights()
+    for changed in (
+        replace(attention, qkv=with_packed(attention.qkv, attention.qkv.packed.half())),
+        replace(attention, out=with_packed(attention.out, attention.out.packed[..., ::2])),
+    ):
+        with pytest.raises(RuntimeError, match="the weights fit it"):
+            attend(changed)
+    for one in (
+        replace(mlp, gate_up=with_packed(mlp.gate_up, mlp.gate_up.packed.half())),
+        replace(mlp, down=with_packed(mlp.down, mlp.down.packed[..., ::2])),
+    ):
+        with pytest.raises(RuntimeError, match="the weights fit it"):
+            mlp_block(torch.randn(3, WIDTH), one)
 
 
 # Processors that this one may not be: their registers and instructions.

@@ -33,9 +33,10 @@ class PatientProtocol(H11Protocol):
         until the client acknowledges the head, which takes it 40 ms.
         """
         super().connection_made(transport)
-        connection = transport.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._expect(True)
+        connection = transport.get_extra_info("socket")
+        if connection.family in (socket.AF_INET, socket.AF_INET6):  # else a Unix socket
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is expected any more."""

@@ -30,7 +30,7 @@ from tandem.config import Settings
 from tandem.core.clock import SleepingClock, VirtualClock
 from tandem.core.errors import InvalidRequest
 from tandem.core.ports import Executor
-from tandem.estimators.profile import Profile, read_profile
+from tandem.estimators.profile import Profile, profile_for
 from tandem.profiler import Profiler
 from tandem.sim.run import Arrival
 
@@ -149,10 +149,8 @@ def measure_both(
 
 def _read(path: str, executor: Executor) -> Profile:
     """The profile that is named. Raises `InvalidRequest` if it is of something else."""
-    profile = read_profile(Path(path))
-    problem = profile.mismatch(executor.info)
-    if problem is not None:
-        raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
+    profile = profile_for(path, executor.info)
+    assert profile is not None  # a path was given
     return profile
 
 

@@ -7,7 +7,9 @@ and all its numbers are finite.
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +25,10 @@ from tandem.estimators.latency import Rates
 from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
 
 SCHEMA = "tandem-profile-6"
+# In `ModelInfo.kernels`: how weights are packed, which profiles of before do not name.
+_PACKING = re.compile(r"packed(?::(\w+))?")
+
+logger = logging.getLogger(__name__)
 
 
 # Shares of a model's layers of which a pass keeps everything, and only the inner part.
@@ -105,14 +111,36 @@ class Profile:
     batching: Batching | None = None  # None: not fitted, as in profiles of before and data sheets
 
     def mismatch(self, info: ModelInfo) -> str | None:
-        """Why this profile is not for the model and device of `info`; None if it is."""
+        """Why this profile is not for the model and device of `info`; None if it is.
+
+        Another packing of the weights is no reason: `doubt` tells it.
+        """
         for name in ("weights_hash", "device", "dtype", "kernels"):
             mine, theirs = getattr(self.info, name), getattr(info, name)
-            if mine != theirs:
+            same = mine == theirs
+            if name == "kernels":
+                same = _PACKING.sub("packed", mine) == _PACKING.sub("packed", theirs)
+            if not same:
                 return f"{name} is {mine} in the profile and {theirs} here"
         if self.threads and info.threads and self.threads != info.threads:
             return f"threads is {self.threads} in the profile and {info.threads} here"
         return None
+
+    def doubt(self, info: ModelInfo) -> str | None:
+        """Why times here may differ from this profile's, though `mismatch` finds nothing."""
+        mine, theirs = _packing(self.info), _packing(info)
+        if mine == theirs:
+            return None
+        return (
+            f"its weights were packed as {mine or 'unknown'}, here they are packed as "
+            f"{theirs or 'unknown'}; `tandem profile` makes it again"
+        )
+
+
+def _packing(info: ModelInfo) -> str | None:
+    """How the weights are packed, by name; None if they are not, or if it is not named."""
+    found = _PACKING.search(info.kernels)
+    return None if found is None else found[1]
 
 
 def on_share(profile: Profile, share: float) -> Profile:
@@ -178,13 +206,15 @@ def read_profile(path: Path) -> Profile:
 
 
 def profile_for(path: str, info: ModelInfo) -> Profile | None:
-    """The profile at `path`; None without a path. Raises `InvalidRequest` if it is for another
-    model or device."""
+    """The profile at `path`; None without a path. Warns if the weights were packed in another way.
+    Raises `InvalidRequest` if it is for another model or device."""
     if not path:
         return None
     profile = read_profile(Path(path))
     if (problem := profile.mismatch(info)) is not None:
         raise InvalidRequest(f"the profile {path} is of something else: {problem}", param="profile")
+    if (doubt := profile.doubt(info)) is not None:
+        logger.warning("the profile %s: %s", path, doubt)
     return profile
 
 

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 # Compiled grammars that are kept although nobody holds them.
 _MOST_SPARE = 64
-# A grammar that took longer to compile is not compiled again between two iterations.
-_SHORT_S = 0.02
+# A grammar that took longer to compile is not compiled again between two iterations. One that took
+# less may be, once an iteration: that delays all answers, which is better than to end some.
+_SHORT_S = 0.1
 # A grammar that takes longer to compile, with its first mask, is refused.
 _LONGEST_S = 1.0
 # Between two parts of JSON: nothing, a space, or a new line with its indent. Endless space would
@@ -49,9 +50,11 @@ _SAID_CHARS = 500
 
 @dataclass(slots=True)
 class _Running:
-    """State of one sequence: its grammar after the output tokens in `taken`."""
+    """State of one sequence: its grammar after the output tokens in `taken`. `begun` is the one of
+    which it is a copy, with the same lexer."""
 
     matcher: LLMatcher
+    begun: LLMatcher
     taken: tuple[int, ...] = ()
 
 
@@ -101,6 +104,7 @@ class Grammars:
         self._spare: OrderedDict[Grammar, _Compiled] = OrderedDict()  # the last ones
         self._masks = _Masks(1, vocab_size)
         self._table: Tensor | None = None
+        self._renewed: list[_Compiled] = []  # in this iteration
 
     def compile(self, grammar: Grammar) -> EndDraws:
         """Check a grammar. It is ready for draws for as long as the result is kept, which is told
@@ -123,6 +127,7 @@ class Grammars:
         """
         rows = [row for row, draw in enumerate(draws) if draw.sampling.grammar is not None]
         problems: dict[int, str] = {}
+        self._renewed = []
         if len(rows) > self._masks.count:
             self._masks = _Masks(len(rows), self._vocab_size)
         for place, row in enumerate(rows):
@@ -163,7 +168,8 @@ class Grammars:
         self._masks.make(place, matcher)
         if matcher.is_error():
             # Sequences of one grammar share a lexer, which may be full from the others.
-            self._renew(ready, draw.sampling.grammar)
+            if ready.running[draw.seq_id].begun is ready.matcher:
+                self._renew(ready, draw.sampling.grammar)
             matcher = _advanced(ready, draw.seq_id, taken)
             self._masks.make(place, matcher)
         if matcher.is_error() or not words.any():
@@ -176,12 +182,17 @@ class Grammars:
                 words[:] = allowed
 
     def _renew(self, ready: _Compiled, grammar: Grammar) -> None:
-        """Compile a grammar again for the sequences that come. Raises `InvalidRequest` if that
-        takes too long here: then it is done beside the loop, for the next request."""
+        """Compile a grammar again for sequences that come, and for others once their lexer is full.
+
+        Raises `InvalidRequest` if that was done in this iteration, or if it takes too long here:
+        then it is done beside the loop, for the next request.
+        """
         if ready.seconds > _SHORT_S:
             ready.full = True
+        if ready.full or ready in self._renewed:
             raise InvalidRequest(TOO_COMPLEX)
         ready.matcher = self._matcher(grammar)
+        self._renewed.append(ready)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
         """The grammar, compiled now if it is not ready. Raises `InvalidRequest`."""
@@ -266,7 +277,7 @@ def _advanced(ready: _Compiled, seq_id: int, taken: tuple[int, ...]) -> LLMatche
     state = ready.running.pop(seq_id, None)
     known = 0 if state is None else len(state.taken)
     if state is None or state.matcher.is_error() or state.taken != taken[:known]:
-        state, known = _Running(ready.matcher.deep_copy()), 0
+        state, known = _Running(ready.matcher.deep_copy(), ready.matcher), 0
     state.matcher.consume_tokens(list(taken[known:]))
     state.taken = taken
     ready.running[seq_id] = state

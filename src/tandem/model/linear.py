@@ -32,6 +32,8 @@ _KEPT_KERNELS = 2048
 _KERNEL_BYTES = 263 << 10
 _OLD_NAME = "DNNL_PRIMITIVE_CACHE_CAPACITY"  # read by oneDNN, too
 _STEP = 32
+# Values of a weight that are rounded to bfloat16 at once, to compare them.
+_COMPARED = 1 << 18
 
 
 def keep_kernels() -> None:
@@ -176,8 +178,7 @@ class PanelWeight:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._shape = weight.shape
-        half = weight.bfloat16()
-        stored = half if torch.equal(half.to(weight.dtype), weight) else weight
+        stored = weight.bfloat16() if fits_bfloat16(weight) else weight
         bias = bias.float().contiguous() if bias is not None else None
         self.panels = VectorPanels(kernels.pack_panels(stored.contiguous()), bias)
 
@@ -194,6 +195,15 @@ class PanelWeight:
         """The transposed weight, in panels again."""
         plain = kernels.unpack_panels(self.panels.packed, *self._shape)
         return PanelWeight(plain.t(), None)
+
+
+def fits_bfloat16(weight: Tensor) -> bool:
+    """Whether bfloat16 holds every value of a weight [out, in]. Slices are compared one by one, so
+    no copy of the whole weight is made, and the first slice may be enough."""
+    if weight.dtype is torch.bfloat16:
+        return True
+    rows = max(1, _COMPARED // max(1, weight.shape[1]))
+    return all(torch.equal(part.bfloat16().to(part.dtype), part) for part in weight.split(rows))
 
 
 # Makes the packing of a weight [out, in] with its bias.

@@ -203,7 +203,7 @@ def prepare_model(
         progress("compiling the CPU kernels, once for this machine", 0.7)
         kernels.status()
     progress("packing weights", 0.7)
-    kernel, kernel_names, pads = _accelerate(model, config.kernels)
+    kernel, kernel_names, pads = _accelerate(model, config.kernels, config.packing)
     head = Head.of(model.get_output_embeddings(), description)
     progress("testing what will serve", 0.9)
     test.check(backbone, head, shapes, kernel)
@@ -246,7 +246,9 @@ def _layer_parameters(model: PreTrainedModel) -> int:
     return sum(weight.numel() for weight in model.parameters() if weight not in outside)
 
 
-def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str, bool]:
+def _accelerate(
+    model: PreTrainedModel, name: str, packing: str
+) -> tuple[AttentionKernel, str, bool]:
     """Fuse and pack for the processor where that is known to help. Changes `model`.
 
     Returns the attention kernel, a description for `ModelInfo.kernels`, and whether products are
@@ -257,7 +259,7 @@ def _accelerate(model: PreTrainedModel, name: str) -> tuple[AttentionKernel, str
         kernel = SdpaKernel() if name == "off" else _device_kernel(model)
         done = [] if isinstance(kernel, SdpaKernel) else _accelerate_device(model)
         return kernel, "+".join([kernel.name, *done]), False
-    done, choice = [], choose_for(model)
+    done, choice = [], choose_for(model, packing)
     # Fuse first: it joins layers that packing would pack one by one.
     if fuse_modules(model, cpp_kernels(choice.pack)).replaced:
         done.append("fused")

@@ -127,6 +127,9 @@ at::Tensor mlp_block(const at::Tensor& x, const at::Tensor& norm_weight, double 
   TORCH_CHECK(x.is_contiguous() && width == gate_up.size(1) * SIDE &&
                   gate_up.size(0) == 2 * inner && down.size(0) * SIDE == width,
               "x is dense, and all widths are multiples of ", SIDE);
+  check_vector(norm_weight, width, at::kBFloat16, "the norm");
+  check_vector(gate_up_bias, 2 * inner * SIDE, at::kFloat, "the bias of gate and up");
+  check_vector(down_bias, width, at::kFloat, "the bias of down");
   at::Tensor out = at::empty_like(x);
   if (rows == 0) return out;
   const at::Tensor normal =
@@ -185,6 +188,11 @@ at::Tensor attention_block(const at::Tensor& x, const at::Tensor& norm_weight, d
   TORCH_CHECK(x.is_contiguous() && width == qkv.size(1) * SIDE && o.size(0) * SIDE == width &&
                   (heads.width() + SIDE - 1) / SIDE == qkv.size(0),
               "x is dense, and the weights fit it and the cache");
+  check_vector(norm_weight, width, at::kBFloat16, "the norm");
+  check_vector(q_norm, dim, at::kBFloat16, "the norm of queries");
+  check_vector(k_norm, dim, at::kBFloat16, "the norm of keys");
+  check_vector(qkv_bias, qkv.size(0) * SIDE, at::kFloat, "the bias of queries, keys and values");
+  check_vector(o_bias, width, at::kFloat, "the bias of the output");
   TORCH_CHECK(cos.is_contiguous() && sin.is_contiguous() && cos.numel() == sin.numel() &&
                   cos.numel() == rows * cos.size(-1) && cos.scalar_type() == at::kBFloat16 &&
                   sin.scalar_type() == at::kBFloat16,

@@ -34,7 +34,9 @@ using RowsOf =
 template <int PARTS, typename Rows, typename Out>
 void multiply_with(const GroupedRows<Rows>& rows, const at::Tensor& packed, const Out& out,
                    GroupRange range = {}) {
-  TORCH_CHECK(packed.size(1) == rows.groups.pairs, "the weight fits the rows");
+  TORCH_CHECK(packed.dim() == 3 &&
+                  is_panels(packed, packed.size(0) * COLUMNS, 2 * rows.groups.pairs),
+              "the weight fits the rows");
   if (packed.scalar_type() == at::kBFloat16) {
     run_panels<Halves, PARTS>(rows, static_cast<const uint32_t*>(packed.const_data_ptr()),
                               packed.size(0), out, range);
@@ -120,7 +122,7 @@ struct Updates {
     const int64_t ranks = factors.numel(), height = x.groups.height, rows = stop - start;
     TORCH_CHECK(start >= 0 && start < stop && stop <= x.groups.rows &&
                     a.size(0) == (ranks + COLUMNS - 1) / COLUMNS &&
-                    factors.scalar_type() == at::kFloat,
+                    factors.scalar_type() == at::kFloat && factors.is_contiguous(),
                 "segments and adapters fit the product");
     if (ranks == 0) return;
     const GroupRange range{start / height, (stop + height - 1) / height};
@@ -215,11 +217,14 @@ at::Tensor panel_mlp_block(const at::Tensor& x, const at::Tensor& norm_weight, d
                            const at::Tensor& down, const Optional& down_bias, bool gelu,
                            at::IntArrayRef segments, at::TensorList gate_up_updates,
                            at::TensorList down_updates) {
-  const int64_t width = x.size(-1), rows = x.numel() / width;
-  const int64_t inner = gate_up.size(0) / 2 * COLUMNS;
-  TORCH_CHECK(x.is_contiguous() && gate_up.size(0) % 2 == 0 && down.size(1) * 2 == inner &&
-                  down.size(0) == (width + COLUMNS - 1) / COLUMNS,
+  const int64_t width = x.size(-1), inner = gate_up.size(0) / 2 * COLUMNS;
+  TORCH_CHECK(x.is_contiguous() && is_panels(gate_up, 2 * inner, width) &&
+                  is_panels(down, width, inner),
               "x is dense, and the weights fit it");
+  const int64_t rows = x.numel() / width;
+  check_vector(norm_weight, width, x.scalar_type(), "the norm");
+  check_vector(gate_up_bias, 2 * inner, at::kFloat, "the bias of gate and up");
+  check_vector(down_bias, width, at::kFloat, "the bias of down");
   return dispatch(x, [&]<typename T>(T) {
     at::Tensor out = at::empty_like(x);
     if (rows == 0) return out;
@@ -245,14 +250,19 @@ at::Tensor panel_attention_block(
     const at::Tensor& table, const at::Tensor& query_start, const at::Tensor& context_len,
     double scale, int64_t window, double softcap, at::IntArrayRef segments,
     at::TensorList qkv_updates, at::TensorList o_updates, const Optional& wanted) {
-  const int64_t width = x.size(-1), rows = x.numel() / width;
-  const int64_t kv_heads = k_cache.size(2), dim = k_cache.size(3);
+  const int64_t width = x.size(-1), kv_heads = k_cache.size(2), dim = k_cache.size(3);
+  TORCH_CHECK(width > 0 && dim > 0, "rows and heads have values");
+  const int64_t rows = x.numel() / width;
   const Heads heads{o.size(1) * 2 / dim, kv_heads, dim};
   const Paged paged{k_cache, v_cache, slots, table, query_start, context_len};
-  TORCH_CHECK(x.is_contiguous() && o.size(0) == (width + COLUMNS - 1) / COLUMNS &&
-                  o.size(1) * 2 % dim == 0 && k_cache.scalar_type() == x.scalar_type() &&
-                  (heads.width() + COLUMNS - 1) / COLUMNS == qkv.size(0),
+  TORCH_CHECK(x.is_contiguous() && is_panels(o, width, heads.queries * dim) &&
+                  is_panels(qkv, heads.width(), width) && k_cache.scalar_type() == x.scalar_type(),
               "x is dense, and the weights fit it and the cache");
+  check_vector(norm_weight, width, x.scalar_type(), "the norm");
+  check_vector(q_norm, dim, x.scalar_type(), "the norm of queries");
+  check_vector(k_norm, dim, x.scalar_type(), "the norm of keys");
+  check_vector(qkv_bias, heads.width(), at::kFloat, "the bias of queries, keys and values");
+  check_vector(o_bias, width, at::kFloat, "the bias of the output");
   TORCH_CHECK(cos.is_contiguous() && sin.is_contiguous() && cos.numel() == sin.numel() &&
                   cos.numel() == rows * cos.size(-1) && cos.scalar_type() == x.scalar_type() &&
                   sin.scalar_type() == x.scalar_type(),

@@ -30,7 +30,8 @@ void check_dtype(const at::Tensor& x) {
 }
 
 at::Tensor pack_panels(const at::Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "a contiguous weight [n, k]");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous() && weight.size(1) > 0,
+              "a contiguous weight [n, k] with inputs");
   check_dtype(weight);
   const int64_t n = weight.size(0), k = weight.size(1);
   at::Tensor out = at::zeros({(n + COLUMNS - 1) / COLUMNS, (k + 1) / 2, 2 * COLUMNS},
@@ -45,6 +46,7 @@ at::Tensor pack_panels(const at::Tensor& weight) {
 }
 
 at::Tensor unpack_panels(const at::Tensor& packed, int64_t n, int64_t k) {
+  TORCH_CHECK(is_panels(packed, n, k), "the panels of a weight [n, k]");
   at::Tensor out = at::empty({n, k}, packed.options());
   const auto copy = [&]<typename T>(T) {
     const T* from = packed.const_data_ptr<T>();
@@ -69,11 +71,8 @@ at::Tensor panel_linear(const at::Tensor& x, const at::Tensor& packed,
                         const std::optional<at::Tensor>& bias, int64_t n) {
   const int64_t k = x.size(-1);
   check_dtype(x);
-  TORCH_CHECK(packed.size(1) == (k + 1) / 2 && packed.size(0) == (n + COLUMNS - 1) / COLUMNS,
-              "x is [..., k] for the weight [n, k]");
-  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() &&
-                        bias->numel() == n),
-              "the bias is float32 [n]");
+  TORCH_CHECK(is_panels(packed, n, k), "x is [..., k] for the panels of a weight [n, k]");
+  check_vector(bias, n, at::kFloat, "the bias");
   const bool flat = x.dim() == 1 || x.numel() == x.size(-2) * k;  // rows evenly apart
   const at::Tensor rows = flat && x.stride(-1) == 1 ? x : x.contiguous();
   const int64_t stride = rows.dim() > 1 ? rows.stride(-2) : k;

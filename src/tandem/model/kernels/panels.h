@@ -4,7 +4,8 @@
 // each column side by side, so that a product reads it front to back. bfloat16 stays bfloat16 in
 // memory: a word of 32 bits is two inputs of one column, and a shift or a mask makes a float32 of
 // either. Products and sums are in float32, so nothing is lost. float32 weights have the same
-// order. Rows are copied into groups of a few that fit the registers.
+// order. Rows are copied into groups of a few that fit the registers. The instruction for pairs of
+// bfloat16 (AVX-512) also sums in float32, but takes denormal numbers as zero.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +32,14 @@ constexpr int64_t CACHED_BYTES = 12288;   // of a panel that stay in the first-l
 constexpr int64_t CACHED_ROWS = 96;       // whose inputs stay in the second-level cache
 constexpr int64_t PANELS_AT_ONCE = 8;     // of one work item
 constexpr int64_t PANEL_AHEAD = 2048;     // bytes that are fetched before they are read
+
+// Whether `packed` is a weight [n, k] in panels.
+inline bool is_panels(const at::Tensor& packed, int64_t n, int64_t k) {
+  const at::ScalarType dtype = packed.scalar_type();
+  return (dtype == at::kFloat || dtype == at::kBFloat16) && packed.dim() == 3 &&
+         packed.is_contiguous() && n >= 0 && k > 0 && packed.size(0) == (n + COLUMNS - 1) / COLUMNS &&
+         packed.size(1) == (k + 1) / 2 && packed.size(2) == 2 * COLUMNS;
+}
 
 [[gnu::always_inline]] inline Vector first_of(Words pairs) {
   return reinterpret_cast<Vector>(pairs << 16);
@@ -274,24 +283,24 @@ struct GroupRange {
   int64_t begin = 0, end = -1;
 };
 
-// How a product is divided into work items: `block` groups of rows against `most` units, with
-// `slice` pairs of inputs at a time.
+// How a product is divided into work items: a block of groups of rows against a set of units, with a
+// slice of the pairs of inputs at a time. The last ones may have less.
 template <typename Stored>
 struct PanelDivision {
-  int64_t blocks, block, most, sets, slice;
+  int64_t blocks, block_groups, set_units, sets, slice_pairs;
 
   PanelDivision(const Groups& groups, int64_t count, int64_t units, int64_t parts) {
     constexpr int64_t pair_bytes = Stored::pair * sizeof(typename Stored::Element);
     const int64_t at_once = std::max<int64_t>(1, CACHED_ROWS / groups.height);
     blocks = (count + at_once - 1) / at_once;
-    block = (count + blocks - 1) / blocks;
+    block_groups = (count + blocks - 1) / blocks;
     const int64_t share = units * blocks / (4 * at::get_num_threads());
-    most = std::clamp<int64_t>(share, 1, PANELS_AT_ONCE / parts);
-    sets = (units + most - 1) / most;
+    set_units = std::clamp<int64_t>(share, 1, PANELS_AT_ONCE / parts);
+    sets = (units + set_units - 1) / set_units;
     // A single group reads every panel once, whole.
     const int64_t whole = count == 1 ? groups.pairs : CACHED_BYTES / pair_bytes;
     const int64_t slices = (groups.pairs + whole - 1) / whole;
-    slice = (groups.pairs + slices - 1) / slices;
+    slice_pairs = (groups.pairs + slices - 1) / slices;
   }
 };
 
@@ -312,18 +321,18 @@ void run_panels(const GroupedRows<Rows>& rows, const typename Stored::Element* w
   const auto two = group_product<Stored, Rows, 2>(few ? groups.height : 1, few_heights);
   const PanelDivision<Stored> d(groups, count, units, PARTS);
   for_each_item(d.blocks * d.sets, 1, [&](const auto& take) {
-    LineFloats sums(d.most * PARTS * d.block * groups.height * COLUMNS);
+    LineFloats sums(d.set_units * PARTS * d.block_groups * groups.height * COLUMNS);
     for (int64_t item, end; take(item, end);) {
-      const int64_t first = range.begin + item / d.sets * d.block;
-      const int64_t last = std::min(end_group, first + d.block);
-      const int64_t unit0 = item % d.sets * d.most, unit1 = std::min(units, unit0 + d.most);
+      const int64_t first = range.begin + item / d.sets * d.block_groups;
+      const int64_t last = std::min(end_group, first + d.block_groups);
+      const int64_t unit0 = item % d.sets * d.set_units, unit1 = std::min(units, unit0 + d.set_units);
       const int64_t size = (last - first) * groups.height * COLUMNS, all = (unit1 - unit0) * PARTS;
       const auto panel_at = [&](int64_t i, int64_t pair) {
         return weight + ((unit0 + i / PARTS + i % PARTS * units) * groups.pairs + pair) * Stored::pair;
       };
-      for (int64_t p0 = 0; p0 < groups.pairs; p0 += d.slice) {
-        const int64_t pairs = std::min(d.slice, groups.pairs - p0);
-        const bool finished = p0 + d.slice >= groups.pairs;
+      for (int64_t p0 = 0; p0 < groups.pairs; p0 += d.slice_pairs) {
+        const int64_t pairs = std::min(d.slice_pairs, groups.pairs - p0);
+        const bool finished = p0 + d.slice_pairs >= groups.pairs;
         for (int64_t i = 0; i < all;) {
           const int64_t at_once = few && i + 1 < all ? 2 : 1;
           const typename Stored::Element* w[2] = {panel_at(i, p0), panel_at(i + 1, p0)};

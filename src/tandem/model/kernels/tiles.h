@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -31,6 +32,14 @@
                              AT_DISPATCH_CASE(at::kHalf, __VA_ARGS__))
 
 namespace tandem {
+
+// A bias or the weight of a norm, `count` long; none is right, too.
+inline void check_vector(const std::optional<at::Tensor>& vector, int64_t count,
+                         at::ScalarType dtype, const char* name) {
+  TORCH_CHECK(!vector || (vector->is_contiguous() && vector->numel() == count &&
+                          vector->scalar_type() == dtype),
+              name, " is dense ", dtype, " [", count, "]");
+}
 
 // Floats that begin with a cache line: tiles that straddle lines take twice as long. Those of a new
 // vector are not initialised.
