@@ -18,7 +18,6 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from tandem.estimators.lexical_length import features_of
 
 from benchmarks.lengths.rows import Row, kept
 from benchmarks.rtlm import figures, load, study
@@ -30,6 +29,7 @@ from tandem.bench.workload import as_text
 from tandem.core.lengths import Asked
 from tandem.estimators.batching import fit_batching
 from tandem.estimators.datasheet import load_profile
+from tandem.estimators.learned_length import features_of
 from tandem.estimators.length_network import fit
 from tandem.services.lengths.lexicon import Lexicon
 from tandem.services.lengths.scores import Scorer
