@@ -20,8 +20,8 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.lengths import LEVELS, Asked, Forecast
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
-from tandem.estimators.length_network import fit
 from tandem.estimators.learned_length import features_of
+from tandem.estimators.length_network import fit
 from tandem.sim.run import Arrival
 
 BETAS = tuple(range(10, 160, 10))
