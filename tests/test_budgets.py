@@ -8,7 +8,7 @@ from pathlib import Path
 import tandem
 
 PACKAGE = Path(tandem.__file__).parent
-MOST_LINES = 59_900
+MOST_LINES = 60_050
 MOST_PUBLIC_METHODS = 12
 OVER = {
     "engine/client.py:AsyncEngineClient": 20,
@@ -16,10 +16,10 @@ OVER = {
     "engine/loop.py:EngineLoop": 27,
     "estimators/latency.py:LatencyModel": 17,
     "executor/training.py:TrainingState": 16,
-    "kv/cache.py:KVCache": 28,
+    "kv/cache.py:KVCache": 27,
     "scheduling/learning.py:Learning": 22,
     "scheduling/training.py:StepWork": 14,
-    "scheduling/view.py:View": 25,
+    "scheduling/view.py:View": 26,
     "services/learning/publish.py:Publisher": 16,
     "sim/executor.py:SimExecutor": 15,
     "training/recordings.py:Recordings": 16,

@@ -45,6 +45,33 @@ def test_forecasts_tell_long_answers_from_short_ones(tmp_path):
     )
 
 
+def test_without_scores_the_sizes_tell(tmp_path):
+    """A table of lengths: long prompts have long answers."""
+    path = tmp_path / "lengths.csv"
+    rows = [f"{size},{size}" for size in (10, 11, 12, 13, 400, 410, 420, 430) for _ in range(25)]
+    path.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows]))
+    found = read_answers(path)
+    assert len(found) == 200
+    short, long = found[:100], found[100:]
+    assert max(each.expected for each in short) < min(each.expected for each in long)
+
+
+def test_one_prompt_without_scores_leaves_the_sizes_for_all(tmp_path):
+    path = lengths_file(tmp_path / "lengths.jsonl.gz")
+    row = {"input_tokens": 9, "scores": [], "output_tokens": 5, "max_tokens": 256}
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + json.dumps(row).encode()))
+    assert len(read_answers(path)) == 61
+
+
+def test_prompts_share_no_beginning():
+    short = answers.Answer(2, 1, 1, (1.0,) * 5)
+    prompts = {answers.arrival(short, n, 0.0).work.prompt for n in range(2500)}  # type: ignore[union-attr]
+    assert len(prompts) == 2500
+    longer = replace(short, input_tokens=9)
+    assert len(answers.arrival(longer, 7, 0.0).work.prompt) == 9  # type: ignore[union-attr]
+    assert answers.arrival(replace(short, input_tokens=1), 7, 0.0).work.prompt == (7,)  # type: ignore[union-attr]
+
+
 def test_no_forecast_saw_its_answer(tmp_path, monkeypatch):
     seen: list[set[float]] = []
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.estimators.memory import DemandWindow, Growing, peak_tokens
+from tandem.estimators.memory import DemandWindow, Growing, Peak, table_of
 
 
 def test_demand_is_the_mean_and_two_deviations_of_the_window():
@@ -56,32 +56,38 @@ def test_the_mean_is_judged_by_the_next_sample_unless_that_is_nothing():
 def test_what_ends_frees_its_memory_before_others_are_long():
     """At its end the first holds 100 tokens and the second 60; at its own end the second holds
     130."""
-    first, second = Growing(50.0, [(50.0, 1.0)]), Growing(10.0, [(120.0, 1.0)])
-    assert peak_tokens([first, second]) == 160.0
-    assert peak_tokens([first]) == 100.0
-    assert peak_tokens([]) == 0.0
-    assert peak_tokens([Growing(7.0), first]) == 107.0, "nothing is known of it"
+    first = Growing(50.0, 0, table_of([(50.0, 1.0)]))
+    second = Growing(10.0, 20, table_of([(140.0, 1.0)]))
+    assert Peak([first, second]).tokens_with() == Peak([first]).tokens_with([second]) == 160.0
+    assert Peak([first]).tokens_with() == first.most == 100.0
+    assert second.most == 130.0
+    assert Peak().tokens_with() == 0.0
+    assert Peak([Growing(7.0)]).tokens_with([first]) == 107.0, "nothing is known of it"
 
 
-GROWING = st.builds(
-    lambda now, ends: Growing(
-        now, [(float(place), 1.0 / len(ends)) for place in sorted(ends)] if ends else ()
-    ),
-    st.floats(0.0, 100.0),
-    st.lists(st.integers(1, 30), max_size=4),
+ENDS = st.lists(st.integers(1, 30), max_size=4).map(
+    lambda places: [(float(place), 1.0 / len(places)) for place in sorted(places)]
 )
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(GROWING, max_size=6))
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), ENDS, st.integers(0, 9)), max_size=6))
 def test_the_peak_is_the_most_of_mean_and_two_deviations_over_all_times(sequences):
-    found = [sum(each.now for each in sequences)]
+    found = [sum(now for now, _, _ in sequences)]
     for more in range(1, 31):
         mean = variance = 0.0
-        for each in sequences:
-            alive = sum(share for end, share in each.ends if end >= more) if each.ends else 1.0
-            holds = each.now + more if each.ends else each.now
+        for now, ends, _ in sequences:
+            alive = sum(share for end, share in ends if end >= more) if ends else 1.0
+            holds = now + more if ends else now
             mean += alive * holds
             variance += alive * (1.0 - alive) * holds**2
         found.append(mean + 2.0 * math.sqrt(max(0.0, variance)))
-    assert peak_tokens(sequences) == pytest.approx(max(found), abs=1e-3)
+    growing = [
+        Growing(now, made, table_of([(end + made, share) for end, share in ends]) if ends else None)
+        for now, ends, made in sequences
+    ]
+    half = len(growing) // 2
+    peak = Peak(growing[:half])
+    assert peak.tokens_with(growing[half:]) == pytest.approx(max(found), abs=1e-3)
+    peak.add(growing[half:])
+    assert peak.tokens_with() == pytest.approx(max(found), abs=1e-3)

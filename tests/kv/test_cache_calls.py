@@ -57,13 +57,13 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def decode(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from([each for each in self.live if each.remaining]))
-        full = self.cache.held_by([seq]) * SIZE == seq.computed
+        full = self.cache.holders.held_by([seq]) * SIZE == seq.computed
         grows = full and self.cache.available_blocks > 0
         fits = grows or self.cache.missing_blocks(seq, 1) == 0
-        held = self.cache.held_by([seq])
+        held = self.cache.holders.held_by([seq])
         found = self.cache.try_slot(seq)
         assert (found is not None) == fits
-        assert self.cache.held_by([seq]) == held + grows
+        assert self.cache.holders.held_by([seq]) == held + grows
         if found is not None:
             assert found == self.cache.table(seq, seq.computed + 1)
             seq.computed += 1

@@ -1,8 +1,8 @@
 """Answers of a file of lengths, with forecasts, as a load: RT-LM's tasks and arrivals (V-A).
 
 Forecasts are those of the server's network, by cross-validation: none is made by a network that saw
-the answer, or another one with the same features. Knows no policy. Invariant: a seed determines the
-load.
+the answer, or another one with the same features. Without scores of the prompts it knows their
+sizes alone. Knows no policy. Invariant: a seed determines the load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ BETAS = tuple(range(10, 160, 10))
 MOST_ANSWERS = 4096
 _FEWEST = 50
 _FOLDS = 5
-_UNSCORED = (0.0,) * 6  # of a file without scores; the network then has lengths alone
 _MEDIAN = LEVELS.index(0.5)
 
 
@@ -91,8 +90,10 @@ def arrivals(answers: Sequence[Answer], at_s: Sequence[float], rng: Random) -> l
 
 
 def arrival(answer: Answer, number: int, at_s: float) -> Arrival:
-    """One request `task-N` that makes this answer. Prompts share nothing."""
-    prompt = tuple((7919 * (number + 1) + 31 * at) % 1000 for at in range(answer.input_tokens))
+    """One request `task-N` that makes this answer. Prompts of at least two tokens begin
+    differently."""
+    rest = ((7919 * (number + 1) + 31 * at) % 1000 for at in range(2, answer.input_tokens))
+    prompt = (number % 1000, number // 1000, *rest)[: answer.input_tokens]
     sampling = SamplingParams(max_tokens=answer.output_tokens, temperature=0.0, ignore_eos=True)
     length = Forecast(answer.quantiles, answer.most, "lexical")
     return Arrival(at_s, Request(f"task-{number}", prompt, sampling, length=length))
@@ -100,12 +101,7 @@ def arrival(answer: Answer, number: int, at_s: float) -> Arrival:
 
 def _forecasts(records: Sequence[TraceRecord], most: Sequence[int]) -> NDArray[np.float64]:
     """Quantiles [n, levels] by networks of the other folds."""
-    features = np.array(
-        [
-            features_of(Asked("", "", limit, record.prompt_tokens, record.scores or _UNSCORED))
-            for record, limit in zip(records, most, strict=True)
-        ]
-    )
+    features = _features(records, most)
     lengths = np.array([record.output_tokens for record in records], dtype=np.float64)
     _, same = np.unique(features, axis=0, return_inverse=True)
     fold = (np.random.default_rng(0).permutation(same.max() + 1) % _FOLDS)[same.reshape(-1)]
@@ -115,3 +111,16 @@ def _forecasts(records: Sequence[TraceRecord], most: Sequence[int]) -> NDArray[n
         if apart.any():
             found[apart] = fit(features[~apart], lengths[~apart]).predict(features[apart])
     return found
+
+
+def _features(records: Sequence[TraceRecord], most: Sequence[int]) -> NDArray[np.float64]:
+    """Those of the server's network if all have scores, else the length of the input and the
+    limit."""
+    if all(record.scores for record in records):
+        asked = [
+            Asked("", "", limit, record.prompt_tokens, record.scores)
+            for record, limit in zip(records, most, strict=True)
+        ]
+        return np.array([features_of(each) for each in asked], np.float64)
+    sizes = [[record.prompt_tokens, limit] for record, limit in zip(records, most, strict=True)]
+    return np.log(np.array(sizes, np.float64))

@@ -11,9 +11,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from tandem.estimators.errors import RelativeErrors
+
+Table = NDArray[np.float64]
 
 # How far above the mean; 98% of a normal distribution lies below.
 SIGMAS = 2.0
@@ -65,48 +69,80 @@ class DemandWindow:
         return mean + SIGMAS * math.sqrt(variance)
 
 
-# A struct, since one is made for every sequence while a request waits (docs/adr/0017).
 class Growing(Struct, gc=False):
-    """A sequence that holds memory for `now` tokens, and for one more with each iteration, until
-    it has made one of `ends` more tokens, each with its probability. Without `ends` it stays as it
-    is: nothing is known of it."""
+    """A sequence with memory for `now` tokens that has made `made`: it takes one more with each
+    iteration, until it ends with one of the lengths of `ends` (see `table_of`). Without `ends` it
+    stays as it is: nothing is known of it."""
 
     now: float
-    ends: Sequence[tuple[float, float]] = ()
+    made: int = 0
+    ends: Table | None = None
 
     @property
     def most(self) -> float:
         """Tokens at its latest end."""
-        return self.now + (self.ends[-1][0] if self.ends else 0.0)
+        if self.ends is None:
+            return self.now
+        return self.now + max(1.0, float(self.ends[-1, 0]) - self.made)
 
 
-def peak_tokens(sequences: Sequence[Growing]) -> float:
-    """The most tokens that these will almost never hold more of, at any time: the maximum of mu + 2
-    sigma over the ends of sequences, since what is held only grows in between.
+def table_of(ends: Sequence[tuple[float, float]]) -> Table:
+    """A row of each length at which an answer may end, in order, with its probability: both, and
+    how the variance of whether the answer still grows changes there."""
+    rows, alive = list[tuple[float, float, float]](), 1.0
+    for length, share in ends:
+        after = alive - share
+        rows.append((length, share, after * (1.0 - after) - alive * (1.0 - alive)))
+        alive = after
+    return np.array(rows)
+
+
+class Peak:
+    """The most tokens that sequences will almost never hold more of, at any time: the maximum of
+    mu + 2 sigma over the ends of sequences, since what they hold only grows in between.
 
     Ends of different sequences are taken for independent.
     """
-    ends = [
-        (more, place, share) for place, each in enumerate(sequences) for more, share in each.ends
-    ]
-    ends.sort()
-    lives = [1.0] * len(sequences)
-    # Sums over sequences: that grow; tokens that all hold; p (1 - p) times 1, now and now squared.
-    growing = float(sum([bool(each.ends) for each in sequences]))
-    held = sum([each.now for each in sequences])
-    spread = spread_now = spread_square = 0.0
-    most, before_them = held, 0.0
-    for more, place, share in ends:
-        if more > before_them:  # those that end at the same time hold their last tokens together
-            before_them = more
-            variance = spread_square + more * (2.0 * spread_now + more * spread)
-            most = max(most, held + growing * more + SIGMAS * math.sqrt(max(0.0, variance)))
-        before, now = lives[place], sequences[place].now
-        lives[place] = after = before - share
-        growing -= share
-        held -= share * now
-        added = after * (1.0 - after) - before * (1.0 - before)
-        spread += added
-        spread_now += added * now
-        spread_square += added * now * now
-    return most
+
+    def __init__(self, sequences: Sequence[Growing] = ()) -> None:
+        self._now, self._growing, self._rows = 0.0, 0, np.empty((0, 6))
+        self.add(sequences)
+
+    def add(self, sequences: Sequence[Growing]) -> None:
+        """Count these from now on."""
+        self._now += sum([each.now for each in sequences])
+        self._growing += sum([each.ends is not None for each in sequences])
+        self._rows = np.concatenate([self._rows, _changes(sequences)])
+
+    def tokens_with(self, sequences: Sequence[Growing] = ()) -> float:
+        """The peak with these, too."""
+        now = self._now + sum([each.now for each in sequences])
+        growing = self._growing + sum([each.ends is not None for each in sequences])
+        rows = np.concatenate([self._rows, _changes(sequences)])
+        if not len(rows):
+            return now
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        more, sums = rows[:, 0], np.cumsum(rows, axis=0)
+        # Those that end at the same time hold their last tokens together: the sums before them.
+        places = np.flatnonzero(more[1:] > more[:-1])
+        more, (_, ended, ended_now, spread, spread_now, spread_square) = (
+            more[np.append(0, places + 1)],
+            np.concatenate([np.zeros((1, 6)), sums[places]]).T,
+        )
+        mean = now - ended_now + (growing - ended) * more
+        variance = spread_square + more * (2.0 * spread_now + more * spread)
+        return max(now, float(np.max(mean + SIGMAS * np.sqrt(np.maximum(0.0, variance)))))
+
+
+def _changes(sequences: Sequence[Growing]) -> Table:
+    """A row of each end: tokens until then, and what changes there. That is the probability, and
+    the change of the variance: times 1 and `now`, and the latter times its square, too."""
+    tables = [(each, each.ends) for each in sequences if each.ends is not None]
+    if not tables:
+        return np.empty((0, 6))
+    rows = np.concatenate([ends for _, ends in tables])
+    counts = [len(ends) for _, ends in tables]
+    now = np.repeat([each.now for each, _ in tables], counts)
+    made = np.repeat([each.made for each, _ in tables], counts)
+    more, share, added = np.maximum(1.0, rows[:, 0] - made), rows[:, 1], rows[:, 2]
+    return np.stack([more, share, share * now, added, added * now, added * now * now], axis=1)

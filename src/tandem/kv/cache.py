@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tandem.core.errors import AccountingError
 from tandem.core.plan import BlockCopy
 from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
 from tandem.kv.eviction import (
     Eviction,
     EvictionQueue,
@@ -21,6 +22,7 @@ from tandem.kv.eviction import (
     ReadersLast,
     idle_blocks,
 )
+from tandem.kv.holders import Holders
 from tandem.kv.offline_pool import OfflinePool
 from tandem.kv.pool import BlockPool
 from tandem.kv.prefix_tree import Node, PrefixTree
@@ -63,6 +65,7 @@ class KVCache:
         self._tree = PrefixTree(block_size)
         self._leaving = EvictionQueue(eviction or ReadersLast(), self._tree, self._is_held)
         self._tables: dict[int, BlockTable] = {}
+        self.holders = Holders(self._pools[0], self._tables, block_size)
         self._readers = Readers(self._tree, block_size, self._is_held, self._offer_again)
 
     # ------------------------------------------------------------------ queries
@@ -107,18 +110,6 @@ class KVCache:
         """Every cached block without a holder, children after parents. Costs O(blocks)."""
         return idle_blocks(self._tree, self._is_held)
 
-    def held_by(self, sequences: Iterable[Sequence], ahead: int = 0) -> int:
-        """Blocks that these sequences hold. A shared block counts once for each of them.
-
-        With `ahead`, the blocks that they will hold after that many more tokens each.
-        """
-        held = 0
-        for seq in sequences:
-            table = self._tables.get(seq.seq_id)
-            if table is not None:
-                held += max(len(table), self._blocks_for(seq.computed + ahead))
-        return held
-
     def holds(self, seq: Sequence) -> bool:
         """True if the sequence has a block table."""
         return seq.seq_id in self._tables
@@ -127,9 +118,11 @@ class KVCache:
         """Tokens of the sequence that are cached now. Pins nothing."""
         return len(self._match(seq)) * self.block_size
 
-    def new_blocks(self, seq: Sequence, num_tokens: int) -> int:
-        """Blocks that a waiting sequence of so many tokens needs beside those that others hold."""
-        held = sum(1 for node in self._match(seq) if self._is_held(node))
+    def new_blocks(self, seq: Sequence, num_tokens: int, ranks: int = len(WorkClass)) -> int:
+        """Blocks that a waiting sequence of so many tokens needs beside those that others hold;
+        `ranks`: others of lower ranks (`Sequence.order`) only."""
+        pool, found = self._pools[0], self._match(seq)
+        held = sum([pool.count_below(node.blocks[0], ranks) > 0 for node in found])
         return self._blocks_for(num_tokens) - held
 
     def missing_blocks(self, seq: Sequence, num_tokens: int) -> int:

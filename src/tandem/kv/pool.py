@@ -54,6 +54,10 @@ class BlockPool:
         """Number of holders of `block`."""
         return self._counts[block]
 
+    def count_below(self, block: int, ranks: int) -> int:
+        """Number of holders of `block` whose rank is below `ranks`."""
+        return sum([counts[block] for counts in self._of_rank[:ranks]])
+
     def allocate(self, rank: int) -> int:
         """Take a free block with one holder. The caller made sure that one is free."""
         block = self._free.pop()

@@ -18,6 +18,7 @@ from tandem.estimators.latency import LatencyModel
 from tandem.estimators.memory import DemandWindow
 from tandem.kv.cache import KVCache
 from tandem.kv.eviction import Eviction, IdleBlock, ReadersLast
+from tandem.kv.holders import Apart
 from tandem.kv.offline_pool import OfflinePool
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.starts import StartTimes
@@ -143,7 +144,9 @@ class View:
 
     def held_blocks(self, work_class: WorkClass) -> int:
         """KV blocks of the running sequences of a class; a shared block counts once for each."""
-        return self._cache.held_by([seq for seq in self.running if class_of(seq) is work_class])
+        return self._cache.holders.held_by(
+            [seq for seq in self.running if class_of(seq) is work_class]
+        )
 
     @property
     def online_demand_blocks(self) -> float:
@@ -153,7 +156,12 @@ class View:
 
     def blocks_of(self, sequences: Iterable[Sequence]) -> int:
         """KV blocks of these running sequences; a shared block counts once for each."""
-        return self._cache.held_by(sequences)
+        return self._cache.holders.held_by(sequences)
+
+    def blocks_apart(self, sequences: Iterable[Sequence]) -> Apart:
+        """Which KV blocks each of these running sequences holds alone, and how many of them several
+        of these hold."""
+        return self._cache.holders.apart(sequences)
 
     def idle_blocks(self) -> list[IdleBlock]:
         """Cached blocks that no sequence holds, with their future readers. Costs O(blocks)."""
@@ -165,9 +173,10 @@ class View:
         be changed."""
         return self._cache.offline
 
-    def new_blocks(self, seq: Sequence, num_tokens: int) -> int:
-        """Blocks that a waiting sequence of so many tokens needs beside those that others hold."""
-        return self._cache.new_blocks(seq, num_tokens)
+    def new_blocks(self, seq: Sequence, num_tokens: int, ranks: int = len(WorkClass)) -> int:
+        """Blocks that a waiting sequence of so many tokens needs beside those that others hold;
+        `ranks`: others of lower ranks (`Sequence.order`) only."""
+        return self._cache.new_blocks(seq, num_tokens, ranks)
 
     def wanted_evictions(self, num_blocks: int) -> float:
         """Blocks with future readers that have to go for so many new ones."""

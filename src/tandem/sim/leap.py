@@ -74,7 +74,7 @@ class Leaper:
         online = [seq for seq in running if class_of(seq) is WorkClass.ONLINE]
         while made < most and (made == 0 or now < until_s):
             if scheduler.demand.due(now):
-                scheduler.demand.observe(now, scheduler.cache.held_by(online, made + 1))
+                scheduler.demand.observe(now, scheduler.cache.holders.held_by(online, made + 1))
             seconds = seconds_of(work)
             scheduler.latency.observe_decodes(work, seconds)
             now += seconds

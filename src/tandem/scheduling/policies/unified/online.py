@@ -14,7 +14,7 @@ from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.policies.unified.deadlines import Deadlines
-from tandem.scheduling.policies.unified.memory import Memory
+from tandem.scheduling.policies.unified.memory import PeakMemory
 from tandem.scheduling.queues import first_waiting, is_prompt
 from tandem.scheduling.view import View
 
@@ -117,7 +117,7 @@ class OnlinePass:
         queue: list[Sequence],
         busy: float,
         owed: Sequence | None = None,
-        memory: Memory | None = None,
+        memory: PeakMemory | None = None,
     ) -> OnlinePass:
         """The running requests, and the first of the queue that are worth their place.
 
@@ -156,7 +156,7 @@ class OnlinePass:
                 # Equal but for rounding: batched.
                 if seconds > found.most_s and cost_s > 1.000001 * (len(queue) - place) * saved_s:
                     break
-            if memory is not None and not memory.hold(seq):
+            if memory is not None and not memory.try_count(seq):
                 return found  # those that are left have no time to wait for
             found.joining.append(seq)
             found.joining_rows += taken

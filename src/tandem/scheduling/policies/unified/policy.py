@@ -15,7 +15,7 @@ from tandem.core.sequence import Sequence
 from tandem.kv.eviction import ByClass
 from tandem.scheduling.policies.unified.deadlines import Deadlines
 from tandem.scheduling.policies.unified.ledger import Ledger
-from tandem.scheduling.policies.unified.memory import Memory
+from tandem.scheduling.policies.unified.memory import EndTables, PeakMemory
 from tandem.scheduling.policies.unified.observe import Observer, Scene
 from tandem.scheduling.policies.unified.online import OnlinePass, last_step, start_of
 from tandem.scheduling.policies.unified.rest import LearningItem, offline_value
@@ -116,6 +116,7 @@ class Unified:
         self._options = options
         self._deadlines = Deadlines()
         self._observer = Observer(options.min_share, options.patience_s)
+        self._ends = EndTables()
         self._learning_ranks = False  # whether learning is worth more than offline requests
         self._behind_s = 0.0  # what the one that is worth less has earned of the spare time
         self._served = False  # whether the last plan had the online requests
@@ -148,7 +149,7 @@ class Unified:
         rest, busy = bool(scene.items or scene.offline or scene.waiting), self._observer.busy
         if not (rest or scene.queue):
             return _Budget(OnlinePass())
-        memory = _memory(view, scene) if scene.queue else None
+        memory = self._memory(view, scene) if scene.queue else None
         online = OnlinePass.of(view, scene.running, scene.queue, busy, scene.owed, memory)
         if not rest:
             return _Budget(online)
@@ -164,6 +165,12 @@ class Unified:
         # their queue grows with the load as 1 / (1 - busy)^2.
         alone_s = min(_ALONE_SHARE * (1.0 - busy) ** 2 * slack_s, pause_s)
         return _Budget(online, spare_s, 0.0 if scene.queue else alone_s)
+
+    def _memory(self, view: View, scene: Scene) -> PeakMemory:
+        """What online requests that wait may use: all else is preempted for them, but not what is
+        protected."""
+        protected = [seq for seq in scene.kept if seq.scoring is not None]
+        return PeakMemory(view, self._ends, scene.running, protected)
 
     # ------------------------------------------------------------------ rank
 
@@ -210,15 +217,15 @@ class Unified:
             if (value := offline_value(view, seq, start, lost)) > 0.0:
                 ranked.append((value, [seq], start, view.new_blocks(seq, length)))
         ranked.sort(key=lambda each: -each[0])
-        online, learning = scene.running, view.running_in_order[len(view.serving) :]
-        more = view.online_demand_blocks - view.blocks_of(online)  # that come
-        reserved = max(0.0, more) + view.blocks_of(learning)
-        memory = Memory(view, [*online, *scene.offline], reserved)
+        learning = view.running_in_order[len(view.serving) :]
+        more = view.online_demand_blocks - view.blocks_of(scene.running)  # that come
+        running = [*scene.running, *scene.offline]
+        memory = PeakMemory(view, self._ends, running, learning, max(0.0, more))
         fitting: list[_Ranked] = []
         for each in ranked:
-            if len(fitting) == scene.slots:
+            if len(fitting) == scene.slots or memory.exhausted:
                 break
-            if memory.hold(each[1][0]) or not (scene.offline or fitting):
+            if memory.try_count(each[1][0], needed=not (scene.offline or fitting)):
                 fitting.append(each)
         return fitting
 
@@ -391,9 +398,3 @@ class Unified:
             self._pass_s = _AFTER_LOSS * plan.pass_s
         elif ran and plan.pass_s:
             self._pass_s = min(max(self._pass_s, _AFTER_END * plan.pass_s), _IDLE_S)
-
-
-def _memory(view: View, scene: Scene) -> Memory:
-    """What requests that wait may use: all else is preempted for them, but not what is kept."""
-    kept = [seq for seq in scene.kept if seq.scoring is not None]
-    return Memory(view, scene.running, view.blocks_of(kept))
