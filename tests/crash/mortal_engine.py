@@ -42,5 +42,6 @@ def make_mortal(mortality: Mortality) -> None:
 
 
 if __name__ == "__main__":
-    make_mortal(Mortality(Path(sys.argv[1])))
+    # What is left are numbers of cores.
+    make_mortal(Mortality(Path(sys.argv.pop(1))))
     run_engine_process()
