@@ -22,7 +22,7 @@ def make_mortal(mortality: Mortality, orders: str) -> None:
     """Put the points into what `build` joins."""
     engine = [sys.executable, str(Path(__file__).with_name(ENGINE_MODULE)), orders]
     transport = build.ProcessTransport
-    build.ProcessTransport = lambda command, *rest, **named: transport(engine, *rest, **named)
+    build.ProcessTransport = lambda _command, *rest, **named: transport(engine, *rest, **named)
     publish.Publisher = partial(publish.Publisher, at=mortality.at)
     tools.JobTools = partial(tools.JobTools, at=mortality.at)
     take = feedback.FeedbackService.take

@@ -122,8 +122,8 @@ def test_steps_survive_a_kill_in_their_middle(
 @pytest.mark.parametrize(
     ("point", "committed"),
     [
-        # tests/services/jobs/test_jobs.py has these points without processes.
-        pytest.param("job after rename", STEPS_AN_EPOCH, marks=FULL),
+        # tests/services/jobs/test_jobs.py has these points without processes, too.
+        ("job after rename", STEPS_AN_EPOCH),
         pytest.param("job before rename", STEPS_AN_EPOCH, marks=FULL),
         pytest.param("job after commit", 2 * STEPS_AN_EPOCH, marks=FULL),
     ],

@@ -40,7 +40,15 @@ from tiny_models import (
     with_kernels,
 )
 
-EXAMPLES = 400 if os.environ.get("TANDEM_TEST_FULL") else 7
+# Two families, one with a sliding window, have more mixes than the others.
+MORE_EXAMPLES = {"llama": 12, "gemma2": 12}
+
+
+def examples(name: str) -> int:
+    """Mixes of a family."""
+    return 400 if os.environ.get("TANDEM_TEST_FULL") else MORE_EXAMPLES.get(name, 7)
+
+
 OUTPUT_TOKENS = 10
 # Few different tokens and shared beginnings, so that prefixes are found in the cache.
 PROMPTS = st.builds(
@@ -159,7 +167,7 @@ class Agreement:
 def test_greedy_equals_transformers(name: str, kernels: str, device: str) -> None:
     model, total = loaded(name, kernels, device), Agreement()
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+    @settings(max_examples=examples(name), deadline=None, database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(mix=mixes((None,)))
     def run(mix: Mix) -> None:
@@ -196,7 +204,7 @@ def test_greedy_with_adapters_equals_peft(
 ) -> None:
     model, paths, total = loaded(name, kernels, device), adapter_paths[name], Agreement()
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+    @settings(max_examples=examples(name), deadline=None, database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(mix=mixes((None, "small", "large")))
     def run(mix: Mix) -> None:

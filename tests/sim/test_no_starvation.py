@@ -6,6 +6,7 @@ an offline request waits at most (docs/unified.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,7 +14,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_load import config, load, small_profile
+from small_load import config, load, run_one, small_profile
 
 from tandem.build import build_simulation
 from tandem.core.clock import VirtualClock
@@ -206,6 +207,17 @@ def test_an_overdue_request_is_not_preempted_again_and_again(online, offline, bl
     assert found.iterations < 140  # what runs ends within 40; the rest are prompts and its answer
     (times,) = found.offline
     assert len(times) == 10 and max(b - a for a, b in pairwise(times)) < 0.05
+
+
+@pytest.mark.parametrize("policy", ["mace", "static"])
+def test_steps_end_and_requests_start_at_full_load(policy):
+    """20 requests/s for a minute: the three steps end within it, and every request is begun."""
+    arrivals, trainers = load([(0.05 * place, 12, 8) for place in range(1200)], steps=3)
+    report, _, _ = run_one(policy, arrivals, trainers, small_profile(256), ttft_slo=0.5)
+    made = [step for step in report.steps if step.applied]
+    assert len(made) == 3 and max(step.finished_s for step in made) < 60.0
+    waits = [outcome.ttft_s for outcome in report.outcomes.values()]
+    assert len(waits) == 1200 and not any(map(math.isnan, waits))
 
 
 SHAPES = st.tuples(st.integers(1, 30), st.integers(1, 12))

@@ -166,12 +166,14 @@ def _matrix_kernels(flags: frozenset[str], *, amx: bool, compiled: bool) -> Find
     if "amx_bf16" in flags and not compiled:
         advice = "the CPU has AMX, our products with it need the CPU kernels"
     elif "avx512f" in flags:
-        advice = "with AMX (Sapphire Rapids) prompts and training are several times faster"
-    else:
+        advice = "with AMX (Sapphire Rapids) prompts and training are much faster"
+    elif "avx2" in flags:
         advice = (
-            "prompts and training are about twice as fast with AVX-512 and ten times with AMX "
-            "(Intel Sapphire Rapids and later); single answers are as fast as the memory"
+            "prompts and training are faster with AVX-512, and much faster with AMX (Intel "
+            "Sapphire Rapids and later); single answers are as fast as the memory"
         )
+    else:
+        advice = "single answers are as fast as the memory, prompts and training as the cores"
     return Finding("matrix kernels", Level.ADVICE, f"{_speeds()} (CPU: {has})", advice)
 
 

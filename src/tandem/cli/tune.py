@@ -59,11 +59,11 @@ def tune(
     scale_s = unit_s(fitted, answers, _BUSY)
     loads = [_load(answers, scale_s, Random(seed)) for seed in range(_SEEDS)]
     total, most = len(_SIZES) + len(ALPHAS) + len(GATHERS), settings.scheduling.max_sequences
-    sizes = sorted({max(1, round(factor * fitted.batch)) for factor in _SIZES})
+    sizes = sorted({min(most, max(1, round(factor * fitted.batch))) for factor in _SIZES})
     searches: dict[str, Callable[[Batching], list[Batching]]] = {
         "batch": lambda _: [
             replace(
-                fit_batching(profile.rates, profile.host_s, lengths, min(size, most)),
+                fit_batching(profile.rates, profile.host_s, lengths, size),
                 alpha=_ALPHA,
                 gather=_GATHER,
             )

@@ -35,7 +35,7 @@ from tandem.scheduling.admission import Admission
 from tandem.scheduling.asking import Asking
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.limits import check_request
-from tandem.scheduling.state import SchedulerState, mark_of
+from tandem.scheduling.state import SchedulerState, moment_of
 from tandem.scheduling.training import LearningLimits
 from tandem.scheduling.view import Budgets, Policy, View
 
@@ -88,7 +88,7 @@ class Scheduler:
         self._admission = Admission(self.state, cache, self.learning, budgets, self.latency, lanes)
         self._steps = count()
         self.asking = Asking()
-        self._was_quiet, self._found = False, mark_of(self.state)
+        self._was_quiet, self._decided_at = False, moment_of(self.state)
         self._in_flight: StepPlan | None = None
         self._last_plan: StepPlan | None = None
         self._last_results: tuple[StepResult, ...] = ()
@@ -112,7 +112,7 @@ class Scheduler:
     @property
     def steady(self) -> bool:
         """Whether the next decision is the last one again, until a request comes or ends."""
-        traits, seen = self._policy.traits, self._found == mark_of(self.state)
+        traits, seen = self._policy.traits, self._decided_at == moment_of(self.state)
         settled = not self.state.num_waiting or (traits.waits_alike and seen)
         return settled and traits.decodes_alike and self._was_quiet and self._quiet
 
@@ -204,7 +204,7 @@ class Scheduler:
             self.learning,
             self.demand,
         )
-        self._was_quiet, self._found = self._quiet, mark_of(self.state)
+        self._was_quiet, self._decided_at = self._quiet, moment_of(self.state)
         decision, moves = self._policy.decide(view), self.state.moves
         plan = self._admission.plan(next(self._steps), decision, now)
         if self.demand.due(now):

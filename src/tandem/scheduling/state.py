@@ -136,6 +136,6 @@ class SchedulerState:
         self.waiting_tokens -= len(seq.tokens)
 
 
-def mark_of(state: SchedulerState) -> tuple[int, int, int]:
+def moment_of(state: SchedulerState) -> tuple[int, int, int]:
     """Equal at two moments if nothing came, ended, started or was preempted in between."""
     return next(reversed(state.all), 0), len(state.all), state.moves

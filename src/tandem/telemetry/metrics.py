@@ -119,21 +119,21 @@ class ServerMetrics:
         self,
         stats: EngineStats | None,
         others: Mapping[str, EngineStats | None] = _NO_OTHERS,
-        sees: Callable[[str], bool] = lambda adapter: True,
+        may_see: Callable[[str], bool] = lambda adapter: True,
     ) -> bytes:
-        """All metrics in Prometheus' text format; of adapters, those that `sees` admits. `stats` is
-        None while the engine is dead.
+        """All metrics in Prometheus' text format; of adapters, those that `may_see` admits.
+        `stats` is None while the engine is dead.
 
         If there are `others` beside the main engine, every row of an engine has the label `engine`:
         `main`, or the name of the other.
         """
-        engines, own = CollectorRegistry(), CollectorRegistry()
+        engines, server = CollectorRegistry(), CollectorRegistry()
         if others:
             engines.register(_GroupCollector({MAIN: stats, **others}))
         else:
             engines.register(_EngineCollector(stats))
-        own.register(_Seen(self._registry, sees))
-        return generate_latest(own) + generate_latest(engines)
+        server.register(_Seen(self._registry, may_see))
+        return generate_latest(server) + generate_latest(engines)
 
 
 class RequestTiming:
@@ -204,16 +204,16 @@ class RequestTiming:
 class _Seen(Collector):
     """A registry without the samples of adapters that are not there for who reads it."""
 
-    def __init__(self, registry: CollectorRegistry, sees: Callable[[str], bool]) -> None:
+    def __init__(self, registry: CollectorRegistry, may_see: Callable[[str], bool]) -> None:
         self._registry = registry
-        self._sees = sees
+        self._may_see = may_see
 
     def collect(self) -> Iterable[Metric]:
         for metric in self._registry.collect():
             metric.samples = [
                 sample
                 for sample in metric.samples
-                if "adapter" not in sample.labels or self._sees(sample.labels["adapter"])
+                if "adapter" not in sample.labels or self._may_see(sample.labels["adapter"])
             ]
             yield metric
 

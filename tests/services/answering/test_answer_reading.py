@@ -43,6 +43,16 @@ SHIPPED = AnswerFormat(
         },
     }
 )
+ENDLESS = AnswerFormat(
+    shipped={
+        "start_anchor": "<|assistant|>",
+        "fields": {
+            "tool_calls": {"open_pattern": r"<\|python_tag\|>", "content": "json"},
+            "content": {},
+        },
+    }
+)
+"""Calls go on to the end of the answer, as Llama 3's do."""
 Said = list[tuple[str, ...]]
 
 
@@ -181,13 +191,14 @@ HALF_TAGGED = "<tool_call>\n<function=f>\n<parameter=a>\n12\n</parameter>\n<para
         (AnswerFormat(MISTRAL), "[TOOL_CALLS]f[AR"),
         (AnswerFormat(TAGGED), HALF_TAGGED),
         (SHIPPED, '<call:f>{"a": 1'),
+        (ENDLESS, '<|python_tag|>{"name": "f", "parameters": {"a": 1}'),
     ],
 )
 def test_half_a_call_is_text_as_the_model_wrote_it(form: AnswerFormat, text: str) -> None:
     """No marker follows that the model did not write, and nothing half is told as a call."""
     said, called = said_by(form, text, finish=FinishReason.LENGTH)
     assert not called
-    swallowed = "<call:f>" if form is SHIPPED else ""
+    swallowed = {id(SHIPPED): "<call:f>", id(ENDLESS): "<|python_tag|>"}.get(id(form), "")
     assert said == [("text", text.removeprefix(swallowed))]
 
 
@@ -199,6 +210,8 @@ def test_half_a_call_is_text_as_the_model_wrote_it(form: AnswerFormat, text: str
         (AnswerFormat(TAGGED), f"{HALF_TAGGED}f\n</parameter>\n</function>\n</tool_call>",
          '{"a": 12, "b": "half"}'),
         (SHIPPED, '<call:f>{"a": 1}</call>', '{"a": 1}'),
+        (ENDLESS, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', '{"a": 1}'),
+        (AnswerFormat(LLAMA), '{"name": "f", "parameters": {"a": 1}}', '{"a": 1}'),
     ],
 )  # fmt: skip
 def test_a_call_that_ends_where_the_answer_is_cut_is_whole(

@@ -9,6 +9,7 @@ it was cut into deltas, so a stream and a whole answer say the same.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -137,11 +138,13 @@ class AnswerReader:
     def _closed(self, value: Any) -> list[Delta]:
         """A stretch of calls is over."""
         body, self._body = self._body, ""
+        # Without an end marker, JSON that is whole is what the model wrote to its end.
+        cut = self._cut and not (self._closes is None and _is_whole(body))
         if self._shipped:
-            called = [] if self._cut else _calls_in(value, self._names)
+            called = [] if cut else _calls_in(value, self._names)
             return self._told(called) if called else [Delta(0, body)]
         assert self._calls is not None
-        if not self._streams and not self._cut:
+        if not self._streams and not cut:
             called = _calls_in(_inside(body, self._calls, self._calling), self._names)
             if called:
                 return self._told(called)
@@ -183,6 +186,15 @@ def reader_of(
 
 def _ends_with(pattern: re.Pattern[str] | None, text: str) -> bool:
     return pattern is not None and any(m.end() == len(text) for m in pattern.finditer(text))
+
+
+def _is_whole(body: str) -> bool:
+    """Whether a stretch of calls is JSON to its end."""
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True
 
 
 def _same_kind(one: Delta, other: Delta) -> bool:
