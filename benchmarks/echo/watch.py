@@ -62,7 +62,7 @@ class Watch:
                 left,
                 len(idle) - read - left,
                 cache.free_blocks,
-                cache.held_by(online),
+                cache.holders.held_by(online),
                 scheduler.demand.demand,
             )
         )

@@ -96,6 +96,13 @@ def test_few_answers_are_refused(tmp_path):
         read_answers(lengths_file(tmp_path / "lengths.jsonl.gz", 7))
 
 
+def test_answers_of_equal_requests_are_refused(tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *["9,5"] * 50]))
+    with pytest.raises(InvalidRequest, match="all of the file's requests are alike"):
+        read_answers(path)
+
+
 def test_arrivals_come_at_each_rate_for_a_minute():
     found = times(2.0, Random(0))
     assert found == sorted(found) and found[-1] < 2.0 * 60.0 * len(answers.BETAS)

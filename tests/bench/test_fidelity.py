@@ -9,17 +9,24 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.bench.fidelity import Account, Figures, Steps, agree, compare, run_once
+from tandem.bench.lengths import parse_lengths
+from tandem.bench.options import Arrivals, WorkloadOptions
 from tandem.bench.simulation import Training, arrivals_of
-from tandem.bench.workload import PlannedRequest
+from tandem.bench.workload import Limits, PlannedRequest
 from tandem.build import build_simulation
 from tandem.cli import app
+from tandem.cli.fidelity import FidelityOptions, _real
 from tandem.config import resolve
 from tandem.core.clock import VirtualClock
 from tandem.core.plan import LanePlan, StepResult
+from tandem.estimators.batching import Batching
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import Profile
 from tandem.estimators.terms import FORWARD_TERMS
+from tandem.scheduling.batches import Batches
+from tandem.sim.curves import Saturating
+from tandem.sim.executor import SimExecutor
 from tandem.sim.run import Simulation
 
 PROFILE = datasheet_profile("l4", "qwen2.5-0.5b")
@@ -119,6 +126,22 @@ def test_what_real_runs_differ_by_is_allowed_and_medians_are_compared():
         tpot = next(each for each in found if each.figure == "tpot_mean_s")
         assert tpot.real == 1.0 and tpot.spread == pytest.approx(0.3)
         assert tpot.holds is holds
+
+
+@pytest.mark.parametrize("policy", ["rt_lm", "hpf"])
+def test_a_real_run_has_the_constants_of_the_profile_as_a_simulated_one(monkeypatch, policy):
+    profile = replace(PROFILE, batching=Batching(phi=0.2, eta=0.03, batch=5))
+    policies: list[Batches] = []
+    monkeypatch.setattr(
+        "tandem.cli.fidelity.run_once", lambda loop, *_: policies.append(loop.scheduler._policy)
+    )
+    settings = resolve({"scheduling": {"policy": policy}})
+    lengths = parse_lengths("4")
+    load = WorkloadOptions(Arrivals.POISSON, lengths, lengths, Limits())
+    executor = SimExecutor(profile, VirtualClock(), curve=Saturating())
+    _real(executor, settings, profile, FidelityOptions(load), [])
+    (found,) = policies
+    assert found.options.batch == 5 and found.options.phi == 0.2
 
 
 @pytest.mark.parametrize("flags", [[], ["--train", "--step-tokens", "24"]])

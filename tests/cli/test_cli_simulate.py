@@ -12,9 +12,13 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tandem.bench.answers import Answer
 from tandem.cli import app
 from tandem.cli.profile import _terms, doubts
 from tandem.cli.profile_terms import FORWARD_WORDS, SLICE_WORDS
+from tandem.cli.tune import tune
+from tandem.config import Settings
+from tandem.core.errors import InvalidRequest
 from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.profile import FitError, read_profile, write_profile
 from tandem.estimators.terms import FORWARD_TERMS, SLICE_TERMS
@@ -268,3 +272,37 @@ def test_constants_of_batches_are_searched_for_the_answers_of_a_file(tmp_path, m
     ):
         refused = run(*tuning, *wrong)
         assert refused.exit_code == 2 and said in " ".join(refused.output.split())
+
+
+def test_answers_that_do_not_fit_are_left_out_and_counted(tmp_path, monkeypatch):
+    """With a single one, every mean was no number, and the first candidates were stored."""
+    monkeypatch.setattr("tandem.cli.tune.ALPHAS", (0.0, 1.0))
+    monkeypatch.setattr("tandem.cli.tune.GATHERS", (1.0, 2.0))
+    monkeypatch.setattr("tandem.bench.answers.BETAS", (4, 8))
+    lengths, out = tmp_path / "lengths.csv", tmp_path / "l4.json"
+    rows = [f"{10 + place},{5 + place % 7 * 5}" for place in range(60)]
+    for name, rest in (("all", []), ("some", ["40000,5", "9,40000"])):
+        write_profile(datasheet_profile("l4", "qwen2.5-0.5b"), out)
+        lengths.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows, *rest]))
+        result = run("profile", "--profile", str(out), "--tune", str(lengths))
+        assert result.exit_code == 0, result.output
+        assert ("2 of 62 answers do not fit" in result.output) == (name == "some")
+        assert "nan" not in result.output
+    rows = [f"{40_000 + place},5" for place in range(60)]
+    lengths.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows]))
+    refused = run("profile", "--profile", str(out), "--tune", str(lengths))
+    assert refused.exit_code == 2 and "none of the answers fits" in refused.output
+
+
+def test_a_failed_request_ends_the_search_and_no_size_is_tried_twice(monkeypatch):
+    monkeypatch.setattr("tandem.cli.tune.ALPHAS", (1.0,))
+    monkeypatch.setattr("tandem.cli.tune.GATHERS", (2.0,))
+    monkeypatch.setattr("tandem.bench.answers.BETAS", (4, 8))
+    profile, answer = datasheet_profile("l4", "qwen2.5-0.5b"), Answer(10, 5, 9, (5.0,) * 5)
+    settings = replace(Settings(), scheduling=replace(Settings().scheduling, max_sequences=3))
+    progress: list[float] = []
+    _, tried = tune(profile, settings, [answer] * 20, progress.append)
+    sizes = [each.batching.batch for each in tried if each.searched == "batch"]
+    assert len(sizes) == len(set(sizes)) and max(sizes) == 3 and progress[-1] == 1.0
+    with pytest.raises(InvalidRequest, match="cannot be simulated: refused"):
+        tune(profile, settings, [replace(answer, input_tokens=40_000)])

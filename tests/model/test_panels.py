@@ -162,9 +162,10 @@ def test_panels_of_another_shape_are_not_unpacked(n: int, k: int) -> None:
         kernels.unpack_panels(kernels.pack_panels(torch.randn(64, 96)), n, k)
 
 
-def test_a_weight_has_inputs() -> None:
-    with pytest.raises(RuntimeError, match="with inputs"):
-        kernels.pack_panels(torch.randn(16, 0))
+def test_a_product_has_inputs() -> None:
+    empty = kernels.pack_panels(torch.randn(16, 0))  # of an adapter without a rank
+    with pytest.raises(RuntimeError, match=r"x is \["):
+        kernels.panel_linear(torch.randn(2, 0), empty, None, 16)
     with pytest.raises(RuntimeError, match=r"x is \["):
         kernels.panel_linear(torch.randn(2, 0), kernels.pack_panels(torch.randn(16, 2)), None, 16)
 

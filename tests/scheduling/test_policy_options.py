@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
 import pytest
 
 from tandem.core.errors import InvalidRequest
+from tandem.estimators.batching import MEASURED
 from tandem.scheduling.batches import Batches
 from tandem.scheduling.policies.ekya import PeriodicRetraining
 from tandem.scheduling.policies.rt_lm import Options as RtLm
@@ -68,3 +69,24 @@ def test_a_profile_gives_the_options_that_are_left_out():
     build_policy("fcfs", None, measured)  # it has none of them
     with pytest.raises(InvalidRequest, match="no option 'phy'"):
         build_policy("rt_lm", {"phy": "1"}, measured)
+
+
+@dataclass(frozen=True)
+class Own:
+    alpha: float = 3.0
+    batch: int = 5
+    gather: float = field(default=1.5, metadata=MEASURED)
+
+
+class TakesSome(Batches):
+    """Its options have names of a profile's constants; one of them is meant."""
+
+    def __init__(self, options: Own = Own()) -> None:
+        super().__init__(RtLm(), lambda seq, now: 0.0)
+        self.own = options
+
+
+def test_a_profile_gives_no_option_that_only_has_the_name_of_a_constant():
+    measured = {"phi": "0.2", "eta": "0.03", "batch": "4", "alpha": "0.5", "gather": "1.2"}
+    policy = build_policy(f"{__name__}:TakesSome", None, measured)
+    assert isinstance(policy, TakesSome) and policy.own == Own(gather=1.2)

@@ -49,7 +49,7 @@ class Answer:
 
 def read_answers(path: Path) -> list[Answer]:
     """The first answers of a trace or a file of lengths, with forecasts. Raises `InvalidRequest` if
-    it cannot be read, or has too few."""
+    it cannot be read, has too few, or only requests that are alike."""
     records = read_trace(path, MOST_ANSWERS)
     if len(records) < _FEWEST:
         raise InvalidRequest(f"{path} has {len(records)} answers; at least {_FEWEST} are needed")
@@ -100,10 +100,13 @@ def arrival(answer: Answer, number: int, at_s: float) -> Arrival:
 
 
 def _forecasts(records: Sequence[TraceRecord], most: Sequence[int]) -> NDArray[np.float64]:
-    """Quantiles [n, levels] by networks of the other folds."""
+    """Quantiles [n, levels] by networks of the other folds. Raises `InvalidRequest` if there are no
+    others: all requests are alike."""
     features = _features(records, most)
     lengths = np.array([record.output_tokens for record in records], dtype=np.float64)
     _, same = np.unique(features, axis=0, return_inverse=True)
+    if not same.any():
+        raise InvalidRequest("all of the file's requests are alike: no answer can be predicted")
     fold = (np.random.default_rng(0).permutation(same.max() + 1) % _FOLDS)[same.reshape(-1)]
     found = np.zeros((len(records), len(LEVELS)))
     for number in range(_FOLDS):

@@ -168,7 +168,7 @@ def _real(
 ) -> Figures:
     """One run on the device, with a new scheduler and an empty cache."""
     clock = SleepingClock()
-    loop = join_loop(settings, executor, clock=clock, rates=profile.rates)
+    loop = join_loop(settings, executor, clock=clock, profile=profile)
     seed = options.workload.seed
     return run_once(loop, clock, arrivals, profile.rates, options.steps, seed, on_progress)
 

@@ -19,8 +19,9 @@ from tandem.bench.answers import Answer, read_answers
 from tandem.build import build_executor, resolve_model
 from tandem.cli.checks import check_device
 from tandem.cli.profile_terms import FORWARD_WORDS, OTHER_WORDS, SLICE_WORDS
-from tandem.cli.tune import table_of, tune
+from tandem.cli.tune import fitting, table_of, tune
 from tandem.config import Settings
+from tandem.core.errors import InvalidRequest
 from tandem.engine.placement import quantile_of
 from tandem.estimators.batching import Batching
 from tandem.estimators.profile import Profile, read_profile, write_profile
@@ -66,10 +67,15 @@ def profile_model(
 def _tuned(
     profile: Profile, settings: Settings, answers: Sequence[Answer], console: Console
 ) -> Batching:
+    found = fitting(answers, profile.info)
+    if len(found) < len(answers):
+        console.print(f"{len(answers) - len(found)} of {len(answers)} answers do not fit: left out")
+    if not found:
+        raise InvalidRequest("none of the answers fits into the model's context and the KV cache")
     with Progress(*_COLUMNS, console=console) as progress:
         task = progress.add_task("simulating", total=1.0)
         best, tried = tune(
-            profile, settings, answers, lambda done: progress.update(task, completed=done)
+            profile, settings, found, lambda done: progress.update(task, completed=done)
         )
     console.print(table_of(tried))
     return best

@@ -19,6 +19,8 @@ from tandem.bench.answers import BETAS, Answer, arrivals, times
 from tandem.build import build_simulation
 from tandem.config import Settings
 from tandem.core.clock import VirtualClock
+from tandem.core.errors import InvalidRequest
+from tandem.core.events import ModelInfo
 from tandem.estimators.batching import Batching, fit_batching
 from tandem.estimators.profile import Profile
 from tandem.sim.run import Arrival, Simulation
@@ -46,6 +48,12 @@ def unit_s(batching: Batching, answers: Sequence[Answer], busy: float) -> float:
     return fmean(BETAS) / (busy * served)
 
 
+def fitting(answers: Sequence[Answer], info: ModelInfo) -> list[Answer]:
+    """The answers that can run to their end with this model and cache."""
+    most = min(info.max_model_len, info.num_blocks * info.block_size)
+    return [each for each in answers if each.input_tokens + each.output_tokens <= most]
+
+
 def tune(
     profile: Profile,
     settings: Settings,
@@ -53,13 +61,15 @@ def tune(
     on_progress: Callable[[float], None] = lambda done: None,
 ) -> tuple[Batching, list[Tried]]:
     """The best constants, and all that was tried. Options of the policy that are not searched are
-    those of `settings`. Raises `InvalidRequest` if one is wrong."""
+    those of `settings`. Raises `InvalidRequest` if one is wrong, or if an answer does not fit (see
+    `fitting`)."""
     lengths = [(each.input_tokens, each.output_tokens) for each in answers]
     fitted = fit_batching(profile.rates, profile.host_s, lengths)
     scale_s = unit_s(fitted, answers, _BUSY)
     loads = [_load(answers, scale_s, Random(seed)) for seed in range(_SEEDS)]
-    total, most = len(_SIZES) + len(ALPHAS) + len(GATHERS), settings.scheduling.max_sequences
+    most = settings.scheduling.max_sequences
     sizes = sorted({min(most, max(1, round(factor * fitted.batch))) for factor in _SIZES})
+    total = len(sizes) + len(ALPHAS) + len(GATHERS)
     searches: dict[str, Callable[[Batching], list[Batching]]] = {
         "batch": lambda _: [
             replace(
@@ -103,7 +113,7 @@ def _load(answers: Sequence[Answer], scale_s: float, rng: Random) -> list[Arriva
 def _response_s(
     profile: Profile, settings: Settings, batching: Batching, load: list[Arrival]
 ) -> float:
-    """Mean seconds from arrival to the last token."""
+    """Mean seconds from arrival to the last token. Raises `InvalidRequest` if a request failed."""
     scheduling = settings.scheduling
     options = {**scheduling.policy_options, **batching.options}
     settings = replace(
@@ -112,4 +122,9 @@ def _response_s(
     clock = VirtualClock()
     loop, executor = build_simulation(settings, profile, clock, noise=False)
     report = Simulation(loop, clock, load, leaps=executor).run()
+    for each in report.outcomes.values():
+        if not each.finished:
+            raise InvalidRequest(
+                f"{each.request_id} cannot be simulated: {each.error or 'cut off'}"
+            )
     return fmean(each.last_s - each.arrival_s for each in report.outcomes.values())

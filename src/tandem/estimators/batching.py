@@ -1,7 +1,8 @@
 """RT-LM's constants of a model on a device (IV-B, IV-C, V-A): phi, eta and the batch size C.
 
 `tandem profile` fits them to what it measured and stores them; policies have options of the same
-names. Knows the time model, no policy. Invariant: all constants are above 0.
+names that take them (`MEASURED`). Knows the time model, no policy. Invariant: all constants are
+above 0.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
+from types import MappingProxyType
 
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
 
 Answers = Sequence[tuple[int, int]]
 """Input and output tokens of each."""
+
+MEASURED = MappingProxyType({"measured": True})
+"""Metadata of a policy's option of the same name as a constant: a profile gives its default."""
 
 USUAL: Answers = ((160, 256),)
 """What answers are taken for of which nothing is known: 1.6 times as long as their prompts, as the

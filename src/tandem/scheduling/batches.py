@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision
 from tandem.core.sequence import Sequence
+from tandem.estimators.batching import MEASURED
 from tandem.scheduling.queues import is_waiting, slices_within
 from tandem.scheduling.view import Traits, View
 
@@ -47,7 +48,7 @@ def priority_point_s(seq: Sequence, phi: float) -> float:
 class Options:
     """`batch` is the largest number of requests at once; with `static`, a batch runs to its end."""
 
-    batch: int = 8
+    batch: int = field(default=8, metadata=MEASURED)
     static: bool = False
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from typing import get_type_hints
 import msgspec
 
 from tandem.core.errors import InvalidRequest
+from tandem.estimators.batching import MEASURED
 from tandem.scheduling.view import Policy
 
 
@@ -26,7 +27,8 @@ def build_policy(
 ) -> Policy:
     """The policy `name` of `scheduling/policies`, or `package.module:Class` from elsewhere. A
     function that makes a policy may stand for the class. `measured` are values of a profile, for
-    options of these names that the policy has and `options` leaves out.
+    options of these names that take them (`estimators.batching.MEASURED`) and that `options` leaves
+    out.
 
     A factory with options has a parameter `options`, annotated with a dataclass. The option texts
     are converted to the types of its fields. Raises `InvalidRequest` that lists the known policies,
@@ -48,12 +50,14 @@ def build_policy(
         raise InvalidRequest(f"{name!r} is no policy: it cannot be called")
     taken = inspect.signature(factory, eval_str=True).parameters.get("options")
     kinds = [] if taken is None else [taken.annotation]
-    known = [field.name for kind in kinds for field in fields(kind)]
+    declared = [field for kind in kinds for field in fields(kind)]
+    known = [field.name for field in declared]
     if wrong := [option for option in options or {} if option not in known]:
         raise InvalidRequest(
             f"policy {name!r} has no option {wrong[0]!r}; it has: {', '.join(known) or 'none'}"
         )
-    found = {each: text for each, text in (measured or {}).items() if each in known}
+    taking = [field.name for field in declared if field.metadata == MEASURED]
+    found = {each: text for each, text in (measured or {}).items() if each in taking}
     given = found | dict(options or {})
     policy = factory(*[_policy_options(name, kind, given) for kind in kinds])
     if not isinstance(policy, Policy):

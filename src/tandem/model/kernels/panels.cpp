@@ -30,8 +30,7 @@ void check_dtype(const at::Tensor& x) {
 }
 
 at::Tensor pack_panels(const at::Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous() && weight.size(1) > 0,
-              "a contiguous weight [n, k] with inputs");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "a contiguous weight [n, k]");
   check_dtype(weight);
   const int64_t n = weight.size(0), k = weight.size(1);
   at::Tensor out = at::zeros({(n + COLUMNS - 1) / COLUMNS, (k + 1) / 2, 2 * COLUMNS},
@@ -71,7 +70,7 @@ at::Tensor panel_linear(const at::Tensor& x, const at::Tensor& packed,
                         const std::optional<at::Tensor>& bias, int64_t n) {
   const int64_t k = x.size(-1);
   check_dtype(x);
-  TORCH_CHECK(is_panels(packed, n, k), "x is [..., k] for the panels of a weight [n, k]");
+  TORCH_CHECK(k > 0 && is_panels(packed, n, k), "x is [..., k] for the panels of a weight [n, k]");
   check_vector(bias, n, at::kFloat, "the bias");
   const bool flat = x.dim() == 1 || x.numel() == x.size(-2) * k;  // rows evenly apart
   const at::Tensor rows = flat && x.stride(-1) == 1 ? x : x.contiguous();

@@ -37,7 +37,7 @@ constexpr int64_t PANEL_AHEAD = 2048;     // bytes that are fetched before they 
 inline bool is_panels(const at::Tensor& packed, int64_t n, int64_t k) {
   const at::ScalarType dtype = packed.scalar_type();
   return (dtype == at::kFloat || dtype == at::kBFloat16) && packed.dim() == 3 &&
-         packed.is_contiguous() && n >= 0 && k > 0 && packed.size(0) == (n + COLUMNS - 1) / COLUMNS &&
+         packed.is_contiguous() && n >= 0 && k >= 0 && packed.size(0) == (n + COLUMNS - 1) / COLUMNS &&
          packed.size(1) == (k + 1) / 2 && packed.size(2) == 2 * COLUMNS;
 }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tandem.estimators.batching import MEASURED
 from tandem.scheduling import batches
 from tandem.scheduling.batches import Batches, priority_point_s
 from tandem.scheduling.view import Policy
@@ -13,7 +14,7 @@ from tandem.scheduling.view import Policy
 class Options(batches.Options):
     """`phi` are seconds from arrival to the priority point, for each input token."""
 
-    phi: float = 0.08
+    phi: float = field(default=0.08, metadata=MEASURED)
 
     def __post_init__(self) -> None:
         batches.Options.__post_init__(self)

@@ -9,9 +9,10 @@ says; as printed it would be that at the arrival. Offloading (IV-D) needs a seco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.sequence import Sequence
+from tandem.estimators.batching import MEASURED
 from tandem.scheduling import batches
 from tandem.scheduling.batches import (
     Batches,
@@ -31,10 +32,12 @@ class Options(batches.Options):
     """The paper's constants (V-A; `phi` and `eta` are those of DialoGPT); `batch` is its C. Those
     of a profile stand for options that are not given."""
 
-    alpha: float = 1.0  # weight of the uncertainty
-    phi: float = 0.08  # seconds from arrival to the priority point, for each input token
-    eta: float = 0.05  # seconds of an output token
-    gather: float = 1.8  # b: so many times `batch` gather before some of them start
+    alpha: float = field(default=1.0, metadata=MEASURED)  # weight of the uncertainty
+    # Seconds from arrival to the priority point, for each input token.
+    phi: float = field(default=0.08, metadata=MEASURED)
+    eta: float = field(default=0.05, metadata=MEASURED)  # seconds of an output token
+    # b: so many times `batch` gather before some of them start.
+    gather: float = field(default=1.8, metadata=MEASURED)
     ratio: float = 1.5  # lambda: between one answer's length and the next one's in a batch
     consolidate: bool = True  # False: the first `batch` requests by priority
     slack: bool = False  # equation 2, the slack alone
