@@ -26,7 +26,7 @@ from tandem.core.training import (
     TrainingSequence,
     TrainingStep,
 )
-from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.core.version import INTERNAL, PINNED, AdapterVersion
 from tandem.engine.group import EngineGroup
 
 
@@ -41,14 +41,35 @@ class Longest:
 @asynccontextmanager
 async def group(
     play: Callable[[Request, int], Script] = lambda request, index: Script(),
+    other: FakeEngine | None = None,
 ) -> AsyncIterator[tuple[EngineGroup, FakeEngine, FakeEngine]]:
-    main, other = FakeEngine(play), FakeEngine(play)
+    main, other = FakeEngine(play), other or FakeEngine(play)
     engines = EngineGroup(main, {"overflow": other}, Longest())
     await engines.start()
     try:
         yield engines, main, other
     finally:
         await engines.close()
+
+
+class Slow(FakeEngine):
+    """Its requests see a change at once, its client once `answered` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered = asyncio.Event()
+        self.answered.set()
+        self.told: dict[str, AdapterVersion] = {}
+
+    async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
+        self.told[version.name] = version
+        await self.answered.wait()
+        return await super().publish_adapter(version)
+
+    async def unload_adapter(self, name: str) -> None:
+        self.told.pop(name, None)
+        await self.answered.wait()
+        await super().unload_adapter(name)
 
 
 def as_client(engines: EngineGroup) -> EngineClient:
@@ -66,6 +87,12 @@ def long(name: str = "long", **more: object) -> Request:
 
 async def collect(engines: EngineGroup, request: Request) -> list[TokenEvent]:
     return [event async for event in engines.generate(request)]
+
+
+async def settled(engines: EngineGroup, adapter: str) -> None:
+    """Wait until the second engine answers for `adapter`, too."""
+    version = engines.adapters[adapter]
+    await until(lambda: all(each.has(version) for each in engines._following))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -149,12 +176,13 @@ async def test_adapters_are_in_all_engines_with_the_same_version():
         await engines.load_adapter("formal", "/a")
         loaded = await engines.load_adapter("formal", "/b")
         assert loaded.label == "formal@2"
-        await until(lambda: other.adapters == main.adapters)
+        await settled(engines, "formal")
+        assert other.adapters == main.adapters
         for request in (short(adapter="formal"), long(adapter="formal")):
             assert {event.adapter for event in await collect(engines, request)} == {"formal@2"}
         assert names(other) == ["long"]
         published = AdapterVersion("formal", 7, "hash", "/c")
-        pinned = AdapterVersion(f"{INTERNAL}batch/1", 3, "hash 3", "/d")
+        pinned = AdapterVersion(f"{PINNED}1", 3, "hash 3", "/d")
         for version in (published, pinned):
             await engines.publish_adapter(version)
         await until(lambda: other.adapters == main.adapters)
@@ -172,6 +200,72 @@ async def test_until_the_second_engine_has_the_version_the_main_one_answers():
         await engines.publish_adapter(AdapterVersion("formal", 2, "hash", "/b"))
         events = await collect(engines, long(adapter="formal"))  # before the other one has it
         assert events[0].adapter == "formal@2" and names(main) == ["long"]
+
+
+async def test_what_is_rolled_back_does_not_answer_while_the_second_engine_takes_it():
+    old, new = (AdapterVersion("formal", n, f"hash {n}", f"/{n}") for n in (1, 2))
+    other = Slow()
+    async with group(other=other) as (engines, main, _):
+        await engines.publish_adapter(old)
+        await settled(engines, "formal")
+        other.answered.clear()
+        await engines.publish_adapter(new)
+        await until(lambda: other.told["formal"] == new)
+        await engines.publish_adapter(old)
+        assert other.adapters["formal"] == main.adapters["formal"] == old, "as far as it is known"
+        await collect(engines, long(adapter="formal"))
+        assert names(main)[-1] == "long", "the second engine answers with formal@2 now"
+        other.answered.set()
+        await until(lambda: other.told["formal"] == old)
+        await settled(engines, "formal")
+
+
+async def test_what_the_second_engine_unloads_is_not_asked_of_it():
+    other = Slow()
+    async with group(other=other) as (engines, main, _):
+        await engines.load_adapter("formal", "/a")
+        await settled(engines, "formal")
+        other.answered.clear()
+        await engines.unload_adapter("formal")
+        await until(lambda: not other.told)
+        main.adapters["formal"] = other.adapters["formal"]  # the same again
+        await collect(engines, long(adapter="formal"))
+        assert names(main)[-1] == "long", "the second engine would not find it"
+
+
+async def test_candidates_references_and_checkpoints_are_the_main_engines_alone(tmp_path: Path):
+    async with group() as (engines, main, other):
+        await engines.open_trainer(TrainerSpec("formal"))
+        candidate = f"{INTERNAL}candidate/formal"
+        await engines.stage("formal", candidate, str(tmp_path / "1"))
+        for name in (f"{INTERNAL}reference/formal/1", f"{INTERNAL}checkpoint-of/formal/1"):
+            await engines.publish_adapter(AdapterVersion(name, 1, "hash", "/a"))
+        with pytest.raises(NotFound):
+            await engines.unload_adapter(f"{INTERNAL}reference/formal/2")
+        kept = main.adapters[candidate]
+        with pytest.raises(EngineDead):
+            main.state = EngineState.DEAD
+            await engines.unload_adapter(candidate)
+        main.state, main.adapters[candidate] = EngineState.READY, kept  # not unloaded after all
+        await asyncio.sleep(0.05)
+        assert len(main.adapters) == 3 and not other.adapters
+
+
+async def test_a_second_engine_that_comes_back_confirms_what_it_has(monkeypatch):
+    """It may fail to load what it had."""
+    monkeypatch.setattr("tandem.engine.following._LOOK_S", 0.01)
+    other = Slow()
+    async with group(other=other) as (engines, main, _):
+        await engines.load_adapter("formal", "/a")
+        await settled(engines, "formal")
+        other.die()
+        await asyncio.sleep(0.05)
+        await other.start()
+        other.answered.clear()
+        await collect(engines, long(adapter="formal"))
+        assert names(main)[-1] == "long" and other.adapters == main.adapters
+        other.answered.set()
+        await settled(engines, "formal")
 
 
 async def test_a_version_that_the_second_engine_cannot_load_is_told_once(caplog, monkeypatch):

@@ -195,8 +195,10 @@ async def test_real_engines_on_cores_of_their_own_answer_alike(tiny: tuple[Path,
             assert set(processes) == {"main", "overflow"}
             processes["overflow"].kill()
         await until(lambda: other.state is not EngineState.READY)
+        version = engines.adapters["formal"]
         assert await collect(engines, request("away", 100, "formal")) == said["long", "formal"]
         await until(lambda: other.state is EngineState.READY, 60)
+        await until(lambda: all(each.has(version) for each in engines._following))
         assert await collect(engines, request("back", 100, "formal")) == said["long", "formal"]
         assert (await other.stats()).generation_tokens == 12
     finally:

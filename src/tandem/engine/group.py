@@ -23,7 +23,7 @@ from tandem.core.training import (
     TrainerState,
     TrainingStep,
 )
-from tandem.core.version import AdapterVersion
+from tandem.core.version import PINNED, AdapterVersion
 from tandem.engine.following import Following
 from tandem.engine.placement import MAIN, Placement
 
@@ -39,8 +39,6 @@ class EngineGroup:
         self._others = dict(others)
         self._engines = (main, *others.values())
         self._placement = placement
-        # Candidates are answered and scored where they are trained.
-        self._staged: set[str] = set()
         self._following = [Following(name, each, self._wanted) for name, each in others.items()]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -92,9 +90,9 @@ class EngineGroup:
     def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """See `EngineClient`. The engine is chosen now, not at the first event."""
         able = [MAIN]
-        able += [
-            n for n, each in enumerate(self._engines) if n != MAIN and self._able(each, request)
-        ]
+        for number, following in enumerate(self._following, MAIN + 1):
+            if self._able(self._engines[number], following, request):
+                able.append(number)
         return self._engines[self._placement.place(request, able)].generate(request)
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
@@ -107,15 +105,17 @@ class EngineGroup:
         for engine in self._engines:
             engine.foresee(request_id, length)
 
-    def _able(self, engine: EngineClient, request: Request) -> bool:
+    def _able(self, engine: EngineClient, following: Following, request: Request) -> bool:
         if engine.state is not EngineState.READY:
             return False
         # Its KV cache, and so its context, may be smaller.
         needed = len(request.prompt) + request.sampling.max_tokens
         if min(needed, self.info.max_model_len) > engine.info.max_model_len:
             return False
-        name = request.adapter
-        return name is None or engine.adapters.get(name) == self.adapters.get(name)
+        if request.adapter is None:
+            return True
+        version = self.adapters.get(request.adapter)
+        return version is not None and following.has(version)
 
     # ------------------------------------------------------------------ adapters
 
@@ -124,33 +124,33 @@ class EngineGroup:
         try:
             return await self._main.load_adapter(name, path)
         finally:
-            self._follow(name)
+            self._changed()
 
     async def unload_adapter(self, name: str) -> None:
         """See `EngineClient`."""
         try:
             await self._main.unload_adapter(name)
         finally:
-            self._follow(name)
+            self._changed()
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
         """See `EngineClient`."""
         try:
             return await self._main.publish_adapter(version)
         finally:
-            self._follow(version.name)
+            self._changed()
 
     def expect_adapter(self, version: AdapterVersion) -> None:
         """See `EngineClient`."""
         self._main.expect_adapter(version)
-        self._follow(version.name)
+        self._changed()
 
     def _wanted(self) -> dict[str, AdapterVersion]:
-        found = self._main.adapters
-        return {name: version for name, version in found.items() if name not in self._staged}
+        """Not candidates, references and checkpoints: the main engine alone scores and answers
+        with them."""
+        return {name: each for name, each in self._main.adapters.items() if _followed(each)}
 
-    def _follow(self, name: str) -> None:
-        self._staged.discard(name)
+    def _changed(self) -> None:
         for each in self._following:
             each.changed()
 
@@ -174,9 +174,12 @@ class EngineGroup:
 
     async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
         """See `EngineClient`. The candidate is the main engine's alone."""
-        self._staged.add(name)
         return await self._main.stage(trainer, name, path)
 
     async def score(self, request: ScoreRequest) -> Score:
         """See `EngineClient`."""
         return await self._main.score(request)
+
+
+def _followed(version: AdapterVersion) -> bool:
+    return not version.internal or version.name.startswith(PINNED)
