@@ -246,6 +246,7 @@ def build_client(settings: Settings, on_progress: Progress | None = None) -> Eng
             )
         },
         Overflow(settings.scheduling.overflow_quantile),
+        settings.scheduling.max_sequences,
     )
 
 

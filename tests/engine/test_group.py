@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fake_engine import INFO, FakeEngine, Script
-from tandem.core.errors import EngineDead, NotFound
+from tandem.core.errors import EngineDead, InvalidRequest, NotFound
 from tandem.core.events import TokenEvent
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.request import Request
@@ -44,7 +44,7 @@ async def group(
     other: FakeEngine | None = None,
 ) -> AsyncIterator[tuple[EngineGroup, FakeEngine, FakeEngine]]:
     main, other = FakeEngine(play), other or FakeEngine(play)
-    engines = EngineGroup(main, {"overflow": other}, Longest())
+    engines = EngineGroup(main, {"overflow": other}, Longest(), max_sequences=4)
     await engines.start()
     try:
         yield engines, main, other
@@ -92,7 +92,7 @@ async def collect(engines: EngineGroup, request: Request) -> list[TokenEvent]:
 async def settled(engines: EngineGroup, adapter: str) -> None:
     """Wait until the second engine answers for `adapter`, too."""
     version = engines.adapters[adapter]
-    await until(lambda: all(each.has(version) for each in engines._following))
+    await until(lambda: all(each.following.has(version) for each in engines._others.values()))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -120,6 +120,54 @@ async def test_while_the_second_engine_is_away_the_main_one_takes_its_share():
         other.state = EngineState.READY
         await collect(engines, long("again"))
         assert names(other) == ["again"]
+
+
+async def test_nothing_waits_for_the_second_engine():
+    """One request at a time waits for its first token there; what comes meanwhile is the main
+    engine's, so the queue in front of both is the main one's."""
+    tokens = tuple(range(10, 40))
+    async with group(lambda r, i: Script(tokens, delay_s=0.01)) as (engines, main, other):
+        burst = [asyncio.create_task(collect(engines, long(f"burst {i}"))) for i in range(5)]
+        await until(lambda: len(main.running) == 4)
+        assert names(other) == ["burst 0"]
+        await asyncio.sleep(0.05)  # it has begun
+        more = asyncio.create_task(collect(engines, long("more")))
+        await until(lambda: "more" in other.running)
+        await asyncio.gather(*burst, more)
+
+
+async def test_the_second_engine_gets_no_more_sequences_than_it_runs():
+    tokens = tuple(range(10, 40))
+    async with group(lambda r, i: Script(tokens, delay_s=0.01)) as (engines, main, other):
+
+        async def begin(request: Request) -> AsyncGenerator[TokenEvent, None]:
+            events = engines.generate(request)
+            await anext(events)
+            return events
+
+        three, one, fifth = [
+            await begin(each) for each in (long("three", n=3), long("one"), long("fifth"))
+        ]
+        assert (names(other), names(main)) == (["three", "one"], ["fifth"])
+        await three.aclose()
+        await collect(engines, long("four", n=4))
+        await collect(engines, long("room", n=3))
+        assert (names(other)[2:], names(main)[1:]) == (["room"], ["four"])
+        await one.aclose()
+        await fifth.aclose()
+
+
+async def test_what_never_began_takes_no_place_in_the_second_engine():
+    async with group() as (engines, _, other):
+        for _ in range(9):
+            await engines.generate(long("never")).aclose()
+        other.refuse = InvalidRequest("no")
+        for place in range(9):
+            with pytest.raises(InvalidRequest):
+                await collect(engines, long(f"refused {place}"))
+        other.refuse = None
+        await collect(engines, long())
+        assert names(other) == ["long"]
 
 
 async def test_the_death_of_one_engine_costs_the_other_nothing():
