@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from fake_engine import FakeEngine, Script
 from serving import live, make_app
 from tandem.config import ServerConfig
+from tandem.core.events import EngineStats
 from tandem.core.ports import EngineState
 from tandem.core.request import Request
 from tandem.engine.group import EngineGroup
@@ -92,6 +94,27 @@ def test_metrics_name_the_engine_where_each_has_its_own() -> None:
         assert 'tandem_engine_up{engine="overflow"} 0.0' in text
         assert 'tandem_num_requests_running{engine="main"} 0.0' in text
         assert 'tandem_num_requests_running{engine="overflow"}' not in text
+
+
+class Silent(FakeEngine):
+    """It lives, but its process says nothing."""
+
+    async def stats(self, last: int = 0, after: int = 0) -> EngineStats:
+        await asyncio.sleep(30)
+        return await super().stats(last, after)
+
+
+@pytest.mark.parametrize("state", [EngineState.READY, EngineState.QUIET])
+def test_metrics_do_not_wait_for_an_engine_that_hangs(state: EngineState) -> None:
+    main, other = FakeEngine(), Silent()
+    group = EngineGroup(main, {"overflow": other}, Longest(), max_sequences=8)
+    with live(make_app(group)) as url, httpx.Client(base_url=url, timeout=5) as http:
+        other.state = state
+        began_s = time.monotonic()
+        text = http.get("/metrics").text
+        assert 'tandem_engine_up{engine="main"} 1.0' in text
+        assert 'tandem_engine_up{engine="overflow"} 0.0' in text
+        assert time.monotonic() - began_s < (4.0 if state is EngineState.READY else 1.5)
 
 
 def test_one_engine_has_no_label() -> None:
