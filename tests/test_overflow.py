@@ -57,9 +57,12 @@ def test_kill_9_of_the_overflow_engine_under_load(server: Server) -> None:
         lengths = [1000] * 16 + [4] * 300
         assert set(clients.map(lambda tokens: complete(server.url, tokens), lengths)) == {200}
     assert metric(server, "tandem_generation_tokens_total", "overflow") == 0
-    long = [Stream(server.url, 1000) for _ in range(4)]
+    long = []
+    for _ in range(4):  # one after another: none waits there
+        stream = Stream(server.url, 1000)
+        wait_until(lambda stream=stream: stream.started, 30)
+        long.append(stream)
     short = [Stream(server.url, 7) for _ in range(20)]
-    wait_until(lambda: all(stream.started for stream in long), 30)
     assert metric(server, "tandem_num_requests_running", "overflow") == 4
     process = overflow_process(server)
     assert process is not None and process.cpu_affinity() == [core_numbers()[-1]]

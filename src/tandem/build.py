@@ -246,6 +246,7 @@ def build_client(settings: Settings, on_progress: Progress | None = None) -> Eng
             )
         },
         overflow(settings.scheduling.overflow_quantile, settings.scheduling.overflow_tokens),
+        settings.scheduling.max_sequences,
     )
 
 

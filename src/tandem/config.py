@@ -40,11 +40,10 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 class ModelConfig:
     """Which model is served and how it is computed.
 
-    `model` is smollm2, demo, a directory, a GGUF file or a Hugging Face name. `device` is auto,
-    cpu or cuda; `dtype` auto (the checkpoint's, but float32 on a CPU that is slow with 16 bits),
-    float32, bfloat16 or float16. `served_name` is the id clients use (default: the last part of
-    `model`, without .gguf). `max_model_len` in tokens, 0 for the model's own. `threads` for CPU
-    compute, 0 for all cores. `packing` pins how weights are packed on a CPU: panels or onednn.
+    `model` is smollm2, demo, a directory, a GGUF file or a Hugging Face name, `served_name` its id
+    for clients, `max_model_len` in tokens (0: the model's own). `dtype` auto is the checkpoint's,
+    but float32 on a CPU that is slow with 16 bits. `threads` on a CPU, 0 for all cores; `packing`
+    pins how weights are packed there: panels or onednn.
     """
 
     model: str = "demo"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from fake_engine import FakeEngine, Script
 from serving import live, make_app
+from tandem.config import ServerConfig
+from tandem.core.events import EngineStats
 from tandem.core.ports import EngineState
 from tandem.core.request import Request
 from tandem.engine.group import EngineGroup
@@ -27,7 +32,7 @@ class Longest:
 def engines() -> tuple[FakeEngine, FakeEngine, EngineGroup]:
     main = FakeEngine(lambda request, index: Script(TOKENS, delay_s=0.005))
     other = FakeEngine(lambda request, index: Script(TOKENS, delay_s=0.005, dies_after=10))
-    return main, other, EngineGroup(main, {"overflow": other}, Longest())
+    return main, other, EngineGroup(main, {"overflow": other}, Longest(), max_sequences=8)
 
 
 def completion(http: httpx.Client, prompt: str, *, stream: bool = False) -> httpx.Response:
@@ -46,6 +51,23 @@ def test_a_request_of_an_engine_that_dies_gets_an_error_and_the_others_go_on(str
         assert completion(http, "word").status_code == 200
         assert completion(http, "word " * 30).status_code == 200, "the main engine takes it"
         assert (len(main.requests), len(other.requests)) == (2, 1)
+
+
+def test_a_queue_of_long_answers_refuses_no_request_of_an_idle_main_engine() -> None:
+    main = FakeEngine(lambda request, index: Script(TOKENS))
+    other = FakeEngine(lambda request, index: Script(TOKENS[:2], delay_s=1.0))
+    group = EngineGroup(main, {"overflow": other}, Longest(), max_sequences=8)
+    server = ServerConfig(max_waiting_requests=4)
+    with (
+        live(make_app(group, server)) as url,
+        httpx.Client(base_url=url) as http,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        long = [clients.submit(completion, http, "word " * 30) for _ in range(8)]
+        time.sleep(0.5)
+        assert completion(http, "word").status_code == 200
+        assert {each.result().status_code for each in long} == {200}
+        assert len(other.requests) == 1
 
 
 def test_the_server_is_ready_as_long_as_its_main_engine_is() -> None:
@@ -72,6 +94,27 @@ def test_metrics_name_the_engine_where_each_has_its_own() -> None:
         assert 'tandem_engine_up{engine="overflow"} 0.0' in text
         assert 'tandem_num_requests_running{engine="main"} 0.0' in text
         assert 'tandem_num_requests_running{engine="overflow"}' not in text
+
+
+class Silent(FakeEngine):
+    """It lives, but its process says nothing."""
+
+    async def stats(self, last: int = 0, after: int = 0) -> EngineStats:
+        await asyncio.sleep(30)
+        return await super().stats(last, after)
+
+
+@pytest.mark.parametrize("state", [EngineState.READY, EngineState.QUIET])
+def test_metrics_do_not_wait_for_an_engine_that_hangs(state: EngineState) -> None:
+    main, other = FakeEngine(), Silent()
+    group = EngineGroup(main, {"overflow": other}, Longest(), max_sequences=8)
+    with live(make_app(group)) as url, httpx.Client(base_url=url, timeout=5) as http:
+        other.state = state
+        began_s = time.monotonic()
+        text = http.get("/metrics").text
+        assert 'tandem_engine_up{engine="main"} 1.0' in text
+        assert 'tandem_engine_up{engine="overflow"} 0.0' in text
+        assert time.monotonic() - began_s < (4.0 if state is EngineState.READY else 1.5)
 
 
 def test_one_engine_has_no_label() -> None:

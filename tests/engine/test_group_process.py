@@ -50,7 +50,7 @@ async def two_engines(**behaviour: object) -> AsyncIterator[tuple[EngineGroup, P
         for name in ("engine", "overflow engine")
     )
     others = {"overflow": AsyncEngineClient(second)}
-    engines = EngineGroup(AsyncEngineClient(main), others, Named())
+    engines = EngineGroup(AsyncEngineClient(main), others, Named(), max_sequences=8)
     try:
         await engines.start()
         yield engines, second
@@ -67,8 +67,10 @@ async def test_kill_9_of_the_second_engine_under_load_loses_nothing_of_the_main_
         kept = [long_request(f"short {i}", 150) for i in range(8)]
         lost = [long_request(f"long {i}", 300) for i in range(8)]
         answers = [asyncio.create_task(collect(engines, each)) for each in kept]
-        lose = [asyncio.create_task(collect(engines, each)) for each in lost]
-        await asyncio.sleep(0.3)
+        lose = []
+        for each in lost:  # one after another: none waits there
+            lose.append(asyncio.create_task(collect(engines, each)))
+            await asyncio.sleep(0.1)
         assert (await engines.others["overflow"].stats()).running == 8
         os.kill(second.pid or 0, signal.SIGKILL)
         for error in await asyncio.gather(*lose, return_exceptions=True):
@@ -195,8 +197,10 @@ async def test_real_engines_on_cores_of_their_own_answer_alike(tiny: tuple[Path,
             assert set(processes) == {"main", "overflow"}
             processes["overflow"].kill()
         await until(lambda: other.state is not EngineState.READY)
+        version = engines.adapters["formal"]
         assert await collect(engines, request("away", 100, "formal")) == said["long", "formal"]
         await until(lambda: other.state is EngineState.READY, 60)
+        await until(lambda: all(each.following.has(version) for each in engines._others.values()))
         assert await collect(engines, request("back", 100, "formal")) == said["long", "formal"]
         assert (await other.stats()).generation_tokens == 12
     finally:

@@ -22,6 +22,8 @@ from tandem.telemetry.metrics import CONTENT_TYPE
 
 _HEALTHY = (EngineState.READY, EngineState.QUIET, EngineState.DRAINING)
 _RETRY_AFTER_S = 5.0
+# Scrapers of metrics give up after some 10 s.
+_OTHERS_TIMEOUT_S = 2.0
 
 
 def add_state_routes(app: FastAPI, surface: Surface) -> None:
@@ -49,8 +51,9 @@ def add_state_routes(app: FastAPI, surface: Surface) -> None:
     async def metrics(request: Request) -> Response:
         """Prometheus' text format; of adapters, those that the caller may see."""
         caller: Caller = request.state.caller
-        engines = (surface.client, *surface.others.values())
-        main, *others = await asyncio.gather(*(_stats(engine) for engine in engines))
+        main, *others = await asyncio.gather(
+            _stats(surface.client), *(_stats_soon(each) for each in surface.others.values())
+        )
         named = dict(zip(surface.others, others, strict=True))
         return Response(
             surface.metrics.render(main, named, caller.may_see), media_type=CONTENT_TYPE
@@ -62,6 +65,17 @@ async def _stats(engine: ServingEngine) -> EngineStats | None:
     try:
         return await engine.stats()
     except EngineDead:
+        return None
+
+
+async def _stats_soon(engine: ServingEngine) -> EngineStats | None:
+    """None also while it is away or late: it must not hide the numbers of the main engine."""
+    if engine.state not in (EngineState.READY, EngineState.DRAINING):
+        return None
+    try:
+        async with asyncio.timeout(_OTHERS_TIMEOUT_S):
+            return await _stats(engine)
+    except TimeoutError:
         return None
 
 

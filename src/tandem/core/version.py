@@ -11,6 +11,9 @@ from dataclasses import dataclass
 INTERNAL = "~"
 """Prefix of names inside the engine that clients never see, such as those of candidates."""
 
+PINNED = f"{INTERNAL}batch/"
+"""Prefix of the names under which batches pin the versions that answer their lines."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:

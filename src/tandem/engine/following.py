@@ -1,23 +1,25 @@
 """Lets one engine of a group have the adapters of the main one.
 
 Compares what both have and mends the difference, one call at a time: after every change, and every
-second for changes that nobody tells of, such as a restart. Knows adapters only. Invariant: nothing
-that fails here reaches a caller; until the versions agree, the main engine answers.
+second for changes that nobody tells of, such as a restart. Knows adapters only. Invariants: nothing
+that fails here reaches a caller; a version counts as settled only while no change of its name is on
+its way to the engine, and only if this engine process has confirmed it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
+from tandem.core.errors import EngineDead
 from tandem.core.ports import EngineState, ServingEngine
 from tandem.core.version import AdapterVersion
 
 logger = logging.getLogger(__name__)
 
+# An engine that ends takes longer to be ready again, so the end is seen between two looks.
 _LOOK_S = 1.0
 
 
@@ -31,11 +33,16 @@ class Following:
         self._engine = engine
         self._wanted = wanted
         self._changed = asyncio.Event()
-        self._told: dict[str, str] = {}
+        self._settled: dict[str, AdapterVersion] = {}
+        self._warnings: dict[str, str] = {}  # the last one of each adapter
 
     def changed(self) -> None:
         """What is wanted may have changed."""
         self._changed.set()
+
+    def has(self, version: AdapterVersion) -> bool:
+        """Whether a request for its name that is sent now is answered by `version`."""
+        return self._settled.get(version.name) == version
 
     async def run(self) -> None:
         """Follow until this is cancelled."""
@@ -43,29 +50,40 @@ class Following:
             self._changed.clear()
             if self._engine.state is EngineState.READY:
                 await self._follow()
+            else:
+                self._settled.clear()  # the next process may fail to load them
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._changed.wait()
 
     async def _follow(self) -> None:
-        has, wanted = self._engine.adapters, self._wanted()
-        for name in has.keys() - wanted.keys():  # first, since it makes room
-            await self._try(name, self._engine.unload_adapter(name))
-        for name, version in wanted.items():
-            if has.get(name) != version:
-                await self._try(version.label, self._engine.publish_adapter(version))
-        known = has.keys() | wanted.keys()
-        self._told = {name: told for name, told in self._told.items() if name in known}
+        surplus = self._engine.adapters.keys() - self._wanted().keys()
+        for name in (*surplus, *self._wanted()):  # the surplus first, since that makes room
+            await self._mend(name)
+        known = self._engine.adapters.keys() | self._wanted().keys()
+        self._warnings = {name: text for name, text in self._warnings.items() if name in known}
 
-    async def _try(self, label: str, change: Coroutine[Any, Any, object]) -> None:
-        """Make a change; a failure is told once, and tried again at the next look."""
-        name = label.partition("@")[0]
+    async def _mend(self, name: str) -> None:
+        """Make what the engine has of `name` what is wanted of it now.
+
+        A failure is logged once, and tried again at the next look.
+        """
+        current, wanted = self._engine.adapters.get(name), self._wanted().get(name)
+        version = wanted or current
+        if version is None or current == wanted == self._settled.get(name):
+            return
+        self._settled.pop(name, None)
         try:
-            await change
+            if wanted is None:
+                await self._engine.unload_adapter(name)
+            else:
+                self._settled[name] = await self._engine.publish_adapter(wanted)
         except Exception as error:
-            told = f"{label}: {error}"
-            if self._told.get(name) != told:
-                self._told[name] = told
-                logger.warning("the %s engine does not follow in %s", self._name, told)
+            if isinstance(error, EngineDead):
+                self._settled.clear()
+            warning = f"{version.label}: {error}"
+            if self._warnings.get(name) != warning:
+                self._warnings[name] = warning
+                logger.warning("the %s engine does not follow in %s", self._name, warning)
         else:
-            self._told.pop(name, None)
+            self._warnings.pop(name, None)

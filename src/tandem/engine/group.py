@@ -2,14 +2,15 @@
 
 A request belongs to one engine from its start; the placement chooses it. Engines share nothing and
 never wait for each other. The main engine's state is the group's, and it alone learns. The others
-get the adapters of the main one. Invariant: an engine takes a request only if it is ready and has
-the version that the main one would answer with.
+get the adapters of the main one. Invariant: another engine takes a request only if it is ready, has
+the version that the main one would answer with, and can begin at once: nothing waits there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.lengths import Forecast
@@ -23,25 +24,57 @@ from tandem.core.training import (
     TrainerState,
     TrainingStep,
 )
-from tandem.core.version import AdapterVersion
+from tandem.core.version import PINNED, AdapterVersion
 from tandem.engine.following import Following
 from tandem.engine.placement import MAIN, Placement
+
+
+class _Other:
+    """An engine beside the main one, what follows for it, and what it was given: sequences of
+    requests that have not ended, and requests without a first event."""
+
+    def __init__(self, engine: EngineClient, following: Following) -> None:
+        self.engine = engine
+        self.following = following
+        self.sequences = 0
+        self.waiting = 0
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """The engine's events; the request is counted from now on."""
+        self.sequences += request.n
+        self.waiting += 1
+        waits = True
+        try:
+            async with aclosing(self.engine.generate(request)) as events:
+                async for event in events:
+                    if waits:
+                        self.waiting -= 1
+                        waits = False
+                    yield event
+        finally:
+            self.sequences -= request.n
+            self.waiting -= waits
 
 
 class EngineGroup:
     """Implements `tandem.core.ports.EngineClient`. All methods run in one event loop."""
 
     def __init__(
-        self, main: EngineClient, others: Mapping[str, EngineClient], placement: Placement
+        self,
+        main: EngineClient,
+        others: Mapping[str, EngineClient],
+        placement: Placement,
+        max_sequences: int,
     ) -> None:
-        """`others` have names, for messages and metrics. All serve the same model."""
+        """`others` have names, for messages and metrics, and run at most `max_sequences` at a time
+        each. All serve the same model."""
         self._main = main
-        self._others = dict(others)
         self._engines = (main, *others.values())
         self._placement = placement
-        # Candidates are answered and scored where they are trained.
-        self._staged: set[str] = set()
-        self._following = [Following(name, each, self._wanted) for name, each in others.items()]
+        self._max_sequences = max_sequences
+        self._others = {
+            name: _Other(each, Following(name, each, self._wanted)) for name, each in others.items()
+        }
         self._tasks: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------------ state
@@ -49,7 +82,7 @@ class EngineGroup:
     @property
     def others(self) -> Mapping[str, EngineClient]:
         """The engines beside the main one, by name."""
-        return self._others
+        return {name: other.engine for name, other in self._others.items()}
 
     @property
     def state(self) -> EngineState:
@@ -69,7 +102,7 @@ class EngineGroup:
     async def start(self) -> None:
         """Start all engines at the same time. Raises the error that made the first fail."""
         await asyncio.gather(*(engine.start() for engine in self._engines))
-        self._tasks = [asyncio.create_task(each.run()) for each in self._following]
+        self._tasks = [asyncio.create_task(o.following.run()) for o in self._others.values()]
 
     async def drain(self, timeout_s: float) -> bool:
         """See `EngineClient`."""
@@ -89,13 +122,15 @@ class EngineGroup:
 
     # ------------------------------------------------------------------ requests
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """See `EngineClient`. The engine is chosen now, not at the first event."""
-        able = [MAIN]
-        able += [
-            n for n, each in enumerate(self._engines) if n != MAIN and self._able(each, request)
-        ]
-        return self._engines[self._placement.place(request, able)].generate(request)
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """See `EngineClient`. The engine is chosen when the first event is asked for."""
+        others = tuple(self._others.values())
+        able = [n for n, other in enumerate(others, MAIN + 1) if self._able(other, request)]
+        place = self._placement.place(request, [MAIN, *able])
+        engine = self._main if place == MAIN else others[place - 1]
+        async with aclosing(engine.generate(request)) as events:
+            async for event in events:
+                yield event
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
         """See `EngineClient`. An engine that does not have the request does nothing."""
@@ -107,15 +142,25 @@ class EngineGroup:
         for engine in self._engines:
             engine.foresee(request_id, length)
 
-    def _able(self, engine: EngineClient, request: Request) -> bool:
+    def _able(self, other: _Other, request: Request) -> bool:
+        """Whether `other` would answer as the main engine, and can begin now.
+
+        Nothing may wait there: the queue is bounded in front of all engines, by what the main one
+        can do.
+        """
+        engine = other.engine
         if engine.state is not EngineState.READY:
+            return False
+        if other.waiting or other.sequences + request.n > self._max_sequences:
             return False
         # Its KV cache, and so its context, may be smaller.
         needed = len(request.prompt) + request.sampling.max_tokens
         if min(needed, self.info.max_model_len) > engine.info.max_model_len:
             return False
-        name = request.adapter
-        return name is None or engine.adapters.get(name) == self.adapters.get(name)
+        if request.adapter is None:
+            return True
+        version = self.adapters.get(request.adapter)
+        return version is not None and other.following.has(version)
 
     # ------------------------------------------------------------------ adapters
 
@@ -124,35 +169,35 @@ class EngineGroup:
         try:
             return await self._main.load_adapter(name, path)
         finally:
-            self._follow(name)
+            self._changed()
 
     async def unload_adapter(self, name: str) -> None:
         """See `EngineClient`."""
         try:
             await self._main.unload_adapter(name)
         finally:
-            self._follow(name)
+            self._changed()
 
     async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
         """See `EngineClient`."""
         try:
             return await self._main.publish_adapter(version)
         finally:
-            self._follow(version.name)
+            self._changed()
 
     def expect_adapter(self, version: AdapterVersion) -> None:
         """See `EngineClient`."""
         self._main.expect_adapter(version)
-        self._follow(version.name)
+        self._changed()
 
     def _wanted(self) -> dict[str, AdapterVersion]:
-        found = self._main.adapters
-        return {name: version for name, version in found.items() if name not in self._staged}
+        """Not candidates, references and checkpoints: the main engine alone scores and answers
+        with them."""
+        return {name: each for name, each in self._main.adapters.items() if _followed(each)}
 
-    def _follow(self, name: str) -> None:
-        self._staged.discard(name)
-        for each in self._following:
-            each.changed()
+    def _changed(self) -> None:
+        for other in self._others.values():
+            other.following.changed()
 
     # ------------------------------------------------------------------ learning
 
@@ -174,9 +219,12 @@ class EngineGroup:
 
     async def stage(self, trainer: str, name: str, path: str) -> AdapterVersion:
         """See `EngineClient`. The candidate is the main engine's alone."""
-        self._staged.add(name)
         return await self._main.stage(trainer, name, path)
 
     async def score(self, request: ScoreRequest) -> Score:
         """See `EngineClient`."""
         return await self._main.score(request)
+
+
+def _followed(version: AdapterVersion) -> bool:
+    return not version.internal or version.name.startswith(PINNED)

@@ -29,7 +29,8 @@ class Placement(Protocol):
     def place(self, request: Request, able: Sequence[int]) -> int:
         """One of `able`, the numbers of the engines that can take `request` now, in order.
 
-        Called once for every request, in order of arrival. `MAIN` is always in `able`.
+        Called once for every request, in order of arrival, so a rule may learn from what it is
+        shown. `MAIN` is always in `able`.
         """
         ...
 
@@ -70,7 +71,7 @@ class Overflow:
         self._recent: dict[WorkClass, _Recent] = {each: _Recent() for each in WorkClass}
 
     def place(self, request: Request, able: Sequence[int]) -> int:
-        """See `Placement`."""
+        """See `Placement`. The request's u is one of the recent ones from now on."""
         if request.length is None:
             return MAIN
         uncertainty = uncertainty_of(request.length)

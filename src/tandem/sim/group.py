@@ -2,7 +2,8 @@
 
 Engines share nothing and never wait for each other, and what places a request knows requests alone.
 So each engine may be run to its end on a clock of its own: all clocks begin together, and the times
-are the same as on one. Knows no profile and no policy. Invariant: every request is in the load of
+are the same as on one. Unlike in a server, an engine gets requests also while others wait for it.
+Knows no profile and no policy. Invariant: every request is in the load of
 exactly one engine, training steps in the main one's.
 """
 

@@ -185,21 +185,3 @@ def test_nobody_is_refused_while_nobody_is_late(gaps: list[float], factor: float
         oldest_s = min((since for _, since in queue._tickets), default=at_s)
         queue.arrive(at_s)
         assert len(queue.refusals) == before or at_s - oldest_s > 1.0
-
-
-@pytest.mark.parametrize("answer_tokens", [100.0, 10.0])
-def test_the_wait_is_that_of_the_answers_that_are_expected(answer_tokens: float) -> None:
-    """Requests start when one before them has ended, 10 ms a token of its answer."""
-    clock, told = VirtualClock(), {100.0: True, 10.0: False}
-    admission = Admission(ServerConfig(max_wait_factor=1.0), clock)
-    before = [admission.admit(10, None, 100.0) for _ in range(20)]
-    for _ in range(10):
-        admission.admit(10, None, answer_tokens)
-    for ticket in before:
-        clock.advance(1.0)
-        ticket.started()
-    if told[answer_tokens]:
-        with pytest.raises(Overloaded, match="is behind"):
-            admission.admit(10, 5.0, answer_tokens)
-    else:
-        admission.admit(10, 5.0, answer_tokens)

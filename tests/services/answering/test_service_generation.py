@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import zlib
 from collections.abc import Callable
@@ -171,6 +172,31 @@ async def test_a_wait_is_too_long_by_the_requests_own_objective_unless_it_is_urg
     for own in ({"ttft_slo": 60.0}, {"priority": -1}):
         await collect(await stage.service.chat(TURNS, options(**own)))
     assert len(stage.engine.requests) == 2
+
+
+async def test_a_clients_max_tokens_do_not_change_who_is_refused() -> None:
+    """The last that waits says that its answer is short, and those before it were long."""
+
+    def play(request: Request, index: int) -> Script:
+        place = len(stage.engine.requests)
+        return Script(tokens=HELLO, delay_s=0.03 * place if place < 10 else 30.0)
+
+    stage = Stage(play, max_waiting=11, objectives=Objectives(Slo(1.0, 0.1)))
+    most = [*[200] * 9, 1]
+    answers = [await stage.service.chat(TURNS, options(max_tokens=each)) for each in most]
+    streams = [answer.deltas() for answer in answers]
+    first = [asyncio.create_task(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    for task in first[:9]:
+        stage.clock.advance(3.0)
+        await task
+    assert stage.admission.waiting_requests == 1
+    with pytest.raises(Overloaded, match="the server is behind"):
+        await collect(await stage.service.chat(TURNS, options()))
+    first[9].cancel()
+    await asyncio.gather(*first, return_exceptions=True)
+    for stream in streams:
+        await stream.aclose()
 
 
 async def test_a_death_and_a_failure_reach_the_caller_and_leave_nothing_behind() -> None:

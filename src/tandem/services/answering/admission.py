@@ -31,7 +31,6 @@ class Ticket:
     """One admitted request; leaves the queue at its first token, or when it ends without any."""
 
     tokens: int
-    answer_tokens: float
     since_s: float
     _admission: Admission
 
@@ -60,7 +59,6 @@ class Admission:
         self._shed = shed
         self._waiting: dict[Ticket, None] = {}  # in order of arrival
         self._tokens = 0
-        self._answer_tokens = 0.0
         self._pace = Pace()
         self._seen_s = clock.now()
 
@@ -74,9 +72,8 @@ class Admission:
         """Prompt tokens of these requests."""
         return self._tokens
 
-    def admit(self, tokens: int, ttft_s: float | None = None, answer_tokens: float = 0.0) -> Ticket:
-        """Take a request of `tokens` prompt tokens into the queue; its answer is expected to have
-        `answer_tokens` (0: nobody says).
+    def admit(self, tokens: int, ttft_s: float | None = None) -> Ticket:
+        """Take a request of `tokens` prompt tokens into the queue.
 
         With an objective `ttft_s` it is refused if it would have to wait for more than
         `max_wait_factor` times as long. An empty queue takes every request, or a large one could
@@ -88,10 +85,9 @@ class Admission:
             raise self._overloaded(Reason.TOKENS, f"{self._tokens} prompt tokens are waiting")
         if ttft_s is not None and self._bounds.max_wait_factor > 0.0:
             self._check_wait(now_s, ttft_s)
-        ticket = Ticket(tokens, answer_tokens, now_s, self)
+        ticket = Ticket(tokens, now_s, self)
         self._waiting[ticket] = None
         self._tokens += tokens
-        self._answer_tokens += answer_tokens
         return ticket
 
     def check(self) -> None:
@@ -124,7 +120,7 @@ class Admission:
 
     def _wait_s(self) -> float:
         """Seconds until all that wait have started."""
-        return self._pace.wait_s(len(self._waiting), self._tokens, self._answer_tokens)
+        return self._pace.wait_s(len(self._waiting), self._tokens)
 
     def _look(self) -> float:
         """The time; the pace learns of what has passed since the last look."""
@@ -138,10 +134,9 @@ class Admission:
             return
         self._look()
         if started:
-            self._pace.started(ticket.tokens, len(self._waiting), ticket.answer_tokens)
+            self._pace.started(ticket.tokens, len(self._waiting))
         del self._waiting[ticket]
         self._tokens -= ticket.tokens
-        self._answer_tokens -= ticket.answer_tokens
         assert self._tokens >= 0
 
     def _overloaded(self, reason: Reason, what: str) -> Overloaded:

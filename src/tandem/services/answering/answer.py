@@ -174,7 +174,7 @@ class Answer:
         offline = requests[0].work_class is WorkClass.OFFLINE
         queue = self._tools.offline if offline else self._tools.admission
         try:
-            return queue.admit(tokens, self._ttft_s(), sum(map(_answer_tokens, requests)))
+            return queue.admit(tokens, self._ttft_s())
         except Overloaded:
             for part in self._parts:
                 part.shed()
@@ -361,10 +361,3 @@ class _Part:
             return []
         self._begun.add(index)
         return [Delta(choice.index, self._echo, self._prompt_entries)]
-
-
-def _answer_tokens(request: Request) -> float:
-    """Tokens that all choices of a request are expected to have."""
-    length = request.length
-    each = request.sampling.max_tokens if length is None else length.quantile(0.5)
-    return request.n * each

@@ -24,7 +24,7 @@ from tandem.core.errors import (
     NotFound,
     TandemError,
 )
-from tandem.core.version import INTERNAL, AdapterVersion
+from tandem.core.version import PINNED, AdapterVersion
 from tandem.services.answering.models import Pin
 from tandem.services.auth import Caller
 from tandem.services.batches.attempts import reply_to
@@ -157,7 +157,7 @@ class BatchRun:
             record = await self._store.read(adapters.version, batch.adapter, batch.version)
             if record is None:
                 return None  # the adapter was deleted: lines are refused, or a new one answers
-            name = f"{INTERNAL}batch/{batch.batch_id}"
+            name = f"{PINNED}{batch.batch_id}"
             loaded = AdapterVersion(name, record.number, record.content_hash, record.path)
             try:
                 await engine_ready(self._tools.client)
