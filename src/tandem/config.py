@@ -2,8 +2,7 @@
 
 Sources in rising precedence: defaults, a TOML file, environment variables, command-line flags.
 Every setting is a field below; `docs/settings.md` lists them and a test compares the two. A part
-of the system receives its own section, never the whole. Invariant: what `resolve` returns
-lies in the ranges that its fields' types tell.
+of the system receives its own section. Invariant: what `resolve` returns is in its types' ranges.
 """
 
 from __future__ import annotations
