@@ -23,7 +23,7 @@ class Request:
     priority: int = 0  # lower is more urgent (vLLM's convention)
     slo: Slo | None = None  # None: the default objective
     length: Forecast | None = None  # of each choice; None: nothing is known of it
-    wants_state: bool = False  # the first event with a token brings the prompt's last hidden state
+    wants_state: bool = False  # choice 0's first token brings the prompt's last hidden state
     # When the caller accepted it, on the machine's monotonic clock (0: unknown). The engine
     # replaces a value that is not plausible.
     arrival_s: float = 0.0

@@ -344,5 +344,5 @@ def _draw(seq: Sequence) -> Draw:
         seq.prompt_tokens,
         tuple(seq.tokens) if seq.needs_history else (),
         tuple(sorted(seq.stop_ids)) if position < sampling.min_tokens else (),
-        seq.request.wants_state and not position,
+        seq.request.wants_state and not position and not seq.index,
     )

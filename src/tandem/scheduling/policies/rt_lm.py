@@ -4,7 +4,7 @@ answers that take about as long.
 Uncertainty u is the predicted output length. Priority is equation 3, with u divided by the largest
 u so far and both parts above zero: as printed, with alpha = 1 and u in tokens, the numerator is
 negative and a short slack makes a request less urgent. Slack is the time that remains, as the text
-says; as printed it would be that at the arrival. Offloading (IV-D) needs a second engine.
+says; as printed it would be that at the arrival. Offloading (IV-D) is `engine/placement.py`.
 """
 
 from __future__ import annotations
