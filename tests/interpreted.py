@@ -29,7 +29,7 @@ def interpreted(device: str = "cpu", **changes: int) -> LoadedModel:
         return load.prepare_model(model, config)
 
 
-def _accelerate(model: nn.Module, _: str) -> tuple[AttentionKernel, str, bool]:
+def _accelerate(model: nn.Module, *_: str) -> tuple[AttentionKernel, str, bool]:
     from tandem.model.attention.triton_kernel import TritonKernel
     from tandem.model.fuse import LayerKernels, fuse_modules
     from tandem.model.gpu.layer import TritonLayer

@@ -225,7 +225,7 @@ def test_the_mixes_met_preemption_and_prefix_hits() -> None:
     """Runs after the tests above (in file order) and looks at what they met."""
     if not any(SEEN.values()):
         pytest.skip("the mixes were not run")
-    assert SEEN["preemptions"] > 20 and SEEN["prefix hits"] > 100
+    assert SEEN["preemptions"] > 10 and SEEN["prefix hits"] > 100
 
 
 def test_generate_itself_agrees() -> None:
