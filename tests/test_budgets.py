@@ -13,13 +13,10 @@ MOST_PUBLIC_METHODS = 12
 OVER = {
     "engine/client.py:AsyncEngineClient": 20,
     "engine/group.py:EngineGroup": 21,  # the same port, and its other engines
-    "engine/loop.py:EngineLoop": 27,
     "estimators/latency.py:LatencyModel": 17,
     "executor/training.py:TrainingState": 16,
-    "kv/cache.py:KVCache": 27,
     "scheduling/learning.py:Learning": 22,
     "scheduling/training.py:StepWork": 14,
-    "scheduling/view.py:View": 26,
     "services/learning/publish.py:Publisher": 16,
     "sim/executor.py:SimExecutor": 15,
     "training/recordings.py:Recordings": 16,

@@ -181,7 +181,7 @@ def test_a_lesson_of_no_step_makes_no_version(tmp_path, llm):
 
 def test_less_evidence_moves_the_model_less(tmp_path, llm, monkeypatch):
     scales = []
-    add_step = llm._loop.add_step
+    add_step = llm._loop.teaching.add_step
     monkeypatch.setattr(
         llm._loop, "add_step", lambda step: (scales.append(step.scale), add_step(step))
     )

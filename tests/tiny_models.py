@@ -7,7 +7,7 @@ answers can be compared token by token.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ VOCAB = 160
 WINDOW = 9
 MAX_LENGTH = 128
 CLEAR_GAP = 1e-3
+PLAIN = ("llama", "gemma2")
+"""What is tested without compiled kernels, too."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -129,14 +131,16 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-def with_kernels(names: Iterable[str]) -> list[Any]:
-    """(name, kernels) for tests: each family with compiled kernels, some without. The rest without
-    is `make test-full`'s."""
+def with_kernels(
+    names: Sequence[str], *, quick: Sequence[str] | None = None, plain: Sequence[str] = PLAIN
+) -> list[Any]:
+    """(name, kernels) for tests: families with compiled kernels (`quick`, or each) and without
+    (`plain`). All others are `make test-full`'s."""
+    in_short = {"auto": names if quick is None else quick, "off": plain}
     return [
-        pytest.param(name, kernels, marks=[] if quick else [pytest.mark.full])
+        pytest.param(name, kernels, marks=[] if name in short else [pytest.mark.full])
         for name in names
-        for kernels in ("auto", "off")
-        for quick in [kernels == "auto" or name in ("llama", "gemma2")]
+        for kernels, short in in_short.items()
     ]
 
 

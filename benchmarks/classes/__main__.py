@@ -136,7 +136,7 @@ class Study:
         for key in list(report.outcomes):
             loop.abort(key)
         if trains:
-            loop.close_trainer(self.steps.trainer.name)
+            loop.teaching.close_trainer(self.steps.trainer.name)
         loop.scheduler.cache.check()
         return self._found(name, report, moments, loop.scheduler.cache.held_blocks)
 

@@ -184,11 +184,11 @@ class Window:
         places = iter(sequences)
         parts = tuple(tuple(islice(places, SEQUENCES)) for _ in range(MICRO_BATCHES))
         name = f"{self._prefix}-step-{next(self._numbers)}"
-        self._loop.add_step(TrainingStep(name, TRAINER, LossSpec(LossKind.SFT), parts))
+        self._loop.teaching.add_step(TrainingStep(name, TRAINER, LossSpec(LossKind.SFT), parts))
         self._queued += 1
 
     def _take_steps(self) -> None:
-        for each in self._loop.take_learned():
+        for each in self._loop.teaching.take_learned():
             if not isinstance(each, StepOutcome) or not each.applied:
                 raise RuntimeError(f"a training step failed: {each}")
             self._queued -= 1
@@ -205,17 +205,17 @@ class Window:
         """Leave nothing behind: the next window's requests and steps are alone."""
         for name in self._open:
             self._loop.abort(name)
-        self._loop.cancel_steps(TRAINER)
+        self._loop.teaching.cancel_steps(TRAINER)
         ends_s = time.monotonic() + DRAIN_S
         while self._loop.has_work and time.monotonic() < ends_s:
             self._loop.step()
-        self._loop.take_learned()
+        self._loop.teaching.take_learned()
 
 
 def coserving(engine: Engine, _: Ceilings, options: Options) -> Iterator[Row]:
     """Training alone, requests alone, and both with each objective."""
     loop, seeds = engine.tandem.loop, count(options.seed)
-    loop.open_trainer(TrainerSpec(TRAINER, LORA, OPTIMIZER))
+    loop.teaching.open_trainer(TrainerSpec(TRAINER, LORA, OPTIMIZER))
     usual = Slo(options.ttft_slo, 1.0)
 
     def window(seconds: float, slo: Slo | None, *, trains: bool) -> Found:
@@ -251,7 +251,7 @@ def coserving(engine: Engine, _: Ceilings, options: Options) -> Iterator[Row]:
                 "tpot_ratio": _ratio(found.get("tpot_p50_ms"), tpot),
             }
     finally:
-        loop.close_trainer(TRAINER)
+        loop.teaching.close_trainer(TRAINER)
 
 
 def _ratio(found: object, alone: float) -> float | None:

@@ -168,7 +168,7 @@ def run_arrivals(
         return simulation.run(until_s, on_progress)
     finally:
         for trainer in trainers:
-            engine.loop.close_trainer(trainer.name)
+            engine.loop.teaching.close_trainer(trainer.name)
 
 
 def run_variant(variant: Variant, load: Load, make_engine: MakeEngine) -> Figures:

@@ -78,8 +78,8 @@ class Study:
         self._number += 1
         request = ScoreRequest(f"recipe-{self._number}", tokens, len(before), adapter=adapter)
         loop = self.llm._loop
-        loop.add_score(request)
-        while not (ended := loop.take_learned()):
+        loop.teaching.add_score(request)
+        while not (ended := loop.teaching.take_learned()):
             loop.step()
         return float(ended[0].logprob) / max(1, len(tokens) - len(before))
 

@@ -49,7 +49,8 @@ from tandem.estimators.work import PassWork
 from tandem.kv.cache import KVCache
 from tandem.scheduling.registry import build_policy, known_policies
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.view import Budgets, class_of
+from tandem.scheduling.state import class_of
+from tandem.scheduling.view import Budgets
 
 INFO = ModelInfo(
     model="none", architecture="none", device="none", dtype="none", vocab_size=32_000,

@@ -119,7 +119,7 @@ class LLM:
         self._tokenizer = Tokenizer.load(self._settings.model.model)
         self._ids = count()
         for name, path in self._settings.adapters.preload.items():
-            self._loop.load_adapter(name, path)
+            self._loop.adapters.load(name, path)
 
     @property
     def info(self) -> ModelInfo:
@@ -133,7 +133,7 @@ class LLM:
 
     def load_adapter(self, name: str, path: str) -> AdapterVersion:
         """Make a PEFT directory the current version of `name`. Raises `AdapterError`."""
-        return self._loop.load_adapter(name, path)
+        return self._loop.adapters.load(name, path)
 
     def generate(
         self,
@@ -206,22 +206,22 @@ class LLM:
         if Path(path).exists():
             raise InvalidRequest(f"{path} exists already; name a new directory", param="path")
         encoded = self._encode(examples, chosen)
-        current = self._loop.adapters.get(adapter)
+        current = self._loop.adapters.current.get(adapter)
         spec = TrainerSpec(
             adapter, chosen.lora, chosen.optimizer(), source=current.path if current else ""
         )
-        self._loop.open_trainer(spec)
+        self._loop.teaching.open_trainer(spec)
         try:
             outcomes = self._train(adapter, encoded, chosen)
             if not any(outcome.applied for outcome in outcomes):
                 raise TandemError("nothing was learned: the loss of no step was finite")
-            snapshot = self._loop.snapshot_trainer(adapter)
+            snapshot = self._loop.teaching.snapshot_trainer(adapter)
             snapshot.write(path)
             files = inspect_adapter(path)
-            version = self._loop.adopt(snapshot, adapter, str(files.path), files.content_hash)
+            version = self._loop.adapters.adopt(snapshot, adapter, str(files.path), files.content_hash)
         finally:
-            self._loop.close_trainer(adapter)
-            self._loop.take_learned()
+            self._loop.teaching.close_trainer(adapter)
+            self._loop.teaching.take_learned()
         losses = tuple(outcome.loss for outcome in outcomes)
         return Lesson(version, losses, sum(not outcome.applied for outcome in outcomes))
 
@@ -256,7 +256,7 @@ class LLM:
                 step_id = f"llm-{next(self._ids)}"
                 loss = settings.loss(encoded[0].kind)
                 scale = evidence([each.weight for each in part], settings.batch_samples)
-                self._loop.add_step(TrainingStep(step_id, adapter, loss, filled, scale=scale))
+                self._loop.teaching.add_step(TrainingStep(step_id, adapter, loss, filled, scale=scale))
                 outcomes += self._finish(1, StepOutcome)
         return outcomes
 
@@ -279,7 +279,7 @@ class LLM:
             if each.role is not Role.TARGET and each not in known
         }
         for request_id, each in wanted.items():
-            self._loop.add_score(ScoreRequest(request_id, each.tokens, each.prompt_tokens))
+            self._loop.teaching.add_score(ScoreRequest(request_id, each.tokens, each.prompt_tokens))
         for score in self._finish(len(wanted), Score):
             known[wanted[score.request_id]] = score.logprob
 
@@ -289,7 +289,7 @@ class LLM:
         while len(ended) < number:
             self._pause()
             self._loop.step()
-            for each in self._loop.take_learned():
+            for each in self._loop.teaching.take_learned():
                 if not isinstance(each, kind):
                     raise TandemError(f"learning failed: {each}")
                 ended.append(each)

@@ -85,7 +85,7 @@ class Bench:
         self.cancelled: set[str] = set()
 
     def open(self, name: str, seed: int = 0) -> None:
-        self.loop.open_trainer(TrainerSpec(name, LoraSpec(seed=seed)))
+        self.loop.teaching.open_trainer(TrainerSpec(name, LoraSpec(seed=seed)))
 
     def step(self) -> None:
         """One iteration, or the wait for the next one. No policy lets requests wait for nothing."""
@@ -102,7 +102,7 @@ class Bench:
         self.collect()
 
     def collect(self) -> None:
-        for learned in self.loop.take_learned():
+        for learned in self.loop.teaching.take_learned():
             if isinstance(learned, StepOutcome):
                 assert learned.step_id not in self.outcomes
                 assert learned.step_id not in self.cancelled
@@ -115,7 +115,7 @@ class Bench:
                 self.failures[learned.request_id] = learned.reason
 
     def cancel(self, trainer: str) -> None:
-        self.cancelled |= set(self.loop.cancel_steps(trainer))
+        self.cancelled |= set(self.loop.teaching.cancel_steps(trainer))
 
     def run(self, limit: int = 4000) -> None:
         """Until nothing is left that the policy would ever run."""

@@ -23,7 +23,7 @@ def test_rows_are_counted_for_who_asked_for_them() -> None:
     bench.open("t")
     bench.loop.add(request("on", (1, 2, 3), 5))
     bench.loop.add(offline("off", 7))
-    bench.loop.add_step(dpo_step("s", "t", [9, 14]))
+    bench.loop.teaching.add_step(dpo_step("s", "t", [9, 14]))
     bench.run()
     stats = bench.loop.stats(100)
     sums = [

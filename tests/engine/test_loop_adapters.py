@@ -41,12 +41,12 @@ def test_no_answer_reads_blocks_of_another_version(script, tmp_path_factory):
     for action in script:
         if action[0] == "load":
             path = write_adapter(folder / action[1], f"weights {action[2]}")
-            bench.loop.load_adapter(action[1], path)
-        elif action[0] == "unload" and action[1] in bench.loop.adapters:
-            bench.loop.unload_adapter(action[1])
+            bench.loop.adapters.load(action[1], path)
+        elif action[0] == "unload" and action[1] in bench.loop.adapters.current:
+            bench.loop.adapters.unload(action[1])
         elif action[0] == "add":
             name = action[1]
-            version = bench.loop.adapters.get(name) if name else None
+            version = bench.loop.adapters.current.get(name) if name else None
             if name is None or version is not None:
                 new = request(f"r{len(asked)}", action[2], adapter=name)
                 bench.loop.add(new)
@@ -57,7 +57,7 @@ def test_no_answer_reads_blocks_of_another_version(script, tmp_path_factory):
     bench.run()
     for each, content_hash in asked:
         check_answer(bench, each, 0, content_hash)
-    current = {version.content_hash for version in bench.loop.adapters.values()}
+    current = {version.content_hash for version in bench.loop.adapters.current.values()}
     assert bench.executor.adapters == current, "a version nobody uses is still loaded"
 
 
@@ -66,23 +66,23 @@ def test_adapter_errors(tmp_path):
     with pytest.raises(NotFound):
         bench.loop.add(request("a", [1], adapter="none"))
     with pytest.raises(NotFound):
-        bench.loop.unload_adapter("none")
+        bench.loop.adapters.unload("none")
     with pytest.raises(AdapterError, match="no adapter directory"):
-        bench.loop.load_adapter("a", str(tmp_path / "missing"))
+        bench.loop.adapters.load("a", str(tmp_path / "missing"))
     (tmp_path / "adapter_model.bin").write_bytes(b"")
     with pytest.raises(AdapterError, match="pickled"):
-        bench.loop.load_adapter("a", str(tmp_path))
+        bench.loop.adapters.load("a", str(tmp_path))
     for number in range(4):
         folder = write_adapter(tmp_path / f"{number}", f"{number}")
-        bench.loop.load_adapter(f"n{number}", folder)
+        bench.loop.adapters.load(f"n{number}", folder)
     with pytest.raises(AdapterError, match="4 adapters"):
-        bench.loop.load_adapter("n4", write_adapter(tmp_path / "4", "4"))
+        bench.loop.adapters.load("n4", write_adapter(tmp_path / "4", "4"))
 
 
 def test_version_numbers_and_labels(tmp_path):
     bench = Bench()
-    first = bench.loop.load_adapter("a", write_adapter(tmp_path / "a", "1"))
-    second = bench.loop.load_adapter("a", write_adapter(tmp_path / "a", "2"))
+    first = bench.loop.adapters.load("a", write_adapter(tmp_path / "a", "1"))
+    second = bench.loop.adapters.load("a", write_adapter(tmp_path / "a", "2"))
     assert (first.label, second.label) == ("a@1", "a@2")
     bench.loop.add(request("r", [1, 2], adapter="a"))
     bench.run()

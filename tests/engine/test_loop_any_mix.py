@@ -62,7 +62,7 @@ def play(script, bench: Bench, *, trains: bool = True) -> dict[str, tuple]:  # n
             make = {"sft": sft_step, "dpo": dpo_step, "kto": kto_step}[kind]
             step = make(name, *action[1:])
             try:
-                bench.loop.add_step(step)
+                bench.loop.teaching.add_step(step)
             except InvalidRequest as error:
                 assert "rows" in str(error)
                 continue
@@ -70,12 +70,12 @@ def play(script, bench: Bench, *, trains: bool = True) -> dict[str, tuple]:  # n
         elif kind == "score":
             trainer = None if action[1] == "-" else action[1]
             score = ScoreRequest(name, action[2], 1, trainer=trainer)
-            bench.loop.add_score(score)
+            bench.loop.teaching.add_score(score)
             asked[name] = (score,)
         elif kind == "cancel":
             bench.cancel(action[1])
         elif kind == "reopen":
-            bench.cancelled |= set(bench.loop.close_trainer(action[1]))
+            bench.cancelled |= set(bench.loop.teaching.close_trainer(action[1]))
             bench.collect()
             bench.open(action[1], seed=number)
         elif kind == "fail":

@@ -43,7 +43,7 @@ def test_a_pass_that_gives_way_counts_for_nothing_and_is_done_again():
     results = results_of(disturbed.loop)
     for bench in (undisturbed, disturbed):
         bench.open("t")
-        bench.loop.add_step(sft_step("s", "t", [20, 12]))
+        bench.loop.teaching.add_step(sft_step("s", "t", [20, 12]))
     asked = 0
 
     def urgent() -> bool:
@@ -72,10 +72,10 @@ def test_a_pass_that_gives_way_counts_for_nothing_and_is_done_again():
 def test_a_step_that_was_cancelled_after_its_pass_gave_way_leaves_nothing(urgent):
     bench = Bench()
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [20, 12]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [20, 12]))
     bench.loop.step(lambda: urgent)
     bench.cancel("t")
-    bench.loop.add_step(sft_step("after", "t", [8]))
+    bench.loop.teaching.add_step(sft_step("after", "t", [8]))
     bench.run()
     assert list(bench.outcomes) == ["after"]
 
@@ -84,7 +84,7 @@ def test_plans_with_requests_never_give_way():
     bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200)
     bench.open("t")
     for number in range(6):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30]))
+        bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [30, 30]))
     bench.loop.add(request("r", (1, 2, 3), 40))
     while "r" not in bench.ended:
         bench.step()
@@ -97,7 +97,7 @@ def test_a_lost_pass_that_holds_every_slot_holds_nobody_up(ends):
     """Six sequences of an old step for four slots; what comes needs one of them, or is gone."""
     bench = Bench(max_sequences=4, num_blocks=64)
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [9] * 6))
+    bench.loop.teaching.add_step(sft_step("s", "t", [9] * 6))
     bench.clock.advance(100.0)
     results = results_of(bench.loop)
     bench.loop.step(lambda: True)
@@ -112,7 +112,7 @@ def test_a_lost_pass_that_holds_every_slot_holds_nobody_up(ends):
 def test_a_lost_pass_as_long_as_the_cache_is_done_again():
     bench = Bench(num_blocks=15, max_batch_tokens=64)
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [58]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [58]))
     bench.loop.step(lambda: True)
     bench.run(limit=100)
     assert bench.outcomes["s"].applied
@@ -122,7 +122,7 @@ def test_learning_gives_way_in_an_idle_engine_however_much_it_has_earned():
     bench = Bench(options={"min_share": "1.0"}, max_batch_tokens=64, costs=SLOW)
     bench.open("t")
     for number in range(4):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 20]))
+        bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [30, 20]))
     bench.run()
     assert len(bench.outcomes) == 4 and all(plan.gives_way for plan in bench.plans)
 
@@ -131,7 +131,7 @@ def test_learning_gives_way_in_an_idle_engine_however_much_it_has_earned():
 def test_the_baselines_do_not(policy):
     bench = Bench(policy)
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [20, 12]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [20, 12]))
     bench.clock.advance(100.0)
     bench.run()
     assert bench.plans and not any(plan.gives_way for plan in bench.plans)

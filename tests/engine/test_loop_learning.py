@@ -60,7 +60,7 @@ def test_steps_train_beside_requests(policy, make):
         bench.loop.add(each)
     steps = [make(f"s{i}") for i in range(3)]
     for step in steps:
-        bench.loop.add_step(step)
+        bench.loop.teaching.add_step(step)
     while len(bench.outcomes) < 3:
         known = len(bench.outcomes)
         bench.step()
@@ -81,9 +81,9 @@ def test_steps_train_beside_requests(policy, make):
 def test_no_retraining_serves_and_scores_but_never_trains():
     bench = Bench("no_retrain")
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [10]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [10]))
     bench.loop.add(request("r", (1, 2, 3)))
-    bench.loop.add_score(ScoreRequest("x", (1, 2, 3), 1, trainer="t"))
+    bench.loop.teaching.add_score(ScoreRequest("x", (1, 2, 3), 1, trainer="t"))
     bench.run()
     assert "r" in bench.ended and "x" in bench.scores and not bench.outcomes
     assert not bench.loop.has_work and bench.loop.stats().training_waiting == 1
@@ -95,7 +95,7 @@ def test_a_trained_step_is_never_forwarded_beside_one_that_is_not_updated():
     bench = Bench()
     bench.open("t")
     for name in "ab":
-        bench.loop.add_step(sft_step(name, "t", [20], [20]))
+        bench.loop.teaching.add_step(sft_step(name, "t", [20], [20]))
     bench.run()
     order = [
         *(kind for plan in bench.plans for kind in
@@ -108,12 +108,12 @@ def test_cancelled_steps_are_discarded_in_the_next_plan_and_others_go_on():
     bench = Bench()
     for name in "tu":
         bench.open(name)
-        bench.loop.add_step(sft_step(name, name, [20], [20]))
+        bench.loop.teaching.add_step(sft_step(name, name, [20], [20]))
     while not any(plan.slices for plan in bench.plans):
         bench.step()
     planned = len(bench.plans)
     bench.cancel("t")
-    bench.loop.add_step(sft_step("again", "t", [10]))
+    bench.loop.teaching.add_step(sft_step("again", "t", [10]))
     bench.run()
     assert [d.trainer for d in bench.plans[planned].discards] == ["t"]
     assert bench.cancelled == {"t"} and set(bench.outcomes) == {"u", "again"}
@@ -123,7 +123,7 @@ def test_cancelled_steps_are_discarded_in_the_next_plan_and_others_go_on():
 def test_a_step_that_was_not_begun_needs_no_discard():
     bench = Bench()
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [20]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [20]))
     bench.cancel("t")
     assert not bench.loop.has_work
     assert all(not plan.discards for plan in bench.plans)
@@ -134,9 +134,9 @@ def test_a_step_that_fails_ends_alone(kind):
     bench = Bench()
     for name in "tu":
         bench.open(name)
-    bench.loop.add_step(sft_step("bad", "t", [20, 10]))  # sequences 0 and 1, micro-batch 0
-    bench.loop.add_step(sft_step("good", "u", [20]))
-    bench.loop.add_step(sft_step("next", "t", [20]))
+    bench.loop.teaching.add_step(sft_step("bad", "t", [20, 10]))  # sequences 0 and 1, micro-batch 0
+    bench.loop.teaching.add_step(sft_step("good", "u", [20]))
+    bench.loop.teaching.add_step(sft_step("next", "t", [20]))
     bench.loop.add(asked := request("r", (1, 2, 3), 20))
     bench.executor.failing = {1} if kind == "sequence" else set()
     bench.executor.nan_scores = {1} if kind == "nan" else set()
@@ -173,7 +173,7 @@ def test_a_non_finite_loss_ends_the_step():
     chosen, rejected = step.micro_batches[0]
     broken = type(chosen)(chosen.tokens, 2, chosen.role, reference=math.inf)
     loss = LossSpec(step.loss.kind)
-    bench.loop.add_step(TrainingStep("s", "t", loss, ((broken, rejected),)))
+    bench.loop.teaching.add_step(TrainingStep("s", "t", loss, ((broken, rejected),)))
     bench.run()
     assert not bench.outcomes["s"].applied and "finite" in (bench.outcomes["s"].problem or "")
 
@@ -181,30 +181,30 @@ def test_a_non_finite_loss_ends_the_step():
 def test_what_can_never_run_is_refused_with_numbers():
     bench = Bench(num_blocks=12, recording_tokens=30)
     with pytest.raises(NotFound, match="open it first"):
-        bench.loop.add_step(sft_step("s", "t", [10]))
+        bench.loop.teaching.add_step(sft_step("s", "t", [10]))
     bench.open("t")
     with pytest.raises(InvalidRequest, match=r"38 rows, .* 30 at once"):
-        bench.loop.add_step(sft_step("s", "t", [20, 20]))
+        bench.loop.teaching.add_step(sft_step("s", "t", [20, 20]))
     with pytest.raises(InvalidRequest, match="holds 48"):
-        bench.loop.add_score(ScoreRequest("x", (1,) * 50, 1))
+        bench.loop.teaching.add_score(ScoreRequest("x", (1,) * 50, 1))
     with pytest.raises(InvalidRequest, match="nothing to learn"):
-        bench.loop.add_step(TrainingStep("s", "t", sft_step("s", "t", [5]).loss, ()))
+        bench.loop.teaching.add_step(TrainingStep("s", "t", sft_step("s", "t", [5]).loss, ()))
     with pytest.raises(InvalidRequest, match="no completion"):
-        bench.loop.add_score(ScoreRequest("x", (1, 2), 2))
+        bench.loop.teaching.add_score(ScoreRequest("x", (1, 2), 2))
     with pytest.raises(InvalidRequest, match="no room for recordings"):
         other = Bench(recording_tokens=0)
         other.open("t")
-        other.loop.add_step(sft_step("s", "t", [5]))
+        other.loop.teaching.add_step(sft_step("s", "t", [5]))
     assert not bench.loop.has_work
 
 
 def test_an_update_waits_for_scores_that_began_under_the_old_parameters():
     bench = Bench(max_batch_tokens=8)
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [6]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [6]))
     tokens = tuple(range(40))
     for number in range(3):
-        bench.loop.add_score(ScoreRequest(f"x{number}", tokens, 1, trainer="t"))
+        bench.loop.teaching.add_score(ScoreRequest(f"x{number}", tokens, 1, trainer="t"))
     before = weights_of(bench, "t")
     bench.run()
     after = weights_of(bench, "t")
@@ -216,9 +216,9 @@ def test_an_update_waits_for_scores_that_began_under_the_old_parameters():
 def test_scores_take_the_prefix_but_not_what_they_score():
     bench = Bench()
     tokens = tuple(range(30))
-    bench.loop.add_score(ScoreRequest("a", tokens, 20))
+    bench.loop.teaching.add_score(ScoreRequest("a", tokens, 20))
     bench.run()
-    bench.loop.add_score(ScoreRequest("b", tokens, 20))
+    bench.loop.teaching.add_score(ScoreRequest("b", tokens, 20))
     planned = len(bench.plans)
     bench.run()
     again = [span for plan in bench.plans[planned:] for span in plan.spans]
@@ -231,8 +231,8 @@ def test_scores_take_the_prefix_but_not_what_they_score():
 def test_training_leaves_nothing_in_the_prefix_cache():
     bench = Bench()
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [30]))
-    bench.loop.add_score(ScoreRequest("x", tuple(range(30)), 5, trainer="t"))
+    bench.loop.teaching.add_step(sft_step("s", "t", [30]))
+    bench.loop.teaching.add_score(ScoreRequest("x", tuple(range(30)), 5, trainer="t"))
     bench.run()
     assert bench.cache.cached_blocks == 0
     assert bench.loop.stats().prefix_queries_tokens == 0
@@ -242,7 +242,7 @@ def test_recorded_rows_survive_preemption():
     bench = Bench("priority", num_blocks=14, max_sequences=2, max_batch_tokens=10)
     bench.open("t")
     weights = weights_of(bench, "t")
-    bench.loop.add_step(step := sft_step("s", "t", [40]))
+    bench.loop.teaching.add_step(step := sft_step("s", "t", [40]))
     bench.step()
     bench.loop.add(request("r", (1,) * 20, 20))
     bench.run()
@@ -255,7 +255,7 @@ def test_recorded_rows_survive_preemption():
 def test_ekya_waits_for_its_interval_and_then_inference_waits():
     bench = Bench("ekya", {"interval_s": "3"})
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [20]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [20]))
     assert not bench.loop.step()
     assert not bench.loop.has_work and bench.loop.pause_s == pytest.approx(3.0, abs=0.01)
     bench.step()
@@ -273,7 +273,7 @@ def test_adainf_trains_whole_steps_before_anybody_is_served():
     bench.open("u")
     bench.loop.add(request("r", (1, 2), 4))
     for name in "tu":
-        bench.loop.add_step(sft_step(name, name, [20], [20]))
+        bench.loop.teaching.add_step(sft_step(name, name, [20], [20]))
     while len(bench.outcomes) < 2:
         assert "r" not in bench.tokens
         bench.step()
@@ -290,10 +290,10 @@ def test_a_snapshot_becomes_a_version_without_reading_files(tmp_path: Path):
     snapshot = bench.executor.snapshot_trainer("t")
     snapshot.write(str(tmp_path / "v"))
     bench.executor.read_adapter = None  # type: ignore[assignment]  # nothing may be read
-    candidate = bench.loop.adopt(snapshot, "candidate", str(tmp_path / "v"), "abc")
-    published = bench.loop.publish_adapter(type(candidate)("formal", 7, "abc", str(tmp_path / "v")))
-    bench.loop.unload_adapter("candidate")
-    assert bench.loop.adapters == {"formal": published} and published.label == "formal@7"
+    candidate = bench.loop.adapters.adopt(snapshot, "candidate", str(tmp_path / "v"), "abc")
+    published = bench.loop.adapters.publish(type(candidate)("formal", 7, "abc", str(tmp_path / "v")))
+    bench.loop.adapters.unload("candidate")
+    assert bench.loop.adapters.current == {"formal": published} and published.label == "formal@7"
     bench.loop.add(request("r", (1, 2), 3, adapter="formal"))
     bench.run()
     assert bench.ended["r"].adapter == "formal@7"
@@ -305,9 +305,9 @@ def test_published_files_must_have_the_content_that_was_promised(tmp_path: Path)
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps({"r": 4}))
     (folder / "adapter_model.safetensors").write_bytes(b"weights")
-    version = bench.loop.load_adapter("a", str(folder))
-    bench.loop.unload_adapter("a")
-    assert bench.loop.publish_adapter(version) == version
+    version = bench.loop.adapters.load("a", str(folder))
+    bench.loop.adapters.unload("a")
+    assert bench.loop.adapters.publish(version) == version
     with pytest.raises(InvalidRequest, match="changed"):
-        bench.loop.publish_adapter(type(version)("b", 1, "0" * 32, str(folder)))
-    assert set(bench.loop.adapters) == {"a"}
+        bench.loop.adapters.publish(type(version)("b", 1, "0" * 32, str(folder)))
+    assert set(bench.loop.adapters.current) == {"a"}

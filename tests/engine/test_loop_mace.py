@@ -22,7 +22,7 @@ def test_decodes_go_on_beside_prompts_and_training():
     bench.loop.add(request("a", (1, 2, 3), 20))
     bench.step()
     bench.loop.add(request("b", tuple(range(20)), 5))
-    bench.loop.add_step(dpo_step("s", "t", [10, 10]))
+    bench.loop.teaching.add_step(dpo_step("s", "t", [10, 10]))
     bench.step()
     spans = bench.plans[-1].spans
     assert [len(span.tokens) for span in spans[:2]] == [1, 20]
@@ -35,7 +35,7 @@ def test_an_aged_step_goes_before_prompts_of_its_time():
     for ages_s, first in ((0.0, "prompt"), (60.0, "step")):
         bench = Bench("mace", num_blocks=12, max_batch_tokens=64, recording_tokens=64)
         bench.open("t")
-        bench.loop.add_step(dpo_step("s", "t", [16, 16]))
+        bench.loop.teaching.add_step(dpo_step("s", "t", [16, 16]))
         bench.clock.advance(ages_s)
         bench.loop.add(request("r", tuple(range(30)), 2))
         bench.step()
@@ -51,7 +51,7 @@ def test_a_larger_loss_goes_first():
     for name, urgency in (("calm", 0.1), ("urgent", 3.0)):
         bench.open(name)
         step = dpo_step(f"s-{name}", name, [16, 16])
-        bench.loop.add_step(replace(step, urgency=urgency))
+        bench.loop.teaching.add_step(replace(step, urgency=urgency))
     bench.run()
     finished = {name: outcome.finished_s for name, outcome in bench.outcomes.items()}
     assert finished["s-urgent"] < finished["s-calm"]
@@ -62,7 +62,7 @@ def test_without_bins_training_and_inference_do_not_share_an_iteration():
                   recording_tokens=200)  # fmt: skip
     bench.open("t")
     for number in range(3):
-        bench.loop.add_step(dpo_step(f"s{number}", "t", [10, 10]))
+        bench.loop.teaching.add_step(dpo_step(f"s{number}", "t", [10, 10]))
         bench.loop.add(request(f"r{number}", (number, 1), 6))
     bench.run()
     assert len(bench.outcomes) == 3 and len(bench.ended) == 3
@@ -76,7 +76,7 @@ def test_the_hybrid_in_order_of_arrival_mixes_what_it_keeps_to_fixed_numbers():
     bench = Bench("mace", options, num_blocks=200, max_batch_tokens=64, recording_tokens=200)
     bench.open("t")
     for number in range(3):
-        bench.loop.add_step(dpo_step(f"s{number}", "t", [10, 10]))
+        bench.loop.teaching.add_step(dpo_step(f"s{number}", "t", [10, 10]))
         bench.loop.add(request(f"r{number}", (number, 1), 6))
     bench.run()
     assert len(bench.outcomes) == 3 and len(bench.ended) == 3
@@ -111,9 +111,9 @@ def test_a_score_goes_before_the_update_that_it_holds_up_without_bins():
     bench.open("t")
     bench.loop.add(request("r", (1, 2), 3))
     bench.step()
-    bench.loop.add_step(sft_step("s", "t", [6]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [6]))
     bench.clock.advance(0.1)
-    bench.loop.add_score(ScoreRequest("x", tuple(range(30)), 1, trainer="t"))
+    bench.loop.teaching.add_score(ScoreRequest("x", tuple(range(30)), 1, trainer="t"))
     bench.run()
     assert set(bench.outcomes) == {"s"} and set(bench.scores) == {"x"} and "r" in bench.ended
     updated = next(place for place, plan in enumerate(bench.plans) if plan.updates)
@@ -125,7 +125,7 @@ def test_a_score_goes_before_the_update_that_it_holds_up_without_bins():
 def test_what_waits_for_a_slot_stops_nobody(bins):
     """The older request outranks the half-done score that has the only slot."""
     bench = Bench("mace", {"bins": bins}, max_sequences=1, max_batch_tokens=8)
-    bench.loop.add_score(ScoreRequest("x", tuple(range(30)), 1))
+    bench.loop.teaching.add_score(ScoreRequest("x", tuple(range(30)), 1))
     bench.step()
     bench.loop.add(request("r", (1, 2, 3), 4))
     bench.run()

@@ -17,7 +17,7 @@ def test_a_request_starts_although_paused_training_has_its_place(older):
     asked = request("r", tuple(range(34)), 4)
     commands = {
         "request": lambda: bench.loop.add(asked),
-        "step": lambda: bench.loop.add_step(sft_step("s", "t", [40])),
+        "step": lambda: bench.loop.teaching.add_step(sft_step("s", "t", [40])),
     }
     commands.pop(older)()
     bench.clock.advance(1.0)
@@ -58,7 +58,7 @@ def test_nobody_takes_blocks_back_and_forth(prompts, lengths, rows, steps_before
     bench.open("t")
     needed = 0
     for place, length in enumerate(lengths):
-        bench.loop.add_step(sft_step(f"s{place}", "t", [length]))
+        bench.loop.teaching.add_step(sft_step(f"s{place}", "t", [length]))
         needed += length - 1
     for _ in range(steps_before):
         bench.step()
@@ -82,7 +82,7 @@ def test_an_idle_hour_is_no_credit():
     bench.run()
     bench.clock.advance(8.0)
     for number in range(40):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30]))
+        bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [30, 30]))
     came_s = bench.clock.now()
     bench.loop.add(request("second", (1, 2), 40))
     while "second" not in bench.ended:

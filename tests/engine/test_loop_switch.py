@@ -54,7 +54,7 @@ class Bench:
         path.mkdir(exist_ok=True)
         (path / "adapter_config.json").write_text(json.dumps({"r": 4}))
         (path / "adapter_model.safetensors").write_bytes(f"{name} {number}".encode())
-        version = self.loop.load_adapter(name, str(path))
+        version = self.loop.adapters.load(name, str(path))
         self.versions.setdefault(name, []).append(version.content_hash)
         return version
 
@@ -76,7 +76,7 @@ class Bench:
             self.step()
         assert not self.loop.has_work, "requests never end"
         assert self.cache.held_blocks == 0
-        current = {version.content_hash for version in self.loop.adapters.values()}
+        current = {version.content_hash for version in self.loop.adapters.current.values()}
         assert self.executor.adapters == current, "a version nobody uses is still loaded"
 
 
@@ -147,7 +147,7 @@ def test_what_is_loaded_after_an_unload_is_a_new_version_too(tmp_path):
     bench.load("a", 1)
     bench.add("r", [1, 2, 3], "a")
     bench.step()
-    bench.loop.unload_adapter("a")
+    bench.loop.adapters.unload("a")
     bench.step()
     new = bench.load("a", 2)
     bench.run()
@@ -183,7 +183,7 @@ def test_scores_and_other_adapters_keep_their_version(tmp_path):
     bench = Bench(tmp_path)
     old, other = bench.load("a", 1), bench.load("b", 1)
     tokens = tuple(range(30))
-    bench.loop.add_score(ScoreRequest("s", tokens, 1, adapter="a"))
+    bench.loop.teaching.add_score(ScoreRequest("s", tokens, 1, adapter="a"))
     bench.add("r", [1, 2, 3], "b")
     bench.add("base", [1, 2, 3], None)
     bench.step()
@@ -191,7 +191,7 @@ def test_scores_and_other_adapters_keep_their_version(tmp_path):
     scores = []
     while bench.loop.has_work:
         bench.step()
-        scores += [each for each in bench.loop.take_learned() if isinstance(each, Score)]
+        scores += [each for each in bench.loop.teaching.take_learned() if isinstance(each, Score)]
     assert scores[0].logprob == expected_score(tokens, 1, old.content_hash)
     for name, content in (("r", other.content_hash), ("base", None)):
         assert bench.tokens[name, 0] == expected_tokens([1, 2, 3], draw(), content, 8, frozenset())
@@ -228,14 +228,14 @@ def test_any_mix_of_versions(script, num_blocks, tmp_path_factory):  # noqa: C90
                 if seq.adapter is not None and seq.adapter.name == version.name:
                     assert seq.adapter == version, "a sequence was left behind"
                     switched.add(seq.request.request_id)
-        elif action[0] == "unload" and action[1] in bench.loop.adapters:
-            bench.loop.unload_adapter(action[1])
+        elif action[0] == "unload" and action[1] in bench.loop.adapters.current:
+            bench.loop.adapters.unload(action[1])
         elif action[0] == "add":
             _, adapter, prompt, n, urgent = action
-            if adapter is None or adapter in bench.loop.adapters:
+            if adapter is None or adapter in bench.loop.adapters.current:
                 name = f"r{len(asked)}"
                 bench.add(name, prompt, adapter, n, urgent)
-                content = bench.loop.adapters[adapter].content_hash if adapter else None
+                content = bench.loop.adapters.current[adapter].content_hash if adapter else None
                 asked[name] = (prompt, content, n)
         elif action[0] == "step":
             for _ in range(action[1]):

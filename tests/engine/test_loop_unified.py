@@ -33,7 +33,7 @@ def test_unified_keeps_every_token_within_its_objective(temporal):
     )  # fmt: skip
     bench.open("t")
     for number in range(30):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30], [30, 30]))
+        bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [30, 30], [30, 30]))
     for number in range(4):
         bench.loop.add(request(f"r{number}", (number, 1, 2), 60))
     while len(bench.ended) < 4:
@@ -56,7 +56,7 @@ def test_unified_never_starves_learning():
         max_batch_tokens=16, costs=costs,
     )  # fmt: skip
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [30], [30]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [30], [30]))
     number = 0
     while "s" not in bench.outcomes:
         while bench.scheduler.state.num_waiting < 4:
@@ -71,13 +71,13 @@ def test_unified_works_through_steps_by_urgency_and_age():
     bench = Bench()
     for name in "tuv":
         bench.open(name)
-    bench.loop.add_step(sft_step("calm", "t", [30], urgency=0.1))
-    bench.loop.add_step(sft_step("urgent", "u", [30], urgency=3.0))
+    bench.loop.teaching.add_step(sft_step("calm", "t", [30], urgency=0.1))
+    bench.loop.teaching.add_step(sft_step("urgent", "u", [30], urgency=3.0))
     bench.run()
     assert list(bench.outcomes) == ["urgent", "calm"]
-    bench.loop.add_step(sft_step("old", "t", [30], urgency=0.1))
+    bench.loop.teaching.add_step(sft_step("old", "t", [30], urgency=0.1))
     bench.clock.advance(100.0)
-    bench.loop.add_step(sft_step("new", "u", [30], urgency=3.0))
+    bench.loop.teaching.add_step(sft_step("new", "u", [30], urgency=3.0))
     bench.run()
     assert list(bench.outcomes)[2:] == ["old", "new"]
 
@@ -88,7 +88,7 @@ def test_unified_spends_saved_slack_in_passes_up_to_its_ceiling():
     bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200, costs=costs)
     bench.open("t")
     for number in range(8):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30]))
+        bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [30, 30]))
     bench.loop.add(request("r", (1, 2), 60, slo=Slo(ttft_s=1.0, tpot_s=0.4)))
     while "r" not in bench.ended:
         bench.step()
@@ -105,11 +105,11 @@ def test_unified_gives_less_away_the_less_its_predictions_hold_up_to_a_fifth():
             recording_tokens=200, costs=costs,
         )  # fmt: skip
         bench.open("t")
-        bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
+        bench.loop.teaching.add_step(sft_step("before", "t", [30, 20], [10]))
         bench.run()
         bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=1.0, tpot_s=0.1)))
         bench.step()
-        bench.loop.add_step(sft_step("s", "t", [30, 30]))
+        bench.loop.teaching.add_step(sft_step("s", "t", [30, 30]))
         bench.scheduler.latency.forward.errors.mean = error
         bench.step()
         return sum(len(span.tokens) for span in bench.plans[-1].spans if span.record)
@@ -122,12 +122,12 @@ def test_a_request_that_was_late_once_saves_up_slack_again():
     costs = Costs(iteration_s=0.02, token_s=0.001)
     bench = Bench(num_blocks=200, max_batch_tokens=64, recording_tokens=200, costs=costs)
     bench.open("t")
-    bench.loop.add_step(sft_step("before", "t", [30, 20], [10]))
+    bench.loop.teaching.add_step(sft_step("before", "t", [30, 20], [10]))
     bench.run()
     bench.loop.add(request("r", (1, 2), 200, slo=Slo(ttft_s=0.001, tpot_s=0.06)))
     bench.clock.advance(5.0)  # nobody came to it
     for number in range(12):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [60, 60]))
+        bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [60, 60]))
     while "r" not in bench.ended:
         bench.step()
     late = gaps(bench, "r")[8:]
@@ -140,7 +140,7 @@ def test_in_turns_learning_has_every_other_iteration():
     bench.open("t")
     bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=1.0, tpot_s=0.5)))
     for number in range(20):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30]))
+        bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [30]))
     while len(bench.tokens.get("r", ())) < 60:
         bench.step()
     learns = [not any(span.draws for span in plan.spans) for plan in bench.plans[20:80]]
@@ -156,7 +156,7 @@ def test_learning_that_comes_is_looked_at_whatever_was_there_before():
     while "o" not in bench.ended:
         bench.step()
     bench.step()
-    bench.loop.add_step(sft_step("s", "t", [30]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [30]))
     bench.step()
     assert any(span.record for span in bench.plans[-1].spans)
 
@@ -178,7 +178,7 @@ def test_learning_that_gets_nothing_is_looked_at_less_often(monkeypatch, iterati
     bench.open("t")
     bench.loop.add(request("r", (1, 2), 150, slo=Slo(ttft_s=1.0, tpot_s=1e-4)))
     bench.step()
-    bench.loop.add_step(sft_step("s", "t", [30]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [30]))
     began_s, before = bench.clock.now(), len(bench.plans)
     while "r" not in bench.ended:
         bench.step()
@@ -196,7 +196,7 @@ def test_unified_tries_what_seems_never_to_fit():
         recording_tokens=200,
     )  # fmt: skip
     bench.open("t")
-    bench.loop.add_step(sft_step("before", "t", [30, 30]))
+    bench.loop.teaching.add_step(sft_step("before", "t", [30, 30]))
     bench.run()
     latency = bench.scheduler.latency = LatencyModel(bench.scheduler.latency.rates)
     of_recording = FORWARD_TERMS.index("recording") - 2  # `longest` and `mean` are part of another
@@ -205,7 +205,7 @@ def test_unified_tries_what_seems_never_to_fit():
     latency.forward = LinearModel(costs, MEASURED)
     latency.backward = LinearModel([60.0] * len(SLICE_TERMS), MEASURED)
     for number in range(8):
-        bench.loop.add_step(sft_step(f"s{number}", "t", [30, 30]))
+        bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [30, 30]))
     for number in range(6):
         name = f"r{number}"
         bench.loop.add(request(name, (1, 2), 60, slo=Slo(ttft_s=1.0, tpot_s=0.3)))
@@ -222,7 +222,7 @@ def test_overdue_learning_that_stands_in_the_way_goes_on(temporal, rows):
     options = {"patience_s": "0.05", "min_share": "1", "temporal_only": temporal}
     bench = Bench(options=options, num_blocks=13, max_batch_tokens=rows, costs=SLOW)
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [42], [42]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [42], [42]))
     bench.clock.advance(1.0)
     while not any(span.record for plan in bench.plans for span in plan.spans):
         bench.step()
@@ -243,7 +243,7 @@ def test_overdue_learning_keeps_its_blocks_in_iterations_that_it_has_no_part_of(
     bench.open("t")
     bench.loop.add(request("r", tuple(range(10)), 28))
     bench.step()
-    bench.loop.add_step(sft_step("s", "t", [34]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [34]))
     bench.clock.advance(1.0)
     bench.run()
     assert bench.outcomes["s"].applied and len(bench.tokens["r"]) == 28
@@ -258,11 +258,11 @@ def test_a_score_that_may_not_start_does_not_hold_up_the_update_that_it_waits_fo
     costs = Costs(iteration_s=0.02, token_s=0.001, update_s=2.0)
     bench = Bench(options={"temporal_only": temporal}, costs=costs)
     bench.open("t")
-    bench.loop.add_step(sft_step("before", "t", [10]))
+    bench.loop.teaching.add_step(sft_step("before", "t", [10]))
     bench.run()
-    bench.loop.add_step(sft_step("s", "t", [10], urgency=0.1))
+    bench.loop.teaching.add_step(sft_step("s", "t", [10], urgency=0.1))
     while bench.scheduler.learning.heads[0].stage is not Stage.UPDATE:
         bench.step()
-    bench.loop.add_score(ScoreRequest("x", (1, 2, 3), 1, trainer="t"))
+    bench.loop.teaching.add_score(ScoreRequest("x", (1, 2, 3), 1, trainer="t"))
     bench.run()
     assert bench.outcomes["s"].applied and "x" in bench.scores

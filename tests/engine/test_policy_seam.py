@@ -23,7 +23,8 @@ from tandem.estimators.work import PassWork
 from tandem.kv.eviction import IdleBlock
 from tandem.scheduling.queues import class_then_arrival
 from tandem.scheduling.registry import build_policy
-from tandem.scheduling.view import Traits, View, class_of
+from tandem.scheduling.state import class_of
+from tandem.scheduling.view import Traits, View
 
 
 class SharedPrefixFirst:
@@ -42,10 +43,10 @@ class SharedPrefixFirst:
     def decide(self, view: View) -> Decision:
         waiting = sorted(
             view.waiting,
-            key=lambda seq: (class_of(seq) is not WorkClass.ONLINE, -view.match(seq), seq.seq_id),
+            key=lambda seq: (class_of(seq) is not WorkClass.ONLINE, -view.kv.match(seq), seq.seq_id),
         )
         running = sorted(view.running, key=class_then_arrival)
-        room = view.num_blocks - view.online_demand_blocks
+        room = view.kv.num_blocks - view.kv.online_demand_blocks
         room -= sum(blocks_at_its_end(seq, view) for seq in running if is_offline(seq))
         admitted: list[Sequence] = []
         for seq in waiting:
@@ -54,9 +55,9 @@ class SharedPrefixFirst:
                 if room < 0.0 and (running or admitted):
                     break
             admitted.append(seq)
-        self.idle = view.idle_blocks()
+        self.idle = view.kv.idle_blocks()
         self.wish = sorted(self.idle, key=lambda each: (each.readers, -each.last_access))
-        held = tuple(view.held_blocks(each) for each in (WorkClass.ONLINE, WorkClass.OFFLINE))
+        held = tuple(view.kv.held_blocks(each) for each in (WorkClass.ONLINE, WorkClass.OFFLINE))
         self.occupied.append(held)
         lane = LaneDecision(tuple(Candidate(seq.seq_id) for seq in (*running, *admitted)))
         return Decision({DEVICE_LANE: lane}, evict=tuple(each.block for each in self.wish))
@@ -67,7 +68,7 @@ def is_offline(seq: Sequence) -> bool:
 
 
 def blocks_at_its_end(seq: Sequence, view: View) -> int:
-    return -(-(seq.prompt_tokens + seq.request.sampling.max_tokens) // view.block_size)
+    return -(-(seq.prompt_tokens + seq.request.sampling.max_tokens) // view.kv.block_size)
 
 
 class WithinSlack:
@@ -287,7 +288,7 @@ def test_what_one_lane_runs_another_does_not(monkeypatch):
 
     bench = bench_of(Greedy(), monkeypatch, lanes=(DEVICE_LANE, "overflow"), max_sequences=2)
     bench.open("t")
-    bench.loop.add_step(sft_step("s", "t", [6, 5]))
+    bench.loop.teaching.add_step(sft_step("s", "t", [6, 5]))
     for number in range(4):
         bench.loop.add(request(f"r{number}", (number, 1), 4))
     bench.run()

@@ -90,7 +90,7 @@ class Engine:
 
     def open(self, name: str, *, eps: float = 1e-8, **spec: object) -> None:
         optimizer = OptimizerSpec(learning_rate=5e-3, eps=eps)
-        self.loop.open_trainer(
+        self.loop.teaching.open_trainer(
             TrainerSpec(name, LoraSpec(rank=4, seed=len(name)), optimizer,
                         **spec)  # type: ignore[arg-type]
         )  # fmt: skip
@@ -104,7 +104,7 @@ class Engine:
             assert event.error is None, event.error
             self.tokens.setdefault(event.request_id, []).extend(event.tokens)
             self.adapters.setdefault(event.request_id, set()).add(event.adapter)
-        for learned in self.loop.take_learned():
+        for learned in self.loop.teaching.take_learned():
             if isinstance(learned, StepOutcome):
                 assert learned.applied, learned.problem
                 self.outcomes[learned.step_id] = learned
@@ -121,7 +121,7 @@ class Engine:
 
     def score(self, tokens: tuple[int, ...], **under: str) -> float:
         name = f"score{len(self.scores)}"
-        self.loop.add_score(ScoreRequest(name, tokens, 4, **under))
+        self.loop.teaching.add_score(ScoreRequest(name, tokens, 4, **under))
         self.run()
         return self.scores[name].logprob
 
@@ -156,7 +156,7 @@ def test_greedy_answers_are_the_same_beside_training(policy):
             if training:
                 for name in ("t", "uu"):
                     rng = random.Random(place)
-                    engine.loop.add_step(dpo(f"{name}{place}", name, rng))
+                    engine.loop.teaching.add_step(dpo(f"{name}{place}", name, rng))
             for _ in range(3):
                 engine.step()
         engine.run()
@@ -188,14 +188,14 @@ def test_a_micro_batch_in_parts_teaches_the_same(tmp_path: Path, monkeypatch):
         monkeypatch.setattr("tandem.scheduling.learning.recording_rows", lambda *_, r=rows: r)
         engine = Engine()
         engine.open("t", eps=1e-5)  # or the sign of what is only rounding counts as much as any
-        engine.loop.snapshot_trainer("t").write(str(tmp_path / f"{rows}-start"))
+        engine.loop.teaching.snapshot_trainer("t").write(str(tmp_path / f"{rows}-start"))
         opened.append([])
         for step in steps:
-            engine.loop.add_step(step)
+            engine.loop.teaching.add_step(step)
             engine.run()
             opened[-1].append(len(engine.opened))
         path = tmp_path / str(rows)
-        engine.loop.snapshot_trainer("t").write(str(path))
+        engine.loop.teaching.snapshot_trainer("t").write(str(path))
         trained.append(load_file(path / "adapter_model.safetensors"))
         losses.append([engine.outcomes[step.step_id].loss for step in steps])
     assert opened[0] == [1, 3, 4] and opened[2] == [3, 11, 17]
@@ -215,7 +215,7 @@ def test_a_slow_device_records_in_parts():
     for ttft_slo in (1.0, 1e-9):
         engine = Engine(ttft_slo=ttft_slo)
         engine.open("t")
-        engine.loop.add_step(sft_step("sft", "t", [40, 41, 42, 20]))
+        engine.loop.teaching.add_step(sft_step("sft", "t", [40, 41, 42, 20]))
         engine.run()
         found.append(engine.opened)
     assert found == [[(39, 40, 41, 19)], [(39, 40, 41), (19,)]]
@@ -228,10 +228,10 @@ def test_losses_fall_for_two_trainers_of_different_losses():
     rng = random.Random(1)
     fixed = (pairs(rng, 3),)
     for number in range(8):
-        engine.loop.add_step(
+        engine.loop.teaching.add_step(
             TrainingStep(f"d{number}", "dpo", LossSpec(LossKind.DPO, beta=0.1), fixed)
         )
-        engine.loop.add_step(sft_step(f"s{number}", "sft", [20, 30], [12]))
+        engine.loop.teaching.add_step(sft_step(f"s{number}", "sft", [20, 30], [12]))
         engine.step()
     engine.run()
     for name in "ds":
@@ -252,7 +252,7 @@ def test_a_score_under_working_parameters_is_what_the_step_saw():
     assert fresh == pytest.approx(base, abs=1e-4), "B starts at zero"
     target = TrainingSequence(sequence.tokens, 4, Role.TARGET)
     for number in range(3):
-        engine.loop.add_step(TrainingStep(f"s{number}", "t", LossSpec(LossKind.SFT), ((target,),)))
+        engine.loop.teaching.add_step(TrainingStep(f"s{number}", "t", LossSpec(LossKind.SFT), ((target,),)))
     engine.run()
     seen = [engine.outcomes[f"s{number}"].logprobs[0][0] for number in range(3)]
     assert seen[0] == pytest.approx(base, abs=1e-4) and seen[0] < seen[1] < seen[2]
@@ -267,14 +267,14 @@ def test_cancelled_steps_leave_the_trainer_as_it_was():
         engine.open("t")
         rng = random.Random(5)
         first, other, last = (dpo(name, "t", rng) for name in ("first", "other", "last"))
-        engine.loop.add_step(first)
+        engine.loop.teaching.add_step(first)
         engine.run()
         if cancel:
-            engine.loop.add_step(other)
+            engine.loop.teaching.add_step(other)
             for _ in range(3):
                 engine.step()
-            assert engine.loop.cancel_steps("t") == ["other"]
-        engine.loop.add_step(last)
+            assert engine.loop.teaching.cancel_steps("t") == ["other"]
+        engine.loop.teaching.add_step(last)
         engine.run()
         trained.append(engine.score(first.micro_batches[0][0].tokens, trainer="t"))
     assert trained[0] == pytest.approx(trained[1], abs=1e-4)
@@ -287,26 +287,26 @@ def test_a_staged_version_is_adopted_under_running_requests(tmp_path: Path):
     versions = []
     for number in (1, 2):
         for each in range(4):
-            engine.loop.add_step(dpo(f"s{number}{each}", "t", rng))
+            engine.loop.teaching.add_step(dpo(f"s{number}{each}", "t", rng))
         engine.run()
         path = str(tmp_path / f"v{number}")
-        snapshot = engine.loop.snapshot_trainer("t")
+        snapshot = engine.loop.teaching.snapshot_trainer("t")
         snapshot.write(path)
         digest = inspect_adapter(path).content_hash
-        engine.loop.adopt(snapshot, "candidate", path, digest)
+        engine.loop.adapters.adopt(snapshot, "candidate", path, digest)
         versions.append(AdapterVersion("formal", number, digest, path))
-    engine.loop.publish_adapter(versions[0])
+    engine.loop.adapters.publish(versions[0])
     engine.ask("old", PROMPTS[0], "formal")
     for _ in range(4):
         engine.step()
-    engine.loop.publish_adapter(versions[1])
+    engine.loop.adapters.publish(versions[1])
     engine.ask("new", PROMPTS[0], "formal")
     engine.run()
     assert engine.adapters == {"old": {"formal@1"}, "new": {"formal@2"}}
 
     fresh = Engine()  # the same files, read from disk by an engine that never trained
     for version in versions:
-        fresh.loop.publish_adapter(version)
+        fresh.loop.adapters.publish(version)
         fresh.ask(f"r{version.number}", PROMPTS[0], "formal")
     fresh.run()
     assert fresh.tokens == {"r1": engine.tokens["old"], "r2": engine.tokens["new"]}
@@ -324,8 +324,8 @@ def test_training_survives_memory_pressure():
         engine.open("t")
         rng = random.Random(9)
         for number in range(2):
-            engine.loop.add_step(sft_step(f"x{number}", "t", [90]))
-            engine.loop.add_step(dpo(f"s{number}", "t", rng))
+            engine.loop.teaching.add_step(sft_step(f"x{number}", "t", [90]))
+            engine.loop.teaching.add_step(dpo(f"s{number}", "t", rng))
             engine.step()
             for place, prompt in enumerate(PROMPTS[:requests]):
                 engine.ask(f"r{number}{place}", prompt)

@@ -277,7 +277,7 @@ def test_what_a_preempted_answer_finds_again_is_no_hit():
         cache.release(seq)
         seq.computed = 0
         seq.computed = cache.attach(seq)
-        cache.count_lookup(seq, seq.computed)
+        cache.counters.count_lookup(seq, seq.computed)
         assert seq.computed == 8
         assert (cache.counters.queries_tokens, cache.counters.hits_tokens) == counted
 

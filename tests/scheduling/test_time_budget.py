@@ -140,8 +140,8 @@ requests = st.builds(
 def first_plan_of_a_step(seconds: float | None) -> tuple[LanePlan, float, LatencyModel]:
     """What is planned of twelve rows that are alone, its prediction, and the model."""
     bench = Bench(Bounded(build_policy("unified"), [seconds]), 64)
-    bench.loop.open_trainer(TrainerSpec("t", LoraSpec()))
-    bench.loop.add_step(training("s", [12]))
+    bench.loop.teaching.open_trainer(TrainerSpec("t", LoraSpec()))
+    bench.loop.teaching.add_step(training("s", [12]))
     plan = bench.step()
     return plan, bench.predicted[0], LatencyModel(RATES)
 
@@ -172,12 +172,12 @@ def test_no_plan_is_predicted_to_exceed_its_time_and_all_work_ends(
     options = {"interval_s": "1"} if policy == "ekya" else {}
     bounded = Bounded(build_policy(policy, options), budgets)
     bench = Bench(bounded, blocks)
-    bench.loop.open_trainer(TrainerSpec("t", LoraSpec()))
+    bench.loop.teaching.open_trainer(TrainerSpec("t", LoraSpec()))
     for place, lengths in enumerate(steps if policy != "no_retrain" else []):
-        bench.loop.add_step(training(f"s{place}", lengths))
+        bench.loop.teaching.add_step(training(f"s{place}", lengths))
     for place, length in enumerate(scores):
         tokens = tuple(range(length))
-        bench.loop.add_score(ScoreRequest(f"score{place}", tokens, 1))
+        bench.loop.teaching.add_score(ScoreRequest(f"score{place}", tokens, 1))
     for iteration in range(3000):
         for place, (pause, each) in enumerate(asked):
             if pause == iteration:
@@ -256,8 +256,8 @@ def test_the_first_prompt_gets_a_block_of_rows_if_it_gets_no_more():
 
 def test_slices_and_updates_get_the_time_that_the_pass_leaves():
     bench = Bench(Scripted(), tokens=64)
-    bench.loop.open_trainer(TrainerSpec("t", LoraSpec()))
-    bench.loop.add_step(training("s", [10, 12]))
+    bench.loop.teaching.open_trainer(TrainerSpec("t", LoraSpec()))
+    bench.loop.teaching.add_step(training("s", [10, 12]))
     bench.step()
     latency, learning = bench.scheduler.latency, bench.scheduler.learning
     (recording,) = learning.heads[0].recordings
@@ -280,8 +280,8 @@ def test_without_a_time_and_with_much_of_it_plans_are_the_same():
     texts = []
     for seconds in (None, 1e9):
         bench = bench_with(*(request(name, 20, n=2) for name in "abc"))
-        bench.loop.open_trainer(TrainerSpec("t", LoraSpec()))
-        bench.loop.add_step(training("s", [10, 12]))
+        bench.loop.teaching.open_trainer(TrainerSpec("t", LoraSpec()))
+        bench.loop.teaching.add_step(training("s", [10, 12]))
         bench.policy.seconds = seconds
         for _ in range(30):
             bench.step()

@@ -70,9 +70,9 @@ def test_slices_are_predicted_by_what_their_passes_kept(profile):
 
     executor = SimExecutor(profile, clock, curve=Saturating(), noise=False, on_plan=on_plan)
     loop = join_loop(resolve({}), executor, clock=clock, rates=profile.rates)
-    loop.open_trainer(TrainerSpec("learner"))
+    loop.teaching.open_trainer(TrainerSpec("learner"))
     for number in range(6):
-        loop.add_step(sft_step(number))
+        loop.teaching.add_step(sft_step(number))
     while loop.has_work:
         if len(loop.scheduler.learning.queued) == 3 and not loop.scheduler.state.all:
             params = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -135,7 +135,7 @@ def test_pairs_that_are_recorded_apart_have_the_same_losses(monkeypatch, lengths
         clock = VirtualClock()
         executor = SimExecutor(PROFILE, clock, curve=Saturating())
         loop = join_loop(resolve({}), executor, clock=clock, rates=PROFILE.rates)
-        loop.open_trainer(TrainerSpec("learner"))
+        loop.teaching.open_trainer(TrainerSpec("learner"))
         roles = (Role.CHOSEN, Role.REJECTED) * (len(lengths) // 2)
         group = tuple(
             TrainingSequence((1,) * length, 1, role)
@@ -143,11 +143,11 @@ def test_pairs_that_are_recorded_apart_have_the_same_losses(monkeypatch, lengths
         )
         for number in range(40):
             step = TrainingStep(f"s{number}", "learner", LossSpec(LossKind.DPO), (group, group))
-            loop.add_step(step)
+            loop.teaching.add_step(step)
         losses: list[float] = []
         while loop.has_work:
             loop.step()
-            losses += [each.loss for each in loop.take_learned() if isinstance(each, StepOutcome)]
+            losses += [each.loss for each in loop.teaching.take_learned() if isinstance(each, StepOutcome)]
         assert len(losses) == 40 and losses[-1] < losses[0]
         found.append(losses)
     assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])

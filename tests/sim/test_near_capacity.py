@@ -136,7 +136,7 @@ def test_near_the_capacity_learning_leaves_requests_their_objectives():
     assert learning.steps > 0
 
 
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("trains", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_batch_that_waits_leaves_online_requests_their_objectives(trains):
     alone = found("unified", 10.0, 0, trains=trains)
     beside = found("unified", 10.0, 0, batch=300, trains=trains)

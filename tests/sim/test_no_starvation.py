@@ -104,7 +104,7 @@ def overload(
     loop, _ = build_simulation(chosen, small_profile(blocks), clock)
     arrivals, trainers = load([(0.0, 1, 1)], steps)
     for spec in trainers:
-        loop.open_trainer(spec)
+        loop.teaching.open_trainer(spec)
 
     def add(shape: Shape, kind: WorkClass, times: list[list[float]]) -> None:
         number = len(times)
@@ -120,7 +120,7 @@ def overload(
         add(shape, WorkClass.OFFLINE, found.offline)
     for arrival in arrivals:
         if isinstance(arrival.work, TrainingStep):
-            loop.add_step(arrival.work)
+            loop.teaching.add_step(arrival.work)
     unfinished = len(offline)
     while (unfinished if offline else found.steps < steps) and found.iterations < MANY:
         keep_coming()
@@ -129,7 +129,7 @@ def overload(
             times = found.online if kind == "online" else found.offline
             times[int(number)] += [clock.now()] * len(event.tokens)
             unfinished -= kind == "offline" and event.finish_reason is not None
-        found.steps += sum(each.applied for each in loop.take_learned())
+        found.steps += sum(each.applied for each in loop.teaching.take_learned())
         found.iterations += 1
     found.ended_s = clock.now()
     return found
@@ -159,13 +159,13 @@ def beside_endless_training(policy: str, shapes: Sequence[Shape]) -> Ended:
     arrivals, trainers = load([(0.0, 1, 1)], MANY)
     works = iter([each.work for each in arrivals if isinstance(each.work, TrainingStep)])
     for spec in trainers:
-        loop.open_trainer(spec)
+        loop.teaching.open_trainer(spec)
 
     ended = offline = 0
     loop.add(request(shapes[0], WorkClass.ONLINE, 0))
     while ended < len(shapes) and found.iterations < MANY:
         while len(loop.scheduler.learning.queued) < 2:
-            loop.add_step(next(works))
+            loop.teaching.add_step(next(works))
         while len(loop.scheduler.state.all) < chosen.scheduling.max_sequences:
             loop.add(request((9, 6), WorkClass.OFFLINE, offline))
             offline += 1
@@ -175,7 +175,7 @@ def beside_endless_training(policy: str, shapes: Sequence[Shape]) -> Ended:
                 ended += 1
                 if ended < len(shapes):
                     loop.add(request(shapes[ended], WorkClass.ONLINE, ended))
-        found.steps += sum(isinstance(each, StepOutcome) for each in loop.take_learned())
+        found.steps += sum(isinstance(each, StepOutcome) for each in loop.teaching.take_learned())
         found.iterations += 1
     return found
 
@@ -306,7 +306,7 @@ def beside_endless_scores(shape: Shape, requests: int, rows: int, **options: str
         while asked - found.steps < 4:
             length = 10 if (scored + 9) % rows else 11  # the last token is not forwarded
             tokens = tuple(range(100 * asked, 100 * asked + length))
-            loop.add_score(ScoreRequest(f"score {asked}", tokens, 1))
+            loop.teaching.add_score(ScoreRequest(f"score {asked}", tokens, 1))
             asked += 1
             scored += length - 1
 
@@ -323,7 +323,7 @@ def beside_endless_scores(shape: Shape, requests: int, rows: int, **options: str
         for event in loop.step():
             found.offline[int(event.request_id)] += [clock.now()] * len(event.tokens)
             unfinished -= event.finish_reason is not None
-        found.steps += len(loop.take_learned())
+        found.steps += len(loop.teaching.take_learned())
         found.iterations += 1
     return found
 
@@ -352,12 +352,12 @@ def test_a_score_that_has_begun_ends_although_a_request_waits_for_its_place(poli
     clock = VirtualClock()
     chosen = config(policy, max_batch_tokens=8, max_sequences=1)
     loop, _ = build_simulation(chosen, small_profile(64), clock)
-    loop.add_score(ScoreRequest("score", tuple(range(21)), 1))
+    loop.teaching.add_score(ScoreRequest("score", tuple(range(21)), 1))
     loop.step()
     loop.add(request((4, 2), WorkClass.ONLINE, 0))
     ended = set()
     for _ in range(40):
         clock.advance(loop.pause_s)
         ended |= {each.request_id for each in loop.step() if each.finish_reason is not None}
-        ended |= {each.request_id for each in loop.take_learned()}
+        ended |= {each.request_id for each in loop.teaching.take_learned()}
     assert ended == {"score", "online 0"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from statistics import fmean
 
@@ -19,17 +20,19 @@ def in_time(report, ttft_s: float) -> int:
     return sum(outcome.ttft_s <= ttft_s for outcome in report.outcomes.values())
 
 
+@cache
+def overloaded(policy: str) -> SimReport:
+    arrivals, trainers = load(OVERLOAD, steps=1)
+    return run_one(policy, arrivals, trainers, small_profile(256))[0]
+
+
 def test_under_overload_some_are_in_time_instead_of_nobody():
     """A fifth more than can be served, for 50 s: most of what can be is in time, the others wait
     for longer, and the server is as busy."""
-    arrivals, trainers = load(OVERLOAD, steps=1)
-    found = []
-    for policy in ("fcfs", "unified"):
-        report, _, _ = run_one(policy, arrivals, trainers, small_profile(256))
+    first_come, by_turns = found = [overloaded(policy) for policy in ("fcfs", "unified")]
+    for report in found:
         assert all(outcome.output_tokens == 16 for outcome in report.outcomes.values())
         assert sum(step.applied for step in report.steps) == 1
-        found.append(report)
-    first_come, by_turns = found
     assert in_time(first_come, 1.0) < 200 < 600 < in_time(by_turns, 1.0)
     assert by_turns.ended_s == pytest.approx(first_come.ended_s, rel=0.03)
 
@@ -92,9 +95,7 @@ def test_an_objective_near_a_decode_alone_holds_nobody_up():
 
 def test_no_request_starves_however_many_are_in_time():
     """One that is late starts after at most two TTFT objectives, the one that came first."""
-    arrivals, trainers = load(OVERLOAD)
-    report, _, _ = run_one("unified", arrivals, trainers, small_profile(256))
-    outcomes = sorted(report.outcomes.values(), key=lambda outcome: outcome.arrival_s)
+    outcomes = sorted(overloaded("unified").outcomes.values(), key=lambda outcome: outcome.arrival_s)
     late = [outcome for outcome in outcomes if outcome.ttft_s > 1.0]
     assert len(late) > 20
     for before, after in pairwise(late):

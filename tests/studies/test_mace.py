@@ -104,7 +104,7 @@ def test_a_device_is_left_without_trainers_also_when_time_is_up():
     report, jobs = load.meet(engine)
     assert len(report.steps) < jobs
     assert not engine.loop.scheduler.learning.queued
-    engine.loop.open_trainer(TrainerSpec("adapter-0"))
+    engine.loop.teaching.open_trainer(TrainerSpec("adapter-0"))
 
 
 def test_utilisation_counts_what_every_row_is_multiplied_with():

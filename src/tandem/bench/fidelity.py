@@ -173,7 +173,7 @@ def run_once(
     finally:
         loop.on_plan = None
         if steps is not None:
-            loop.close_trainer(TRAINER)
+            loop.teaching.close_trainer(TRAINER)
     stats = loop.stats()
     outside_s = stats.schedule_s + stats.execute_s - account.executed_s
     return figures_of(report, account, outside_s)

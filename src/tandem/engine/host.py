@@ -145,7 +145,7 @@ class Host:
             raise OutOfMemory("the engine has no memory left, and begins anew")
 
     def _deliver_learned(self) -> None:
-        for learned in self._loop.take_learned():
+        for learned in self._loop.teaching.take_learned():
             match learned:
                 case StepOutcome():
                     self._send(self._steps.pop(learned.step_id), learned)
@@ -193,42 +193,42 @@ class Host:
         """Do a command that is answered by `Answer`, now or later."""
         match command:
             case LoadAdapter(call, name, path, None):
-                self._reading.begin(call, partial(self._loop.read_adapter, name, path))
+                self._reading.begin(call, partial(self._loop.adapters.read, name, path))
             case LoadAdapter(call, name, path, restore):  # requests for it follow
-                self._send(call, self._loop.load_adapter(name, path, restore))
+                self._send(call, self._loop.adapters.load(name, path, restore))
             case UnloadAdapter(call, name):
-                self._loop.unload_adapter(name)
+                self._loop.adapters.unload(name)
                 self._send(call)
-            case PublishAdapter(call, version) if self._loop.is_loaded(version):
-                self._send(call, self._loop.publish_adapter(version))
+            case PublishAdapter(call, version) if self._loop.adapters.is_loaded(version):
+                self._send(call, self._loop.adapters.publish(version))
             case PublishAdapter(call, version):
-                self._reading.begin(call, partial(self._loop.read_version, version))
+                self._reading.begin(call, partial(self._loop.adapters.read_version, version))
             case OpenTrainer(call, spec):
                 self._close_trainer(spec.name)
                 if spec.source:
                     self._opening[spec.name] = call
                     self._reading.begin(call, partial(self._read_trainer, call, spec))
                 else:
-                    self._send(call, self._loop.open_trainer(spec))
+                    self._send(call, self._loop.teaching.open_trainer(spec))
             case CloseTrainer(call, name):
                 self._close_trainer(name)
                 self._send(call)
             case Train(call, step):
-                self._loop.add_step(step)
+                self._loop.teaching.add_step(step)
                 self._steps[step.step_id] = call
             case CancelSteps(call, trainer):
-                self._cancelled(self._loop.cancel_steps(trainer))
+                self._cancelled(self._loop.teaching.cancel_steps(trainer))
                 self._send(call)
             case StageTrainer(call, trainer, name, path):
-                snapshot = self._loop.snapshot_trainer(trainer)
+                snapshot = self._loop.teaching.snapshot_trainer(trainer)
                 self._writing.begin(call, partial(self._write, snapshot, name, path))
             case AddScore(call, request):
-                self._loop.add_score(request)
+                self._loop.teaching.add_score(request)
                 self._scores[request.request_id] = call
 
     def _read_trainer(self, call: int, spec: TrainerSpec) -> Conclude:
         """Runs beside the loop. The loop then opens the trainer, unless it was closed meanwhile."""
-        opened = self._loop.read_trainer(spec)
+        opened = self._loop.teaching.read_trainer(spec)
 
         def conclude() -> TrainerState:
             if self._opening.get(spec.name) != call:
@@ -240,7 +240,7 @@ class Host:
 
     def _close_trainer(self, name: str) -> None:
         self._opening.pop(name, None)
-        self._cancelled(self._loop.close_trainer(name))
+        self._cancelled(self._loop.teaching.close_trainer(name))
         self._deliver_learned()
 
     def _cancelled(self, step_ids: Iterable[str]) -> None:
@@ -251,7 +251,7 @@ class Host:
     def _write(self, snapshot: TrainerSnapshot, name: str, path: str) -> Conclude:
         """Runs beside the loop. The loop then makes the copy in memory an adapter."""
         where, content_hash = write_snapshot(snapshot, path)
-        return partial(self._loop.adopt, snapshot, name, where, content_hash)
+        return partial(self._loop.adapters.adopt, snapshot, name, where, content_hash)
 
     def _conclude(self) -> None:
         """Conclude what was read, written or compiled beside the iterations."""

@@ -1,8 +1,8 @@
 """The engine loop: take commands, decide, plan, execute, apply, deliver.
 
-Joins a scheduler, an executor and the adapter registry. Knows no process, socket, tensor or text.
-Invariant: an error of a request or step ends the sequences concerned, never the loop. The loop
-waits for a disk only where an adapter is loaded by path.
+Joins a scheduler and an executor. `LoadedAdapters` and `Teaching` have the commands that concern
+adapters and learning. Knows no process, socket, tensor or text. Invariant: an error of a request or
+step ends the sequences concerned, never the loop.
 """
 
 from __future__ import annotations
@@ -11,23 +11,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from tandem.adapters.files import inspect_adapter
-from tandem.adapters.registry import AdapterRegistry
 from tandem.core.clock import Clock
-from tandem.core.errors import AccountingError, AdapterError, InvalidRequest, NotFound, OutOfMemory
+from tandem.core.errors import AccountingError, OutOfMemory
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.plan import LanePlan, StepPlan, StepResult
-from tandem.core.ports import EndDraws, Executor, TrainerSnapshot, Urgent, never
+from tandem.core.ports import EndDraws, Executor, Urgent, never
 from tandem.core.request import Request
 from tandem.core.slo import WorkClass
-from tandem.core.training import Score, ScoreRequest, TrainerSpec, TrainerState, TrainingStep
-from tandem.core.version import AdapterVersion
 from tandem.engine.counters import Counters
 from tandem.engine.history import History, rows_by_work
-from tandem.engine.holds import Holds
-from tandem.scheduling.learning import Learned
+from tandem.engine.loaded import LoadedAdapters
+from tandem.engine.teaching import Teaching
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.scores import ScoreFailed
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +40,7 @@ class EngineLoop:
 
     `on_plan` is called with every lane's plan and its result, for measurements. `timer` gives the
     seconds that `stats` counts. It is the clock, except where that stands still while the scheduler
-    works. With `switch`, requests in flight continue with each new version of their adapter (MACE);
-    scores never do.
+    works. `switch`: see `LoadedAdapters`.
     """
 
     def __init__(
@@ -63,23 +57,16 @@ class EngineLoop:
         self._executor = executor
         self._clock = clock
         self._check_every_step = check_every_step
-        self._switch = switch
         self._counters = Counters()
         self._history = History()
         self._stalled = False
         self._shortages = 0
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         self.timer: Callable[[], float] = clock.now
-        cache = scheduler.cache
-        self._registry = AdapterRegistry(
-            lambda version: self._read(version)(version),
-            executor.drop_adapter,
-            retire=cache.retire,
-            revive=lambda content_hash: cache.retire(content_hash, retired=False),
-            forget=cache.drop_adapter,
-            max_loaded=max_loaded_adapters,
+        self.adapters = LoadedAdapters(
+            scheduler, executor, most=max_loaded_adapters, switch=switch
         )
-        self._holds = Holds(self._registry, scheduler.is_active)
+        self.teaching = Teaching(scheduler, executor, self.adapters, clock)
 
     # ------------------------------------------------------------------ commands
 
@@ -92,15 +79,6 @@ class EngineLoop:
     def info(self) -> ModelInfo:
         """The served model."""
         return self._executor.info
-
-    @property
-    def adapters(self) -> dict[str, AdapterVersion]:
-        """Current adapter versions by name."""
-        return self._registry.current
-
-    def is_loaded(self, version: AdapterVersion) -> bool:
-        """Whether publishing this version reads no file."""
-        return self._registry.is_loaded(version.content_hash)
 
     @property
     def has_work(self) -> bool:
@@ -126,15 +104,15 @@ class EngineLoop:
         Its own arrival time counts, so a wait for the end of an iteration is included. The time is
         now if it has none, or an impossible one: in the future, or more than `_OLDEST_S` ago.
         """
-        version = self._registry.pin(request.adapter)
+        version = self.adapters.registry.pin(request.adapter)
         now, said_s = self._clock.now(), request.arrival_s
         arrival_s = said_s if said_s and now - _OLDEST_S <= said_s <= now else now
         try:
             seq_ids = self._scheduler.add(replace(request, arrival_s=arrival_s), version)
         except BaseException:
-            self._registry.unpin(version)
+            self.adapters.registry.unpin(version)
             raise
-        self._holds.add(request.request_id, version, grammar, seq_ids)
+        self.adapters.holds.add(request.request_id, version, grammar, seq_ids)
 
     def read_request(self, request: Request) -> Callable[[], None]:
         """The slow part of `add`, for any thread: its grammar is compiled, if it has one. Calling
@@ -146,136 +124,7 @@ class EngineLoop:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End one choice, all choices, or a score. Idempotent."""
         self._scheduler.abort(request_id, index)
-        self._holds.let_go([request_id])
-
-    def load_adapter(
-        self, name: str, path: str, restore: AdapterVersion | None = None
-    ) -> AdapterVersion:
-        """Make the files at `path` the current version of `name`. Raises `AdapterError`.
-
-        With `restore`, that version becomes current again, or an error if its files have changed.
-        """
-        return self.read_adapter(name, path, restore)()
-
-    def read_adapter(
-        self, name: str, path: str, restore: AdapterVersion | None = None
-    ) -> Callable[[], AdapterVersion]:
-        """The blocking part of `load_adapter`, for any thread; calling the result does the rest."""
-        files = inspect_adapter(path)
-        if restore is not None and files.content_hash != restore.content_hash:
-            raise AdapterError(f"the files of {restore.label} at {path} have changed; load it anew")
-        number = restore.number if restore is not None else 0
-        return self.read_version(AdapterVersion(name, number, files.content_hash, str(files.path)))
-
-    def read_version(self, version: AdapterVersion) -> Callable[[], AdapterVersion]:
-        """The blocking part of `publish_adapter`, for any thread; its result does the rest."""
-        put = None if self.is_loaded(version) else self._read(version)
-        return lambda: self._publish(version, load=put)
-
-    def _read(self, version: AdapterVersion) -> Callable[[AdapterVersion], None]:
-        """Read the files of `version`, and check that they still have its hash."""
-        put = self._executor.read_adapter(version)
-        if inspect_adapter(version.path).content_hash != version.content_hash:
-            raise AdapterError(f"{version.path} changed while it was being read; load it again")
-        return lambda _: put()
-
-    def unload_adapter(self, name: str) -> None:
-        """Remove a name. Raises `NotFound`."""
-        if name not in self._registry.current:
-            raise NotFound(f"there is no adapter {name!r}", param="name")
-        self._registry.unload(name)
-
-    def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
-        """Make `version` current. Its files are read only if its content is not loaded.
-
-        Raises `AdapterError`.
-        """
-        return self._publish(version)
-
-    def _publish(
-        self, version: AdapterVersion, load: Callable[[AdapterVersion], None] | None = None
-    ) -> AdapterVersion:
-        """`AdapterRegistry.publish`. With `switch`, requests of this name continue with the
-        version, even those whose version was unloaded meanwhile."""
-        version = self._registry.publish(version, load=load)
-        if self._switch:
-            self._holds.switch(version, self._scheduler.switch_adapter)
-        return version
-
-    # ------------------------------------------------------------------ learning
-
-    def open_trainer(self, spec: TrainerSpec) -> TrainerState:
-        """Open a trainer. One of the same name must be closed first. Raises `AdapterError`."""
-        state = self._executor.open_trainer(spec)
-        self._scheduler.learning.open_trainer(state)
-        return state
-
-    def read_trainer(self, spec: TrainerSpec) -> Callable[[], TrainerState]:
-        """The blocking part of `open_trainer`, for any thread. Calling the result does the rest."""
-        put = self._executor.read_trainer(spec)
-
-        def rest() -> TrainerState:
-            state = put()
-            self._scheduler.learning.open_trainer(state)
-            return state
-
-        return rest
-
-    def close_trainer(self, name: str) -> list[str]:
-        """Free everything of a trainer; returns the ids of its steps. Idempotent."""
-        cancelled = self._scheduler.learning.close_trainer(name)
-        self._scheduler.wake()
-        self._executor.close_trainer(name)
-        return cancelled
-
-    def add_step(self, step: TrainingStep) -> None:
-        """Queue a training step. Raises `InvalidRequest` if it can never run."""
-        self._scheduler.learning.add_step(step, self._clock.now())
-        self._scheduler.wake()
-
-    def cancel_steps(self, trainer: str) -> list[str]:
-        """Cancel a trainer's steps; returns their ids. Idempotent."""
-        cancelled = self._scheduler.learning.cancel_steps(trainer)
-        self._scheduler.wake()
-        return cancelled
-
-    def add_score(self, request: ScoreRequest) -> None:
-        """Queue a score. Its adapter version is pinned now. Raises `InvalidRequest`."""
-        if self._scheduler.is_active(request.request_id):
-            raise InvalidRequest(f"request id {request.request_id!r} is in use")
-        if request.adapter is not None and request.trainer is not None:
-            raise InvalidRequest("score under an adapter or under a trainer, not under both")
-        version = self._registry.pin(request.adapter)
-        try:
-            self._scheduler.learning.add_score(request, version, self._clock.now())
-        except BaseException:
-            self._registry.unpin(version)
-            raise
-        self._holds.add(request.request_id, version)
-        self._scheduler.wake()
-
-    def take_learned(self) -> list[Learned]:
-        """Steps and scores that have ended since the last call."""
-        learned = self._scheduler.learning.take_ended()
-        scores = [each for each in learned if isinstance(each, Score | ScoreFailed)]
-        self._holds.let_go(each.request_id for each in scores)
-        return learned
-
-    def snapshot_trainer(self, name: str) -> TrainerSnapshot:
-        """Copy a trainer's state for `adopt`. Raises `NotFound`, `AdapterError`."""
-        return self._executor.snapshot_trainer(name)
-
-    def adopt(
-        self, snapshot: TrainerSnapshot, name: str, path: str, content_hash: str
-    ) -> AdapterVersion:
-        """Make a snapshot that was written to `path` the current version of `name`.
-
-        Reads no file. Raises `AdapterError`.
-        """
-        return self._publish(
-            AdapterVersion(name, 0, content_hash, path),
-            load=lambda version: self._executor.adopt(snapshot, version.content_hash),
-        )
+        self.adapters.holds.let_go([request_id])
 
     def stats(self, last: int = 0, after: int = 0) -> EngineStats:
         """Counters since the start, current gauges, and the `last` iterations (at most) after the
@@ -350,7 +199,7 @@ class EngineLoop:
             if self.on_plan is not None:
                 for lane, result in lanes:
                     self.on_plan(lane, result)
-        self._holds.let_go(event.request_id for event in events if event.finish_reason)
+        self.adapters.holds.let_go(event.request_id for event in events if event.finish_reason)
         if self._check_every_step:
             self._scheduler.cache.check()
         return events

@@ -1,4 +1,4 @@
-"""The KV cache as scheduling sees it: attach, extend, commit, fork, release, check.
+"""The changes of the KV cache: attach, extend, commit, fork, release; and its accounting.
 
 Bookkeeping only; the executor moves the data. Full blocks of a released sequence stay in the prefix
 tree until they are evicted, so preempted or finished work is found again. A private sequence (one
@@ -8,25 +8,15 @@ node are held, so idle nodes can always be evicted leaf first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.core.errors import AccountingError
 from tandem.core.plan import BlockCopy
 from tandem.core.sequence import Sequence
-from tandem.core.slo import WorkClass
-from tandem.kv.eviction import (
-    Eviction,
-    EvictionQueue,
-    IdleBlock,
-    ReadersLast,
-    idle_blocks,
-)
-from tandem.kv.holders import Holders
-from tandem.kv.offline_pool import OfflinePool
-from tandem.kv.pool import BlockPool
-from tandem.kv.prefix_tree import Node, PrefixTree
-from tandem.kv.readers import Readers, is_private, namespace_of, shared_tokens
+from tandem.kv.eviction import Eviction, ReadersLast
+from tandem.kv.prefix_tree import Node
+from tandem.kv.queries import CacheQueries
+from tandem.kv.readers import is_private, namespace_of
 from tandem.kv.tables import BlockTable
 
 
@@ -38,12 +28,19 @@ class CacheCounters:
     hits_tokens: int = 0  # of these, found in the cache
     evictions_blocks: int = 0
 
+    def count_lookup(self, seq: Sequence, hits_tokens: int) -> None:
+        """Count an `attach` that led to an admission. A preempted sequence that finds its own
+        blocks again has saved nothing, so it is not counted."""
+        if is_private(seq) or seq.preemptions:
+            return
+        self.queries_tokens += len(seq.tokens)
+        self.hits_tokens += hits_tokens
 
-class KVCache:
-    """Blocks, tables and the prefix tree of one engine.
 
-    Sequences are identified by `seq_id`. The cache reads `tokens`, `computed` and `adapter` but
-    changes no sequence. Called by the scheduler only, from one thread.
+class KVCache(CacheQueries):
+    """The changes. Reads `tokens`, `computed` and `adapter` of sequences and changes none.
+
+    Called by the scheduler only, from one thread.
     """
 
     def __init__(
@@ -55,103 +52,8 @@ class KVCache:
         prefix_caching: bool = True,
         eviction: Eviction | None = None,
     ) -> None:
-        assert num_blocks > 0 and block_size > 0 and groups > 0
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        super().__init__(num_blocks, block_size, groups, prefix_caching, eviction or ReadersLast())
         self.counters = CacheCounters()
-        self._prefix_caching = prefix_caching
-        self._pools = [BlockPool(num_blocks) for _ in range(groups)]
-        self.held_by_rank = self._pools[0].held_by_rank  # see `BlockPool`; read only
-        self._tree = PrefixTree(block_size)
-        self._leaving = EvictionQueue(eviction or ReadersLast(), self._tree, self._is_held)
-        self._tables: dict[int, BlockTable] = {}
-        self.holders = Holders(self._pools[0], self._tables, block_size)
-        self._readers = Readers(self._tree, block_size, self._is_held, self._offer_again)
-
-    # ------------------------------------------------------------------ queries
-
-    @property
-    def available_blocks(self) -> int:
-        """Blocks available without a preemption: free and evictable ones."""
-        pool = self._pools[0]
-        return pool.free + pool.idle
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks without content."""
-        return self._pools[0].free
-
-    @property
-    def held_blocks(self) -> int:
-        """Blocks that running sequences hold."""
-        return self._pools[0].held
-
-    @property
-    def cached_blocks(self) -> int:
-        """Blocks without a holder whose content is cached."""
-        return self._pools[0].idle
-
-    @property
-    def offline(self) -> OfflinePool:
-        """The offline sequences that wait."""
-        return self._readers.offline
-
-    def wanted_evictions(self, num_blocks: int) -> float:
-        """How many blocks with waiting readers have to go for `num_blocks` new ones: what is left
-        to evict once the others are gone, or their share if the strategy does not spare them."""
-        evicted, idle = num_blocks - self.free_blocks, self.cached_blocks
-        if evicted <= 0 or idle == 0:
-            return 0.0
-        if self._leaving.strategy.spares_readers:
-            return max(0.0, evicted - (idle - self._readers.wanted))
-        return evicted * self._readers.wanted / idle
-
-    def idle_blocks(self) -> list[IdleBlock]:
-        """Every cached block without a holder, children after parents. Costs O(blocks)."""
-        return idle_blocks(self._tree, self._is_held)
-
-    def holds(self, seq: Sequence) -> bool:
-        """True if the sequence has a block table."""
-        return seq.seq_id in self._tables
-
-    def match(self, seq: Sequence) -> int:
-        """Tokens of the sequence that are cached now. Pins nothing."""
-        return len(self._match(seq)) * self.block_size
-
-    def new_blocks(self, seq: Sequence, num_tokens: int, ranks: int = len(WorkClass)) -> int:
-        """Blocks that a waiting sequence of so many tokens needs beside those that others hold;
-        `ranks`: others of lower ranks (`Sequence.order`) only."""
-        pool, found = self._pools[0], self._match(seq)
-        held = sum([pool.count_below(node.blocks[0], ranks) > 0 for node in found])
-        return self._blocks_for(num_tokens) - held
-
-    def missing_blocks(self, seq: Sequence, num_tokens: int) -> int:
-        """New blocks needed to forward `num_tokens` more tokens of an attached sequence."""
-        table = self._tables[seq.seq_id]
-        copy = 1 if self._shares_tail(seq, table) else 0
-        return max(0, self._blocks_for(seq.computed + num_tokens) - len(table)) + copy
-
-    def fitting_tokens(self, seq: Sequence) -> int:
-        """How many more tokens of an attached sequence fit without a preemption."""
-        table = self._tables[seq.seq_id]
-        blocks = self.available_blocks - (1 if self._shares_tail(seq, table) else 0)
-        if blocks < 0:
-            return 0
-        return (len(table) + blocks) * self.block_size - seq.computed
-
-    def grows_apart(self, sequences: Iterable[Sequence]) -> bool:
-        """Whether none of these will fill a block that is cached or that another of them fills too.
-
-        If so, the order in which they take blocks does not matter.
-        """
-        ends = [self._tables[seq.seq_id].last_node for seq in sequences]
-        return len(set(ends)) == len(ends) and not any(node.cached_children for node in ends)
-
-    def table(self, seq: Sequence, end: int) -> tuple[tuple[int, ...], ...]:
-        """Blocks that cover positions `[0, end)`, per group."""
-        return self._tables[seq.seq_id].prefix(-(-end // self.block_size))
-
-    # ------------------------------------------------------------------ changes
 
     def attach(self, seq: Sequence) -> int:
         """Give a sequence its table, pinning the cached prefix; returns that prefix in tokens.
@@ -171,14 +73,6 @@ class KVCache:
             table.append(node.blocks)
         self._tables[seq.seq_id] = table
         return len(found) * self.block_size
-
-    def count_lookup(self, seq: Sequence, hits_tokens: int) -> None:
-        """Count an `attach` that led to an admission. A preempted sequence that finds its own
-        blocks again has saved nothing, so it is not counted."""
-        if is_private(seq) or seq.preemptions:
-            return
-        self.counters.queries_tokens += len(seq.tokens)
-        self.counters.hits_tokens += hits_tokens
 
     def try_slot(self, seq: Sequence) -> tuple[tuple[int, ...], ...] | None:
         """The table for one more token, if the token fits into the sequence's own blocks or into
@@ -291,7 +185,7 @@ class KVCache:
         for namespace in self._tree.namespaces_of(adapter):
             namespace.retired = retired
             for node in self._tree.nodes(namespace):
-                self._offer_again(node)
+                self._leaving.offer_again(node)
 
     def drop_adapter(self, adapter: str) -> None:
         """Free every block of a version that no sequence uses."""
@@ -335,20 +229,6 @@ class KVCache:
             if self._is_held(node) and not self._is_held(parent):
                 raise AccountingError("a held node has an idle parent")
 
-    # ------------------------------------------------------------------ inside
-
-    def _match(self, seq: Sequence) -> list[Node]:
-        if not self._prefix_caching or is_private(seq):
-            return []
-        return self._tree.match(*namespace_of(seq), seq.tokens, shared_tokens(seq))
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def _shares_tail(self, seq: Sequence, table: BlockTable) -> bool:
-        index, blocks = seq.computed // self.block_size, table.groups[0]
-        return index < len(blocks) and self._pools[0].count(blocks[index]) > 1
-
     def _unshare_tail(self, seq: Sequence, table: BlockTable) -> tuple[BlockCopy, ...]:
         index = seq.computed // self.block_size
         assert index >= len(table.nodes), "blocks of the tree are full and never written"
@@ -374,13 +254,6 @@ class KVCache:
             pool.retain(block, rank)
         self._tree.touch(node)
 
-    def _is_held(self, node: Node) -> bool:
-        return self._pools[0].count(node.blocks[0]) > 0
-
-    def _offer_again(self, node: Node) -> None:
-        if self._leaving.may_go(node):
-            self._leaving.offer(node)
-
     def _evict(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
@@ -389,4 +262,4 @@ class KVCache:
             pool.reclaim(block)
         self._tree.remove(node)
         self.counters.evictions_blocks += 1
-        self._offer_again(parent)
+        self._leaving.offer_again(parent)

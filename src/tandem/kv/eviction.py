@@ -87,6 +87,11 @@ class EvictionQueue:
         if len(self._heap) > 64 + 2 * len(self._tree):  # most entries are stale
             self._rebuild()
 
+    def offer_again(self, node: Node) -> None:
+        """What the key of a node depends on has changed. The node may be held, or no leaf."""
+        if self.may_go(node):
+            self.offer(node)
+
     def prefer(self, blocks: tuple[int, ...]) -> None:
         """Evict these blocks (of group 0) first, in this order, until the next call.
 

@@ -45,6 +45,14 @@ class Holders:
                 found += max(len(table), -(-(seq.computed + ahead) // self._block_size))
         return found
 
+    def grow_apart(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether none of these will fill a block that is cached or that another of them fills too.
+
+        If so, the order in which they take blocks does not matter.
+        """
+        ends = [self._tables[seq.seq_id].last_node for seq in sequences]
+        return len(set(ends)) == len(ends) and not any(node.cached_children for node in ends)
+
     def apart(self, sequences: Iterable[Sequence]) -> Apart:
         """Blocks of these sequences; one that does not run has none. Cheap for all running ones of
         the first classes; of those of other classes, each block is read."""

@@ -252,7 +252,7 @@ class Admission:
                 seq.computed = 0
                 self._cache.add_reader(seq)
                 return False
-        self._cache.count_lookup(seq, seq.computed)
+        self._cache.counters.count_lookup(seq, seq.computed)
         if seq.first_scheduled_s is None:
             seq.first_scheduled_s = now
             seq.cached_tokens = seq.computed

@@ -33,6 +33,7 @@ from tandem.estimators.memory import DemandWindow
 from tandem.kv.cache import KVCache
 from tandem.scheduling.admission import Admission
 from tandem.scheduling.asking import Asking
+from tandem.scheduling.kv_view import KVView
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.limits import check_request
 from tandem.scheduling.state import SchedulerState, moment_of
@@ -65,6 +66,7 @@ class Scheduler:
         self.budgets = budgets
         self.latency = LatencyModel(rates or Rates.guess_for(model))
         self.demand = DemandWindow()
+        self._kv = KVView(cache, self.state, self.demand)
         self._policy = policy
         self._lanes = lanes
         self.max_model_len = model.max_model_len
@@ -199,16 +201,17 @@ class Scheduler:
             self._last_results,
             self.latency,
             self._lanes,
+            self._kv,
+            self.state.starts,
+            self.state.default_slo,
             self.state,
-            self.cache,
             self.learning,
-            self.demand,
         )
         self._was_quiet, self._decided_at = self._quiet, moment_of(self.state)
         decision, moves = self._policy.decide(view), self.state.moves
         plan = self._admission.plan(next(self._steps), decision, now)
         if self.demand.due(now):
-            self.demand.observe(now, view.held_blocks(WorkClass.ONLINE))
+            self.demand.observe(now, self._kv.held_blocks(WorkClass.ONLINE))
         self._in_flight = plan
         if plan is not None:
             self.asking.ran()

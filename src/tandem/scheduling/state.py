@@ -139,3 +139,8 @@ class SchedulerState:
 def moment_of(state: SchedulerState) -> tuple[int, int, int]:
     """Equal at two moments if nothing came, ended, started or was preempted in between."""
     return next(reversed(state.all), 0), len(state.all), state.moves
+
+
+def class_of(seq: Sequence) -> WorkClass:
+    """The class of a sequence. Scored sequences belong to learning."""
+    return WorkClass.LEARNING if seq.scoring is not None else seq.request.work_class

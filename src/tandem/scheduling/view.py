@@ -6,20 +6,17 @@ of `decide`. Invariant: nothing reachable from it pins blocks or changes state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, ValuesView
+from collections.abc import ValuesView
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from tandem.core.decision import Decision
 from tandem.core.plan import StepPlan, StepResult
 from tandem.core.sequence import Sequence
-from tandem.core.slo import Slo, WorkClass
+from tandem.core.slo import Slo
 from tandem.estimators.latency import LatencyModel
-from tandem.estimators.memory import DemandWindow
-from tandem.kv.cache import KVCache
-from tandem.kv.eviction import Eviction, IdleBlock, ReadersLast
-from tandem.kv.holders import Apart
-from tandem.kv.offline_pool import OfflinePool
+from tandem.kv.eviction import Eviction, ReadersLast
+from tandem.scheduling.kv_view import KVView
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.starts import StartTimes
 from tandem.scheduling.state import SchedulerState
@@ -40,6 +37,8 @@ class View:
 
     `latency` predicts times on the first of `lanes`, the device. Sequences with `scoring` belong to
     learning: those of training steps (with `scoring.step_id`) and scores requested on their own.
+    `starts` has the online sequences of `waiting` by the latest start that meets their objective.
+    It and the lists are the scheduler's own, not to be changed.
     """
 
     now: float
@@ -48,10 +47,11 @@ class View:
     last_results: tuple[StepResult, ...]
     latency: LatencyModel
     lanes: tuple[str, ...]
+    kv: KVView
+    starts: StartTimes
+    default_slo: Slo  # of requests that bring none
     _state: SchedulerState
-    _cache: KVCache
     _learning: Learning
-    _demand: DemandWindow
 
     @property
     def waiting(self) -> ValuesView[Sequence]:
@@ -74,23 +74,17 @@ class View:
 
     @property
     def waiting_in_order(self) -> list[Sequence]:
-        """`waiting` by class and arrival: the scheduler's own list, not to be changed."""
+        """`waiting` by class and arrival."""
         return self._state.waiting.in_order
 
     @property
-    def starts(self) -> StartTimes:
-        """Online sequences of `waiting` by the latest start that meets their objective: the
-        scheduler's own, not to be changed."""
-        return self._state.starts
-
-    @property
     def learning_in_order(self) -> list[Sequence]:
-        """`learning` by arrival: the scheduler's own list, not to be changed."""
+        """`learning` by arrival."""
         return self._state.learning.in_order
 
     @property
     def running_in_order(self) -> list[Sequence]:
-        """`running` by class and arrival: the scheduler's own list, not to be changed."""
+        """`running` by class and arrival."""
         return self._state.running.in_order
 
     @property
@@ -118,78 +112,9 @@ class View:
         """Rows that can be recorded beside the open micro-batches."""
         return self._learning.recording_room
 
-    @property
-    def default_slo(self) -> Slo:
-        """The objective of requests that bring none."""
-        return self._state.default_slo
-
     def slo(self, seq: Sequence) -> Slo:
         """The objective of a sequence: its request's, else the server's."""
         return seq.request.slo or self.default_slo
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per KV block."""
-        return self._cache.block_size
-
-    @property
-    def num_blocks(self) -> int:
-        """All KV blocks."""
-        return self._cache.num_blocks
-
-    @property
-    def available_blocks(self) -> int:
-        """KV blocks available without a preemption."""
-        return self._cache.available_blocks
-
-    def held_blocks(self, work_class: WorkClass) -> int:
-        """KV blocks of the running sequences of a class; a shared block counts once for each."""
-        return self._cache.holders.held_by(
-            [seq for seq in self.running if class_of(seq) is work_class]
-        )
-
-    @property
-    def online_demand_blocks(self) -> float:
-        """KV blocks to leave to online requests: the larger of what they hold now and mu + 2 sigma
-        of what they held in the last hour (Echo 5.3). Counted as in `held_blocks`."""
-        return max(float(self.held_blocks(WorkClass.ONLINE)), self._demand.demand)
-
-    def blocks_of(self, sequences: Iterable[Sequence]) -> int:
-        """KV blocks of these running sequences; a shared block counts once for each."""
-        return self._cache.holders.held_by(sequences)
-
-    def blocks_apart(self, sequences: Iterable[Sequence]) -> Apart:
-        """Which KV blocks each of these running sequences holds alone, and how many of them several
-        of these hold."""
-        return self._cache.holders.apart(sequences)
-
-    def idle_blocks(self) -> list[IdleBlock]:
-        """Cached blocks that no sequence holds, with their future readers. Costs O(blocks)."""
-        return self._cache.idle_blocks()
-
-    @property
-    def offline_pool(self) -> OfflinePool:
-        """The offline sequences of `waiting` by length and cached prefix: the cache's own, not to
-        be changed."""
-        return self._cache.offline
-
-    def new_blocks(self, seq: Sequence, num_tokens: int, ranks: int = len(WorkClass)) -> int:
-        """Blocks that a waiting sequence of so many tokens needs beside those that others hold;
-        `ranks`: others of lower ranks (`Sequence.order`) only."""
-        return self._cache.new_blocks(seq, num_tokens, ranks)
-
-    def wanted_evictions(self, num_blocks: int) -> float:
-        """Blocks with future readers that have to go for so many new ones."""
-        return self._cache.wanted_evictions(num_blocks)
-
-    def match(self, seq: Sequence) -> int:
-        """Tokens of a waiting sequence whose KV is cached now. Pins nothing."""
-        return self._cache.match(seq)
-
-
-def class_of(seq: Sequence) -> WorkClass:
-    """The class of a sequence. Scored sequences belong to learning."""
-    return WorkClass.LEARNING if seq.scoring is not None else seq.request.work_class
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tandem.core.sequence import Sequence
 from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.scheduler import Scheduler
-from tandem.scheduling.view import class_of
+from tandem.scheduling.state import class_of
 
 
 class Leaper:
@@ -46,7 +46,7 @@ class Leaper:
             return 0  # the first writer of a shared tail block copies it
         # A leap releases no sequence, so the number of new blocks decides which ones are evicted.
         # The exception: two sequences that fill equal blocks give one of them back.
-        apart = cache.available_blocks > cache.free_blocks and cache.grows_apart(running)
+        apart = cache.available_blocks > cache.free_blocks and cache.holders.grow_apart(running)
         spare = cache.available_blocks if apart else cache.free_blocks
         return spare // len(running) * cache.block_size
 

@@ -123,7 +123,7 @@ class Simulation:
         self._num_offline = 0
         self._unfinished = 0
         for spec in trainers:
-            loop.open_trainer(spec)
+            loop.teaching.open_trainer(spec)
         self._origin_s = clock.now()  # opening trainers on a real device does not count
         self.report = SimReport(self._origin_s)
 
@@ -198,7 +198,7 @@ class Simulation:
             arrival = arrivals[self._next]
             self._next += 1
             if isinstance(arrival.work, TrainingStep):
-                self._loop.add_step(arrival.work)
+                self._loop.teaching.add_step(arrival.work)
             else:
                 self._add(arrival.work, arrival.at_s)
         while self._offline is not None and self._num_offline < _OFFLINE_AHEAD:
@@ -226,7 +226,7 @@ class Simulation:
         if not self._unfinished and self._next == len(self._arrivals):
             return False
         for _ in range(len(self._loop.scheduler.learning.queued), _STEPS_AHEAD):
-            self._loop.add_step(supply())
+            self._loop.teaching.add_step(supply())
         return True
 
     def _check_stall(self) -> None:
@@ -274,6 +274,6 @@ class Simulation:
             outcome.finished = event.finish_reason is not FinishReason.ERROR
             if not outcome.finished:
                 outcome.error = event.error or "failed"
-        for learned in self._loop.take_learned():
+        for learned in self._loop.teaching.take_learned():
             if isinstance(learned, StepOutcome):
                 self.report.steps.append(learned)

@@ -108,7 +108,7 @@ class _Batch:
             return
         if is_waiting(seq):
             self.starting.append(seq)
-        start = seq.computed or view.match(seq)
+        start = seq.computed or view.kv.match(seq)
         wanted = len(seq.tokens) - start
         rows = min(wanted, self.rows)
         self.rows -= rows
@@ -174,7 +174,7 @@ class Echo:
         if timed:
             least = PassWork()
             least.decode_all([len(seq.tokens) for seq in decodes])
-            least.span(0, view.block_size)
+            least.span(0, view.kv.block_size)
             slack_s = self._deadlines.slack_s(view, decodes)
             batch.seconds = max(slack_s, latency.forward_s(least))
         for seq in online:
@@ -200,7 +200,7 @@ class Echo:
         there is room."""
         if len(view.running) >= view.budgets.max_sequences:
             return []
-        offers = view.offline_pool.best_of_buckets()
+        offers = view.kv.offline_pool.best_of_buckets()
         scored = [(self._score(view, batch, each), each.seq) for each in offers]
         scored.sort(key=lambda pair: (-pair[0], pair[1].order))
         for score, seq in scored:
@@ -219,11 +219,11 @@ class Echo:
         if seconds > batch.seconds:  # it gets the part that there is time for
             before_s = view.latency.forward_s(batch.work)
             rows = int(rows * (batch.seconds - before_s) / (seconds - before_s))
-            if rows < view.block_size:
+            if rows < view.kv.block_size:
                 return 0.0
             seconds = batch.seconds
-        missing = -(-(start + rows) // view.block_size) - -(-start // view.block_size)
-        punishment = weight * view.block_size * view.wanted_evictions(missing)
+        missing = -(-(start + rows) // view.kv.block_size) - -(-start // view.kv.block_size)
+        punishment = weight * view.kv.block_size * view.kv.wanted_evictions(missing)
         return (batch.benefit + weight * (start + rows) - punishment) / seconds
 
     def _leaves_room(self, view: View, seq: Sequence) -> bool:
@@ -234,10 +234,10 @@ class Echo:
         prompt would never start."""
         if not self._options.cache:
             return True
-        offline, size = view.serving[num_online(view.serving) :], view.block_size
-        more = view.online_demand_blocks - view.held_blocks(WorkClass.ONLINE) if offline else 0.0
+        offline, size = view.serving[num_online(view.serving) :], view.kv.block_size
+        more = view.kv.online_demand_blocks - view.kv.held_blocks(WorkClass.ONLINE) if offline else 0.0
         grow = sum([-(-_at_its_end(each) // size) - -(-each.computed // size) for each in offline])
-        return grow + view.new_blocks(seq, _at_its_end(seq)) + more <= view.available_blocks
+        return grow + view.kv.new_blocks(seq, _at_its_end(seq)) + more <= view.kv.available_blocks
 
     def _by_score(self, view: View, batch: _Batch, offline: list[Sequence]) -> list[Sequence]:
         """Running offline requests, the one first whose preemption leaves the best score (equation
@@ -261,13 +261,13 @@ class Echo:
     def _in_the_way(self, view: View, starting: list[Sequence], offline: list[Sequence]) -> int:
         """How many of the offline requests, in their order, have to give their blocks to the online
         requests that start. Learning gives its blocks before."""
-        missing = sum([view.new_blocks(seq, len(seq.tokens)) for seq in starting])
+        missing = sum([view.kv.new_blocks(seq, len(seq.tokens)) for seq in starting])
         learning = view.running_in_order[len(view.serving) :]
-        missing -= view.available_blocks + view.blocks_of(learning)
+        missing -= view.kv.available_blocks + view.kv.blocks_of(learning)
         missing += len(view.running) + len(starting)
         count = 0
         while starting and missing > 0 and count < len(offline):
-            missing -= _own_tokens(offline[count]) // view.block_size + 1
+            missing -= _own_tokens(offline[count]) // view.kv.block_size + 1
             count += 1
         return count
 

@@ -177,7 +177,7 @@ class Mace:
 
     def _first_bin(self, view: View, tasks: Iterable[Task]) -> list[Task]:
         """Algorithm 1. A task that fits into no bin opens a new one, however large it is."""
-        capacity, most_tasks = view.available_blocks, self._options.tau_tasks
+        capacity, most_tasks = view.kv.available_blocks, self._options.tau_tasks
         most_blocks = self._options.tau_memory * max(1, capacity)
         bins: list[Bin] = []
         for count, task in enumerate(_startable(view, tasks)):
@@ -231,7 +231,7 @@ class Mace:
         for task in chosen:
             (decodes if task.decodes else others).append(task)
         if self._options.prefix:
-            others = _depth_first(others, view.block_size)
+            others = _depth_first(others, view.kv.block_size)
         order = [seq for task in (*decodes, *others) for seq in task.sequences]
         slices = [SliceCandidate(task.step.step_id) for task in others if task.step is not None]
         kept = {seq.seq_id for seq in order}
@@ -252,7 +252,7 @@ def _startable(view: View, tasks: Iterable[Task]) -> Iterator[Task]:
     for it. Otherwise old tasks that do not fit could fill the first bin and nothing would run.
     """
     running, free_slots = len(view.running), view.budgets.max_sequences - len(view.running)
-    free_blocks, waits = view.available_blocks - running, False
+    free_blocks, waits = view.kv.available_blocks - running, False
     for task in tasks:
         if not task.begun:
             waits = waits or (running > 0 and (task.blocks > free_blocks or free_slots <= 0))
@@ -287,7 +287,7 @@ def _unopened_rows(step: StepWork) -> int:
 
 def _missing_blocks(view: View, seq: Sequence) -> int:
     """Blocks that its remaining tokens need beside those it holds."""
-    size = view.block_size
+    size = view.kv.block_size
     return -(-len(seq.tokens) // size) - -(-seq.computed // size)
 
 

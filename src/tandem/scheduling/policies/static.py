@@ -92,8 +92,8 @@ def _can_serve(view: View) -> bool:
     first = view.waiting_in_order[0]
     if first.request.arrival_s <= paused[0].request.arrival_s:
         return True
-    needed = -(-len(first.tokens) // view.block_size) + len(running)
-    return needed <= view.available_blocks and len(running) < view.budgets.max_sequences
+    needed = -(-len(first.tokens) // view.kv.block_size) + len(running)
+    return needed <= view.kv.available_blocks and len(running) < view.budgets.max_sequences
 
 
 def _can_train(view: View, step: StepWork) -> bool:
@@ -108,6 +108,6 @@ def _can_train(view: View, step: StepWork) -> bool:
         for seq in view.running_in_order
         if is_lone_score(seq) or seq.request.arrival_s <= step.arrival_s
     ]
-    needed = -(-len(sequences[0].tokens) // view.block_size) + len(kept)
-    fits = needed <= view.num_blocks - view.blocks_of(kept)
+    needed = -(-len(sequences[0].tokens) // view.kv.block_size) + len(kept)
+    fits = needed <= view.kv.num_blocks - view.kv.blocks_of(kept)
     return fits and len(kept) < view.budgets.max_sequences

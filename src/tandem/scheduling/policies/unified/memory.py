@@ -63,10 +63,10 @@ class PeakMemory:
         protected: Iterable[Sequence] = (),
         reserved: float = 0.0,
     ) -> None:
-        apart = view.blocks_apart([*running, *protected])
+        apart = view.kv.blocks_apart([*running, *protected])
         stay = apart.shared + sum(apart.own[len(running) :])
         self._view, self._tables, self._ranks = view, tables, apart.ranks
-        self._room = (view.num_blocks - stay - reserved) * view.block_size
+        self._room = (view.kv.num_blocks - stay - reserved) * view.kv.block_size
         self._counted = [
             each
             for seq, leading in zip(running, apart.leading, strict=False)
@@ -87,8 +87,8 @@ class PeakMemory:
         One that needs as much as one that did not fit, now and at most, does not fit.
         """
         view, tokens = self._view, len(seq.tokens)
-        blocks = -(-tokens // view.block_size)
-        more = self._growing(seq, blocks - view.new_blocks(seq, tokens, self._ranks))
+        blocks = -(-tokens // view.kv.block_size)
+        more = self._growing(seq, blocks - view.kv.new_blocks(seq, tokens, self._ranks))
         now, most = sum([each.now for each in more]), sum([each.most for each in more])
         if not (needed or not self._counted or self._fits(more, now, most)):
             self._refused.append((now, most))
@@ -111,7 +111,7 @@ class PeakMemory:
     def _growing(self, seq: Sequence, leading: int) -> list[Growing]:
         """A sequence whose first `leading` blocks others hold too, and the choices that will share
         its prompt."""
-        size, made, length = self._view.block_size, seq.output_tokens, seq.request.length
+        size, made, length = self._view.kv.block_size, seq.output_tokens, seq.request.length
         own = max(0, len(seq.tokens) - size * leading)
         if length is None:
             return [Growing(size * -(-own // size))]

@@ -85,7 +85,7 @@ def starting_order(view: View, count: int, *, owed: bool) -> list[Sequence]:
 
 def start_of(view: View, seq: Sequence) -> int:
     """The first position of a sequence that has to be computed."""
-    return seq.computed or min(view.match(seq), len(seq.tokens) - 1)
+    return seq.computed or min(view.kv.match(seq), len(seq.tokens) - 1)
 
 
 def span_s(view: View, start: int, rows: int) -> float:

@@ -212,13 +212,13 @@ class Unified:
         ranked: list[_Ranked] = []
         for seq in scene.waiting:
             start, length = start_of(view, seq), len(seq.tokens)
-            missing = -(-(length - start) // view.block_size)
-            lost = view.wanted_evictions(missing) if scene.offline else 0.0
+            missing = -(-(length - start) // view.kv.block_size)
+            lost = view.kv.wanted_evictions(missing) if scene.offline else 0.0
             if (value := offline_value(view, seq, start, lost)) > 0.0:
-                ranked.append((value, [seq], start, view.new_blocks(seq, length)))
+                ranked.append((value, [seq], start, view.kv.new_blocks(seq, length)))
         ranked.sort(key=lambda each: -each[0])
         learning = view.running_in_order[len(view.serving) :]
-        more = view.online_demand_blocks - view.blocks_of(scene.running)  # that come
+        more = view.kv.online_demand_blocks - view.kv.blocks_of(scene.running)  # that come
         running = [*scene.running, *scene.offline]
         memory = PeakMemory(view, self._ends, running, learning, max(0.0, more))
         fitting: list[_Ranked] = []
@@ -253,7 +253,7 @@ class Unified:
         else:
             ledger.seconds += budget.spare_s
         ledger.slots -= len(scene.queue)
-        ledger.blocks -= sum([-(-len(seq.tokens) // view.block_size) for seq in scene.queue])
+        ledger.blocks -= sum([-(-len(seq.tokens) // view.kv.block_size) for seq in scene.queue])
         free = idle and not (scene.items or scene.queue)
         for _, sequences, start, blocks in ranked:
             needed, before_s = idle and not (plan.learns or plan.after), ledger.work_s
@@ -287,14 +287,14 @@ class Unified:
 
     def _ledger(self, view: View, scene: Scene, online: OnlinePass) -> Ledger:
         running, kept = len(view.running_in_order), scene.kept
-        free = view.num_blocks - view.blocks_of(kept) - len(kept) if kept else math.inf
+        free = view.kv.num_blocks - view.kv.blocks_of(kept) - len(kept) if kept else math.inf
         return Ledger(
             view.latency,
-            view.block_size,
+            view.kv.block_size,
             not running,
             online.left if online.work.tokens else view.budgets.max_batch_tokens,
             online.seconds,
-            view.available_blocks - running,
+            view.kv.available_blocks - running,
             view.budgets.max_sequences - running,
             view.recording_room,
             free,

@@ -39,7 +39,7 @@ def offline_waiting(view: View, *, first: bool) -> list[Sequence]:
     if first:
         waits = view.waiting_in_order
         return waits[num_online(waits) :][:1]
-    return [offered.seq for offered in view.offline_pool.best_of_buckets(_MOST_BEGIN)]
+    return [offered.seq for offered in view.kv.offline_pool.best_of_buckets(_MOST_BEGIN)]
 
 
 def oldest_offline(view: View) -> Sequence:
@@ -68,7 +68,7 @@ def offline_value(view: View, seq: Sequence, start: int, lost_blocks: float) -> 
     if (length := seq.request.length) is not None:
         answer = length.quantile(0.5, seq.output_tokens) - seq.output_tokens
         seconds += answer * latency.added_decode_s(tokens + int(answer / 2))
-    return (tokens + answer - lost_blocks * view.block_size) / seconds
+    return (tokens + answer - lost_blocks * view.kv.block_size) / seconds
 
 
 # A struct, since one is made for every step in every iteration (docs/adr/0017).
