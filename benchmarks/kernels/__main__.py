@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
+import typer
 from torch.nn import functional
 
 from tandem.model import kernels
@@ -130,7 +131,8 @@ def rows() -> None:
 
 
 def main() -> None:
-    """Everything, with the ceiling measured in the same run."""
+    """Print everything, with the ceiling measured in the same run."""
+    torch.manual_seed(0)
     print(kernels.status(), torch.get_num_threads(), "threads")
     amx = kernels.amx_linear()
     big = torch.ones(64_000_000)
@@ -142,5 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    main()
+    typer.run(main)

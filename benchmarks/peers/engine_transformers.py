@@ -32,7 +32,7 @@ class ContinuousBatching:
             default_compile_level=options.get("compile", 0),
             auto_switch_to_flash=False,
         )
-        self._patience_s = options.get("patience_s", 60.0)
+        self._patience_s = options.get("patience_s", 600.0)
         self.manager = model.init_continuous_batching(generation, config)
         self.manager.start()
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -42,7 +43,12 @@ def main(name: str, model: str, options: dict[str, Any]) -> None:
     ready = {"load_s": time.perf_counter() - began, "versions": module.versions()}
     print(json.dumps(ready), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(engine.run(json.loads(line))), file=answers, flush=True)
+        try:
+            answer = engine.run(json.loads(line))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # threads of the engine would keep the process, and the driver would wait
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

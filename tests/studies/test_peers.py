@@ -109,3 +109,23 @@ def test_idle_workers_are_stopped_and_end(tmp_path: Path) -> None:
     assert not child.is_running()
     with pytest.raises(RuntimeError, match="the absent worker ended"):
         Workers([WorkerSpec("absent", "peers.absent", options=spec.options)], tmp_path, tmp_path)
+
+
+def test_a_worker_that_fails_ends_although_a_thread_of_its_engine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(
+        "import threading\n"
+        "def versions(): return {}\n"
+        "class Engine:\n"
+        "    def run(self, job): raise AssertionError('the manager stopped')\n"
+        "def start(model, options):\n"
+        "    threading.Thread(target=threading.Event().wait).start()\n"
+        "    return Engine()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with (
+        Workers([WorkerSpec("failing", "failing")], tmp_path, tmp_path) as workers,
+        pytest.raises(RuntimeError, match=r"(?s)the failing worker ended.*the manager stopped"),
+    ):
+        workers.by_name["failing"].run({})
