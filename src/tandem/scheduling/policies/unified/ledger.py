@@ -33,6 +33,9 @@ class Ledger:
     reclaimable: float  # blocks for a starving sequence: all that are not protected
     work: PassWork = field(default_factory=PassWork)
     work_s: float = 0.0
+    # Only the first recorded sequence may be cut. Of a micro-batch that a pass computes alone and
+    # whole, the executor keeps what the gradient needs, and need not compute it again.
+    whole: bool = False
     _begins: bool = True  # whether another offline prompt may begin
     _opened: set[int] = field(default_factory=set)  # recordings that this iteration opens
 
@@ -93,6 +96,8 @@ class Ledger:
 
             # In a pass that records already, a piece costs no more than its rows.
             least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
+            if self.whole and self.work.recorded:
+                least = left
             rows = self._take(left, least, add, needed=needed and not found)
             if rows and starts:
                 self._hold(blocks)

@@ -32,7 +32,7 @@ from tandem.scheduling.view import View
 # Most seconds of waiting after which learning is starving while its cost may be predicted far too
 # high: until it is known, and after so many seconds without a place.
 _TRIAL_S = 1.0
-_VAIN_S = 5.0
+_FULL_S = 5.0
 # Learning that found no place beside requests is not considered again for as long as it has had
 # none, at most so many seconds, since finding that out takes time.
 _AGAIN_S = 0.05
@@ -127,11 +127,11 @@ class Observer:
             self._beside_s.append(max(0.0, view.now - self._ended[0] - took_s))
         self._ended = (view.now, step)
 
-    def look_again(self, now: float, *, vain: bool) -> None:
-        """Note when to consider learning again; `vain`: it was considered and had no place."""
-        if vain and self._had_place_s is not None:
+    def look_again(self, now: float, *, full: bool) -> None:
+        """Note when to consider learning again; `full`: it was considered and had no place."""
+        if full and self._had_place_s is not None:
             self._again_s = now + min(_AGAIN_S, now - self._had_place_s)
-        elif vain or now >= self._again_s:
+        elif full or now >= self._again_s:
             self._had_place_s = now
 
     def _count_late(self, view: View) -> None:
@@ -200,8 +200,8 @@ class Observer:
         if not items:
             self.learning.forget()
             return
-        vain = self._had_place_s is not None and view.now - self._had_place_s > _VAIN_S
-        trial = (view.latency.guessed or vain) and not scene.queue
+        full = self._had_place_s is not None and view.now - self._had_place_s > _FULL_S
+        trial = (view.latency.guessed or full) and not scene.queue
         self.learning.patience_s = min(self._patience_s, _TRIAL_S if trial else math.inf)
         self.learning.earn(view.now)
         places = [n for n, item in enumerate(items) if item.key is self.starving_item]

@@ -317,13 +317,13 @@ class Unified:
         if seconds <= 0.0 and not needed:
             return
         ledger = self._ledger(view, scene, OnlinePass())
-        ledger.seconds = seconds
-        for item in scene.items:
-            plan.slices += ledger.slices(item, needed=False)
+        ledger.seconds, ledger.whole = seconds, True
+        plan.slices += [s for item in scene.items for s in ledger.slices(item, needed=False)]
         plan.learned_s = seconds - ledger.seconds
         if not plan.slices:
             piece_s = scene.items[0].piece_s(view.latency)
-            ledger.seconds = min(seconds, max(self._pass_s, piece_s))
+            pass_s = min(seconds, max(self._pass_s, piece_s))
+            ledger.seconds = scene.items[0].whole_s(view, pass_s) if needed else pass_s
             if piece_s <= beside_s and ledger.seconds <= _MUCH_LONGER * beside_s:
                 return
             self._learn(ledger, scene.items, plan, needed=needed)
@@ -360,7 +360,7 @@ class Unified:
         if plan.learns:
             plan.spent_s, plan.step = self._observer.learning.spend(plan.learned_s), last_step(view)
         apart = self._observer.starving_item or self._options.temporal_only
-        self._observer.look_again(view.now, vain=bool(scene.items) and not (plan.learns or apart))
+        self._observer.look_again(view.now, full=bool(scene.items) and not (plan.learns or apart))
         order = [] if plan.alone else [Candidate(s.seq_id, None, True) for s in scene.running]
         if order and scene.running[0] is self._observer.starving:  # it leaves each other one a row
             rows = max(1, view.budgets.max_batch_tokens - len(order) + 1)
@@ -376,7 +376,7 @@ class Unified:
             tuple(order),
             slices=tuple(plan.slices),
             victims=tuple(victims),
-            gives_way=plan.preemptible,
+            preemptible=plan.preemptible,
         )
 
     def _settle(self, view: View) -> None:

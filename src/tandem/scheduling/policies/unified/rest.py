@@ -98,17 +98,23 @@ class LearningItem(Struct, gc=False):
         record = seq.scoring.record if seq.scoring is not None else None
         return self.step.micro_batch_of(record) if self.step is not None and record else None
 
-    def piece_s(self, latency: LatencyModel) -> float:
-        """Seconds of the smallest piece of work."""
+    def piece_s(self, latency: LatencyModel, rows: int = PIECE_TOKENS) -> float:
+        """Seconds of the smallest piece of work; of a sequence, up to so many rows."""
         owed = next(iter(self.step.owed()), None) if self.step is not None else None
         if owed is not None:
             return latency.slice_s(owed.backward, 1)
         seq = next(iter(self.sequences), None)
         if seq is None:
             return latency.update_s()
-        alone, rows = PassWork(), min(PIECE_TOKENS, seq.remaining)
+        alone, rows = PassWork(), min(rows, seq.remaining)
         alone.span(seq.computed, rows, scored=rows, recorded=rows)
         return latency.forward_s(alone)
+
+    def whole_s(self, view: View, seconds: float) -> float:
+        """Seconds of a pass without requests: `seconds`, or up to twice as long if the first
+        sequence then fits whole, so that its graph is kept (`Ledger.whole`)."""
+        first_s = self.piece_s(view.latency, view.budgets.max_batch_tokens)
+        return first_s if seconds < first_s <= 2 * seconds else seconds
 
     def value(self, latency: LatencyModel) -> float:
         """Trained tokens for each second that the step still takes; scored tokens of a score."""
