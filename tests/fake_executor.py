@@ -152,7 +152,7 @@ class FakeExecutor:
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:  # noqa: C901
         self._on_submit(plan)
-        stop = urgent if plan.gives_way else never
+        stop = urgent if plan.preemptible else never
         for discard in plan.discards:
             self._discard(discard.trainer, discard.micro_batches)
         for opened in plan.opens:

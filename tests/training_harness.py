@@ -128,7 +128,7 @@ class Driver:
 
     def run(self, *spans: Span, **parts) -> StepResult:
         urgent = self._urgent() if self.haste else never
-        plan = LanePlan(0, DEVICE_LANE, spans, gives_way=bool(self.haste), **parts)
+        plan = LanePlan(0, DEVICE_LANE, spans, preemptible=bool(self.haste), **parts)
         self.executor.submit(plan, urgent)
         (result,) = self.executor.poll()
         if result.stopped:

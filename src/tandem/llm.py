@@ -218,7 +218,9 @@ class LLM:
             snapshot = self._loop.teaching.snapshot_trainer(adapter)
             snapshot.write(path)
             files = inspect_adapter(path)
-            version = self._loop.adapters.adopt(snapshot, adapter, str(files.path), files.content_hash)
+            version = self._loop.adapters.adopt(
+                snapshot, adapter, str(files.path), files.content_hash
+            )
         finally:
             self._loop.teaching.close_trainer(adapter)
             self._loop.teaching.take_learned()
@@ -256,7 +258,9 @@ class LLM:
                 step_id = f"llm-{next(self._ids)}"
                 loss = settings.loss(encoded[0].kind)
                 scale = evidence([each.weight for each in part], settings.batch_samples)
-                self._loop.teaching.add_step(TrainingStep(step_id, adapter, loss, filled, scale=scale))
+                self._loop.teaching.add_step(
+                    TrainingStep(step_id, adapter, loss, filled, scale=scale)
+                )
                 outcomes += self._finish(1, StepOutcome)
         return outcomes
 

@@ -93,8 +93,37 @@ def test_lines_of_a_batch_share_what_they_share(tmp_path: Path) -> None:
     assert [next(stream).prompt for _ in range(3)] == [first.prompt, ids.prompt, first.prompt]
     stream = endless(4, 2, 256, 0)
     assert next(stream).prompt != next(stream).prompt
-    path.write_text("{")
-    with pytest.raises(InvalidRequest, match="cannot read the batch"):
+
+
+def test_lines_that_the_server_takes_are_simulated(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    parts = [{"type": "text", "text": "How are"}, {"type": "text", "text": " you?"}]
+    call = {"role": "assistant", "content": None, "tool_calls": []}
+    bodies = [
+        {"messages": [{"role": "user", "content": parts}, call]},
+        {"messages": [{"role": "user", "content": "How are you?"}, {"content": ""}]},
+        {"prompt": ["How", " are"], "max_tokens": 0},
+    ]
+    lines = [json.dumps({"body": body}) for body in bodies]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(lines).encode())
+    first, second, third = read_batch(path, 256)
+    assert first.prompt == second.prompt and len(third.prompt) == 2
+    assert [each.sampling.max_tokens for each in (first, second, third)] == [128, 128, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 2 of the batch .*: "),
+        ('{"body": {}}', "line 2 .*neither 'prompt' nor 'messages'"),
+        ('{"body": {"mesages": [{"content": "a"}]}}', "line 2 .*neither"),
+        ('{"body": {"prompt": "a", "max_tokens": -1}}', "line 2 .*max_tokens"),
+    ],
+)
+def test_a_line_that_cannot_be_simulated_is_named(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"body": {"prompt": "a"}}\n' + line)
+    with pytest.raises(InvalidRequest, match=problem):
         read_batch(path, 256)
 
 

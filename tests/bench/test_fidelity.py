@@ -24,7 +24,7 @@ from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.profile import Profile
 from tandem.estimators.terms import FORWARD_TERMS
-from tandem.scheduling.batches import Batches
+from tandem.scheduling.bounded_batch import BoundedBatch
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
 from tandem.sim.run import Simulation
@@ -131,7 +131,7 @@ def test_what_real_runs_differ_by_is_allowed_and_medians_are_compared():
 @pytest.mark.parametrize("policy", ["rt_lm", "hpf"])
 def test_a_real_run_has_the_constants_of_the_profile_as_a_simulated_one(monkeypatch, policy):
     profile = replace(PROFILE, batching=Batching(phi=0.2, eta=0.03, batch=5))
-    policies: list[Batches] = []
+    policies: list[BoundedBatch] = []
     monkeypatch.setattr(
         "tandem.cli.fidelity.run_once", lambda loop, *_: policies.append(loop.scheduler._policy)
     )

@@ -21,7 +21,7 @@ from serving import live
 from tandem.adapters.files import CONFIG_NAME, WEIGHTS_NAME
 from tandem.build_app import build_app
 from tandem.cli import app
-from tandem.cli.adapters_watch import follow
+from tandem.cli.adapters_watch import follow, held_out
 from tandem.cli.finetune import _watch
 from tandem.cli.remote import Unreachable, base_url, connected
 from tandem.config import AdapterConfig, LearningConfig, Settings, StoreConfig
@@ -124,11 +124,14 @@ class Page:
         if not self._worlds:
             raise KeyboardInterrupt
 
-    def get(self, path: str, **_: object) -> dict[str, object]:
+    def get(self, path: str, limit: int = 20, before: int | None = None) -> dict[str, object]:
         world = self._worlds[0]
         if isinstance(world, Unreachable):
             raise world
-        return {"data": world["events"]} if path.endswith("events") else world
+        if not path.endswith("events"):
+            return world
+        events = [each for each in world["events"] if before is None or each["id"] < before]
+        return {"data": events[:limit], "has_more": len(events) > limit}
 
     def metrics(self) -> str:
         world = self._worlds[0]
@@ -172,6 +175,27 @@ def test_learning_is_followed_line_by_line_across_a_restart() -> None:
         "warning: version 1 refused: noise",
         "base answers; samples: 8 new, 0 in training, 32 refused, 2 held out",
     ]
+
+
+def test_no_event_is_lost_however_many_come_at_once() -> None:
+    def world(*numbers: int) -> dict[str, object]:
+        events = [
+            {"id": number, "created_at": 0, "level": "info", "message": f"event {number}"}
+            for number in reversed(numbers)
+        ]
+        return {"label": "base", "learning": None, "steps": 0.0, "events": events}
+
+    page = Page([world(), world(*range(1, 260))])
+    lines = []
+    with pytest.raises(KeyboardInterrupt):
+        for line in follow(page, "formal", page.turn, lambda: 0.0):  # type: ignore[arg-type]
+            lines.append(line.split(" ", 2)[2])
+    assert lines[1:] == [f"event {number}" for number in range(1, 260)]
+
+
+def test_samples_that_versions_are_measured_on_are_the_accepted_ones() -> None:
+    samples = {"held_out": {"accepted": 2, "invalid": 3}}
+    assert held_out({"learning": {"samples": samples}}) == 2
 
 
 def test_metrics_are_read_from_a_server(url: str) -> None:

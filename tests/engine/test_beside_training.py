@@ -149,7 +149,9 @@ def answers(model: LoadedModel, mix: Mix, met: Met, *, leak: bool = False) -> li
         return submit(plan, urgent)
 
     executor.submit = noted  # type: ignore[method-assign]
-    loop.teaching.open_trainer(TrainerSpec("t", LoraSpec(rank=4), OptimizerSpec(learning_rate=2e-2)))
+    loop.teaching.open_trainer(
+        TrainerSpec("t", LoraSpec(rank=4), OptimizerSpec(learning_rate=2e-2))
+    )
     found: list[list[int]] = [[] for _ in mix.requests]
 
     def iterate() -> None:
@@ -243,7 +245,9 @@ def test_log_probs_of_the_demo_model_drift_within_bounds_in_bf16(
     check_drift(measure(inexact, exact, together))
 
 
-@pytest.mark.parametrize(("name", "kernels"), with_kernels(FAMILIES, quick=["llama", "gemma3"], plain=[]))
+@pytest.mark.parametrize(
+    ("name", "kernels"), with_kernels(FAMILIES, quick=["llama", "gemma3"], plain=[])
+)
 def test_log_probs_drift_within_bounds_in_bf16(name: str, kernels: str) -> None:
     inexact, exact = (
         prepare_model(gentle(name, dtype), ModelConfig(model=name, kernels=kernels))

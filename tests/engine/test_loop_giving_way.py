@@ -88,7 +88,7 @@ def test_plans_with_requests_never_give_way():
     bench.loop.add(request("r", (1, 2, 3), 40))
     while "r" not in bench.ended:
         bench.step()
-    giving = [plan for plan in bench.plans if plan.gives_way]
+    giving = [plan for plan in bench.plans if plan.preemptible]
     assert giving and all(span.score_targets for plan in giving for span in plan.spans)
 
 
@@ -124,7 +124,7 @@ def test_learning_gives_way_in_an_idle_engine_however_much_it_has_earned():
     for number in range(4):
         bench.loop.teaching.add_step(sft_step(f"s{number}", "t", [30, 20]))
     bench.run()
-    assert len(bench.outcomes) == 4 and all(plan.gives_way for plan in bench.plans)
+    assert len(bench.outcomes) == 4 and all(plan.preemptible for plan in bench.plans)
 
 
 @pytest.mark.parametrize("policy", ["adainf", "ekya", "mace", "static", "fcfs", "priority"])
@@ -134,7 +134,7 @@ def test_the_baselines_do_not(policy):
     bench.loop.teaching.add_step(sft_step("s", "t", [20, 12]))
     bench.clock.advance(100.0)
     bench.run()
-    assert bench.plans and not any(plan.gives_way for plan in bench.plans)
+    assert bench.plans and not any(plan.preemptible for plan in bench.plans)
 
 
 class Interrupted(FakeExecutor):

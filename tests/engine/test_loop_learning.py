@@ -291,7 +291,9 @@ def test_a_snapshot_becomes_a_version_without_reading_files(tmp_path: Path):
     snapshot.write(str(tmp_path / "v"))
     bench.executor.read_adapter = None  # type: ignore[assignment]  # nothing may be read
     candidate = bench.loop.adapters.adopt(snapshot, "candidate", str(tmp_path / "v"), "abc")
-    published = bench.loop.adapters.publish(type(candidate)("formal", 7, "abc", str(tmp_path / "v")))
+    published = bench.loop.adapters.publish(
+        type(candidate)("formal", 7, "abc", str(tmp_path / "v"))
+    )
     bench.loop.adapters.unload("candidate")
     assert bench.loop.adapters.current == {"formal": published} and published.label == "formal@7"
     bench.loop.add(request("r", (1, 2), 3, adapter="formal"))

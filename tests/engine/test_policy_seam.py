@@ -43,7 +43,11 @@ class SharedPrefixFirst:
     def decide(self, view: View) -> Decision:
         waiting = sorted(
             view.waiting,
-            key=lambda seq: (class_of(seq) is not WorkClass.ONLINE, -view.kv.match(seq), seq.seq_id),
+            key=lambda seq: (
+                class_of(seq) is not WorkClass.ONLINE,
+                -view.kv.match(seq),
+                seq.seq_id,
+            ),
         )
         running = sorted(view.running, key=class_then_arrival)
         room = view.kv.num_blocks - view.kv.online_demand_blocks

@@ -252,7 +252,9 @@ def test_a_score_under_working_parameters_is_what_the_step_saw():
     assert fresh == pytest.approx(base, abs=1e-4), "B starts at zero"
     target = TrainingSequence(sequence.tokens, 4, Role.TARGET)
     for number in range(3):
-        engine.loop.teaching.add_step(TrainingStep(f"s{number}", "t", LossSpec(LossKind.SFT), ((target,),)))
+        engine.loop.teaching.add_step(
+            TrainingStep(f"s{number}", "t", LossSpec(LossKind.SFT), ((target,),))
+        )
     engine.run()
     seen = [engine.outcomes[f"s{number}"].logprobs[0][0] for number in range(3)]
     assert seen[0] == pytest.approx(base, abs=1e-4) and seen[0] < seen[1] < seen[2]

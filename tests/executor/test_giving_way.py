@@ -66,11 +66,11 @@ def test_layers_that_are_done_stay_done():
     number, _ = Driver(executor).record("t", 0, batch())
     for at in (LAYERS, LAYERS - 1):
         part = BackwardSlice(number, at, 0, COEFFICIENTS)
-        plan = LanePlan(0, DEVICE_LANE, (), slices=(part,), gives_way=True)
+        plan = LanePlan(0, DEVICE_LANE, (), slices=(part,), preemptible=True)
         (done,) = submitted(executor, plan, after(2)).slices
         assert (done.hi, done.lo, done.problem) == (at, at - 1, None)
     last = (BackwardSlice(number, 1, 0, COEFFICIENTS),)
-    plan = LanePlan(0, DEVICE_LANE, (), slices=last, updates=(Update("t", 0),), gives_way=True)
+    plan = LanePlan(0, DEVICE_LANE, (), slices=last, updates=(Update("t", 0),), preemptible=True)
     nothing = submitted(executor, plan, lambda: True)
     assert nothing.slices == () == nothing.updates and not nothing.stopped
 
@@ -81,9 +81,9 @@ def test_only_a_plan_that_says_so_gives_way():
     span = Span(1, 0, (5, 6, 7), ((0, 1),), draws=(draw,))
     assert submitted(executor, LanePlan(0, DEVICE_LANE, (span,)), lambda: True).draws
     score = Span(2, 0, (5, 6, 7), ((2, 3),), score_targets=(6, 7), score_top=None)
-    whole = submitted(executor, LanePlan(0, DEVICE_LANE, (score,), gives_way=True), after(99))
+    whole = submitted(executor, LanePlan(0, DEVICE_LANE, (score,), preemptible=True), after(99))
     for asked in range(1, LAYERS + 2):  # before each layer, and before the head
-        plan = LanePlan(0, DEVICE_LANE, (score,), gives_way=True)
+        plan = LanePlan(0, DEVICE_LANE, (score,), preemptible=True)
         lost = submitted(executor, plan, after(asked))
         assert lost.stopped and lost.scores == () == lost.failed
     again = submitted(executor, LanePlan(0, DEVICE_LANE, (score,)), lambda: True)

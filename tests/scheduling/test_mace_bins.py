@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
@@ -15,7 +16,7 @@ class FakeView:
     """What packing reads of a view."""
 
     def __init__(self, blocks: int, running: int = 0, recording_room: int = 0) -> None:
-        self.available_blocks = blocks
+        self.kv = SimpleNamespace(available_blocks=blocks)
         self.running = range(running)
         self.recording_room = recording_room
         self.budgets = Budgets(max_sequences=100, max_batch_tokens=100)

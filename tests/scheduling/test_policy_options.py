@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.errors import InvalidRequest
 from tandem.estimators.batching import MEASURED
-from tandem.scheduling.batches import Batches
+from tandem.scheduling.bounded_batch import BoundedBatch
 from tandem.scheduling.policies.ekya import PeriodicRetraining
 from tandem.scheduling.policies.rt_lm import Options as RtLm
 from tandem.scheduling.policies.unified import Options, Unified
@@ -61,10 +61,10 @@ def test_wrong_options_are_refused_by_name(name, options, needle):
 def test_a_profile_gives_the_options_that_are_left_out():
     measured = {"phi": "0.2", "eta": "0.03", "batch": "4", "alpha": "0.5"}
     batches = build_policy("rt_lm", {"eta": "0.01"}, measured)
-    assert isinstance(batches, Batches) and batches.options == RtLm(
+    assert isinstance(batches, BoundedBatch) and batches.options == RtLm(
         batch=4, phi=0.2, eta=0.01, alpha=0.5
     )
-    assert isinstance(fifo := build_policy("fifo", None, measured), Batches)
+    assert isinstance(fifo := build_policy("fifo", None, measured), BoundedBatch)
     assert fifo.options.batch == 4
     build_policy("fcfs", None, measured)  # it has none of them
     with pytest.raises(InvalidRequest, match="no option 'phy'"):
@@ -78,7 +78,7 @@ class Own:
     gather: float = field(default=1.5, metadata=MEASURED)
 
 
-class TakesSome(Batches):
+class TakesSome(BoundedBatch):
     """Its options have names of a profile's constants; one of them is meant."""
 
     def __init__(self, options: Own = Own()) -> None:

@@ -16,7 +16,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
 from tandem.kv.cache import KVCache
-from tandem.scheduling.batches import expected_tokens, priority_point_s
+from tandem.scheduling.bounded_batch import expected_tokens, priority_point_s
 from tandem.scheduling.policies.rt_lm import Options, rank_of
 from tandem.scheduling.registry import build_policy
 from tandem.scheduling.scheduler import Scheduler

@@ -147,7 +147,9 @@ def test_pairs_that_are_recorded_apart_have_the_same_losses(monkeypatch, lengths
         losses: list[float] = []
         while loop.has_work:
             loop.step()
-            losses += [each.loss for each in loop.teaching.take_learned() if isinstance(each, StepOutcome)]
+            losses += [
+                each.loss for each in loop.teaching.take_learned() if isinstance(each, StepOutcome)
+            ]
         assert len(losses) == 40 and losses[-1] < losses[0]
         found.append(losses)
     assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])

@@ -95,7 +95,9 @@ def test_an_objective_near_a_decode_alone_holds_nobody_up():
 
 def test_no_request_starves_however_many_are_in_time():
     """One that is late starts after at most two TTFT objectives, the one that came first."""
-    outcomes = sorted(overloaded("unified").outcomes.values(), key=lambda outcome: outcome.arrival_s)
+    outcomes = sorted(
+        overloaded("unified").outcomes.values(), key=lambda outcome: outcome.arrival_s
+    )
     late = [outcome for outcome in outcomes if outcome.ttft_s > 1.0]
     assert len(late) > 20
     for before, after in pairwise(late):

@@ -43,7 +43,7 @@ def digest(plan: LanePlan) -> int:
         replace(PLAN, opens=(OpenMicroBatch(1, "trainer", 0, (2,)),)),
         replace(PLAN, slices=(BackwardSlice(1, 3, 1, (0.5,)),)),
         replace(PLAN, updates=(Update("trainer", 0),)),
-        replace(PLAN, gives_way=True),
+        replace(PLAN, preemptible=True),
         replace(PLAN, share=0.5),
     ],
 )

@@ -22,7 +22,7 @@ from tandem.services.auth import Caller
 from tandem.services.jobs.service import JobAsk, Jobs
 from tandem.services.versions.checkpoints import checkpoint_label
 
-_MOST = 100
+_LARGEST_PAGE = 100
 _EVENT = "ftevent-"
 _LEVELS = {"warning": "warn"}
 _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
@@ -45,13 +45,13 @@ class CreateJobRequest(Body):
 def add_fine_tuning_routes(app: FastAPI, surface: Surface) -> None:
     """Add /v1/fine_tuning/jobs."""
     _add_jobs(app, surface)
-    _add_steering(app, surface)
+    _add_control(app, surface)
 
 
 def _add_jobs(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/fine_tuning/jobs")
     async def create_job(request: Request) -> Response:
-        """Start a job."""
+        """Create a fine-tuning job."""
         body = await read(CreateJobRequest, request, surface.bodies)
         ask = JobAsk(
             model=body.model,
@@ -67,29 +67,29 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
 
     @app.get("/v1/fine_tuning/jobs")
     async def list_jobs(request: Request) -> Response:
-        """Jobs of the caller, newest first."""
-        limit = read_limit(request, 20, _MOST)
+        """List the caller's fine-tuning jobs, newest first."""
+        limit = read_limit(request, 20, _LARGEST_PAGE)
         after = read_text(request, "after")
         found = await _jobs(surface).listed(_caller(request).tenant, after, limit + 1)
         return _json(page_json([_job_json(surface, job) for job in found], limit))
 
     @app.get("/v1/fine_tuning/jobs/{job_id}")
     async def retrieve_job(job_id: str, request: Request) -> Response:
-        """One of them."""
+        """Retrieve a fine-tuning job."""
         return _job(surface, await _jobs(surface).find(job_id, _caller(request).tenant))
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/events")
     async def list_job_events(job_id: str, request: Request) -> Response:
-        """What happened, newest first."""
-        limit = read_limit(request, 20, _MOST)
+        """List a job's events, newest first."""
+        limit = read_limit(request, 20, _LARGEST_PAGE)
         tenant = _caller(request).tenant
         found = await _jobs(surface).events(job_id, tenant, _event_number(request), limit + 1)
         return _json(page_json([_event_json(event) for event in found], limit))
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/checkpoints")
     async def list_job_checkpoints(job_id: str, request: Request) -> Response:
-        """Saved states at the ends of epochs, newest first."""
-        limit = read_limit(request, 10, _MOST)
+        """List a job's checkpoints, newest first."""
+        limit = read_limit(request, 10, _LARGEST_PAGE)
         tenant = _caller(request).tenant
         jobs = _jobs(surface)
         job = await jobs.find(job_id, tenant)
@@ -97,20 +97,20 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
         return _json(page_json([_checkpoint_json(surface, job, record) for record in found], limit))
 
 
-def _add_steering(app: FastAPI, surface: Surface) -> None:
+def _add_control(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/fine_tuning/jobs/{job_id}/cancel")
     async def cancel_job(job_id: str, request: Request) -> Response:
-        """Give a job up."""
+        """Cancel a job."""
         return _job(surface, await _jobs(surface).cancel(job_id, _caller(request).tenant))
 
     @app.post("/v1/fine_tuning/jobs/{job_id}/pause")
     async def pause_job(job_id: str, request: Request) -> Response:
-        """Stop after the current step; what was learned is kept."""
+        """Pause a job after its current step."""
         return _job(surface, await _jobs(surface).pause(job_id, _caller(request).tenant))
 
     @app.post("/v1/fine_tuning/jobs/{job_id}/resume")
     async def resume_job(job_id: str, request: Request) -> Response:
-        """Go on with a paused job."""
+        """Resume a paused job."""
         return _job(surface, await _jobs(surface).resume(job_id, _caller(request).tenant))
 
 

@@ -1,8 +1,8 @@
-"""Answers of a file of lengths, with forecasts, as a load: RT-LM's tasks and arrivals (V-A).
+"""A load made of recorded answer lengths with forecasts: RT-LM's tasks and arrivals (V-A).
 
-Forecasts are those of the server's network, by cross-validation: none is made by a network that saw
-the answer, or another one with the same features. Without scores of the prompts it knows their
-sizes alone. Knows no policy. Invariant: a seed determines the load.
+Forecasts come from the server's own network by cross-validation: no fold's network saw that answer
+or one with equal features. Without prompt scores, only prompt size and limit are features. Knows no
+policy. Invariant: a seed determines the load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tandem.estimators.length_network import fit
 from tandem.sim.run import Arrival
 
 BETAS = tuple(range(10, 160, 10))
-"""Arrivals a minute, each for one of the paper's minutes."""
+"""Arrival rates per minute. The load has one minute at each."""
 MOST_ANSWERS = 4096
 _FEWEST = 50
 _FOLDS = 5
@@ -34,7 +34,7 @@ _MEDIAN = LEVELS.index(0.5)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Its tokens, and quantiles of what was predicted of it at `LEVELS`."""
+    """An answer's lengths in tokens, its limit `most`, and its forecast: quantiles at `LEVELS`."""
 
     input_tokens: int
     output_tokens: int
@@ -43,7 +43,7 @@ class Answer:
 
     @property
     def expected(self) -> float:
-        """The paper's u."""
+        """Median forecast (RT-LM's u), in tokens."""
         return self.quantiles[_MEDIAN]
 
 
@@ -64,13 +64,13 @@ def read_answers(path: Path) -> list[Answer]:
 def answer_of(
     input_tokens: int, output_tokens: int, most: int, quantiles: NDArray[np.float64]
 ) -> Answer:
-    """An answer with these forecasts, made to rise with their level, at most `most` tokens."""
+    """An answer whose forecast quantiles are made non-decreasing and clipped to `most`."""
     rising = np.maximum.accumulate(np.clip(quantiles, 1.0, most))
     return Answer(input_tokens, output_tokens, most, tuple(rising.tolist()))
 
 
 def times(unit_s: float, rng: Random) -> list[float]:
-    """Poisson arrivals: at each rate of `BETAS` for one of its minutes of 60 `unit_s`, shuffled."""
+    """Poisson arrival times: a minute of 60 * `unit_s` at each rate of `BETAS`, shuffled."""
     found: list[float] = []
     for place, beta in enumerate(rng.sample(BETAS, len(BETAS))):
         at_s = rng.expovariate(beta / 60.0)
@@ -81,7 +81,8 @@ def times(unit_s: float, rng: Random) -> list[float]:
 
 
 def arrivals(answers: Sequence[Answer], at_s: Sequence[float], rng: Random) -> list[Arrival]:
-    """Requests `task-N`; answers are drawn in a shuffled order, again if they are too few."""
+    """Requests `task-N`. Answers are drawn without repetition; when they run out, drawing begins
+    again."""
     order: list[Answer] = []
     while len(order) < len(at_s):
         order += rng.sample(list(answers), len(answers))

@@ -1,7 +1,7 @@
 """Offline work of a simulation: the requests of a batch file, or of fixed lengths without end.
 
-Knows the lines of OpenAI's batch files. Invariant: prompts that begin alike have equal tokens
-there.
+Knows the lines of OpenAI's batch files. Invariant: prompts with equal beginnings get equal first
+tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Annotated
 from zlib import crc32
 
 import msgspec
@@ -21,19 +22,32 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.slo import WorkClass
 
 _OUTPUT_TOKENS = 128  # of a line that does not say
-# About what tokenizers of English make of a text, without having one.
+# Approximates the token count of an English tokenizer.
 _TOKEN = re.compile(r"\s?\w{1,6}|\s?[^\w\s]|\s")
 
 
+_Limit = Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
 class _Turn(msgspec.Struct):
-    content: str
+    content: str | list[_Part] | None = None
+
+    @property
+    def text(self) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
 
 
 class _Body(msgspec.Struct):
     messages: list[_Turn] = msgspec.field(default_factory=list)
-    prompt: str | list[int] = ""
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    prompt: str | list[int | str] = ""
+    max_tokens: _Limit = None
+    max_completion_tokens: _Limit = None
 
 
 class _Line(msgspec.Struct):
@@ -41,16 +55,24 @@ class _Line(msgspec.Struct):
 
 
 def read_batch(path: Path, vocabulary: int) -> list[Request]:
-    """The requests of a batch file in its order. A text has about as many tokens as English has,
-    and every answer is as long as it may be. Raises `InvalidRequest`."""
+    """The requests of a batch file in its order. Token counts of texts are estimated. Every answer
+    has the length of its limit, or 128 tokens if the line has none. Raises `InvalidRequest`."""
     try:
-        lines = [line for line in path.read_bytes().splitlines() if line.strip()]
-        bodies = [msgspec.json.decode(line, type=_Line).body for line in lines]
-    except (OSError, msgspec.MsgspecError) as error:
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
+    except OSError as error:
         raise InvalidRequest(f"cannot read the batch {path}: {error}") from error
-    if not bodies:
+    found = list[Request]()
+    for place, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            body = msgspec.json.decode(line, type=_Line).body
+            found.append(_request(len(found), body, vocabulary))
+        except (msgspec.MsgspecError, InvalidRequest) as error:
+            raise InvalidRequest(f"line {place} of the batch {path}: {error}") from error
+    if not found:
         raise InvalidRequest(f"the batch {path} has no lines")
-    return [_request(number, body, vocabulary) for number, body in enumerate(bodies)]
+    return found
 
 
 def endless(
@@ -64,20 +86,29 @@ def endless(
 
 
 def again(requests: list[Request]) -> Iterator[Request]:
-    """The same requests again and again, for as long as somebody asks."""
+    """The same requests again and again, endlessly."""
     for number in count():
         request = requests[number % len(requests)]
         yield _offline(number, request.prompt, request.sampling.max_tokens)
 
 
 def _request(number: int, body: _Body, vocabulary: int) -> Request:
-    text = body.prompt or "\n".join(turn.content for turn in body.messages)
-    if isinstance(text, str):
-        tokens = tuple(crc32(part.encode()) % vocabulary for part in _TOKEN.findall(text))
-    else:
-        tokens = tuple(token % vocabulary for token in text)
-    longest = body.max_completion_tokens or body.max_tokens or _OUTPUT_TOKENS
-    return _offline(number, tokens or (0,), longest)
+    turns = "\n".join(turn.text for turn in body.messages)
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    given: list[int | str] = [*prompts, turns]
+    tokens = list[int]()
+    for each in given:
+        tokens += [each] if isinstance(each, int) else map(_number, _TOKEN.findall(each))
+    if not tokens:
+        raise InvalidRequest("neither 'prompt' nor 'messages' has a text")
+    limits = (body.max_completion_tokens, body.max_tokens, _OUTPUT_TOKENS)
+    longest = next(limit for limit in limits if limit is not None)
+    prompt = tuple(token % vocabulary for token in tokens)
+    return _offline(number, prompt, max(1, longest))  # 0: a line that is only scored
+
+
+def _number(token: str) -> int:
+    return crc32(token.encode())
 
 
 def _offline(number: int, prompt: tuple[int, ...], output_tokens: int) -> Request:

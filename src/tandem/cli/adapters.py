@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tandem.cli.adapters_watch import follow, held_out, summary, told, trained
+from tandem.cli.adapters_watch import follow, held_out, line_of, summary, trained
 from tandem.cli.curves import write_curves
 from tandem.cli.remote import (
     DEFAULT_URL,
@@ -115,7 +115,7 @@ def events_command(
     with connected(url, api_key) as server:
         listed = server.get(f"adapters/{name}/events", limit=limit)["data"]
     for event in listed:
-        print(plain(told(event)))
+        print(plain(line_of(event)))
     if not listed:
         print("nothing has happened yet; `tandem adapters watch` shows what comes")
 

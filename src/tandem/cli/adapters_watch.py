@@ -1,6 +1,6 @@
 """`tandem adapters watch`: what an adapter learns, line by line, while it happens.
 
-Asks the server again and again; nothing is changed. Invariant: a line is shown when something has
+Polls the server; nothing is changed. Invariant: a line is shown when something has
 changed, and an event is shown once, also across a server's restart.
 """
 
@@ -20,7 +20,7 @@ _METRIC = re.compile(r"tandem_learning_(steps_total|loss)\{(.*)\} (\S+)")
 
 
 def trained(adapter: dict[str, Any]) -> dict[str, int]:
-    """Samples that are trained on, by state."""
+    """Training samples by state."""
     found: dict[str, int] = (adapter["learning"] or {"samples": {}})["samples"].get("train", {})
     return found
 
@@ -28,11 +28,12 @@ def trained(adapter: dict[str, Any]) -> dict[str, int]:
 def held_out(adapter: dict[str, Any]) -> int:
     """Samples that versions are measured on."""
     samples = (adapter["learning"] or {"samples": {}})["samples"]
-    return sum(samples.get("held_out", {}).values())
+    count: int = samples.get("held_out", {}).get("accepted", 0)
+    return count
 
 
 def summary(adapter: dict[str, Any]) -> str:
-    """What answers, and where the samples are."""
+    """The version that answers, and the number of samples in each state."""
     samples = trained(adapter)
     parts = [f"{samples.get('accepted', 0)} new", f"{samples.get('assigned', 0)} in training"]
     rest = [state for state in samples if state not in ("accepted", "assigned")]
@@ -41,7 +42,7 @@ def summary(adapter: dict[str, Any]) -> str:
     return f"{adapter['label']} answers; samples: {', '.join(parts)}"
 
 
-def told(event: dict[str, Any]) -> str:
+def line_of(event: dict[str, Any]) -> str:
     """An event as a line."""
     level = "" if event["level"] == "info" else f"{event['level']}: "
     return f"{when(event['created_at'])} {level}{event['message']}"
@@ -54,7 +55,7 @@ def follow(
     now: Callable[[], float] = time.time,
 ) -> Iterator[str]:
     """Lines as they come, without end. Raises `RemoteError` if there is no such adapter."""
-    seen = 0
+    seen: int | None = None
     before: dict[str, str] = {}
     away = False
     while True:
@@ -68,8 +69,8 @@ def follow(
             away = True
         else:
             away = False
-            seen = events[-1]["id"] if events else seen
-            yield from map(told, events)
+            seen = events[-1]["id"] if events else seen or 0
+            yield from map(line_of, events)
             for what, line in {"steps": steps, "state": summary(found)}.items():
                 if line and before.get(what) != line:
                     yield f"{when(now())} {line}"
@@ -77,11 +78,18 @@ def follow(
         pause(_POLL_S)
 
 
-def _news(server: Remote, name: str, seen: int) -> list[dict[str, Any]]:
-    """Events after number `seen`, oldest first; at the beginning the last few."""
-    limit = _MOST_EVENTS if seen else _FIRST_EVENTS
-    listed = server.get(f"adapters/{name}/events", limit=limit)["data"]
-    return [event for event in reversed(listed) if event["id"] > seen]
+def _news(server: Remote, name: str, seen: int | None) -> list[dict[str, Any]]:
+    """Events after number `seen`, oldest first; None: the last few."""
+    path, found = f"adapters/{name}/events", list[dict[str, Any]]()
+    if seen is None:
+        return list(reversed(server.get(path, limit=_FIRST_EVENTS)["data"]))
+    page = server.get(path, limit=_MOST_EVENTS)
+    while True:
+        news = [event for event in page["data"] if event["id"] > seen]
+        found += news
+        if len(news) < len(page["data"]) or not page["has_more"]:
+            return found[::-1]
+        page = server.get(path, limit=_MOST_EVENTS, before=news[-1]["id"])
 
 
 def _steps(server: Remote, name: str) -> str:

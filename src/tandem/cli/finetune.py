@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tandem.cli.adapters_watch import told
+from tandem.cli.adapters_watch import line_of
 from tandem.cli.remote import DEFAULT_URL, Key, Remote, Unreachable, Url, connected, plain, table
 
 app = typer.Typer(help="Fine-tuning jobs of a running server.")
@@ -108,7 +108,7 @@ def events_command(job_id: JobId, url: Url = DEFAULT_URL, api_key: Key = "") -> 
     """Show what happened, oldest first."""
     with connected(url, api_key) as server:
         for event in _events(server, job_id, None):
-            print(plain(told(event)))
+            print(plain(line_of(event)))
 
 
 @app.command("cancel")

@@ -52,7 +52,7 @@ class LaneDecision:
     share: float = 1.0  # of the device that the lane may use
     slices: tuple[SliceCandidate, ...] = ()  # backward work beside the candidates
     # Preemptible: learning without requests ends between two layers when a request comes.
-    gives_way: bool = False
+    preemptible: bool = False
     # Limit of the lane's predicted time (`estimators/latency`, for the whole device).
     seconds: float | None = None
 
@@ -79,9 +79,9 @@ class Decision:
         victims: tuple[int, ...] = (),
         preempt: tuple[int, ...] = (),
         wake_at: float | None = None,
-        gives_way: bool = False,
+        preemptible: bool = False,
         seconds: float | None = None,
     ) -> Decision:
         """The common case: everything on the one device lane."""
-        lane = LaneDecision(candidates, slices=slices, gives_way=gives_way, seconds=seconds)
+        lane = LaneDecision(candidates, slices=slices, preemptible=preemptible, seconds=seconds)
         return Decision({DEVICE_LANE: lane}, preempt=preempt, victims=victims, wake_at=wake_at)

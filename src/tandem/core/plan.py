@@ -138,7 +138,7 @@ class LanePlan:
 
     The order is: `discards`, `opens`, `copies`, `spans` in one forward pass, `slices`, `updates`.
 
-    A preemptible plan (`gives_way`) draws nothing. It ends between two layers once something urgent
+    A `preemptible` plan draws nothing. It ends between two layers once something urgent
     has come. Layers of slices that are done stay done; a pass that did not end counts for nothing.
     """
 
@@ -151,7 +151,7 @@ class LanePlan:
     slices: tuple[BackwardSlice, ...] = ()
     updates: tuple[Update, ...] = ()
     share: float = 1.0  # part of the device (cores, multiprocessors), above 0 and at most 1
-    gives_way: bool = False  # preemptible
+    preemptible: bool = False
 
     @property
     def num_tokens(self) -> int:

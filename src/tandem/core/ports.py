@@ -67,7 +67,7 @@ class Executor(Protocol):
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
         """Start `plan` and return a ticket. May compute before it returns.
 
-        If the plan is preemptible (`gives_way`), `urgent` is called before every layer.
+        If the plan is `preemptible`, `urgent` is called before every layer.
         """
         ...
 

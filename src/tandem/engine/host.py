@@ -60,9 +60,9 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
-_IDLE_WAIT_S = 0.5
-_BESIDE_WAIT_S = 0.01
-_IDLE_CHECK_S = 10.0
+_IDLE_WAIT_S = 0.5  # for a command
+_BESIDE_WAIT_S = 0.01  # the same while a thread reads, writes or compiles
+_IDLE_CHECK_S = 10.0  # between two checks of the block accounting
 
 MakeLoop = Callable[[Callable[[str, float], None]], EngineLoop]
 
@@ -70,9 +70,8 @@ MakeLoop = Callable[[Callable[[str, float], None]], EngineLoop]
 class Host:
     """One engine loop behind one channel.
 
-    `_steps` and `_scores` map the ids of those that have not ended to their calls. `_opening` maps
-    the names of trainers whose source is being read to their calls. `_compiling` are the ids of
-    requests whose grammar is being compiled.
+    `_steps`, `_scores`: the call of each unfinished step or score. `_opening`: the call of each
+    trainer whose files are being read. `_compiling`: requests whose grammar is being compiled.
     """
 
     def __init__(self, loop: EngineLoop, channel: HostChannel, incarnation: int) -> None:
@@ -118,8 +117,8 @@ class Host:
         return ahead + self._channel.receive(0.0 if ahead else self._wait_s())
 
     def _urgent(self) -> bool:
-        """Whether an online request has come since the iteration began. An error of the channel
-        counts as one; `_commands` raises it after the iteration."""
+        """Whether an online request has come since the iteration began. A channel error also
+        returns True; `_commands` raises it after the iteration."""
         try:
             self._ahead += self._channel.receive(0.0)
         except Exception as error:
@@ -130,7 +129,7 @@ class Host:
         )
 
     def _wait_s(self) -> float:
-        """Seconds in which only a command could give the loop something to do."""
+        """How long to wait for a command when the loop is idle."""
         busy = any(each.busy for each in (self._writing, self._reading, self._grammars))
         return min(self._loop.pause_s, _BESIDE_WAIT_S if busy else _IDLE_WAIT_S)
 
@@ -142,7 +141,7 @@ class Host:
             self._channel.send(Tokens(self._incarnation, events))
         self._deliver_learned()
         if self._loop.exhausted:
-            raise OutOfMemory("the engine has no memory left, and begins anew")
+            raise OutOfMemory("the engine is out of memory and will restart")
 
     def _deliver_learned(self) -> None:
         for learned in self._loop.teaching.take_learned():
@@ -178,7 +177,7 @@ class Host:
                     self._fail(command.call, error)
 
     def _compile(self, request: Request) -> Conclude:
-        """Runs beside the loop. A request that was aborted meanwhile costs nothing."""
+        """Runs beside the loop. A request that was aborted meanwhile is skipped."""
         if request.request_id not in self._compiling:
             return lambda: None
         return self._loop.read_request(request)
@@ -249,7 +248,7 @@ class Host:
             self._fail(self._steps.pop(step_id), error)
 
     def _write(self, snapshot: TrainerSnapshot, name: str, path: str) -> Conclude:
-        """Runs beside the loop. The loop then makes the copy in memory an adapter."""
+        """Runs beside the loop, which then loads the copy in memory as an adapter."""
         where, content_hash = write_snapshot(snapshot, path)
         return partial(self._loop.adapters.adopt, snapshot, name, where, content_hash)
 

@@ -63,9 +63,7 @@ class EngineLoop:
         self._shortages = 0
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         self.timer: Callable[[], float] = clock.now
-        self.adapters = LoadedAdapters(
-            scheduler, executor, most=max_loaded_adapters, switch=switch
-        )
+        self.adapters = LoadedAdapters(scheduler, executor, most=max_loaded_adapters, switch=switch)
         self.teaching = Teaching(scheduler, executor, self.adapters, clock)
 
     # ------------------------------------------------------------------ commands

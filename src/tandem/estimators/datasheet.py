@@ -30,7 +30,7 @@ class Device:
     bandwidth: float = 0.8  # assumed share of `bytes_per_s`
     attention: float = 0.3  # assumed share of `flops` in attention
     launch_s: float = 1.5e-3  # assumed time of a pass without work
-    rho: float = 0.2  # assumed part of a mixed pass's smaller side that does not overlap
+    rho: float = 0.2  # assumed share of the cheaper part of a mixed pass that adds to its time
 
 
 DEVICES = {
@@ -95,7 +95,7 @@ SHAPES = {
     )
 }
 
-# Share of memory that neither weights nor KV may take: for activations, adapters, allocator ...
+# Share of memory for activations, adapters and the allocator.
 _RESERVED_SHARE = 0.15
 _RECORDING_SHARE = 0.05
 _BLOCK_TOKENS = 16
@@ -103,6 +103,7 @@ _BLOCK_TOKENS = 16
 _BACKWARD_PRODUCTS = 2.0
 # Attention is recomputed and differentiated: seven products per two in the forward.
 _BACKWARD_PAIRS = 3.5
+_LEAST_BLOCKS = 64  # 1,024 tokens: too few to plan with
 # Value of terms that a roofline does not know; rates must be above 0.
 _NOTHING_S = 1e-9
 
@@ -125,9 +126,10 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
     weights = shape.parameters * shape.itemsize
     kv_memory = device.memory_bytes * (1.0 - _RESERVED_SHARE) - weights
     blocks = int(kv_memory // (shape.kv_bytes * _BLOCK_TOKENS))
-    if blocks < shape.context // _BLOCK_TOKENS and blocks < 64:
+    if blocks < _LEAST_BLOCKS:
         raise InvalidRequest(f"{shape.name} does not fit into {device.name}", param="model")
     flops, bandwidth = device.flops * device.compute, device.bytes_per_s * device.bandwidth
+    # Of an untied model, the input embedding counts as multiplied: up to 8% too much a row.
     head = shape.vocabulary * shape.hidden
     row_s = 2.0 * (shape.parameters - head) / flops
     pair_s = 4.0 * shape.layers * shape.heads * shape.head_dim / (device.flops * device.attention)
@@ -135,8 +137,8 @@ def compute_profile(device: Device, shape: Shape) -> Profile:
     recorded_bytes = shape.layers * shape.hidden * shape.itemsize
     layer_bytes = (shape.parameters - head) * shape.itemsize / shape.layers
     # Each product streams the layer's weights, but the form adds streaming and products where a
-    # roofline takes the larger. Streaming once is half of what the shortest slices take. It is up
-    # to half too much where both are equal, and right for long slices.
+    # roofline takes the larger. Streaming once is half of what the shortest slices take. The
+    # estimate is up to 50% too high where both take equally long, and exact for long slices.
     layer_s = layer_bytes / bandwidth + device.launch_s / shape.layers
     layer_row_s = _BACKWARD_PRODUCTS * row_s / shape.layers
     kv_s = 1e3 * shape.kv_bytes / bandwidth

@@ -257,7 +257,7 @@ class CapturedPasses:
         if kind.recorded:
             values[2:] = -1
             if recorder is not None:
-                values[2, :rows] = recorder.places(rows)
+                values[2, :rows] = recorder.claim_places(rows)
             if recorder is not None and recorder.inner is not None:
                 values[3, :rows] = recorder.inner.places(rows)
         self._staging.send(8 * count)

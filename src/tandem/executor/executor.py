@@ -30,7 +30,7 @@ from tandem.executor.batch import Batch, SpanLimits, build_batch
 from tandem.executor.capture import Capture
 from tandem.executor.captured import CapturedPasses, PassLimits
 from tandem.executor.device import mark
-from tandem.executor.forward import CapturedPass, GaveWay, RunningBatch, run_batch
+from tandem.executor.forward import CapturedPass, Preempted, RunningBatch, run_batch
 from tandem.executor.kv_storage import (
     KVStorage,
     choose_num_blocks,
@@ -145,7 +145,7 @@ class DeviceExecutor:
         # without the device's context.
         with torch.autograd.set_multithreading_enabled(False), _shortage_raised():
             self._conclude()  # what a pass left on the device is valid until the next one
-            self._submitted.append(self._execute(plan, urgent if plan.gives_way else never))
+            self._submitted.append(self._execute(plan, urgent if plan.preemptible else never))
         self._tickets += 1
         return self._tickets
 
@@ -164,7 +164,7 @@ class DeviceExecutor:
         self._storage.copy(plan.copies)
         try:
             self._compute(submitted, runnable, stop)
-        except GaveWay:
+        except Preempted:
             submitted.plan = plan = replace(plan, spans=(), slices=(), updates=())
             submitted.stopped = True
             submitted.failed.clear()
@@ -292,7 +292,7 @@ class DeviceExecutor:
         """Run the spans at these places. If the pass fails as a whole, they run one by one
         (`again`).
 
-        Raises `GaveWay`.
+        Raises `Preempted`.
         """
         if not runnable:
             return
@@ -322,7 +322,7 @@ class DeviceExecutor:
         recorder = self._recorder(batch, captured)
         try:
             running = run_batch(self._model, self._storage, batch, recorder, urgent, captured)
-        except GaveWay:
+        except Preempted:
             if recorder is not None:
                 recorder.abandon()
             raise

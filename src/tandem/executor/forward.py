@@ -40,7 +40,7 @@ class SpanOutcome:
     score_failed: bool
 
 
-class GaveWay(Exception):
+class Preempted(Exception):
     """A preemptible pass ended before its last layer, because something urgent came."""
 
 
@@ -147,14 +147,14 @@ def run_batch(
     """Give the batch to the device. Writes the KV of all rows, unless the pass keeps graphs.
 
     `recorder` takes the recorded rows; it is None if no span is recorded. `captured` computes the
-    layers, if a captured pass can. Raises `GaveWay` as soon as `urgent` returns true before a layer
-    or a piece of the head; a captured pass is one piece. What was recorded in the pass does not
-    count then.
+    layers, if a captured pass can. Raises `Preempted` as soon as `urgent` returns true before a
+    layer or a piece of the head; a captured pass is one piece. What was recorded in the pass does
+    not count then.
     """
 
     def check() -> None:
         if urgent():
-            raise GaveWay
+            raise Preempted
 
     if captured is not None:
         check()

@@ -1,10 +1,11 @@
 """Micro-benchmarks through the executor's interface: plans of many shapes, timed.
 
 Decodes, prompts, both together, training forwards beside them, slices and updates: at random sizes
-(`Prober`) or at a few usual ones (`rough_rates`). A matrix library compiles kernels for each new
-number of rows, so such a number runs once uncounted (of a backward, one layer), and sizes near a
-known one are set to it. `estimators/calibrate` interprets the times. Invariant: the executor is
-left without trainers and recordings. Its KV is garbage, so profile before serving.
+(`Prober`) or at a few usual ones (`rough_rates`). A matrix library compiles a kernel for each new
+number of rows. So the first pass of a new size is not counted (of a backward: its first layer), and
+sizes close to a known one are rounded to it. `estimators/calibrate` interprets the times.
+Invariant: the executor is left without trainers and recordings. Its KV is garbage, so profile
+before serving.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class _Pass:
 
 
 def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
-    """Guessed rates, corrected by a few passes of usual shapes that begin within `accustom_s`
-    seconds. Trains nothing, so a server that never trains pays no memory for it."""
+    """Rates that are guessed from the device and corrected by a few usual passes. No pass begins
+    after `accustom_s` seconds. Trains nothing, so a server that never trains pays no memory for
+    it."""
     limits = ProbeLimits(scheduling.max_batch_tokens, scheduling.max_sequences)
     prober = Prober(executor, limits)
     ends_s = time.monotonic() + scheduling.accustom_s
@@ -99,12 +101,12 @@ def rough_rates(executor: Executor, scheduling: SchedulingConfig) -> Rates:
 
 
 class Prober:
-    """Adds to its `samples`, in one run or several."""
+    """Runs passes of many sizes and collects timed `samples`; may run several times."""
 
     def __init__(
         self, executor: Executor, limits: ProbeLimits, between: Between | None = None, seed: int = 0
     ) -> None:
-        """`between` has its turn after every kind of pass had one."""
+        """`between`: called once per round, after each kind of pass."""
         self.samples = Samples()
         self._executor, self._limits, self._rng = executor, limits, Random(seed)
         self._between, self._warm = between, False

@@ -1,4 +1,7 @@
-"""Copies the recorded rows of one batch to the arena during its forward pass."""
+"""Copies the recorded rows of one forward pass to the arena, and notes what was recorded.
+
+Knows no model and no scheduling. Invariant: rows count as recorded only after `finish`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class _Range:
 
 
 def _joined(ranges: list[_Range]) -> list[_Range]:
-    """The same rows in as few ranges as possible: each is a copy in every layer."""
+    """The same rows in as few ranges as possible: each costs one copy a layer."""
     found: list[_Range] = []
     for each in ranges:
         last = found[-1] if found else None
@@ -78,10 +81,10 @@ class Recorder:
         for start, stop, rows in self._targets:
             rows[layer - 1].copy_(hidden[start:stop])
 
-    def places(self, rows: int) -> Tensor:
+    def claim_places(self, rows: int) -> Tensor:
         """The row of the arena for each of the pass's `rows` rows, int64 on the host; -1: none.
 
-        A pass that records so keeps no graphs but those of `inner`.
+        Drops the graphs of the recordings, unless `inner` keeps them.
         """
         places = torch.full((rows,), -1, dtype=torch.int64)
         for span, first, recording in self._spans.values():
@@ -112,7 +115,7 @@ class Recorder:
             recording.slopes.index_copy_(0, some, part)
 
     def abandon(self) -> None:
-        """The pass was preempted: none of it counts."""
+        """The pass was preempted: drop the graphs of recordings that had nothing done before."""
         for _, _, recording in self._spans.values():
             if not any(recording.done):
                 self._recordings.drop_graphs(recording)

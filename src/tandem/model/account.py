@@ -1,4 +1,7 @@
-"""Memory of a loaded model: its weights in every packing, and kernels compiled for them."""
+"""Memory of a loaded model: its weights in every packing, and kernels compiled for them.
+
+Knows modules, no device. Invariant: a tensor that several modules share counts once.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from tandem.model.load import LoadedModel
 
 
 def model_bytes(model: LoadedModel) -> dict[str, int]:
-    """Bytes of the weights that forward passes read, of the packings for the backward, and of
-    oneDNN's cached kernels."""
+    """Bytes by purpose: `weights` (forward), `backward_weights` (transposed packings), `kernels`
+    (oneDNN's cache)."""
     modules: set[nn.Module] = {*model.backbone.modules(), *model.head.linear.modules()}
     packed = {each for each in modules if isinstance(each, PackedLinear)}
     packed |= {each.group.joined for each in modules if isinstance(each, GroupMember)}

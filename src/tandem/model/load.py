@@ -1,8 +1,8 @@
 """Loads a decoder-only transformers model and makes it ready to serve.
 
 The order is: refuse by configuration, load, run the self-test's reference in eager mode, switch to
-our attention, fuse and pack for the processor, test, wrap for LoRA. Knows no plan and no KV pool.
-Invariant: a `LoadedModel` passed its self-test after every change.
+our attention, fuse and pack for the processor, wrap for LoRA, test. Knows no plan and no KV pool.
+Invariant: a `LoadedModel` passed its self-test after the last change.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
     """Load `config.model`, a directory that `names.locate` found.
 
     `progress` gets what happens and the share that is done. Raises `NotFound` if there is no such
-    model, `UnsupportedModel` if it cannot be served exactly, `InvalidRequest` for settings.
+    model or its configuration cannot be read, `UnsupportedModel` if it cannot be served exactly,
+    `InvalidRequest` for settings.
     """
     device, dtype = choose_device(config.device), _choose_dtype(config.dtype)
     progress("reading the configuration", 0.0)
@@ -146,9 +147,13 @@ def load_model(config: ModelConfig, progress: Progress = lambda text, share: Non
     if config.dtype == "auto" and device.type == "cpu" and not computes_in(model.dtype):
         logger.info("this CPU has no arithmetic in %s: it computes in float32", model.dtype)
         model = model.float()
-    return prepare_model(
-        model.to(device), config, progress, tokenizer_end=_tokenizer_end(config.model)
-    )
+    try:
+        model = model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise UnsupportedModel(
+            f"{config.model} does not fit into the memory of {device}"
+        ) from error
+    return prepare_model(model, config, progress, tokenizer_end=_tokenizer_end(config.model))
 
 
 def _refuse_incomplete(name: str, report: dict[str, Any]) -> None:
@@ -205,10 +210,10 @@ def prepare_model(
     progress("packing weights", 0.7)
     kernel, kernel_names, pads = _accelerate(model, config.kernels, config.packing)
     head = Head.of(model.get_output_embeddings(), description)
-    progress("testing what will serve", 0.9)
-    test.check(backbone, head, shapes, kernel)
     lora = LoraLayers(model, linears, _adapter_updates(model, config.kernels))
     adapt_layers(backbone, lora)
+    progress("testing what will serve", 0.9)
+    test.check(backbone, head, shapes, kernel)
     stack = _stack(name, backbone, len(shapes))
     width, ends = model.get_output_embeddings().out_features, _eos_token_ids(model, tokenizer_end)
     progress("ready", 1.0)
@@ -240,7 +245,7 @@ def prepare_model(
 
 
 def _layer_parameters(model: PreTrainedModel) -> int:
-    """Number of parameters outside embedding and head, which are the same if they are tied."""
+    """Number of parameters outside embedding and head. Tied weights count once."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     outside = {weight for end in ends for weight in end.parameters()}
     return sum(weight.numel() for weight in model.parameters() if weight not in outside)
@@ -299,7 +304,7 @@ def _accelerate_device(model: PreTrainedModel) -> list[str]:
 
 
 def _adapter_updates(model: PreTrainedModel, name: str) -> AdapterUpdates:
-    """All adapters in two launches on a CUDA device with Triton, elsewhere one by one."""
+    """All adapters in two kernel launches on a CUDA device with Triton; elsewhere one by one."""
     if name == "off" or model.device.type != "cuda" or model.dtype.itemsize > 4:
         return EagerUpdates()
     try:

@@ -16,13 +16,13 @@ def token_logprobs(
 ) -> list[TokenLogprob | None]:
     """For each row of `logits` [rows, vocab]: its token, with `tops[row]` alternatives.
 
-    Computed in float32. None for a row whose logits are not finite.
+    Computed in float32. None for a row whose log-sum-exp is not finite.
     """
     scores = logits.float()
     total = scores.logsumexp(dim=-1)
     picked = indices(list(tokens), scores.device)
     chosen = scores.gather(1, picked[:, None])
-    # Among equals the lower id ranks first, as in argmax.
+    # Equal logits share a rank; `top` lists the lower id first.
     ranks = ((scores > chosen).sum(dim=-1) + 1).tolist()
     widest = min(max(tops, default=0), scores.shape[1])
     values, columns = best_candidates(scores, widest)

@@ -32,7 +32,7 @@ _TOLERANCE_HALF = 0.2
 
 
 class SelfTest:
-    """Compares the served path with the model's own forward, after each change of the model."""
+    """Compares the served path with the model's own forward, after all changes of the model."""
 
     def __init__(self, name: str, model: nn.Module, vocab_size: int, limit_tokens: int) -> None:
         """`model` still computes eagerly, as transformers made it. Its logits are the reference."""

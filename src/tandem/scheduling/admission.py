@@ -103,7 +103,7 @@ class Admission:
                         slices,
                         updates,
                         wish.share,
-                        wish.gives_way and not any(span.draws for span in grant.spans),
+                        wish.preemptible and not any(span.draws for span in grant.spans),
                     )
                 )
                 discards = ()

@@ -102,7 +102,7 @@ class SimExecutor:
         On a share of the device all work takes longer in proportion, whether bound by memory or
         not.
         """
-        stop = urgent if plan.gives_way else never
+        stop = urgent if plan.preemptible else never
         for discard in plan.discards:
             for number in discard.micro_batches:
                 self._forget(number)

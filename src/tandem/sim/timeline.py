@@ -73,7 +73,7 @@ def _decided(plan: LanePlan) -> tuple[object, ...]:
         for span in plan.spans
     ]
     slices = [(piece.micro_batch, piece.hi, piece.lo) for piece in plan.slices]
-    rest = (plan.copies, plan.discards, plan.opens, plan.updates, plan.share, plan.gives_way)
+    rest = (plan.copies, plan.discards, plan.opens, plan.updates, plan.share, plan.preemptible)
     return plan.step, plan.lane, spans, slices, rest
 
 

@@ -197,7 +197,7 @@ async def test_files_that_are_others_now_are_no_version(tmp_path: Path, how: str
         async with asyncio.timeout(10):
             while not any("learning failed" in message for message in await told()):
                 await asyncio.sleep(0.02)
-        assert all("cannot be kept as a version" in message for message in await told())
+        assert all("cannot be saved as a version" in message for message in await told())
         assert not any(str(tmp_path) in message for message in await told())
         assert await known(made) == [] and engine.steps == []  # nothing begins at the base
         assert engine.adapters["formal"].label == "formal@1"

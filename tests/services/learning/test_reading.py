@@ -66,6 +66,7 @@ def test_overlap_counts_content_words() -> None:
 def test_words_of_scripts_without_spaces_count_one_by_one() -> None:
     assert words("Hello, World") == ["hello", "world"]
     assert words("猫です ok") == ["猫", "で", "す", "ok"]
+    assert words("แมว 고양이") == ["แ", "ม", "ว", "고양이"]
 
 
 def test_another_script_is_seen_unless_it_is_usual() -> None:
@@ -84,7 +85,7 @@ def test_a_broken_answer_is_told_without_another_one() -> None:
     assert found("M" + "m" * 60) == found("no no no no no no no") == "one word over and over"
     assert found("and so it is said in the old book " * 8) == "repetition"
     assert found("") == found("  \n") == found("", 1, ended=True) == "empty"
-    assert found("!" * 40) == found("Well" + "!" * 60) == "hardly a word"
+    assert found("!" * 40) == found("Well" + "!" * 60) == "almost no words"
     assert found("\N{THUMBS UP SIGN}", 2, ended=True) is None and found("42", 3, ended=True) is None
     assert found(f"{SOUND} \ufffd\ufffd") is None  # the limit cut a character in two
     assert found(f"{SOUND} \ufffd\ufffd", ended=True) == "broken characters"

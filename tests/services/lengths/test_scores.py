@@ -124,6 +124,18 @@ def test_a_long_text_is_read_at_both_ends() -> None:
     assert (time.process_time() - begun_s) / 20 < 0.01  # it takes 0.3 ms
 
 
+def test_apostrophes_of_any_kind_and_capitals_are_the_same_words() -> None:
+    plain = SCORER.score("What's this, and why don't we know?")
+    assert SCORER.score("What’s this, and why don’t we know?") == plain
+    assert SCORER.score("WHAT'S THIS, AND WHY DON'T WE KNOW?") == plain
+
+
+def test_no_half_of_a_word_is_read() -> None:
+    text = "cats " * 79 + "telescopes" + " dogs" * 200 + " microscopes" + " birds" * 66
+    assert len(text) > 800 and text[399].isalpha() and text[400].isalpha()
+    assert {word.text for word in read(text, LEXICON)} == {"cats", "\n", "birds"}
+
+
 def test_the_lexicon_is_small_and_has_its_licence() -> None:
     assert WORDS.stat().st_size < 300_000
     assert "WordNet 3.1 Copyright" in LICENCE.read_text()

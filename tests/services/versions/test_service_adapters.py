@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,15 @@ async def test_models_are_found_by_id_and_unknown_ones_list_the_known(roots: Pat
             models.find(unknown, Caller())
         assert caught.value.code == "model_not_found"
     assert models.fingerprint("base") != models.fingerprint("formal@1")
+
+
+async def test_the_fingerprint_tells_two_models_of_one_name_apart() -> None:
+    found = set()
+    for weights in ("0123456789", "9876543210"):
+        engine = FakeEngine()
+        engine.info = replace(engine.info, weights_hash=weights)
+        found.add(Models(engine, "demo", created_s=1).fingerprint("base"))
+    assert len(found) == 2
 
 
 def test_a_reserved_name_cannot_be_given_at_the_start(tmp_path: Path) -> None:

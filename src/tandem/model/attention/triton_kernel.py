@@ -23,15 +23,15 @@ from tandem.model.gpu.heads import store
 from tandem.model.gpu.launch import launch
 from tandem.model.gpu.staging import Staging
 
-# Keys of a step; halved while they take more bytes than this.
+# Keys a loop step loads. Halved until they take at most `_KEY_BYTES` bytes.
 _KEYS, _KEY_BYTES = 128, 16384
 # Lines of a program (a line is a row of one query head): the least that matrix units take, and the
 # number for prompts.
 _DECODE_LINES, _PROMPT_LINES = 16, 64
-# How far loads run ahead. Block tables are loaded a stage or two before what they lead to, so the
-# keys and values of one step are under way for prompts, of two for decodes.
-_STAGES = {False: 3, True: 3}
-# Keys and values of so many keys are asked for before a program of decodes may start.
+# Depth of the software pipeline. The block table is loaded first, so of three stages one or two
+# hold keys and values.
+_STAGES = 3
+# Keys whose keys and values are prefetched before a program of decodes may start.
 AHEAD_KEYS = 128
 # Elements of results that are merged at once.
 _MERGED = 8192
@@ -139,7 +139,7 @@ def _attend(  # type: ignore[no-untyped-def]
             spot = (number * kv_heads + head) * GROUP + member
             tl.store(peaks + spot, best + tl.log2(total), mask=real)
             tl.store(partial + spot[:, None] * DIM + column[None, :], mixed, mask=lines_mask)
-            # All threads have stored before one of them tells.
+            # All threads have stored before one of them reports its arrival.
             tl.debug_barrier()
             first = (number - part) * kv_heads + head
             if tl.atomic_add(arrived + first, 1, sem="acq_rel") == used - 1:
@@ -160,9 +160,9 @@ def _wait(  # type: ignore[no-untyped-def]
     keys, values, table, head, kv_heads, start, end,
     DIM: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, ASKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Let the next kernel start, ask for keys and values from `start` up to `end`, and wait.
+    """Let the next kernel start, prefetch keys and values from `start` up to `end`, and wait.
 
-    The last ones may not be written yet. What is written later replaces them in the second cache.
+    The last ones may not be written yet. What is written later replaces them in the L2 cache.
     """
     gdc_launch_dependents()
     if ASKS:
@@ -187,7 +187,7 @@ def _merge(  # type: ignore[no-untyped-def]
     """Merge `used` results of one row and KV head, MERGE at a time, and store them at `to`.
 
     Each result is a mean of values, and the logarithm of the weights that it has. Other programs
-    wrote them: they are read from the second cache.
+    wrote them: they are read from the L2 cache.
     """
     member, column = tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
     each = tl.arange(0, MERGE)
@@ -253,7 +253,7 @@ class TritonKernel:
 
 
 class TritonBatch:
-    """Tiles of one iteration. Rows in no tile get any values."""
+    """Tiles of one iteration. The output of a row that is in no tile is undefined."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -308,8 +308,8 @@ class TritonBatch:
             MERGE=max(1, _MERGED // (padded * dim_pad)),
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
             num_warps=4 if dim_pad <= 128 and query.element_size() == 2 else 8,
-            num_stages=_STAGES[split],
-            # Single precision has no registers to spare.
+            num_stages=_STAGES,
+            # Prefetching needs registers, which float32 lacks, and copies of whole 16 bytes.
             ASKS=split and dim % 8 == 0 and query.element_size() == 2,
             **early_start(query.device),
         )  # fmt: skip
@@ -347,7 +347,8 @@ class ReservedBatch(TritonBatch):
         Rows after those of `layout` are padding. `layout.slots` is not read.
         """
         decodes, prompts = cut(layout.starts, layout.lengths, self._processors)
-        assert layout.tables.shape[0] <= self._capacity.spans
+        spans, width = layout.tables.shape
+        assert spans <= self._capacity.spans and width <= self._capacity.width
         host = self._hosts[self._staging.begin()]
         write(host, layout, decodes, prompts)
-        self._staging.send(self._capacity.used(layout.tables.shape[0]))
+        self._staging.send(self._capacity.used(spans))

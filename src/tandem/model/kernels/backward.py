@@ -27,10 +27,11 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class HeadTurn:
-    """How queries and keys are normalised and rotated. Head norms have the form of `norm`.
+    """How queries and keys are normalised and rotated.
 
-    `cos` and `sin` are dense, [rows, R]. A row of queries, keys and values is `heads` + 2
-    `kv_heads` heads side by side.
+    `norm` gives eps and shift of both norms; its weight is not used.
+
+    `cos`, `sin`: [rows, R], contiguous. One row holds `heads + 2 * kv_heads` heads.
     """
 
     query_norm: Tensor | None
@@ -110,7 +111,7 @@ def updated_rows(
     tiles: Tensor, weight: Panels, update: Update | None, size: tuple[int, int],
     residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The product plus the update, the bias and `residual`, as rows of `size`."""
+    """The product plus the update, the bias and `residual`: [rows, columns], the `size`."""
     low, up = (update.low, update.up) if update is not None else (None, None)
     return torch.ops.tandem.updated_rows.default(
         tiles, weight.packed, weight.bias, low, up, residual, *size
@@ -133,14 +134,15 @@ def gated_tiles(joined: Tensor, gelu: bool) -> Tensor:
 def gate_gradients(
     tiles: Tensor, weight: Panels, update: Update | None, joined: Tensor, gelu: bool
 ) -> tuple[Tensor, Tensor]:
-    """d/d(joined) of the gate, where the product (and update) is d/d(its result); and the result.
+    """The gradient of `joined` (as in `gated_tiles`), and the gated result again.
 
-    `joined` is as in `gated_tiles`.
+    The product plus the update is the gradient of the gated result.
     """
     low, up = (update.low, update.up) if update is not None else (None, None)
     return torch.ops.tandem.gate_gradients.default(tiles, weight.packed, low, up, joined, gelu)
 
 
 def thin_product(thin: Tensor, wide: Tensor) -> Tensor:
-    """thin' wide over all rows of both tiles: float32 [columns of thin, columns of wide]."""
+    """`thin` transposed times `wide`, over all rows of both tiles: float32 [columns of thin,
+    columns of wide]."""
     return torch.ops.tandem.thin_product.default(thin, wide)

@@ -235,7 +235,9 @@ class Echo:
         if not self._options.cache:
             return True
         offline, size = view.serving[num_online(view.serving) :], view.kv.block_size
-        more = view.kv.online_demand_blocks - view.kv.held_blocks(WorkClass.ONLINE) if offline else 0.0
+        more = (
+            view.kv.online_demand_blocks - view.kv.held_blocks(WorkClass.ONLINE) if offline else 0.0
+        )
         grow = sum([-(-_at_its_end(each) // size) - -(-each.computed // size) for each in offline])
         return grow + view.kv.new_blocks(seq, _at_its_end(seq)) + more <= view.kv.available_blocks
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tandem.scheduling.batches import Batches, Options
+from tandem.scheduling.bounded_batch import BoundedBatch, Options
 from tandem.scheduling.view import Policy
 
 
 def create(options: Options = Options()) -> Policy:
     """The policy of this file."""
-    return Batches(options, lambda seq, _: seq.request.arrival_s)
+    return BoundedBatch(options, lambda seq, _: seq.request.arrival_s)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tandem.scheduling.batches import Batches, Options, expected_tokens
+from tandem.scheduling.bounded_batch import BoundedBatch, Options, expected_tokens
 from tandem.scheduling.view import Policy
 
 
 def create(options: Options = Options()) -> Policy:
     """The policy of this file."""
-    return Batches(options, lambda seq, _: -expected_tokens(seq))
+    return BoundedBatch(options, lambda seq, _: -expected_tokens(seq))

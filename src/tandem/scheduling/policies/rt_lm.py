@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from tandem.core.sequence import Sequence
 from tandem.estimators.batching import MEASURED
-from tandem.scheduling import batches
-from tandem.scheduling.batches import (
-    Batches,
+from tandem.scheduling import bounded_batch
+from tandem.scheduling.bounded_batch import (
+    BoundedBatch,
     Gathering,
     Rank,
     expected_tokens,
@@ -28,7 +28,7 @@ _LEAST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Options(batches.Options):
+class Options(bounded_batch.Options):
     """The paper's constants (V-A; `phi` and `eta` are those of DialoGPT); `batch` is its C. Those
     of a profile stand for options that are not given."""
 
@@ -44,7 +44,7 @@ class Options(batches.Options):
     literal: bool = False  # equation 3 as it is printed
 
     def __post_init__(self) -> None:
-        batches.Options.__post_init__(self)
+        bounded_batch.Options.__post_init__(self)
         if self.alpha < 0.0 or min(self.phi, self.eta) <= 0.0:
             raise ValueError("alpha must be at least 0, phi and eta above 0")
         if self.slack and self.literal:
@@ -54,7 +54,7 @@ class Options(batches.Options):
 def create(options: Options = Options()) -> Policy:
     """The policy of this file."""
     gathering = Gathering(options.gather, options.ratio) if options.consolidate else None
-    return Batches(options, rank_of(options), gathering)
+    return BoundedBatch(options, rank_of(options), gathering)
 
 
 def rank_of(options: Options) -> Rank:
@@ -69,7 +69,7 @@ def rank_of(options: Options) -> Rank:
 class _Weighted:
     """Minus equation 3. Keeps the largest u so far, the paper's training maximum.
 
-    `Batches` ranks all that wait before it sorts, so the maximum is the same for all of a sort.
+    `BoundedBatch` ranks all that wait before it sorts, so a sort has one maximum.
     """
 
     def __init__(self, options: Options) -> None:

@@ -18,7 +18,8 @@ from tandem.scheduling.retraining import serve, train
 from tandem.scheduling.training import StepWork
 from tandem.scheduling.view import Policy, Traits, View
 
-# Time that was used longer ago than this counts less and less: an idle hour earns no credit.
+# Time constant of the decay of used time, in seconds. After this long without a decision, nothing
+# is remembered.
 _MEMORY_S = 10.0
 
 
@@ -46,8 +47,8 @@ class FixedShare:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._had = {"training": 0.0, "requests": 0.0}
-        self._last: str | None = None
+        self._used_s = {"training": 0.0, "requests": 0.0}
+        self._last_side: str | None = None
         self._last_plan: StepPlan | None = None
         self._decided_s = 0.0
 
@@ -57,9 +58,9 @@ class FixedShare:
         step = view.steps[0] if view.steps else None
         requests = bool(view.waiting or view.serving)
         if step is not None and (not requests or self._trains(view, step)):
-            self._last = "training"
+            self._last_side = "training"
             return train(view, {step.step_id}, self._options.slice_s, step.arrival_s)
-        self._last = "requests" if requests else None
+        self._last_side = "requests" if requests else None
         return serve(view, pause=True)
 
     def _trains(self, view: View, step: StepWork) -> bool:
@@ -67,24 +68,26 @@ class FixedShare:
         goes to the other side."""
         if not _can_serve(view):
             return True
-        owed = self._had["training"] < self._options.share * sum(self._had.values())
+        owed = self._used_s["training"] < self._options.share * sum(self._used_s.values())
         return owed and _can_train(view, step)
 
     def _account(self, view: View) -> None:
         """Add the last iteration's time to the side that was chosen for it; decay both sides."""
         passed, self._decided_s = view.now - self._decided_s, view.now
         keep = max(0.0, 1.0 - passed / _MEMORY_S)
-        for side in self._had:
-            self._had[side] *= keep
+        for side in self._used_s:
+            self._used_s[side] *= keep
         ran = view.last_plan is not self._last_plan
         self._last_plan = view.last_plan
-        if self._last is not None and ran:  # not `passed`: a part of that may have been idle
+        if self._last_side is not None and ran:
+            # `passed` may include idle time, so the iteration's own time counts.
             elapsed_s = max(result.elapsed_s for result in view.last_results)
-            self._had[self._last] += min(elapsed_s, _MEMORY_S)
+            self._used_s[self._last_side] += min(elapsed_s, _MEMORY_S)
 
 
 def _can_serve(view: View) -> bool:
-    """Whether a request can run: not while paused training that came before it has its place."""
+    """Whether a request can run. False if paused training that arrived earlier holds the blocks or
+    slots that it needs."""
     running = view.running_in_order
     paused = [seq for seq in running if seq.scoring is not None and not is_lone_score(seq)]
     if not paused or len(paused) < len(running):
@@ -97,7 +100,8 @@ def _can_serve(view: View) -> bool:
 
 
 def _can_train(view: View, step: StepWork) -> bool:
-    """Whether a part of the step can run: not while requests that came before it have its place."""
+    """Whether a part of the step can run. False if requests that arrived earlier hold the blocks or
+    slots that it needs."""
     sequences = list(step.sequences.values())
     if step.owed() or any(seq.status is SequenceStatus.RUNNING for seq in sequences):
         return True

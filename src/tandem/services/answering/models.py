@@ -27,7 +27,7 @@ class ServedModel:
     """One name of the list; `adapter` is the version that answers (None: the base model),
     `max_model_len` in tokens. `name` is the adapter's, also while it has no version yet.
     `checkpoint` is the label of a checkpoint of a job that trains `name`; it never learns. `label`
-    is what its answers are called (empty: what the engine calls them)."""
+    is the version named in answers (empty: the engine's own label)."""
 
     id: str
     base: str
@@ -80,7 +80,7 @@ class Models:
         self._announced.add(adapter)
 
     def withdraw(self, adapter: str) -> None:
-        """An adapter is gone, unless the engine has a version of it."""
+        """Stop listing an adapter, unless the engine still has a version of it."""
         self._announced.discard(adapter)
 
     def listed(self, caller: Caller) -> list[ServedModel]:
@@ -114,14 +114,14 @@ class Models:
         return self.find(model_id, caller)
 
     def held(self, model: ServedModel) -> AbstractAsyncContextManager[None]:
-        """Inside, the engine has `model`, if it is a checkpoint: see `Checkpoints.held`."""
+        """While entered, a checkpoint stays loaded (`Checkpoints.held`); no effect on others."""
         if self._checkpoints is None or model.adapter is None or not model.checkpoint:
             return nullcontext()
         return self._checkpoints.held(model.adapter)
 
     def find(self, model_id: str, caller: Caller) -> ServedModel:
-        """The model of that name. Raises `NotFound` that lists those that `caller` may see; others
-        are not there for it."""
+        """The model of that name. Raises `NotFound`, also for models that `caller` may not see; the
+        message lists the visible ones."""
         listed = self.listed(caller)
         for model in listed:
             if model.id == model_id:
@@ -148,6 +148,7 @@ class Models:
         return True
 
     def fingerprint(self, adapter_label: str) -> str:
-        """OpenAI's `system_fingerprint`: changes whenever answers may change."""
+        """OpenAI's `system_fingerprint`: names all of the configuration that changes answers."""
         info = self._client.info
-        return f"{self.served_name}-{info.dtype}-{info.kernels}-{adapter_label}"
+        weights = info.weights_hash[:8]
+        return f"{self.served_name}-{weights}-{info.dtype}-{info.kernels}-{adapter_label}"

@@ -1,8 +1,9 @@
 """OpenAI's subset of JSON schema, which `strict` promises.
 
 Every object lists all its properties as required and allows no others; an optional one is a union
-with null. What is outside of the subset is refused by its keyword, so that a schema that works here
-works there. Source: OpenAI's guide "Structured outputs", supported schemas.
+with null. A keyword outside the subset is refused by name. Not every rule of OpenAI is checked:
+levels are not counted through `$ref`, for example. Source: OpenAI's guide "Structured outputs",
+supported schemas.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MOST_LEVELS, _MOST_PROPERTIES, _MOST_ENUM = 10, 5000, 1000
 
 
 def check_strict(schema: dict[str, Any], param: str) -> None:
-    """Raise `InvalidRequest` that names the first keyword that the subset does not have."""
+    """Raise `InvalidRequest` that names a keyword that the subset does not have."""
     if schema.get("type") != "object" or "anyOf" in schema:
         raise _refusal(param, "", "'type' of the whole schema must be 'object', without 'anyOf'")
     properties = values = 0

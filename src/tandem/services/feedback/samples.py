@@ -26,10 +26,14 @@ from tandem.services.learning.encode import Encoder
 def make_samples(
     feedback: Feedback, held_out: float, encoder: Encoder, served: ServedTokens | None = None
 ) -> tuple[Sample, ...]:
-    """A rating r gives KTO (desirable from 0.5 on, weight |2r - 1|), a pair DPO, a demonstration
-    SFT and, with the original answer, DPO; a comment or a weight of 0 nothing.
+    """The samples of one feedback:
 
-    `served` is what the receipt knows of it in token ids.
+    * of a rating r: KTO, desirable from 0.5 on, with weight |2r - 1|;
+    * of a pair: DPO;
+    * of a demonstration: SFT, and DPO if the original answer is known;
+    * of a comment, or with weight 0: none.
+
+    `served`: the token ids in the receipt (None: no receipt).
     """
     split = split_of(feedback.conversation, held_out)
     drafts = [
@@ -58,9 +62,9 @@ def make_samples(
 
 
 def split_of(conversation: str, held_out: float) -> Split:
-    """Which split a conversation belongs to: its hash against the share, for ever.
+    """The split of a conversation, by its hash. It never changes while `held_out` stays.
 
-    But for an adapter's first conversations, see `services/feedback/service.py`.
+    The first conversations of an adapter are never held out: `services/feedback/service.py`.
     """
     digest = hashlib.sha256(conversation.encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64

@@ -1,8 +1,8 @@
-"""What was loaded by hand (`--adapter`, or over HTTP) under a name that learns: a version of it.
+"""Adapters that were loaded with `--adapter` or over HTTP, and whose name also learns.
 
-Its files are copied into the store when the adapter is first worked on, under the number that
-answers already or the next free one. Knows no training. Invariant: a label never means two
-contents, and roll back and restart find what answered before anything was learned.
+Before learning first touches such an adapter, its files are copied into the store as a version,
+with the number that it already answers under, or the next free one. Knows no training. Invariant: a
+label always means the same content, so roll back and restart find what answered before learning.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LONGEST_S = 3600.0
 
 
 class NotCopied(StoreError):
-    """The disk did not take the files of what was loaded by hand; it may later."""
+    """The disk could not take the files of a loaded adapter; a retry may succeed."""
 
 
 class Keeper:
-    """Keeps what was loaded as `name`, for a caller who tries again and again.
+    """Saves the adapter that was loaded as `name` as a version, and retries with back-off.
 
-    What could not be kept is copied again after a minute, then after twice as long each time, up
-    to an hour. Until then the same error is raised.
+    After a failure it raises the same error for one minute, then twice as long each time, up to an
+    hour.
     """
 
     def __init__(self, name: str, tools: LearningTools) -> None:
@@ -48,11 +48,11 @@ class Keeper:
         self._again_s = 0.0
 
     async def keep(self) -> bool:
-        """As `keep_loaded`."""
+        """Whether an adapter was saved. Raises as `keep_loaded`; in back-off the last error."""
         loaded, now_s = await loaded_by_hand(self._tools, self._name), self._tools.now()
         known = loaded is not None and loaded == self._refused
         if known and now_s < self._again_s:
-            raise self._problem.with_traceback(None)  # it would grow each time
+            raise self._problem.with_traceback(None)  # else it would grow
         try:
             return await keep_loaded(self._tools, self._name)
         except (AdapterError, NotCopied) as error:
@@ -62,17 +62,17 @@ class Keeper:
 
 
 async def loaded_by_hand(tools: LearningTools, name: str) -> AdapterVersion | None:
-    """What answers as `name` without being a version of it. Once something was published, it is
-    only versions that answer."""
+    """The adapter that answers as `name` but is not a version; None once `name` has a published
+    version."""
     published = await tools.store.read(_published, name)
     return None if published else tools.client.adapters.get(name)
 
 
 async def keep_loaded(tools: LearningTools, name: str) -> bool:
-    """Make it a version, of an adapter that may be new with it; whether there was something.
+    """Save the loaded adapter as a version, creating its record if needed. False if there is none.
 
-    Nothing else may work on `name` meanwhile. Raises `AdapterError` if its files are gone or not
-    what was loaded any more, `NotCopied`, and `StoreError`.
+    Nothing else may work on `name` meanwhile. Raises `AdapterError` if its files are gone or have
+    changed since it was loaded, `NotCopied`, and `StoreError`.
     """
     loaded = await loaded_by_hand(tools, name)
     if loaded is not None:
@@ -81,8 +81,11 @@ async def keep_loaded(tools: LearningTools, name: str) -> bool:
 
 
 async def settle_loaded(tools: LearningTools) -> None:
-    """At the start: what `--adapter` loaded becomes a version where there is none, and else gives
-    way to the version that is current, or to the base."""
+    """At the start: turn what `--adapter` loaded into a version if none was published of it.
+
+    If versions exist but none is current, unload it, so that the base answers. If one is current,
+    recovery has published it in its place.
+    """
     for record in await tools.store.read(adapters.listed):
         loaded = tools.client.adapters.get(record.name)
         if loaded is None:
@@ -95,10 +98,10 @@ async def settle_loaded(tools: LearningTools) -> None:
                 logger.error("%s", error)
         elif loaded.content_hash not in {version.content_hash for version in published}:
             logger.warning(
-                "the files at %s are no version of '%s', which learns here, and do not answer: "
-                "import them, or start without them",
-                loaded.path,
+                "'%s' has versions of its own, and the adapter loaded from %s is none of them. It "
+                "is not served. Import it as a version, or start without --adapter",
                 record.name,
+                loaded.path,
             )
         if published and not record.current:
             await tools.publisher.withdraw(record.name)
@@ -115,10 +118,10 @@ async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
         await tools.store.write(adapters.pass_over, adapter, loaded.number)
         why = str(error).replace(loaded.path, "the adapter")  # clients read it
         logger.info("%s was loaded from %s", loaded.label, loaded.path)
-        problem = f"what answers as {loaded.label} cannot be kept as a version: {why}"
+        problem = f"the loaded adapter {loaded.label} cannot be saved as a version: {why}"
         if isinstance(error, AdapterError | FileNotFoundError):
-            raise AdapterError(f"{problem}; import it anew") from error
-        raise NotCopied(f"{problem}; that is tried again") from error
+            raise AdapterError(f"{problem}; import it again") from error
+        raise NotCopied(f"{problem}; the server will retry") from error
     number = await tools.store.write(adapters.begin_version, adapter, loaded.number)
     await asyncio.to_thread(aside.rename, await publisher.staging_path(name, number))
     version = VersionRecord(
@@ -131,7 +134,7 @@ async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
         origin="import",
     )
     logger.info("version %d of %s was loaded from %s", number, name, loaded.path)
-    message = f"version {number} is what was loaded by hand"
+    message = f"version {number} was made from the loaded adapter"
     event = EventRecord(name, now_s, "info", message, {"version": number})
     await publisher.publish(Conclusion(version, (), (), event))
     tools.metrics.version.labels(name).set(number)

@@ -2,7 +2,7 @@
 the gate.
 
 Knows the engine and the store; the decision itself is `gate.py`'s. Invariant: held-out samples are
-only ever asked and scored, never trained on.
+used for generation and scoring only, never for training.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from tandem.services.learning.references import Model, References, Scored
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import Store, samples
 
-_MOST_HELD_OUT = 200
-_PROBES = 8
-_TRIED = 64
-_EXCERPT = 40
 _Item = TypeVar("_Item")
+
+_MOST_HELD_OUT = 200
+_PROBES = 8  # prompts of feedback that a candidate answers
+_TRIED = 64  # samples among which these are looked for
+_EXCERPT = 40  # characters of a broken answer that a refusal shows
 _FEW_WORDS = 2
 
 
@@ -48,7 +49,7 @@ _FEW_WORDS = 2
 class Candidate:
     """A version to examine: loaded as `staged`, a candidate for `adapter`, trained on `taught`.
 
-    `keys` are the API keys of `taught`, one each; none: their shares say nothing.
+    `keys`: the API key of each sample. If empty, the key share is not checked.
     """
 
     adapter: str
@@ -58,7 +59,7 @@ class Candidate:
 
     @property
     def model(self) -> Model:
-        """As what it scores and answers."""
+        """The handle under which the candidate scores and generates."""
         return References.version(self.staged.name, self.staged)
 
 
@@ -80,7 +81,7 @@ class _Three:
 
 
 class Examiner:
-    """Measures candidates; one for the server."""
+    """Measures candidates; the server has one."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class Examiner:
     async def _read(
         self, candidate: Candidate, examined: Examined, held: Sequence[Encoded], encoder: Encoder
     ) -> tuple[Reading | None, Asked | None]:
-        """Of the canary prompts, and of some prompts that the feedback is about."""
+        """Read answers to the canary prompts and to some prompts of the feedback."""
         if not examined.said:
             return None, None
         some = _spaced(candidate.taught, _TRIED)
@@ -140,7 +141,7 @@ class Examiner:
         base = self._references.base
         try:
             own = await self._answers.of(base, [item.prompt for item in probes])
-        except Speechless:  # nothing is said of the candidate where the base cannot answer
+        except Speechless:  # without the base's answers, the probes say nothing of the candidate
             probes, own = [], []
         try:
             said = await self._answers.of(candidate.model, [item.prompt for item in probes])
@@ -240,14 +241,14 @@ def _rejected(item: Encoded) -> Scored:
 
 
 def _probes(held: Sequence[Encoded], taught: Sequence[Encoded]) -> list[Encoded]:
-    """Feedback that says what an answer should be like, spread over what was taught; up to half of
-    it held out, so that neither alone says how much may change."""
+    """Feedback with a desirable answer: up to half held out, the rest spread over the training
+    samples. So neither alone says how much may change."""
     found = [item for item in held if item.desirable][: _PROBES // 2]
     return found + _spaced([item for item in taught if item.desirable], _PROBES - len(found))
 
 
 def _spaced(items: Sequence[_Item], most: int) -> list[_Item]:
-    """Up to so many of them, evenly spaced."""
+    """At most `most` items, evenly spaced."""
     count = min(most, len(items))
     return [items[at * len(items) // count] for at in range(count)]
 
@@ -260,9 +261,9 @@ def _reading(canary: _Read, probed: _Read, chosen: Sequence[str], asked: Asked |
         read += 1
         found = fault(said, own)
         if found is None and foreign(said.text, usual):
-            found = "another script"
+            found = "unexpected script"
         if found is None and not brief and _cut_short(said, own):
-            found = "hardly a word"
+            found = "almost no words"
         if found is not None:
             faults.append(Fault(found, said.text[:_EXCERPT]))
     return Reading(read, tuple(faults), _kept(canary), _length(canary))
@@ -273,11 +274,13 @@ def _cut_short(said: Answer, own: Answer) -> bool:
 
 
 def _kept(read: _Read) -> float:
+    """Mean share of the content words of the base's answers that the candidate's have too."""
     both = zip(read.said, read.own, strict=True)
     return math.fsum(overlap(said.text, own.text) for said, own in both) / max(1, len(read.own))
 
 
 def _length(read: _Read) -> float:
+    """Mean length relative to the base's answer, each at most 1."""
     both = zip(read.said, read.own, strict=True)
     numbers = [(len(words(said.text)), len(words(own.text))) for said, own in both]
     shares = [min(1.0, said / own) if own else 1.0 for said, own in numbers]

@@ -1,8 +1,8 @@
 """Reads answers as a person would skim them: are they broken, and do they still say the same?
 
-Pure functions of texts. A win rate is perfect in a model that answers "Mmmm" to everything, and
-broken answers may even be likelier under the base model than sound ones; what tells them apart is
-what they say. Invariant: nothing here knows what the feedback asked for; `gate.py` compares.
+Pure functions of texts. A win rate can be perfect for a model that answers "Mmmm" to everything,
+and the base model may find broken answers likelier than sound ones. So the text itself is examined.
+Invariant: nothing here knows what the feedback asked for; `gate.py` compares.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"\w+", re.UNICODE)
 _DRAWN_OUT = re.compile(r"([^\W_])\1{11}", re.UNICODE | re.IGNORECASE)
+_UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u3130\u3190-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff]"
+)
 _GRAM = 4
 _LONGEST_RUN = 6
 _MOST_REPEATED = 0.5
@@ -22,7 +26,7 @@ _MANY_TOKENS = 16
 # Replacements and controls (Cc).
 _BROKEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
 _CUT = "\N{REPLACEMENT CHARACTER}"
-# Words that say nothing about the content; enough of them for the overlap to mean something.
+# Stop words: common words without content.
 _COMMON = frozenset(
     _WORD.findall(
         "a an and are as at be but by can do does for from has have how i in is it its of on or "
@@ -41,18 +45,19 @@ class Answer:
 
 
 def words(text: str) -> list[str]:
-    """Words in lower case. Letters of scripts that put no spaces count one by one."""
+    """Words in lower case. Of scripts without spaces between words (Chinese, Japanese, Thai, Lao,
+    Khmer, Burmese), each letter counts as a word."""
     if text.isascii():
         return _WORD.findall(text.lower())
     found: list[str] = []
     for word in _WORD.findall(text.lower()):
-        found.extend(word if any(ord(letter) >= 0x2E80 for letter in word) else (word,))
+        found.extend(word if _UNSPACED.search(word) else (word,))
     return found
 
 
 def fault(answer: Answer, before: Answer) -> str | None:
     """What is broken in an answer to a prompt that the base model answered with `before`; None if
-    nothing is. An answer that is as broken as the base's own is not held against anybody."""
+    nothing is. A fault that the base's own answer also has is ignored."""
     found = _fault(answer, before)
     return None if found is None or _fault(before, before) == found else found
 
@@ -65,7 +70,7 @@ def fault_alone(answer: Answer) -> str | None:
     if answer.tokens < _MANY_TOKENS and marks and not letters:
         return "broken characters" if _broken(text) else None
     if answer.tokens >= _MANY_TOKENS and marks > 10 * letters:
-        return "hardly a word"
+        return "almost no words"
     return _fault(replace(answer, text=text), Answer("", 0, ended=False))
 
 
@@ -85,13 +90,13 @@ def _fault(answer: Answer, before: Answer) -> str | None:
 
 
 def repeated(said: Sequence[str]) -> float:
-    """The share of an answer's runs of four words that have stood in it before."""
+    """Share of four-word sequences in an answer that are repeats."""
     grams = [tuple(said[at : at + _GRAM]) for at in range(len(said) - _GRAM + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def overlap(answer: str, before: str) -> float:
-    """The share of the content words of `before` that `answer` has too; 1.0 if it has none."""
+    """Share of the content words of `before` that `answer` has too; 1.0 if `before` has none."""
     wanted = Counter(word for word in words(before) if word not in _COMMON)
     if not wanted:
         return 1.0
@@ -107,7 +112,7 @@ def scripts(text: str) -> Counter[str]:
 
 
 def foreign(text: str, usual: Counter[str]) -> bool:
-    """Whether most letters are of scripts that hardly occur in what is usual."""
+    """Whether most letters are of scripts that make up less than 2% of `usual`."""
     found, all_usual = scripts(text), usual.total()
     if not found or not all_usual:
         return False
@@ -116,7 +121,7 @@ def foreign(text: str, usual: Counter[str]) -> bool:
 
 
 def _broken(text: str) -> int:
-    """Characters that no text should have: replacements and controls."""
+    """Number of replacement and control characters."""
     return len(_BROKEN.findall(text))
 
 

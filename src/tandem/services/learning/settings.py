@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ BASE = "base"
 MOST_LEARNING_RATE = 1.0
 """Each update of Adam moves a parameter by about as much as this."""
 LABEL_SMOOTHING_LIMIT = 0.5
-"""From here on, a pair would teach the opposite of what it says."""
+"""At 0.5 a pair expresses no preference; above it, the opposite one."""
 _VERSION = re.compile(r"version:([1-9]\d{0,17})")
 
 
@@ -32,8 +32,8 @@ _VERSION = re.compile(r"version:([1-9]\d{0,17})")
 class LearningSettings:
     """One adapter's settings; meanings as in `LearningConfig` and `core.training`.
 
-    `epochs` is how often the samples of a version are trained on at most before it is made, and
-    `version_wait_s` how long the first of them waits for others.
+    `epochs`: most passes over a version's samples. `version_wait_s`: longest time that the first
+    sample waits for others.
     """
 
     rank: int = 16
@@ -65,14 +65,14 @@ class LearningSettings:
         return reference_number(self.reference)
 
     def version_samples(self, *, replaying: bool) -> int:
-        """The most samples that one version uses for the first time; `replaying`: there are used
-        ones to mix in."""
+        """Most new samples that one version uses. `replaying`: part of each step is replayed
+        samples."""
         fresh = self.batch_samples - (self.replay_samples if replaying else 0)
         return self.steps_per_version * fresh
 
     @property
     def replay_samples(self) -> int:
-        """Samples of a full step that were used by earlier versions; never the whole step."""
+        """Replayed samples in a full step; at least one sample is new."""
         return min(round(self.replay * self.batch_samples), self.batch_samples - 1)
 
     @property
@@ -81,7 +81,7 @@ class LearningSettings:
         return LoraSpec(self.rank, self.alpha, self.targets)
 
     def optimizer(self, refusals: int = 0) -> OptimizerSpec:
-        """The optimiser of its trainer: each refusal of what it trains on halves the rate."""
+        """The optimiser. The rate is halved for each refused version of the same samples."""
         return OptimizerSpec(
             learning_rate=self.learning_rate / 2**refusals,
             weight_decay=self.weight_decay,
@@ -123,9 +123,9 @@ def defaults(config: LearningConfig) -> LearningSettings:
 
 
 def check_bounds(learning_rate: float, label_smoothing: float) -> None:
-    """Refuse what can only destroy. Raises `InvalidRequest`.
+    """Refuse values that can only damage the adapter. Raises `InvalidRequest`.
 
-    Asked of new settings and jobs alone: what is kept from before must stay readable.
+    Checked for new settings and jobs only, so that stored ones stay readable.
     """
     if not learning_rate <= MOST_LEARNING_RATE:
         raise InvalidRequest(
@@ -171,7 +171,7 @@ def resolve_settings(base: LearningSettings, own: Mapping[str, Any]) -> Learning
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"learning settings: {error}", param="settings") from error
     _check(settings)
-    return replace(settings)
+    return settings
 
 
 def _check(settings: LearningSettings) -> None:  # noqa: C901
@@ -190,6 +190,7 @@ def _check(settings: LearningSettings) -> None:  # noqa: C901
         raise InvalidRequest(
             f"weight_decay must be in [0, 1], not {settings.weight_decay}", param="weight_decay"
         )
+    # Stored settings may smooth by up to 1; `check_bounds` limits new ones to 0.5.
     for name in ("replay", "label_smoothing"):
         if not 0.0 <= values[name] < 1.0:
             raise InvalidRequest(f"{name} must be in [0, 1), not {values[name]}", param=name)

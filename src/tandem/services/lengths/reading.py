@@ -1,8 +1,8 @@
 """A prompt's words as what they may be: each with its lemma and its possible parts of speech.
 
-A reading is kept if the word before it allows it; nothing is parsed. Knows the lexicon, not what
-the words are good for. Invariant: at most `MOST_WORDS` words are read, the first and the last, so
-that the time is bounded whatever the prompt's length.
+A reading is kept if the word before it allows it; nothing is parsed. Knows the lexicon, not the
+scores. Invariant: at most `MOST_WORDS` words and marks are read, the first and the last, so that
+the time is bounded whatever the prompt's length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tandem.services.lengths.wordlists import (
 
 MOST_WORDS = 80
 _EDGE_CHARACTERS = 400
-_TOKEN = re.compile(r"[A-Za-z]+(?:'[a-z]+)?|\d+[.)]?|[?!.;:]|,|\n+[^\S\n]*[-*•]|\n+")
+_TOKEN = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)?|\d+[.)]?|[?!.;:]|,|\n+[^\S\n]*[-*•]|\n+")
+_LAST_WORD, _FIRST_WORD = re.compile(r"[\w'’]+$"), re.compile(r"^[\w'’]+")
 
 Kind = Literal["word", "determiner", "pronoun", "auxiliary", "preposition", "conjunction", "mark"]
 
@@ -41,7 +42,7 @@ class Word:
 
     @property
     def noun(self) -> bool:
-        """Whether it is read as a noun, or stands for one."""
+        """Whether it is read as a noun, or is a pronoun."""
         return self.kind == "pronoun" or (self.parts != () and self.parts[0][0] == "n")
 
     @property
@@ -77,14 +78,20 @@ def read(text: str, lexicon: Lexicon) -> list[Word]:
 
 
 def _tokens(text: str) -> list[str]:
-    if len(text) <= 2 * _EDGE_CHARACTERS:
-        tokens = _TOKEN.findall(text)
-    else:
-        edges = text[:_EDGE_CHARACTERS], text[-_EDGE_CHARACTERS:]
-        tokens = [token for edge in edges for token in _TOKEN.findall(edge)]
-    if len(tokens) > MOST_WORDS:
-        tokens = tokens[: MOST_WORDS // 2] + tokens[-MOST_WORDS // 2 :]
-    return tokens
+    """Of a long text the beginning and the end, with the mark of a new line between them."""
+    edge, half = _EDGE_CHARACTERS, MOST_WORDS // 2
+    if len(text) <= 2 * edge:
+        first = last = _find(text)
+        if len(first) <= MOST_WORDS:
+            return first
+    else:  # words that the cuts would halve are left out
+        first = _find(_LAST_WORD.sub("", text[: edge + 1]))
+        last = _find(_FIRST_WORD.sub("", text[-edge - 1 :]))
+    return [*first[:half], "\n", *last[1 - half :]]
+
+
+def _find(text: str) -> list[str]:
+    return _TOKEN.findall(text.replace("’", "'"))
 
 
 def _open(lower: str, readings: Readings, before: Word) -> Word:
@@ -95,7 +102,7 @@ def _open(lower: str, readings: Readings, before: Word) -> Word:
 
 
 def _order(before: Word) -> str:
-    """The parts of speech that a word may be after another, the likeliest first."""
+    """Possible parts of speech after `before`, the likeliest first."""
     if before.text in MODALS or before.text in SUBJECTS:
         return "vra"
     if before.kind in ("determiner", "preposition"):

@@ -1,10 +1,9 @@
-"""What learning leaves on disk and nobody needs any more: old versions, and optimiser states of
-versions that are not current and of jobs that ended.
+"""Deletes files that learning no longer needs: old versions, and unread states of optimisers.
 
-Training goes on from the current version; one step of roll back goes on from its parent. The
-optimiser's state of all others is twice an adapter's size and is never read. Knows no engine.
-Invariant: a version that answers, may be gone back to with one step, waits for a decision, is a
-reference or answers a batch stays, and every version that stays can answer.
+Training continues from the current version, or from its parent after a roll back. The optimiser
+states of other versions and of ended jobs are never read, and each is twice an adapter's size.
+Knows no engine. Invariant: these versions stay and can answer: the current one, its parent,
+candidates, references, and versions that a batch or a job uses.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Of each adapter the newest `versions` are kept (0: all); `reference` is the reference of
-    adapters whose settings name none."""
+    """`versions`: how many of the newest versions of each adapter are kept (0: all). `reference`:
+    for adapters whose settings name none."""
 
     versions: int = 0
     reference: str = BASE
@@ -42,7 +41,7 @@ class Retention:
 def forget_versions(
     connection: Connection, adapter: str, retention: Retention, now_s: float
 ) -> list[VersionRecord]:
-    """Forget what is older than the newest versions and not needed; their files remain."""
+    """Forget versions that are old and not needed. The caller deletes their files."""
     record, known = adapters.find(connection, adapter), adapters.versions(connection, adapter)
     if record is None or not retention.versions:
         return []
@@ -67,19 +66,19 @@ def forget_versions(
 
 
 async def trim_versions(store: Store, adapter: str | None = None) -> int:
-    """Remove what an adapter's (None: all adapters') old versions do not need; bytes freed."""
+    """Delete optimiser states of old versions of `adapter` (None: of all); bytes freed."""
     return await _trim(store, _old_versions, adapter)
 
 
 async def trim_jobs(store: Store, job_id: str | None = None) -> int:
-    """The same for the checkpoints of a job (None: of all jobs) that ended."""
+    """The same for the checkpoints of an ended job (None: of all)."""
     return await _trim(store, _old_checkpoints, job_id)
 
 
 async def _trim(
     store: Store, unneeded: Callable[[Connection, Subject], list[str]], subject: Subject
 ) -> int:
-    """Disk that cannot be freed now is freed later, and no reason to fail what has succeeded."""
+    """A failed deletion is logged and retried later: it must not fail the publication."""
     try:
         return await asyncio.to_thread(_drop_optimisers, await store.read(unneeded, subject))
     except (StoreError, OSError) as error:

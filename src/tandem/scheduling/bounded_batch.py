@@ -1,8 +1,7 @@
-"""Batches of requests by what is expected of their answers: RT-LM (section IV-C) and its baselines.
+"""So many requests at once, in an order that a policy gives: RT-LM (IV-C) and its baselines.
 
-Fills up to so many places with waiting requests, in an order that the policy gives; of the first
-ones it may choose those that will take about as long. Knows no policy. Invariant: if nothing runs,
-a request starts.
+It may prefer requests of similar predicted length. Knows no policy. Invariant: if nothing runs, a
+request starts.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ _ALONE_S = 0.25
 _FULL = 0.5
 
 Rank = Callable[[Sequence, float], float]
-"""At a time (the second argument), what starts first has the least; requests of equal rank start by
-arrival."""
+"""(sequence, now) to a rank. The lowest rank starts first; equal ranks start by arrival."""
 
 
 def expected_tokens(seq: Sequence) -> float:
@@ -58,8 +56,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Consolidation (IV-C; algorithm 1, lines 19 to 26): of the first `factor` * C requests, sorted
-    by u, the first run that follow one another within `ratio`."""
+    """Consolidation (IV-C; algorithm 1, lines 19 to 26).
+
+    Sorts the first `factor` * `batch` requests by expected length, and starts the shortest, up to
+    the first that is more than `ratio` times as long as the one before it."""
 
     factor: float = 1.8
     ratio: float = 1.5
@@ -69,9 +69,9 @@ class Gathering:
             raise ValueError("gather and ratio must be at least 1")
 
     def cut(self, gathered: list[Sequence], least: int, most: int) -> list[Sequence]:
-        """The `least` shortest of them, and of the next ones, up to `most`, those before the first
-        that takes `ratio` times as long as the one before it. The paper's line 22 says "or" where
-        its text says that either ends the batch."""
+        """The `least` shortest requests, then the following ones (at most `most` in all) up to the
+        first that is more than `ratio` times as long as the one before it. The paper's line 22 says
+        "or" where its text says that either ends the batch."""
         by_length = sorted(gathered, key=lambda seq: (expected_tokens(seq), seq.order))
         chosen = by_length[:least]
         for seq in by_length[least:most]:
@@ -81,7 +81,7 @@ class Gathering:
         return chosen
 
 
-class Batches:
+class BoundedBatch:
     """At most `batch` requests run at once, the first by `rank`; online ones before offline ones.
 
     A `static` batch runs until its longest answer ends, as in engines without continuous batching:
@@ -98,15 +98,15 @@ class Batches:
         self._batch: list[Sequence] = []
 
     def decide(self, view: View) -> Decision:
-        """The batch, those that join it, then learning."""
+        """Running requests of the batch, then new ones, then learning."""
         batch = [*view.serving, *[seq for seq in self._batch if is_waiting(seq)]]
         if not (self.options.static and batch):
-            batch += self._joining(view, batch)
+            batch += self._starting(view, batch)
         self._batch = batch
         running = [seq for seq in batch if not is_waiting(seq)]
         coming = [seq for seq in batch if is_waiting(seq)]
         learning = view.running_in_order[len(view.serving) :]
-        # Learning that runs goes on: it may hold what those that come wait for.
+        # Running learning comes before new requests: it may hold blocks that they wait for.
         rest = (*learning, *coming, *view.learning_in_order)
         candidates = [Candidate(seq.seq_id, None, True) for seq in running]
         candidates += [Candidate(seq.seq_id) for seq in rest]
@@ -117,7 +117,7 @@ class Batches:
             victims=tuple([seq.seq_id for seq in (*reversed(learning), *reversed(running))]),
         )
 
-    def _joining(self, view: View, batch: list[Sequence]) -> list[Sequence]:
+    def _starting(self, view: View, batch: list[Sequence]) -> list[Sequence]:
         """The requests that start now."""
         places = min(self.options.batch, view.budgets.max_sequences) - len(batch)
         if places <= 0:
@@ -135,6 +135,6 @@ class Batches:
 
     def _first(self, waiting: list[Sequence], count: int, now: float) -> list[Sequence]:
         for seq in waiting:
-            self._rank(seq, now)  # it may keep a maximum, which has to be the same for all
+            self._rank(seq, now)  # `rt_lm` updates a maximum here, before any two are compared
         ranked = sorted(waiting, key=lambda seq: (seq.order[0], self._rank(seq, now), seq.order))
         return ranked[:count]
