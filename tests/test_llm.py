@@ -183,7 +183,7 @@ def test_less_evidence_moves_the_model_less(tmp_path, llm, monkeypatch):
     scales = []
     add_step = llm._loop.teaching.add_step
     monkeypatch.setattr(
-        llm._loop, "add_step", lambda step: (scales.append(step.scale), add_step(step))
+        llm._loop.teaching, "add_step", lambda step: (scales.append(step.scale), add_step(step))
     )
     examples = [Example("a", " b", weight=0.5), Example("c", " d", weight=0.25)]
     llm.learn("light", examples, str(tmp_path / "light"), epochs=1, batch_samples=2)

@@ -165,6 +165,7 @@ def engine_children() -> Iterator[dict[str, psutil.Process]]:
     yield found
 
 
+@pytest.mark.full
 @needs_cores
 @pytest.mark.skipif(sys.platform != "linux", reason="cores of processes")
 async def test_real_engines_on_cores_of_their_own_answer_alike(tiny: tuple[Path, list[Path]]):

@@ -123,7 +123,11 @@ def expected():
 
 @pytest.mark.parametrize(
     ("captured", "chunks", "beside"),
-    [(True, True, True), (False, True, True), (True, False, False)],
+    [
+        (False, True, True),
+        pytest.param(True, True, True, marks=pytest.mark.full),
+        pytest.param(True, False, False, marks=pytest.mark.full),
+    ],
 )
 def test_gradients_are_those_of_autograd(captured, chunks, beside, expected, monkeypatch):
     executor = made(TRITON_DEVICE, captured=captured)
@@ -177,6 +181,7 @@ def test_rows_past_the_budget_are_computed_again(expected):
     assert kept(executor, third) == list(range(LAYERS)), "its rows are free again"
 
 
+@pytest.mark.full
 def test_a_recording_that_moves_drops_what_lies_by_row(expected):
     executor = made(TRITON_DEVICE, recording_tokens=28, captured=False)
     first = at_once(executor, lengths=(4, 3, 4))
@@ -191,6 +196,7 @@ def test_a_recording_that_moves_drops_what_lies_by_row(expected):
     assert worst_error(gradients(executor, second), expected) < 1e-5
 
 
+@pytest.mark.full
 def test_a_layer_that_gives_nothing_is_not_kept(expected, monkeypatch):
     executor = made(TRITON_DEVICE, captured=False)
     monkeypatch.setattr(executor._model.stack.taps[1].module.whole, "run", lambda *_: None)
@@ -199,6 +205,7 @@ def test_a_layer_that_gives_nothing_is_not_kept(expected, monkeypatch):
     assert worst_error(gradients(executor, number), expected) < 1e-5
 
 
+@pytest.mark.full
 def test_check_finds_graphs_without_a_place():
     executor = made(TRITON_DEVICE, budget_rows=FEW, captured=False)
     number = at_once(executor)

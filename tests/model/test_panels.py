@@ -292,6 +292,7 @@ for n, k in [(1, 1), (5, 7), (33, 50), (96, 64), (100, 777)]:
 """
 
 
+@pytest.mark.full
 def test_wider_registers_and_pairs_multiply_alike(tmp_path: Path) -> None:
     """The code for AVX-512 with products of pairs, which the compiler divides for this processor;
     only the one instruction is another."""

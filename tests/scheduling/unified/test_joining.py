@@ -40,6 +40,10 @@ class Stage:
     budgets: Budgets = BUDGETS
     cached: int = 0
 
+    @property
+    def kv(self) -> Stage:
+        return self
+
     def match(self, seq: Sequence) -> int:
         return self.cached
 

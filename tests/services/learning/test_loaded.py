@@ -122,7 +122,7 @@ async def test_a_restart_changes_nothing(
     async with served(tmp_path / "store", again) as (made, _):
         assert again.adapters.get("formal") == answered
         assert await known(made) == before
-        warned = [record.message for record in caplog.records if "do not answer" in record.message]
+        warned = [record.message for record in caplog.records if "is not served" in record.message]
         assert len(warned) == (flag == "changed files")
         made.numbers = itertools.count(100)  # other feedback than before
         await learn(made, 3)  # goes on from what answers
@@ -225,7 +225,7 @@ async def test_a_disk_that_refuses_is_not_asked_again_at_once(
         await asyncio.sleep(0.5)
         assert len(copies) == 1
         told = [event.message for event in await made.store.read(events.listed, "formal")]
-        assert [("No space left" in line, "tried again" in line) for line in told] == [(True, True)]
+        assert [("No space left" in line, "will retry" in line) for line in told] == [(True, True)]
         monkeypatch.setattr(loaded, "copy", whole)
         await versions.create("formal", {})  # whoever asks for it need not wait
         await until(lambda: made.engine.adapters["formal"].number == 3)  # `formal@1` was given up
@@ -247,7 +247,7 @@ async def test_what_cannot_be_kept_is_tried_after_longer_and_longer_waits(
     async with served(tmp_path / "store", started_with(tmp_path / "hand")) as (made, _):
         keeper = loaded.Keeper("formal", replace(made.tools, now=lambda: now_s[0]))
         for now_s[0] in (0.0, 59.0, 60.0, 179.0, 180.0, 359.0, 360.0):
-            with pytest.raises(StoreError, match="cannot be kept"):
+            with pytest.raises(StoreError, match="cannot be saved"):
                 await keeper.keep()
         assert copies == [0.0, 60.0, 180.0, 360.0]
 
