@@ -1,7 +1,7 @@
 """`tandem adapters watch`: what an adapter learns, line by line, while it happens.
 
-Polls the server; nothing is changed. Invariant: a line is shown when something has
-changed, and an event is shown once, also across a server's restart.
+Polls the server; nothing is changed. Invariant: a line is shown when something has changed, and an
+event is shown once, also across a server's restart.
 """
 
 from __future__ import annotations

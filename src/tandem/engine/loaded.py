@@ -65,17 +65,24 @@ class LoadedAdapters:
         number = restore.number if restore is not None else 0
         return self.read_version(AdapterVersion(name, number, files.content_hash, str(files.path)))
 
-    def publish(self, version: AdapterVersion) -> AdapterVersion:
-        """Make `version` current. Its files are read only if its content is not loaded.
+    def publish(
+        self, version: AdapterVersion, load: Callable[[AdapterVersion], None] | None = None
+    ) -> AdapterVersion:
+        """Make `version` current. If its content is not loaded, `load` brings it (None: its files
+        are read). Raises `AdapterError`.
 
-        Raises `AdapterError`.
+        With `switch`, requests of this name continue with the version, even those whose version was
+        unloaded meanwhile.
         """
-        return self._publish(version)
+        version = self.registry.publish(version, load=load)
+        if self._switch:
+            self.holds.switch(version, self._scheduler.switch_adapter)
+        return version
 
     def read_version(self, version: AdapterVersion) -> Callable[[], AdapterVersion]:
         """The blocking part of `publish`, for any thread; its result does the rest."""
         put = None if self.is_loaded(version) else self._read(version)
-        return lambda: self._publish(version, load=put)
+        return lambda: self.publish(version, load=put)
 
     def adopt(
         self, snapshot: TrainerSnapshot, name: str, path: str, content_hash: str
@@ -84,7 +91,7 @@ class LoadedAdapters:
 
         Reads no file. Raises `AdapterError`.
         """
-        return self._publish(
+        return self.publish(
             AdapterVersion(name, 0, content_hash, path),
             load=lambda version: self._executor.adopt(snapshot, version.content_hash),
         )
@@ -101,13 +108,3 @@ class LoadedAdapters:
         if inspect_adapter(version.path).content_hash != version.content_hash:
             raise AdapterError(f"{version.path} changed while it was being read; load it again")
         return lambda _: put()
-
-    def _publish(
-        self, version: AdapterVersion, load: Callable[[AdapterVersion], None] | None = None
-    ) -> AdapterVersion:
-        """`AdapterRegistry.publish`. With `switch`, requests of this name continue with the
-        version, even those whose version was unloaded meanwhile."""
-        version = self.registry.publish(version, load=load)
-        if self._switch:
-            self.holds.switch(version, self._scheduler.switch_adapter)
-        return version

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +17,7 @@ from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.work import PassWork
 from tandem.scheduling.policies.unified.ledger import Ledger
 from tandem.scheduling.policies.unified.rest import LearningItem
+from tandem.scheduling.view import Budgets
 
 RATES = Rates(
     (0.02, 1e-3, 1e-4, 1e-5, 1e-5, 1e-3, 1e-2, 1e-4, 1e-4, 0.01, 1e-4, 1e-3, 1e-5, 1e-3),
@@ -138,3 +142,29 @@ def test_no_other_prompt_begins_while_one_does_not_end():
     target.rows = 300
     assert target.prompt(offline(4, 100, waiting), 0, 7, needed=False) == []
     assert target.prompt(offline(5, 100, running), 0, 0, needed=False)[0].max_tokens == 100
+
+
+def test_of_a_pass_of_learning_alone_only_the_first_sequence_is_cut():
+    """A micro-batch that is computed in parts keeps no graph."""
+    for whole, lengths, rows in (
+        (False, [100, 100], [100, 30]),
+        (True, [100, 100], [100]),
+        (True, [100, 30], [100, 30]),
+        (True, [200, 30], [130]),
+    ):
+        left = ledger(130, 10.0)
+        left.whole = whole
+        alone = item(0, lengths, 0, starving=False)
+        alone.step = Opens(sum(lengths))  # type: ignore[assignment]
+        assert [each.max_tokens for each in left.forwards(alone, needed=True)] == rows
+
+
+def test_a_pass_may_take_up_to_twice_as_long_for_one_whole_sequence_unless_a_request_runs():
+    latency, alone = LatencyModel(RATES), item(0, [150], 0, starving=False)
+    first_s = alone.piece_s(latency, 200)
+    view = SimpleNamespace(latency=latency, budgets=Budgets(8, 200), serving=[])
+    for share, kept in ((0.4, 0.4), (0.6, 1.0), (1.5, 1.5)):
+        assert alone.whole_s(view, share * first_s) == pytest.approx(kept * first_s)
+    request = Request("online", (1, 2))
+    view.serving = [Sequence(9, request, 0, None, [1, 2])]
+    assert alone.whole_s(view, 0.6 * first_s) == pytest.approx(0.6 * first_s)

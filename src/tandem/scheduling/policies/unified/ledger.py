@@ -98,6 +98,8 @@ class Ledger:
             least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
             if self.whole and self.work.recorded:
                 least = left
+                if left > self.rows:
+                    break
             rows = self._take(left, least, add, needed=needed and not found)
             if rows and starts:
                 self._hold(blocks)

@@ -111,8 +111,11 @@ class LearningItem(Struct, gc=False):
         return latency.forward_s(alone)
 
     def whole_s(self, view: View, seconds: float) -> float:
-        """Seconds of a pass without requests: `seconds`, or up to twice as long if the first
-        sequence then fits whole, so that its graph is kept (`Ledger.whole`)."""
+        """Seconds of a pass of learning alone: `seconds`. While no online request runs, up to twice
+        as long if the first sequence then fits whole, so that its graph is kept (`Ledger.whole`).
+        """
+        if num_online(view.serving):
+            return seconds
         first_s = self.piece_s(view.latency, view.budgets.max_batch_tokens)
         return first_s if seconds < first_s <= 2 * seconds else seconds
 
