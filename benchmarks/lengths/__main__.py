@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks.lengths.collect import Ask, answers, collect
+from benchmarks.lengths.collect import Ask, answers, collect, resume
 from benchmarks.lengths.figures import Figures, figures, given, in_order
 from benchmarks.lengths.hidden import States, add_states, states
 from benchmarks.lengths.ladder import Array, lengths_of, predicted, steps
@@ -80,6 +80,7 @@ def collect_command(
 ) -> None:
     """Let the model answer prompts that have no answer yet; keep all lengths without texts."""
     ask, asked = Ask(model), prompts(data or data_folder())
+    resume(ask, _rows_of(model))
     print(collect(asked[:count], ask, slice_prompts, seconds), "answers")
     keep(_rows_of(model), made(asked, answers(ask.path), ask.max_tokens, Scorer(Lexicon.load())))
 
@@ -88,6 +89,7 @@ def collect_command(
 def hidden_command(model: ModelName = "smollm2", data: Data = None, seconds: Seconds = 1e9) -> None:
     """Compute the last hidden state of the prompts that have an answer."""
     ask = Ask(model)
+    resume(ask, _rows_of(model))
     known = answers(ask.path)
     wanted = [prompt for prompt in prompts(data or data_folder()) if prompt.key in known]
     print(add_states(wanted, ask, seconds), "states of", len(wanted))

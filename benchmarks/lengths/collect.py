@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lengths.prompts import Prompt
+from benchmarks.lengths.rows import kept
 
 FOLDER = Path(".bench-cache/lengths")
 CHAT = "/v1/chat/completions"
+ANSWER = ("input_tokens", "output_tokens", "finish")
 # Nobody waits beside the batch: iterations need not be short.
 ALONE = {"TANDEM_SCHEDULING_POLICY": "fcfs"}
 
@@ -37,7 +39,7 @@ class Ask:
 
     @property
     def path(self) -> Path:
-        """The file of its answers, texts included: not kept in git."""
+        """The file of its answers while they are collected: not kept in git."""
         return FOLDER / f"answers-{Path(self.model).stem}.jsonl"
 
 
@@ -51,6 +53,19 @@ def answers(path: Path) -> dict[str, dict[str, Any]]:
             continue
         found[row["key"]] = row
     return found
+
+
+def resume(ask: Ask, results: Path) -> None:
+    """Begin with the answers that the results have, where this machine has none of its own."""
+    if ask.path.exists() or not results.exists():
+        return
+    ask.path.parent.mkdir(parents=True, exist_ok=True)
+    partial = ask.path.with_suffix(".partial")
+    with partial.open("w") as stream:
+        for row in kept(results):
+            answer = {name: getattr(row, name) for name in ("key", *ANSWER)}
+            stream.write(f"{json.dumps(answer)}\n")
+    partial.rename(ask.path)
 
 
 def collect(wanted: Sequence[Prompt], ask: Ask, slice_prompts: int, seconds: float) -> int:
@@ -104,5 +119,4 @@ def _row(line: dict[str, Any]) -> dict[str, Any]:
         "input_tokens": body["usage"]["prompt_tokens"],
         "output_tokens": body["usage"]["completion_tokens"],
         "finish": choice["finish_reason"],
-        "text": choice["message"]["content"],
     }

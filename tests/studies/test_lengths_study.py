@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lengths.collect import Ask, answers
+from benchmarks.lengths.collect import Ask, answers, resume
 from benchmarks.lengths.figures import figures, given, in_order, spearman
 from benchmarks.lengths.ladder import folds, lengths_of, predicted, steps
 from benchmarks.lengths.page import Model, page
@@ -75,13 +75,30 @@ def test_prompts_are_read_once_each_and_end_with_a_user(tmp_path: Path) -> None:
 
 def test_rows_have_no_text_and_are_read_as_they_were(tmp_path: Path) -> None:
     prompt = Prompt("oasst_1k", 7, ({"role": "user", "content": "Explain the history of art."},))
-    answer = {"input_tokens": 9, "output_tokens": 120, "finish": "stop", "text": "Art began ..."}
+    answer = {"input_tokens": 9, "output_tokens": 120, "finish": "stop"}
     own = made([prompt], {prompt.key: answer}, 512, Scorer(Lexicon.load()))
     keep(tmp_path / "rows.jsonl.gz", own)
     assert kept(tmp_path / "rows.jsonl.gz") == own
     text = gzip.decompress((tmp_path / "rows.jsonl.gz").read_bytes()).decode()
     assert "art" not in text.lower().replace("start", "")
     assert own[0].output_tokens == 120 and own[0].scores[4] > 0
+
+
+def test_collection_goes_on_from_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ask, results = Ask("smollm2"), tmp_path / "rows.jsonl.gz"
+    resume(ask, results)
+    assert not answers(ask.path)  # the model has no results yet
+    some = rows(3)
+    keep(results, some)
+    resume(ask, results)
+    lengths = {key: answer["output_tokens"] for key, answer in answers(ask.path).items()}
+    assert lengths == {row.key: row.output_tokens for row in some}
+    ask.path.write_text('{"key": "a/1"}\n')
+    resume(ask, results)  # this machine's own answers stay
+    assert list(answers(ask.path)) == ["a/1"]
 
 
 def test_a_line_that_a_crash_cut_is_asked_again(tmp_path: Path) -> None:
