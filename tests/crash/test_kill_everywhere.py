@@ -123,7 +123,7 @@ def test_steps_survive_a_kill_in_their_middle(
     ("point", "committed"),
     [
         # tests/services/jobs/test_jobs.py has these points without processes, too.
-        ("job after rename", STEPS_AN_EPOCH),
+        pytest.param("job after rename", STEPS_AN_EPOCH, marks=FULL),
         pytest.param("job before rename", STEPS_AN_EPOCH, marks=FULL),
         pytest.param("job after commit", 2 * STEPS_AN_EPOCH, marks=FULL),
     ],
@@ -139,6 +139,7 @@ def test_a_job_goes_on_from_its_last_commit(
     check_same(mortal.check_job(job, committed), unharmed)
 
 
+@pytest.mark.full
 def test_other_parameters_are_noticed(mortal: Mortal, unharmed: dict[str, torch.Tensor]) -> None:
     """Negative control: a job with its examples in another order."""
     other = mortal.check_job(mortal.create_job(seed=2), STEPS)

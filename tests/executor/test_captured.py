@@ -271,6 +271,7 @@ def test_a_model_that_waits_for_its_device_is_served_layer_by_layer(caplog) -> N
     assert caplog.text.count("a pass cannot be captured") == 1
 
 
+@pytest.mark.full
 @NEEDS_INTERPRETER
 def test_after_a_shortage_passes_are_captured_again_a_while_later(caplog, monkeypatch) -> None:
     now_s = 100.0

@@ -154,6 +154,7 @@ def test_control_rows_of_another_layer_are_noticed(expected):
     assert worst_error(gradients(executor, number), expected) > 1e-2
 
 
+@pytest.mark.full
 def test_results_say_what_is_kept():
     executor = made(TRITON_DEVICE, captured=False)
     found = []
@@ -169,6 +170,7 @@ def test_results_say_what_is_kept():
     assert [(each.whole, each.inner) for each in found] == [(0.0, 1.0)]
 
 
+@pytest.mark.full
 def test_rows_past_the_budget_are_computed_again(expected):
     executor = made(TRITON_DEVICE, budget_rows=FEW, captured=False)
     first = at_once(executor, lengths=(7, 6))

@@ -73,6 +73,7 @@ def test_the_rates_of_a_device_are_found_again():
     assert model.update_s() == pytest.approx(truth.update_s(), rel=0.01)
 
 
+@pytest.mark.full
 def test_what_the_pass_before_costs_is_found():
     samples = probe(device([], cold_s=0.004), LIMITS, seconds=1.0)
     befores = [each.before_s for each in samples.passes]

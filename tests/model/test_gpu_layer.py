@@ -183,6 +183,7 @@ def test_adapters_within_a_layer(device: str) -> None:
     assert_close(run(model, tokens, lengths)[0], base)
 
 
+@pytest.mark.full
 def test_updates_may_run_beside_our_products_only(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

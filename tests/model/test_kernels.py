@@ -245,6 +245,7 @@ def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not list(tmp_path.rglob("*.so")) + list(tmp_path.rglob("*.o"))
 
 
+@pytest.mark.full
 def test_builds_at_once_compile_once(tmp_path: Path) -> None:
     """Two processes meet a compiler that counts its runs; both get the same library."""
     script = tmp_path / "compiler"

@@ -61,6 +61,7 @@ def test_the_second_time_nothing_is_unpacked(file, cache, tmp_path):
     assert len(content(cache)) == 2
 
 
+@pytest.mark.full
 def test_two_processes_at_once_unpack_once(file, cache):
     both = [started(file) for _ in range(2)]
     said = [process.communicate(timeout=120) for process in both]

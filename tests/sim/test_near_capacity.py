@@ -136,7 +136,8 @@ def test_near_the_capacity_learning_leaves_requests_their_objectives():
     assert learning.steps > 0
 
 
-@pytest.mark.parametrize("trains", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("trains", [False, True])
 def test_a_batch_that_waits_leaves_online_requests_their_objectives(trains):
     alone = found("unified", 10.0, 0, trains=trains)
     beside = found("unified", 10.0, 0, batch=300, trains=trains)
@@ -147,6 +148,7 @@ def test_a_batch_that_waits_leaves_online_requests_their_objectives(trains):
     assert found("no_retrain", 10.0, 0, batch=300, trains=trains).attained < 0.5
 
 
+@pytest.mark.full
 def test_the_weight_of_training_shares_what_is_left_between_a_batch_and_learning():
     few, many = (found("unified", 10.0, 0, batch=300, training_weight=part) for part in ("32", "1"))
     assert few.steps > 2 * many.steps > 0

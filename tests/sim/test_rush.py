@@ -26,6 +26,7 @@ def overloaded(policy: str) -> SimReport:
     return run_one(policy, arrivals, trainers, small_profile(256))[0]
 
 
+@pytest.mark.full
 def test_under_overload_some_are_in_time_instead_of_nobody():
     """A fifth more than can be served, for 50 s: most of what can be is in time, the others wait
     for longer, and the server is as busy."""

@@ -201,6 +201,7 @@ def test_the_page_judges_the_goals(runs: list[Run]) -> None:
     assert not goals(setup_of(), found[:1])  # of one policy there is nothing to judge
 
 
+@pytest.mark.full
 def test_one_command_leaves_everything(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

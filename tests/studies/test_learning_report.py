@@ -100,6 +100,7 @@ def test_json_and_table() -> None:
     assert len({line.count("|") for line in table.splitlines()[:8]}) == 1
 
 
+@pytest.mark.full
 def test_figures_are_the_same_each_time(tmp_path: Path) -> None:
     found = report(RECORDS)
     (tmp_path / "again").mkdir()

@@ -25,6 +25,7 @@ def few(monkeypatch):
     monkeypatch.setattr(mace, "LOADS", (0.5, 1.0))
 
 
+@pytest.mark.full
 def test_all_parts_are_written(few, tmp_path):
     flags = ["--scale", "edge", "--seconds", "3", "--seed", "2", "--no-figures", "--out"]
     result = CliRunner().invoke(APP, [*flags, str(tmp_path)])

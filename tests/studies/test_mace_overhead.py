@@ -47,6 +47,7 @@ def test_nothing_is_scheduled_if_nobody_comes():
     assert (found.iterations, found.schedule_s) == (0, 0.0)
 
 
+@pytest.mark.full
 def test_memory_grows_with_what_is_queued():
     more = replace(LOAD, scale=replace(SMALL, rate=30.0))
     small = measure_overhead(MACE, LOAD, make_engine).state_bytes

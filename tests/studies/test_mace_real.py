@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from benchmarks.learning.report import RunKey, report
 from benchmarks.learning.runs import PairScore, RunRecord
@@ -19,8 +20,6 @@ from benchmarks.mace_real.page import page, verdict
 from benchmarks.mace_real.run import Kept, Moment, _published, server_of
 from benchmarks.reporting.bootstrap import Interval
 from tandem.bench.measure import Outcome
-
-ROOT = Path(__file__).parents[2]
 
 
 def feedback(at_s: float) -> Feedback:
@@ -92,18 +91,20 @@ def test_a_kept_run_is_read_back() -> None:
 
 
 def test_without_shared_data_nothing_is_run(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.mace_real", "--data", str(tmp_path / "none")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("skipped: no shared data")
+    done = invoked("mace_real", "--data", str(tmp_path / "none"))
+    assert done.startswith("skipped: no shared data")
 
 
 @pytest.mark.parametrize("name", ["tastes", "poison", "mace_real", "abuse"])
 def test_the_studies_explain_their_options(name: str) -> None:
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--model" in done.stdout and "--port" in done.stdout
+    done = invoked(name, "--help")
+    assert "--model" in done and "--port" in done
+
+
+def invoked(name: str, *arguments: str) -> str:
+    """What a study writes; it must succeed."""
+    app = typer.Typer()
+    app.command()(importlib.import_module(f"benchmarks.{name}.__main__").main)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.output

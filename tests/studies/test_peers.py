@@ -83,6 +83,7 @@ def test_a_file_for_llama_cpp_has_the_weights_of_the_checkpoint(
         assert (read.state_dict()[name] - expected).abs().max() <= error, name
 
 
+@pytest.mark.full
 def test_a_worker_of_llama_cpp_gets_the_file_of_the_model(tmp_path: Path) -> None:
     spec = WorkerSpec("llama.cpp q8_0", "engine", options={"threads": 1, "gguf": "q8_0"})
     tiny_gguf.make().save_pretrained(tmp_path / "tiny")

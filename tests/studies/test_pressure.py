@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from benchmarks.lengths.pressure import WAYS, Setting, rows, simulate
 from tandem.core.slo import Slo
 
@@ -22,6 +24,7 @@ def trace(folder: Path, seconds: float, rate: float) -> str:
     return "made.csv"
 
 
+@pytest.mark.full
 def test_the_predicted_peak_gains_without_preemptions(tmp_path: Path) -> None:
     name = trace(tmp_path, 40.0, 16.0)
     setting = Setting("h100:llama-3-8b", tmp_path, 40.0, 5.0, 512, Slo(2.0, 0.1))

@@ -56,6 +56,7 @@ def test_answers_are_judged_by_their_schema() -> None:
     assert different([cut_off], [Answered("", (2,), False)]) == [0]
 
 
+@pytest.mark.full
 def test_answers_match_alone_together_and_preempted() -> None:
     """Greedy text does not depend on neighbours or on what was taken away meanwhile."""
     check_model("demo", 14, 60, kv_bytes=6 << 20)
@@ -79,6 +80,7 @@ def check_model(model: str, schemas: int, max_tokens: int, kv_bytes: int) -> Non
     assert writer.mask_microseconds(asked, together, 2)["masks"] > 0
 
 
+@pytest.mark.full
 def test_hostile_grammars_are_refused_while_others_decode_on() -> None:
     with live_engine(Settings(model=ModelConfig(model="demo"))) as url:
         found = asyncio.run(hostile(url, "demo"))

@@ -197,14 +197,15 @@ def _server(model: str, url: str, console: Console) -> Iterator[str]:
 
 
 def _address(process: subprocess.Popen[str], console: Console) -> str:
-    """Once the server is ready; what it says until then is shown, later it is not."""
+    """Once the server is ready; what it says until then is shown, later it is not. If it ends
+    instead, it has said why: so does the command."""
     assert process.stderr is not None
     for line in process.stderr:
         if match := re.search(r"ready on (http://\S+)", line):
             threading.Thread(target=_drain, args=(process,), daemon=True).start()
             return match[1]
         console.print(plain(line.rstrip()), markup=False, highlight=False)
-    raise RemoteError(f"the server ended with {process.wait()}")
+    raise typer.Exit(process.wait() or 1)
 
 
 def _drain(process: subprocess.Popen[str]) -> None:
