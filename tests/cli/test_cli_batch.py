@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from fake_engine import FakeEngine, Script
 from serving import live, make_app
-from tandem.cli import app
+from tandem.cli import app, batch
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 
@@ -85,3 +88,16 @@ def test_an_engine_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     broken = run("run", str(requests(tmp_path, 3)), "--serve", str(tmp_path / "none"))
     assert broken.exit_code == 2 and "there is no directory" in broken.output
     assert isinstance(broken.exception, SystemExit), broken.exception
+
+
+def test_its_engine_does_not_outlive_the_command() -> None:
+    """However the command ends: only the pipe to its server tells."""
+    patched = "import time, tandem.cli; tandem.cli.main = lambda: time.sleep(120);"
+    process = subprocess.Popen(
+        [sys.executable, "-c", patched + batch._SERVE_MEANWHILE], stdin=subprocess.PIPE
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=60) == -signal.SIGTERM

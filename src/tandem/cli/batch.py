@@ -6,7 +6,9 @@ Knows the batch API only. Invariant: leaving never ends a batch on a server that
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +47,7 @@ Errors = Annotated[
     typer.Option(help="File for lines without an answer; default: beside it", callback=with_folder),
 ]
 _POLL_S = 0.5
+_SERVE_MEANWHILE = "from tandem.cli.batch import serve_meanwhile; serve_meanwhile()"
 _ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -185,15 +188,31 @@ def _server(model: str, url: str, console: Console) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="tandem-batch-") as state:
         flags = ["--port", "0", "--store-directory", state, "--no-learning"]
-        command = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", model]
-        process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", _SERVE_MEANWHILE, "serve", model, *flags]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         try:
             yield _address(process, console)
         finally:
             process.terminate()
             process.wait()
-            if process.stderr is not None:
-                process.stderr.close()
+            for stream in (process.stdin, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+def serve_meanwhile() -> None:
+    """The server's process. Its standard input ends when the command that started it is gone,
+    however that ended; then the server ends, too."""
+    from tandem.cli import main
+
+    def end() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
+    main()
 
 
 def _address(process: subprocess.Popen[str], console: Console) -> str:
