@@ -30,7 +30,7 @@ from tandem.core.request import Request
 from tandem.core.slo import Slo
 from tandem.engine.loop import EngineLoop
 from tandem.estimators.datasheet import load_profile
-from tandem.services.answering.admission import Admission, Ticket
+from tandem.services.answering.admission_control import AdmissionControl, Ticket
 from tandem.sim.run import SimOutcome, Simulation
 
 
@@ -50,7 +50,7 @@ class Door:
     """Asks the admission before a request reaches the loop, as the API does; what is refused ends
     as an outcome with an error."""
 
-    def __init__(self, loop: EngineLoop, admission: Admission, ttft_s: float) -> None:
+    def __init__(self, loop: EngineLoop, admission: AdmissionControl, ttft_s: float) -> None:
         self._add, self._step = loop.add, loop.step
         self._admission, self._ttft_s = admission, ttft_s
         self._tickets: dict[str, Ticket] = {}
@@ -92,7 +92,7 @@ def simulate(load: Load, rate: float, policy: str, factor: float) -> list[SimOut
     loop, executor = build_simulation(
         resolve({"scheduling": scheduling}), profile, clock, noise=False
     )
-    admission = Admission(ServerConfig(max_wait_factor=factor), clock)
+    admission = AdmissionControl(ServerConfig(max_wait_factor=factor), clock)
     door = Door(loop, admission, load.slo.ttft_s)
     loop.add, loop.step = door.add, door.step  # type: ignore[method-assign]
     report = Simulation(loop, clock, arrivals, leaps=executor).run()

@@ -23,7 +23,7 @@ from benchmarks.recipe.material import HELD, NEUTRAL, TASTES, TAUGHT, Taste
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import ScoreRequest
 from tandem.llm import LLM, Example
-from tandem.services.learning.reading import Answer, fault, overlap
+from tandem.services.learning.answer_faults import AnswerText, fault, overlap
 
 _TOKENS = 48
 
@@ -54,7 +54,7 @@ class Study:
         self.own = dict(zip(prompts, self.answers(prompts, None), strict=True))
         self._number = 0
 
-    def answers(self, prompts: list[str], adapter: str | None) -> list[Answer]:
+    def answers(self, prompts: list[str], adapter: str | None) -> list[AnswerText]:
         """Greedy ones."""
         encoded = [
             self.llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
@@ -63,7 +63,7 @@ class Study:
         sampling = SamplingParams(temperature=0.0, max_tokens=_TOKENS)
         outputs = self.llm.generate(encoded, sampling, adapter=adapter)
         return [
-            Answer(
+            AnswerText(
                 output.choices[0].text.strip(),
                 len(output.choices[0].tokens),
                 output.choices[0].finish_reason == "stop",

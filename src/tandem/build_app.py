@@ -27,7 +27,7 @@ from tandem.core.slo import Objectives, Slo
 from tandem.engine.group import EngineGroup
 from tandem.scheduling.registry import build_policy
 from tandem.scheduling.view import Traits
-from tandem.services.answering.admission import Admission
+from tandem.services.answering.admission_control import AdmissionControl
 from tandem.services.answering.answer import Tools
 from tandem.services.answering.generation import Generation
 from tandem.services.answering.models import Models
@@ -96,8 +96,8 @@ def build_app(
     tools = Tools(
         client=client,
         tokenizer=tokenizer or Tokenizer.load(settings.model.model),
-        admission=Admission(server, clock, metrics.shed),
-        offline=Admission(server, clock, metrics.shed),
+        admission=AdmissionControl(server, clock, metrics.shed),
+        offline=AdmissionControl(server, clock, metrics.shed),
         metrics=metrics,
         clock=clock,
         receipts=receipts,

@@ -98,7 +98,9 @@ class Bench:
             self.times.setdefault(event.request_id, []).append(self.clock.now())
             if event.finish_reason is not None:
                 self.ended[event.request_id] = event
-        assert self.scheduler.asking.stalled_s(self.clock.now()) == 0.0, "the policy runs nothing"
+        assert self.scheduler.next_decision.stalled_s(self.clock.now()) == 0.0, (
+            "the policy runs nothing"
+        )
         self.collect()
 
     def collect(self) -> None:

@@ -18,7 +18,7 @@ from tandem.engine.host import Host
 from tandem.engine.messages import (
     Abort,
     AddRequest,
-    Answer,
+    CallResult,
     Command,
     Message,
     OpenTrainer,
@@ -159,7 +159,7 @@ def served(commands: list[Command]) -> tuple[list[str], list[StepResult]]:
         match message:
             case Tokens(_, events):
                 said.extend(each.request_id for each in events if isinstance(each, TokenEvent))
-            case Answer(_, _, result=StepOutcome() as outcome):
+            case CallResult(_, _, result=StepOutcome() as outcome):
                 said.append(outcome.step_id)
                 channel.put(Stop())
 
@@ -203,7 +203,7 @@ def test_a_channel_that_fails_ends_the_host_and_no_step():
     with pytest.raises(OSError, match="the pipe is gone"):
         Host(loop, channel, 0).run()
     assert not any(
-        isinstance(each, Answer) and isinstance(each.result, StepOutcome) for each in said
+        isinstance(each, CallResult) and isinstance(each.result, StepOutcome) for each in said
     )
 
 

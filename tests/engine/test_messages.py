@@ -23,7 +23,7 @@ from tandem.core.sequence import FinishReason
 from tandem.core.training import LoraSpec, StepOutcome, TrainerSpec
 from tandem.engine.messages import (
     AddRequest,
-    Answer,
+    CallResult,
     Command,
     Foresee,
     Message,
@@ -73,9 +73,9 @@ def test_round_trips():
     command = OpenTrainer(5, TrainerSpec("t", LoraSpec(targets=("q_proj",))))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command) == command
     outcome = StepOutcome("s", "t", 1, True, 0.5, 1.0, 1e-4, ((-1.0,), (-2.0, -3.0)), 0.0, 1.0, 2.0)
-    sent = msgspec.msgpack.encode(Answer(3, 4, result=outcome))
+    sent = msgspec.msgpack.encode(CallResult(3, 4, result=outcome))
     message = msgspec.msgpack.decode(sent, type=Message)
-    assert isinstance(message, Answer)
+    assert isinstance(message, CallResult)
     assert msgspec.convert(message.result, StepOutcome) == outcome
     message = Tokens(3, [event])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message

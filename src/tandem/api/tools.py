@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from tandem.core.errors import InvalidRequest
-from tandem.services.answering.reading import Calling
+from tandem.services.answering.answer_parts import Calling
 
 MAX_TOOLS = 512
 MAX_CALLS = 512

@@ -16,7 +16,7 @@ import msgspec
 
 from tandem.core.errors import EngineDead
 from tandem.core.version import AdapterVersion
-from tandem.engine.messages import Answer, to_exception
+from tandem.engine.messages import CallResult, to_exception
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[CallResult]] = {}
         self._left: set[int] = set()
         """Calls that load a version, whose callers do not wait for it any more."""
 
@@ -37,7 +37,7 @@ class Calls:
     async def result(self, kind: type[Result], send: Callable[[int], None]) -> Result:
         """Send a call by its number and wait for its result, which is of `kind`."""
         call = self.number()
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._waiting[call] = future
         try:
             send(call)
@@ -52,7 +52,7 @@ class Calls:
             raise to_exception(answer.failure)
         return _as(kind, answer.result)
 
-    def take(self, answer: Answer) -> AdapterVersion | None:
+    def take(self, answer: CallResult) -> AdapterVersion | None:
         """Hand an answer to whoever waits for it; the version that was loaded for somebody who has
         left."""
         future = self._waiting.get(answer.call)

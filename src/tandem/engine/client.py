@@ -33,8 +33,8 @@ from tandem.engine.messages import (
     Abort,
     AddRequest,
     AddScore,
-    Answer,
     Broken,
+    CallResult,
     CancelSteps,
     CloseTrainer,
     Command,
@@ -312,7 +312,7 @@ class AsyncEngineClient:
                 self._deliver(message.events)
             case Refused():
                 self._end(message.request_id, to_exception(message.failure))
-            case Answer():
+            case CallResult():
                 self._take_answer(message)
             case Loading():
                 self._state = EngineState.STARTING
@@ -331,7 +331,7 @@ class AsyncEngineClient:
             case _:
                 pass  # heartbeats concern the transport
 
-    def _take_answer(self, answer: Answer) -> None:
+    def _take_answer(self, answer: CallResult) -> None:
         restored = self._restores.pop(answer.call, None)
         if restored is not None and answer.failure is not None:
             logger.error("lost adapter %s: %s", restored.label, answer.failure.message)

@@ -32,9 +32,9 @@ from tandem.engine.messages import (
     Abort,
     AddRequest,
     AddScore,
-    Answer,
     Broken,
     Call,
+    CallResult,
     CancelSteps,
     CloseTrainer,
     Command,
@@ -189,7 +189,7 @@ class Host:
             self._channel.send(Refused(self._incarnation, request_id, failure_of(error)))
 
     def _call(self, command: Call) -> None:  # noqa: C901
-        """Do a command that is answered by `Answer`, now or later."""
+        """Do a command that is answered by `CallResult`, now or later."""
         match command:
             case LoadAdapter(call, name, path, None):
                 self._reading.begin(call, partial(self._loop.adapters.read, name, path))
@@ -267,10 +267,10 @@ class Host:
             self._send(call, made)
 
     def _send(self, call: int, result: object = None) -> None:
-        self._channel.send(Answer(self._incarnation, call, result=result))
+        self._channel.send(CallResult(self._incarnation, call, result=result))
 
     def _fail(self, call: int, error: Exception) -> None:
-        self._channel.send(Answer(self._incarnation, call, failure_of(error)))
+        self._channel.send(CallResult(self._incarnation, call, failure_of(error)))
 
 
 def start_loop(make_loop: MakeLoop, channel: HostChannel, incarnation: int) -> EngineLoop:

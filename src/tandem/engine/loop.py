@@ -217,7 +217,7 @@ class EngineLoop:
 
     def _report_stall(self, now: float) -> None:
         """Report once that requests wait and the policy runs nothing."""
-        stalled = self._scheduler.asking.stalled_s(now) > _STALL_S
+        stalled = self._scheduler.next_decision.stalled_s(now) > _STALL_S
         if stalled and not self._stalled:
             logger.error(
                 "the scheduling policy runs nothing although %d requests wait and %d run",

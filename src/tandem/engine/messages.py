@@ -56,7 +56,7 @@ class Foresee(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Publish the files at `path` as `name`. Answered by `Answer`.
+    """Publish the files at `path` as `name`. Answered by `CallResult`.
 
     `restore` is the version that the name had before a restart. The files must still have its
     content, and the version keeps its number.
@@ -69,7 +69,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Remove a name. Answered by `Answer`."""
+    """Remove a name. Answered by `CallResult`."""
 
     call: int
     name: str
@@ -90,7 +90,7 @@ class OpenTrainer(msgspec.Struct, frozen=True, tag=True):
 
 
 class CloseTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Cancel a trainer's steps and free it. Answered by `Answer`."""
+    """Cancel a trainer's steps and free it. Answered by `CallResult`."""
 
     call: int
     name: str
@@ -104,7 +104,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelSteps(msgspec.Struct, frozen=True, tag=True):
-    """Cancel a trainer's steps. Each step is answered with a failure, then this by `Answer`."""
+    """Cancel a trainer's steps. Each step is answered with a failure, then this by `CallResult`."""
 
     call: int
     trainer: str
@@ -138,7 +138,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the host after this iteration."""
 
 
-# Commands with effects that are answered by `Answer`, now or later.
+# Commands with effects that are answered by `CallResult`, now or later.
 Call = (
     LoadAdapter
     | UnloadAdapter
@@ -199,7 +199,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     failure: Failure
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class CallResult(msgspec.Struct, frozen=True, tag=True):
     """The outcome of a call: a failure, or the `result` that its command names. On the wire that is
     plain data; who called knows its type."""
 
@@ -233,7 +233,7 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Message = Loading | Ready | Broken | Tokens | Refused | Answer | Heartbeat | Quiet | Lost
+Message = Loading | Ready | Broken | Tokens | Refused | CallResult | Heartbeat | Quiet | Lost
 
 _ERRORS: dict[str, type[TandemError]] = {
     cls.__name__: cls

@@ -32,10 +32,10 @@ from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.memory import DemandWindow
 from tandem.kv.cache import KVCache
 from tandem.scheduling.admission import Admission
-from tandem.scheduling.asking import Asking
 from tandem.scheduling.kv_view import KVView
 from tandem.scheduling.learning import Learning
 from tandem.scheduling.limits import check_request
+from tandem.scheduling.next_decision import NextDecision
 from tandem.scheduling.state import SchedulerState, moment_of
 from tandem.scheduling.training import LearningLimits
 from tandem.scheduling.view import Budgets, Policy, View
@@ -89,7 +89,7 @@ class Scheduler:
         )
         self._admission = Admission(self.state, cache, self.learning, budgets, self.latency, lanes)
         self._steps = count()
-        self.asking = Asking()
+        self.next_decision = NextDecision()
         self._was_quiet, self._decided_at = False, moment_of(self.state)
         self._in_flight: StepPlan | None = None
         self._last_plan: StepPlan | None = None
@@ -104,7 +104,7 @@ class Scheduler:
         """
         if not (self.state.all or self.learning.has_work):
             return math.inf
-        return now if self.asking.at_s is None else self.asking.at_s
+        return now if self.next_decision.at_s is None else self.next_decision.at_s
 
     @property
     def preemptions(self) -> int:
@@ -128,7 +128,7 @@ class Scheduler:
         if self.is_active(request.request_id):
             raise InvalidRequest(f"request id {request.request_id!r} is in use")
         check_request(request, self.max_model_len, self.cache.num_blocks * self.cache.block_size)
-        self.asking.wake()
+        self.next_decision.wake()
         stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             stop_ids |= self._eos
@@ -155,7 +155,7 @@ class Scheduler:
         Makes no event. Called between two iterations only.
         """
         assert self._in_flight is None
-        self.asking.wake()
+        self.next_decision.wake()
         self.learning.scores.abort(request_id)
         chosen = [
             seq for seq in self._requests.get(request_id, ()) if index is None or seq.index == index
@@ -185,7 +185,7 @@ class Scheduler:
     def wake(self) -> None:
         """`learning` was changed, so the policy decides again."""
         assert self._in_flight is None
-        self.asking.wake()
+        self.next_decision.wake()
 
     # ------------------------------------------------------------------ iteration
 
@@ -214,11 +214,13 @@ class Scheduler:
             self.demand.observe(now, self._kv.held_blocks(WorkClass.ONLINE))
         self._in_flight = plan
         if plan is not None:
-            self.asking.ran()
+            self.next_decision.ran()
         else:
             requests = bool(self.state.num_waiting or self.state.num_running)
             changed = self.state.moves != moves
-            self.asking.ran_nothing(now, decision.wake_at, changed=changed, requests=requests)
+            self.next_decision.ran_nothing(
+                now, decision.wake_at, changed=changed, requests=requests
+            )
         return plan
 
     def apply(self, results: Iterable[StepResult], now: float) -> list[TokenEvent]:

@@ -230,7 +230,7 @@ class Simulation:
         return True
 
     def _check_stall(self) -> None:
-        stalled_s = self._loop.scheduler.asking.stalled_s(self._clock.now())
+        stalled_s = self._loop.scheduler.next_decision.stalled_s(self._clock.now())
         if stalled_s > _STALL_S:
             stats = self._loop.stats()
             raise PolicyFault(

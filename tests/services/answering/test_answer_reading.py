@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.core.sequence import FinishReason
+from tandem.services.answering.answer_parts import NO_TOOLS, AnswerReader, Calling
 from tandem.services.answering.choice import Delta
 from tandem.services.answering.formats import (
     HERMES,
@@ -18,7 +19,6 @@ from tandem.services.answering.formats import (
     AnswerFormat,
     format_of,
 )
-from tandem.services.answering.reading import NO_TOOLS, AnswerReader, Calling
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
 TOOLS = tuple(

@@ -11,6 +11,7 @@ from serving import demo_tokenizer
 from tandem.core.errors import InvalidRequest
 from tandem.core.sampling import Grammar, GrammarKind
 from tandem.core.sequence import FinishReason
+from tandem.services.answering.answer_parts import AnswerReader, Calling
 from tandem.services.answering.choice import Delta
 from tandem.services.answering.forcing import grammar_of_answer, grammar_of_calls
 from tandem.services.answering.formats import (
@@ -22,7 +23,6 @@ from tandem.services.answering.formats import (
     TAGGED,
     AnswerFormat,
 )
-from tandem.services.answering.reading import AnswerReader, Calling
 
 BEGIN = "<|im_start|>"  # a special token that stands for Mistral's
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tandem.config import ServerConfig
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import Overloaded
-from tandem.services.answering.admission import Admission, Ticket
+from tandem.services.answering.admission_control import AdmissionControl, Ticket
 
 
-def bounded(requests: int, tokens: int, clock: VirtualClock | None = None) -> Admission:
+def bounded(requests: int, tokens: int, clock: VirtualClock | None = None) -> AdmissionControl:
     bounds = ServerConfig(max_waiting_requests=requests, max_waiting_tokens=tokens)
-    return Admission(bounds, clock or VirtualClock())
+    return AdmissionControl(bounds, clock or VirtualClock())
 
 
 def test_requests_are_bounded_until_they_start() -> None:
@@ -77,7 +77,7 @@ class Queue:
         self.clock = VirtualClock()
         self.reasons: list[str] = []
         bounds = ServerConfig(max_wait_factor=factor)
-        self.admission = Admission(bounds, self.clock, self.reasons.append)
+        self.admission = AdmissionControl(bounds, self.clock, self.reasons.append)
         self.waits: list[float] = []
         self.refusals: list[Overloaded] = []
         self._start_s, self._token_s = start_s, token_s

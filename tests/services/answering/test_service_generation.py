@@ -24,7 +24,7 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Objectives, Slo
-from tandem.services.answering.admission import Admission
+from tandem.services.answering.admission_control import AdmissionControl
 from tandem.services.answering.answer import Answer, GenerationFailed, Tools
 from tandem.services.answering.choice import Delta
 from tandem.services.answering.generation import Generation, Options
@@ -58,7 +58,7 @@ class Stage:
         self.engine = FakeEngine(play=play)
         self.clock = VirtualClock()
         bounds = ServerConfig(max_waiting_requests=max_waiting, max_wait_factor=1.0)
-        self.admission = Admission(bounds, self.clock)
+        self.admission = AdmissionControl(bounds, self.clock)
         tools = Tools(
             client=self.engine,
             tokenizer=demo_tokenizer(),

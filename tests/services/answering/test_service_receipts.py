@@ -18,7 +18,7 @@ from tandem.core.clock import VirtualClock
 from tandem.core.errors import NotFound
 from tandem.core.learning import AnswerTokens, Ending, PromptTokens, Receipt, ReceiptChoice
 from tandem.core.sampling import SamplingParams
-from tandem.services.answering.admission import Admission
+from tandem.services.answering.admission_control import AdmissionControl
 from tandem.services.answering.answer import Answer, Tools
 from tandem.services.answering.choice import Delta
 from tandem.services.answering.generation import Generation, Options
@@ -42,8 +42,8 @@ class Stage:
         tools = Tools(
             client=self.engine,
             tokenizer=demo_tokenizer(),
-            admission=Admission(ServerConfig(), VirtualClock()),
-            offline=Admission(ServerConfig(), VirtualClock()),
+            admission=AdmissionControl(ServerConfig(), VirtualClock()),
+            offline=AdmissionControl(ServerConfig(), VirtualClock()),
             metrics=ServerMetrics(CollectorRegistry()),
             clock=VirtualClock(),
             receipts=self.receipts,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.services.lengths.lexicon import LICENCE, WORDS, Lexicon
-from tandem.services.lengths.reading import MOST_WORDS, read
 from tandem.services.lengths.scores import Scorer
+from tandem.services.lengths.word_readings import MOST_WORDS, read
 
 LEXICON = Lexicon.load()
 SCORER = Scorer(LEXICON)

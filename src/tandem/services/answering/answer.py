@@ -23,10 +23,10 @@ from tandem.core.sampling import TOO_COMPLEX
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import Objectives, WorkClass
 from tandem.estimators.length_choice import Predicted
-from tandem.services.answering.admission import Admission, Ticket
+from tandem.services.answering.admission_control import AdmissionControl, Ticket
+from tandem.services.answering.answer_parts import AnswerReader
 from tandem.services.answering.choice import Choice, Delta, TokenText, describe_prompt
 from tandem.services.answering.models import BASE_LABEL, ServedModel
-from tandem.services.answering.reading import AnswerReader
 from tandem.services.answering.receipts import Draft, Receipts
 from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.live import LiveAnswers, Written
@@ -60,8 +60,8 @@ class Tools:
 
     client: ServingEngine
     tokenizer: Tokenizer
-    admission: Admission
-    offline: Admission
+    admission: AdmissionControl
+    offline: AdmissionControl
     metrics: ServerMetrics
     clock: Clock
     receipts: Receipts

@@ -13,10 +13,10 @@ from typing import Any
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.sampling import Grammar, GrammarKind
+from tandem.services.answering.answer_parts import Calling
 from tandem.services.answering.closing import closed
 from tandem.services.answering.formats import ARGUMENTS, NAME, AnswerFormat
 from tandem.services.answering.grammars import check_schema
-from tandem.services.answering.reading import Calling
 
 MOST_FORCED_BYTES = 256 << 10
 # Between the parts of arguments is what `json.dumps` writes, which is what models were shown.

@@ -20,10 +20,10 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.slo import Slo, WorkClass
 from tandem.services.answering.answer import Answer, Tools
+from tandem.services.answering.answer_parts import NO_TOOLS, AnswerReader, Calling, reader_of
 from tandem.services.answering.expectation import predictions
 from tandem.services.answering.forcing import grammar_of_answer
 from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
-from tandem.services.answering.reading import NO_TOOLS, AnswerReader, Calling, reader_of
 from tandem.services.answering.receipts import Draft
 from tandem.services.auth import Caller
 

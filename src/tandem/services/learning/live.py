@@ -16,7 +16,7 @@ from tandem.core.learning import Feedback, FeedbackKind
 from tandem.core.request import Request
 from tandem.core.version import INTERNAL
 from tandem.services.feedback.signals import EXPLICIT
-from tandem.services.learning.reading import Answer, fault_alone
+from tandem.services.learning.answer_faults import AnswerText, fault_alone
 
 LAST_ANSWERS = 30
 LEAST_BROKEN = 5
@@ -100,7 +100,7 @@ class LiveAnswers:
         self._windows[label] = window
         while len(self._windows) > _WINDOWS:  # the one that answered least recently
             del self._windows[next(iter(self._windows))]
-        answer = Answer(written.text[-_READ_CHARS:], written.tokens, written.ended)
+        answer = AnswerText(written.text[-_READ_CHARS:], written.tokens, written.ended)
         fault = fault_alone(answer)
         window.add(None if fault is None else Broken(fault, written.request, written.tokens))
         if fault is not None and window.too_many(window.broken):

@@ -17,6 +17,14 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleKind
 from tandem.core.ports import EngineClient
 from tandem.core.version import AdapterVersion
+from tandem.services.learning.answer_faults import (
+    AnswerText,
+    fault,
+    foreign,
+    overlap,
+    scripts,
+    words,
+)
 from tandem.services.learning.answers import Answers, Speechless
 from tandem.services.learning.canary import Canary, Examined
 from tandem.services.learning.encode import Encoded, Encoder
@@ -31,7 +39,6 @@ from tandem.services.learning.gate import (
     Verdict,
     decide,
 )
-from tandem.services.learning.reading import Answer, fault, foreign, overlap, scripts, words
 from tandem.services.learning.references import Model, References, Scored
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import Store, samples
@@ -67,8 +74,8 @@ class Candidate:
 class _Read:
     """Answers of the candidate to some prompts beside the base's own."""
 
-    said: Sequence[Answer]
-    own: Sequence[Answer]
+    said: Sequence[AnswerText]
+    own: Sequence[AnswerText]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +167,7 @@ class Examiner:
                 candidate.model,
                 probes,
                 own,
-                _Read([Answer(text, 0, True) for text in chosen], probed.own),
+                _Read([AnswerText(text, 0, True) for text in chosen], probed.own),
             )
             if probes
             else None
@@ -269,7 +276,7 @@ def _reading(canary: _Read, probed: _Read, chosen: Sequence[str], asked: Asked |
     return Reading(read, tuple(faults), _kept(canary), _length(canary))
 
 
-def _cut_short(said: Answer, own: Answer) -> bool:
+def _cut_short(said: AnswerText, own: AnswerText) -> bool:
     return len(words(said.text)) <= _FEW_WORDS < len(words(own.text)) // 2
 
 
@@ -291,8 +298,10 @@ def _per_token(logprobs: Sequence[float], items: Sequence[Scored]) -> float:
     return math.fsum(logprobs) / max(1, sum(item.completion_tokens for item in items))
 
 
-def _answer(encoder: Encoder, item: Scored) -> Answer:
+def _answer(encoder: Encoder, item: Scored) -> AnswerText:
     tokens = item.tokens[item.prompt_tokens :]
     ended, text = encoder.ends(tokens), encoder.text(tokens)
     # The limit may cut a character in two.
-    return Answer(text if ended else text.rstrip("\N{REPLACEMENT CHARACTER}"), len(tokens), ended)
+    return AnswerText(
+        text if ended else text.rstrip("\N{REPLACEMENT CHARACTER}"), len(tokens), ended
+    )

@@ -21,10 +21,10 @@ from tandem.core.learning import EventRecord, VersionRecord
 from tandem.core.slo import WorkClass
 from tandem.services.answering.models import BASE_LABEL
 from tandem.services.feedback.signals import EXPLICIT
+from tandem.services.learning.answer_faults import AnswerText, fault_alone
 from tandem.services.learning.answers import spoken
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.live import Broken
-from tandem.services.learning.reading import Answer, fault_alone
 from tandem.services.learning.tools import LearningTools
 from tandem.services.tasks import together
 from tandem.services.versions import changes
@@ -137,7 +137,7 @@ class Watch:
         [(fault, _)] = Counter(each.fault for each in confirmed).most_common(1)
         return f"{len(confirmed)} of its last {len(window)} answers were broken ({fault})"
 
-    async def _base_answer(self, broken: Broken) -> Answer:
+    async def _base_answer(self, broken: Broken) -> AnswerText:
         """What the base model says where a version's answer is broken, at most as long."""
         asked = broken.request
         sampling = replace(
@@ -155,7 +155,7 @@ class Watch:
         )
         tokens = await spoken(self._tools.client, request)
         encoder = self._tools.encoder(self._tools.defaults)
-        return Answer(encoder.text(tokens), len(tokens), encoder.ends(tokens))
+        return AnswerText(encoder.text(tokens), len(tokens), encoder.ends(tokens))
 
 
 # ------------------------------------------------------------------------ ratings

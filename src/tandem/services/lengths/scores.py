@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from tandem.services.lengths.lexicon import Lexicon
-from tandem.services.lengths.reading import Word, read
+from tandem.services.lengths.word_readings import Word, read
 from tandem.services.lengths.wordlists import (
     CLOSED_WORDS,
     COPULAS,

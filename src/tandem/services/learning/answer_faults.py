@@ -36,8 +36,8 @@ _COMMON = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One greedy answer; `ended` says that the model ended it, not the limit."""
+class AnswerText:
+    """An answer as it is examined; `ended` says that the model ended it, not the limit."""
 
     text: str
     tokens: int
@@ -55,14 +55,14 @@ def words(text: str) -> list[str]:
     return found
 
 
-def fault(answer: Answer, before: Answer) -> str | None:
+def fault(answer: AnswerText, before: AnswerText) -> str | None:
     """What is broken in an answer to a prompt that the base model answered with `before`; None if
     nothing is. A fault that the base's own answer also has is ignored."""
     found = _fault(answer, before)
     return None if found is None or _fault(before, before) == found else found
 
 
-def fault_alone(answer: Answer) -> str | None:
+def fault_alone(answer: AnswerText) -> str | None:
     """What is broken in an answer whatever it was asked for, such as a live one; None if nothing
     is. A brief answer may have no word (a symbol, say), and a limit may cut a character in two."""
     text = answer.text if answer.ended else answer.text.rstrip(_CUT)
@@ -71,10 +71,10 @@ def fault_alone(answer: Answer) -> str | None:
         return "broken characters" if _broken(text) else None
     if answer.tokens >= _MANY_TOKENS and marks > 10 * letters:
         return "almost no words"
-    return _fault(replace(answer, text=text), Answer("", 0, ended=False))
+    return _fault(replace(answer, text=text), AnswerText("", 0, ended=False))
 
 
-def _fault(answer: Answer, before: Answer) -> str | None:
+def _fault(answer: AnswerText, before: AnswerText) -> str | None:
     said = words(answer.text)
     if not said:
         return "empty"

@@ -32,7 +32,7 @@ class Ticket:
 
     tokens: int
     since_s: float
-    _admission: Admission
+    _admission: AdmissionControl
 
     def started(self) -> None:
         """The first token came."""
@@ -47,7 +47,7 @@ def _nobody(reason: str) -> None:
     """Hears of a refusal when nobody wants to know."""
 
 
-class Admission:
+class AdmissionControl:
     """Bounds of the queue: requests, prompt tokens of those requests, and what it means to wait in
     it. `shed` hears the reason of each refusal."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.services.learning.reading import (
-    Answer,
+from tandem.services.learning.answer_faults import (
+    AnswerText,
     fault,
     fault_alone,
     foreign,
@@ -17,8 +17,8 @@ from tandem.services.learning.reading import (
 SOUND = "Cats are small animals. They sleep most of the day, hunt mice at night and like milk."
 
 
-def answer(text: str, *, ended: bool = True, tokens: int = 0) -> Answer:
-    return Answer(text, tokens or len(text.split()), ended)
+def answer(text: str, *, ended: bool = True, tokens: int = 0) -> AnswerText:
+    return AnswerText(text, tokens or len(text.split()), ended)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_another_script_is_seen_unless_it_is_usual() -> None:
 
 def test_a_broken_answer_is_told_without_another_one() -> None:
     def found(text: str, tokens: int = 40, *, ended: bool = False) -> str | None:
-        return fault_alone(Answer(text, tokens, ended))
+        return fault_alone(AnswerText(text, tokens, ended))
 
     assert found(SOUND) is None and found("def f(x):\n    return [[0, 0], [0, 1]]") is None
     assert found("M" + "m" * 60) == found("no no no no no no no") == "one word over and over"

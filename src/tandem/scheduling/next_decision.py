@@ -14,7 +14,7 @@ import math
 _RETRY_S = 0.01
 
 
-class Asking:
+class NextDecision:
     """`at_s` is the time of the next decision, in seconds on the engine's clock (None: now)."""
 
     def __init__(self) -> None:
