@@ -8,7 +8,8 @@ from records import fill, make_version
 
 from tandem.core.errors import Conflict, NotFound
 from tandem.core.learning import IMPORTED, AdapterRecord, EventRecord, SampleState, VersionState
-from tandem.store import Connection, Store, adapters, events, samples
+from tandem.services.versions.retention import Retention, forget_versions
+from tandem.store import Connection, Store, adapters, events, references, samples
 
 
 async def state_of(store: Store, sample_id: str) -> SampleState:
@@ -76,6 +77,35 @@ async def test_refusal_consumes_its_samples(store: Store) -> None:
     assert (kept.state, kept.reason) == (VersionState.REFUSED, "canary")
     assert (await store.read(adapters.find, "formal")).current == 1
     assert await state_of(store, "s1") is SampleState.REFUSED
+
+
+async def test_scores_of_versions_that_are_gone_are_forgotten(store: Store) -> None:
+    await store.write(fill, 0)
+    for number in range(1, 5):
+        await store.write(references.put, f"hash{number}@base", {"text": -1.0})
+    for number in (1, 2, 3):
+        await store.write(adapters.publish, make_version(number))
+    await store.write(adapters.refuse, make_version(4))
+    await store.write(adapters.delete_version, "formal", 1)
+    left = [await store.read(references.get, f"hash{n}@base", ["text"]) for n in range(1, 5)]
+    assert left == [{}, {"text": -1.0}, {"text": -1.0}, {}]
+    await store.write(adapters.delete, "formal")
+    assert await store.read(references.get, "hash3@base", ["text"]) == {}
+
+
+async def test_a_refused_version_counts_until_its_samples_are_learned(store: Store) -> None:
+    ids = await store.write(fill, 2)
+    await store.write(samples.claim, ids)
+    await store.write(adapters.refuse, make_version(1), consumed=ids, trained_on=ids, tries=3)
+    for number in (2, 3, 4):
+        await store.write(adapters.publish, make_version(number))
+    gone = await store.write(forget_versions, "formal", Retention(1), 5.0)
+    assert [record.number for record in gone] == [2]
+    assert [head.refusals for head in await store.read(samples.heads, "formal")] == [1, 1]
+    await store.write(samples.claim, ids)
+    await store.write(samples.finish, ids, SampleState.CONSUMED, 4)
+    gone = await store.write(forget_versions, "formal", Retention(1), 5.0)
+    assert [record.number for record in gone] == [1]
 
 
 async def test_a_candidate_may_wait_for_its_decision(store: Store) -> None:

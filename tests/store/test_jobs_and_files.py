@@ -123,14 +123,16 @@ async def test_files(store: Store) -> None:
 
 async def test_reference_logprobs(store: Store) -> None:
     await store.write(references.put, "base", {f"s{i}": -0.1 * i for i in range(2500)})
-    await store.write(references.put, "hash", {"s1": -9.0})
+    await store.write(references.put, "hash@base", {"s1": -9.0})
+    await store.write(references.put, "hash2@base", {"s1": -8.0})
     await store.write(references.put, "base", {"s1": -5.5, "new": -1.0})
     await store.write(references.put, "base", {})
     known = await store.read(references.get, "base", [*(f"s{i}" for i in range(2500)), "none"])
     assert len(known) == 2500 and known["s1"] == -5.5 and known["s2"] == -0.2
-    await store.write(references.forget, "base")
-    assert await store.read(references.get, "base", ["s1"]) == {}
-    assert await store.read(references.get, "hash", ["s1"]) == {"s1": -9.0}
+    await store.write(references.forget, "hash")
+    assert await store.read(references.get, "hash@base", ["s1"]) == {}
+    assert await store.read(references.get, "hash2@base", ["s1"]) == {"s1": -8.0}
+    assert await store.read(references.get, "base", ["s1"]) == {"s1": -5.5}
 
 
 async def test_usage_counts_by_key_and_word(store: Store) -> None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
-from records import fill, make_feedback, make_sample
+from records import fill, make_feedback, make_sample, make_version
 
-from tandem.core.learning import AdapterRecord, SampleState, Split
+from tandem.core.learning import AdapterRecord, SampleKind, SampleState, Split
 from tandem.store import Store, adapters, feedback, samples
 
 
@@ -27,6 +27,24 @@ async def test_heads_are_in_order_of_arrival(store: Store) -> None:
     newest = await store.read(samples.heads, "formal", newest_first=True, limit=2)
     assert [head.sample_id for head in newest] == ["s4", "s3"]
     assert await store.read(samples.heads, "other") == []
+
+
+async def test_dislikes_that_wait_keep_nothing_else_out(store: Store) -> None:
+    await store.write(fill, 4, kind=SampleKind.KTO, desirable=False)
+    await store.write(samples.add, [make_sample("shown", kind=SampleKind.SFT)])
+    heads = await store.read(samples.heads, "formal", limit=3)
+    assert [head.sample_id for head in heads] == ["shown", "s0", "s1"]
+
+
+async def test_a_roll_back_refuses_only_what_the_version_learned_from(store: Store) -> None:
+    ids = await store.write(fill, 3)
+    await store.write(samples.claim, ids)
+    await store.write(adapters.publish, make_version(1), consumed=ids, trained_on=ids[:2])
+    change = (samples.change_of_version, "formal", 1)
+    assert await store.write(*change, SampleState.CONSUMED, SampleState.REFUSED) == 2
+    assert await states(store, ids) == ["refused", "refused", "accepted"]
+    assert await store.write(*change, SampleState.REFUSED, SampleState.CONSUMED) == 2
+    assert await states(store, ids) == ["consumed", "consumed", "accepted"]
 
 
 async def test_a_sample_is_claimed_once(store: Store) -> None:

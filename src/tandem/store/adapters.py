@@ -22,7 +22,7 @@ from tandem.core.learning import (
     VersionRecord,
     VersionState,
 )
-from tandem.store import events, samples
+from tandem.store import events, references, samples
 from tandem.store.paths import from_kept, to_kept
 from tandem.store.session import Connection
 from tandem.store.tables import (
@@ -114,6 +114,8 @@ def delete(connection: Connection, name: str) -> list[VersionRecord]:
     if known is None:
         raise _unknown(name)
     connection.execute(sa.delete(ADAPTERS).where(ADAPTERS.c.name == name))
+    for version_ in gone:
+        references.forget(connection, version_.content_hash)
     row = {"name": name, "next_number": known.next_number}
     connection.execute(sa.insert(DELETED_ADAPTERS), row)
     return gone
@@ -204,6 +206,7 @@ def delete_version(
             save_version(connection, replace(child, tainted=tainted), samples_seen)
     same = (VERSIONS.c.adapter == adapter) & (VERSIONS.c.number == number)
     connection.execute(sa.delete(VERSIONS).where(same))
+    references.forget(connection, gone.content_hash)
     if event is not None:
         events.add(connection, event)
     return gone
@@ -247,6 +250,7 @@ def refuse(
     if find(connection, record.adapter) is None:
         raise _unknown(record.adapter)
     record = save_version(connection, record, trained_on)
+    references.forget(connection, record.content_hash)
     tired = samples.try_again(connection, consumed, tries)
     return _conclude(connection, record, tired, trained_on, event)
 

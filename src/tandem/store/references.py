@@ -1,7 +1,7 @@
 """A cache of log-probabilities under reference models, which never change.
 
-`reference` identifies the model exactly (the base, or an adapter's content hash). `sequence` is
-what was scored (a sample's id and role, or a hash of tokens).
+`reference` identifies the model exactly: the base, or an adapter's content hash, "@" and the base.
+`sequence` is what was scored (a sample's id and role, or a hash of tokens).
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def put(connection: Connection, reference: str, logprobs: Mapping[str, float]) -
     upsert(connection, REFERENCES, rows)
 
 
-def forget(connection: Connection, reference: str) -> None:
-    """Delete all log-probabilities under a reference that no longer exists."""
-    connection.execute(sa.delete(REFERENCES).where(REFERENCES.c.reference == reference))
+def forget(connection: Connection, content_hash: str) -> None:
+    """Delete all log-probabilities under an adapter that nobody is likely to ask again."""
+    connection.execute(
+        sa.delete(REFERENCES).where(REFERENCES.c.reference.startswith(f"{content_hash}@"))
+    )

@@ -70,13 +70,15 @@ def heads(
 ) -> list[SampleHead]:
     """Samples of an adapter without their text, in order of arrival (or reversed).
 
-    Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`).
+    Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`). Dislikes come
+    last: they may wait for likes for ever, and must not fill the `limit`.
     """
     query = sa.select(*_HEAD).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.split == split.value, SAMPLES.c.state == state.value
     )
     order = SAMPLES.c.row.desc() if newest_first else SAMPLES.c.row.asc()
-    rows = connection.execute(query.order_by(order).limit(limit)).mappings()
+    dislikes_last = sa.case((SAMPLES.c.desirable.is_(True), 0), else_=1)
+    rows = connection.execute(query.order_by(dislikes_last, order).limit(limit)).mappings()
     return [from_row(SampleHead, row) for row in rows]
 
 
@@ -136,6 +138,20 @@ def try_again(connection: Connection, sample_ids: Sequence[str], most: int) -> l
     return tired
 
 
+def refused_for(connection: Connection, adapter: str) -> set[int]:
+    """The refused versions that count against samples which are still to be learned."""
+    query = (
+        sa.select(USES.c.version)
+        .join(SAMPLES, SAMPLES.c.sample_id == USES.c.sample_id)
+        .where(
+            USES.c.adapter == adapter,
+            SAMPLES.c.state.in_((SampleState.ACCEPTED.value, SampleState.ASSIGNED.value)),
+        )
+        .distinct()
+    )
+    return set(connection.execute(query).scalars())
+
+
 def finish(
     connection: Connection, sample_ids: Sequence[str], state: SampleState, version: int
 ) -> int:
@@ -162,14 +178,24 @@ def finish(
 def change_of_version(
     connection: Connection, adapter: str, version: int, start: SampleState, end: SampleState
 ) -> int:
-    """`CONSUMED -> REFUSED` for all samples that a version used first, or back; how many."""
+    """`CONSUMED -> REFUSED` for all samples that a version learned from first, or back; how many.
+
+    What it only knew already (`selection.known`) is accepted again.
+    """
     assert {start, end} == {SampleState.CONSUMED, SampleState.REFUSED}
+    learned = sa.exists().where(
+        USES.c.sample_id == SAMPLES.c.sample_id,
+        USES.c.adapter == adapter,
+        USES.c.version == version,
+    )
     change = sa.update(SAMPLES).where(
         SAMPLES.c.adapter == adapter,
         SAMPLES.c.version == version,
         SAMPLES.c.state == start.value,
     )
-    return connection.execute(change.values(state=end.value)).rowcount
+    if end is SampleState.REFUSED:
+        connection.execute(change.where(~learned).values(state=SampleState.ACCEPTED.value))
+    return connection.execute(change.where(learned).values(state=end.value)).rowcount
 
 
 def invalidate(connection: Connection, problems: Mapping[str, str]) -> int:

@@ -115,6 +115,15 @@ async def test_seeds_are_random_unless_given() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+@pytest.mark.parametrize(("given", "different"), [(None, 3), (7, 1)])
+async def test_equal_prompts_of_a_request_are_drawn_apart_unless_a_seed_is_given(
+    given: int | None, different: int
+) -> None:
+    stage = Stage()
+    await collect(await stage.service.complete(["ab", "ab", "ab"], options(seed=given)))
+    assert len({request.sampling.seed for request in stage.engine.requests}) == different
+
+
 async def test_objectives_are_the_requests_own_or_the_models() -> None:
     stage = Stage(objectives=Objectives(Slo(1.0, 0.1), {"base": Slo(0.5, 0.05)}))
     for own in ({}, {"tpot_slo": 0.02}, {"ttft_slo": 1.0, "tpot_slo": 0.1}):

@@ -131,10 +131,11 @@ def test_what_cannot_be_is_refused_by_name(method: dict[str, object], problem: s
 def test_steps_are_the_same_each_time_and_cover_every_epoch() -> None:
     _, method = read_method(None, {"n_epochs": 2, "batch_size": 3}, DEFAULTS)
     ids = [f"line-{n}" for n in range(7)]
-    steps = method.decided(7).steps(ids, seed=1)
-    assert steps == method.decided(7).steps(ids, seed=1)
-    assert steps != method.decided(7).steps(ids, seed=2)
-    assert [len(step) for step in steps] == [3, 3, 1, 3, 3, 1]
-    for epoch in (steps[:3], steps[3:]):
-        assert sorted(sample for step in epoch for sample in step) == ids
-    assert steps[:3] != steps[3:]
+    decided = method.decided(7)
+    first, second = (decided.epoch(ids, 1, epoch) for epoch in range(2))
+    assert first == decided.epoch(ids, 1, 0) != decided.epoch(ids, 2, 0)
+    assert first != second
+    for steps in (first, second):
+        assert [len(step) for step in steps] == [3, 3, 1]
+        assert sorted(sample for step in steps for sample in step) == ids
+    assert decided.epoch_steps(7) == 3

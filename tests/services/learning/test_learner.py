@@ -198,6 +198,27 @@ async def test_each_kind_of_sample_has_its_own_steps(tmp_path: Path) -> None:
         assert [s.role for s in batch].count(Role.MISMATCHED) == 2
 
 
+@pytest.mark.parametrize(("gained", "versions"), [(0.1, 2), (0.9, 1)])
+async def test_demonstrations_are_known_once_most_is_gained(
+    tmp_path: Path, gained: float, versions: int
+) -> None:
+    """What one more step of training would lower is no sign that it was learned."""
+
+    def score(request: ScoreRequest, under: str | None) -> float:
+        base = score_of(request.tokens, request.prompt_tokens, None)
+        return base * (1.0 - gained) if under and under.startswith("working/") else base
+
+    async with world(tmp_path) as made:
+        for _ in range(2):
+            shown = [made.sample(SampleKind.SFT) for _ in range(4)]
+            await made.give(shown)
+            made.learner.notify("formal")
+            await settled(made)
+            made.engine.score_as = score
+        assert [await state_of(made, each) for each in shown] == [SampleState.CONSUMED] * 4
+        assert len(await made.store.read(adapters.versions, "formal")) == versions
+
+
 async def test_a_manual_gate_waits_and_learns_nothing_more(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
         given = [made.sample() for _ in range(4)]

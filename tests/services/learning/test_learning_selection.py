@@ -9,7 +9,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.learning import SampleKind
+from tandem.core.learning import AdapterRecord, SampleKind
+from tandem.services.learning.block import Block
 from tandem.services.learning.families import UNSCORED_LOSS
 from tandem.services.learning.selection import (
     choose,
@@ -207,7 +208,6 @@ def test_epochs_follow_the_number_of_samples() -> None:
 
 def test_what_the_version_says_already_teaches_nothing() -> None:
     sft = SampleKind.SFT
-    seen = [head(90 + at, kind=sft, loss=loss) for at, loss in enumerate((0.9, 1.0, 1.1))]
     new = [
         head(1, loss=0.1),
         head(2, loss=0.1),
@@ -216,5 +216,17 @@ def test_what_the_version_says_already_teaches_nothing() -> None:
         head(5, kind=sft, loss=1.3),
         head(6, kind=sft),
     ]
-    assert known(new, seen, {"s2"}) == {"s1", "s4"}
-    assert known(new, [], ()) == {"s1", "s2"}
+    assert known(new, {"s2", "s5"}) == {"s1", "s4"}
+    assert known(new, ()) == {"s1", "s2", "s4", "s5"}
+
+
+def test_what_is_known_counts_for_no_share() -> None:
+    """Else the rest would be trained on in vain: one key has too much of it."""
+    mine = [head(row, key_id="mine") for row in range(4)]
+    others = [head(row, key_id="others") for row in range(4, 8)]
+    losses = {each.sample_id: 0.1 if each in mine[1:] else 0.6 for each in (*mine, *others)}
+    settings = LearningSettings(key_share=0.5)
+    block = Block(AdapterRecord("formal", 1.0), settings, [], [*mine, *others], [])
+    block.meet(losses, (), NOW_S)
+    assert block.known == {"s1", "s2", "s3"}
+    assert sorted(each.key_id for each in block.chosen) == ["mine", "others"]

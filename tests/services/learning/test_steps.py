@@ -23,6 +23,8 @@ def test_a_liked_answer_must_gain_most_of_what_it_lacked() -> None:
     assert step.misjudged([[-14.0, -16.0, -90.0, -90.0]]) == {"not yet"}
 
 
-def test_demonstrations_are_not_judged() -> None:
+def test_demonstrations_are_judged_where_they_have_a_reference() -> None:
     step = prepared(LossKind.SFT, ("shown",), (Role.TARGET, 0.0))
     assert step.misjudged([[-50.0]]) == set()
+    step = prepared(LossKind.SFT, ("learned", "not yet"), *[(Role.TARGET, -60.0)] * 2)
+    assert step.misjudged([[-14.0, -50.0]]) == {"not yet"}

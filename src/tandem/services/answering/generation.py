@@ -282,6 +282,8 @@ class Generation:
                 asked = min(asked, max(1, limit - len(prompt)))
             budget = _output_budget(len(prompt), asked, limit, param)
             bounded = replace(sampling, max_tokens=budget)
+            if options.seed is None:  # equal prompts are drawn apart
+                bounded = replace(bounded, seed=(sampling.seed + place) % (1 << _SEED_BITS))
             made.append(self._request(f"{answer_id}-{place}", model, prompt, options, bounded))
         prompt_only = options.max_tokens == 0
         lengths = None if prompt_only else self._tools.lengths

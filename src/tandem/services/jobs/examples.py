@@ -34,9 +34,20 @@ class Examples:
     training: Sequence[Sample]
     held: Sequence[Sample]
 
-    def steps(self, seed: int) -> list[list[str]]:
-        """Samples of each step, all epochs."""
-        return self.method.steps([sample.sample_id for sample in self.training], seed)
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of one epoch."""
+        return self.method.epoch_steps(len(self.training))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all epochs."""
+        assert self.method.n_epochs
+        return self.method.n_epochs * self.epoch_steps
+
+    def epoch(self, seed: int, epoch: int) -> list[list[str]]:
+        """Samples of each step of an epoch."""
+        return self.method.epoch([sample.sample_id for sample in self.training], seed, epoch)
 
 
 async def trainer_spec(

@@ -114,17 +114,17 @@ class Method:
             learning_rate_multiplier=self.learning_rate_multiplier or 1.0,
         )
 
-    def steps(self, sample_ids: Sequence[str], seed: int) -> list[list[str]]:
-        """Samples of each step, all epochs; shuffled anew for each, by the seed."""
-        assert self.n_epochs and self.batch_size
-        found: list[list[str]] = []
-        for epoch in range(self.n_epochs):
-            order = list(sample_ids)
-            Random(f"{seed}/{epoch}").shuffle(order)
-            found += [
-                order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)
-            ]
-        return found
+    def epoch_steps(self, examples: int) -> int:
+        """Steps of one epoch over so many examples."""
+        assert self.batch_size
+        return -(-examples // self.batch_size)
+
+    def epoch(self, sample_ids: Sequence[str], seed: int, epoch: int) -> list[list[str]]:
+        """Samples of each step of an epoch; shuffled anew for each, by the seed."""
+        assert self.batch_size
+        order = list(sample_ids)
+        Random(f"{seed}/{epoch}").shuffle(order)
+        return [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
 
 
 def read_method(

@@ -28,7 +28,7 @@ from tandem.services.jobs.tools import JobFailed, JobTools
 from tandem.services.jobs.validation import Validation
 from tandem.services.learning.loaded import loaded_by_hand
 from tandem.services.learning.publish import NoRoom, engine_ready, move_durably, remove_tree
-from tandem.services.learning.references import Model, NotFinite, References
+from tandem.services.learning.references import Model, NotFinite
 from tandem.services.learning.settings import BASE, reference_number
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
 from tandem.services.learning.strays import make_room, remove_staged
@@ -96,7 +96,7 @@ class JobRun:
             await engine_ready(self._client)
             base = self._course.references.base
             await admit(self.job, self.trainer, examples, base, self._course)
-            steps = len(examples.steps(self.job.seed))
+            steps = examples.total_steps
             warmup_steps = examples.method.optimizer.warmup_steps
             if warmup_steps >= steps:
                 raise JobFailed(
@@ -211,14 +211,14 @@ class JobRun:
         reference = await self._reference(method.reference)
         maker = await admit(self.job, self.trainer, examples, reference, self._course)
         await self._open(method)
-        plans = examples.steps(self.job.seed)
         validation = Validation(self._client, maker, examples.held, method.loss)
-        epoch = -(-len(plans) // (method.n_epochs or 1))
-        while self.job.step < len(plans):
+        steps = examples.epoch_steps
+        while self.job.step < examples.total_steps:
             await require_start(self.job, self._store)
-            start = self.job.step
-            ends = min(start + COMMIT_STEPS, (start // epoch + 1) * epoch, len(plans))
-            await self._segment(plans[start:ends], maker, method, validation, ends % epoch == 0)
+            epoch, start = divmod(self.job.step, steps)
+            end = min(start + COMMIT_STEPS, steps)
+            plans = examples.epoch(self.job.seed, epoch)[start:end]
+            await self._segment(plans, maker, method, validation, end == steps)
 
     async def _reference(self, reference: str) -> Model:
         """Loaded under a name of the job's own, as learning lets go of its own references."""
@@ -229,7 +229,7 @@ class JobRun:
         if version is None:
             raise JobFailed(f"the reference, version {number}, is gone", "reference_gone", "method")
         loaded = await self._course.publisher.load_reference(version, self._reference_name)
-        return References.version(loaded.name, loaded)
+        return self._course.references.version(loaded.name, loaded)
 
     @property
     def _reference_name(self) -> str:

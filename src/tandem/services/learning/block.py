@@ -53,11 +53,13 @@ class Block:
         """How many candidates that learned from these samples were refused before."""
         return max((head.refusals for head in self.chosen), default=0)
 
-    def meet(self, losses: Mapping[str, float], misjudged: Collection[str]) -> None:
-        """The current version has scored the new samples: leave out what it knows."""
+    def meet(self, losses: Mapping[str, float], misjudged: Collection[str], now_s: float) -> None:
+        """The current version has scored the new samples: leave out what it knows, which then
+        counts for no key's share."""
         heads = [replace(head, loss=losses.get(head.sample_id)) for head in self.chosen]
-        self.known = known(heads, self.seen, misjudged)
+        self.known = known(heads, misjudged)
         self.chosen = balanced([h for h in self.chosen if h.sample_id not in self.known])
+        self.share_out(now_s)
 
     def share_out(self, now_s: float) -> None:
         """Choose again among what is usable; what is now beyond a key's share waits for others."""

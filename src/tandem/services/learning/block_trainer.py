@@ -17,7 +17,7 @@ from tandem.core.errors import AdapterError, EngineDead, InvalidRequest
 from tandem.core.learning import SampleKind
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
-from tandem.services.learning.references import Model, NotFinite, References
+from tandem.services.learning.references import Model, NotFinite
 from tandem.services.learning.selection import epochs_of, plan_steps
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.steps import (
@@ -84,7 +84,8 @@ class BlockTrainer:
         if block.chosen:
             await self._open(block)
         if block.chosen and block.record.current:
-            block.meet(*await self._judge(block, maker, block.chosen))
+            losses, misjudged = await self._judge(block, maker, block.chosen)
+            block.meet(losses, misjudged, self._tools.now())
         return maker
 
     async def _judge(
@@ -97,7 +98,7 @@ class BlockTrainer:
         for plan in plan_steps(heads, (), block.settings):
             wanted = _wanted(plan.sample_ids, plan.kind, block.settings, 0.0)
             try:
-                prepared = await maker.prepare(*wanted)
+                prepared = await maker.prepare(*wanted, judged=True)
             except (NotFinite, InvalidRequest):
                 continue  # training finds out which of them it is
             given = await maker.scored(prepared)
@@ -113,7 +114,7 @@ class BlockTrainer:
         if version is None:
             raise AdapterError(f"the reference {settings.reference} of '{self._name}' is gone")
         loaded = await self._tools.publisher.load_reference(version)
-        return References.version(loaded.name, loaded)
+        return self._tools.references.version(loaded.name, loaded)
 
     async def _open(self, block: Block) -> None:
         """Open the trainer at the current version, unless it is open there. Samples of a candidate

@@ -192,14 +192,21 @@ class Course:
 
     async def _nothing_new(self, block: Block) -> None:
         """The current version says already what all these samples ask for: no version is made."""
-        number, ids = block.record.current, sorted(block.known)
-        await self._store.write(samples.finish, ids, SampleState.CONSUMED, number)
+        number = block.record.current
+        ids = await self._finish_known(block)
         message = f"{len(ids)} samples taught nothing new: version {number} answers like that"
         await self._tools.tell(self.name, "info", message, {"version": number, "samples": len(ids)})
         await self._store.write(samples.release, self.name)
 
+    async def _finish_known(self, block: Block) -> list[str]:
+        ids = sorted(block.known)
+        await self._store.write(samples.finish, ids, SampleState.CONSUMED, block.record.current)
+        return ids
+
     async def _give_up(self, block: Block) -> None:
-        """No version comes of what is left; it is accepted again, and chosen among anew."""
+        """No version comes of what is left; it is accepted again, and chosen among anew. What the
+        current version knows is not: it would be chosen again, and nothing would come of it."""
+        await self._finish_known(block)
         if block.latest:
             message = "samples cannot be trained on, and without them one API key has too many"
             await self._tools.tell(

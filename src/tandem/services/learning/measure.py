@@ -64,10 +64,9 @@ class Candidate:
     taught: Sequence[Sample]
     keys: Sequence[str] = ()
 
-    @property
-    def model(self) -> Model:
+    def model(self, references: References) -> Model:
         """The handle under which the candidate scores and generates."""
-        return References.version(self.staged.name, self.staged)
+        return references.version(self.staged.name, self.staged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ class Examiner:
     ) -> Verdict:
         """Measure a loaded candidate and decide. Raises as `EngineClient.score` and `generate`
         do."""
-        adapter, model = candidate.adapter, candidate.model
+        adapter, model = candidate.adapter, candidate.model(self._references)
         kept = await self._store.read(samples.held_out, adapter, limit=_MOST_HELD_OUT)
         held = [item for item in (_encode(encoder, sample) for sample in kept) if item]
         pairs, thumbs = await self._held_out(adapter, model, held)
@@ -151,7 +150,9 @@ class Examiner:
         except Speechless:  # without the base's answers, the probes say nothing of the candidate
             probes, own = [], []
         try:
-            said = await self._answers.of(candidate.model, [item.prompt for item in probes])
+            said = await self._answers.of(
+                candidate.model(self._references), [item.prompt for item in probes]
+            )
         except Speechless:
             return None, None
         canary = _Read(
@@ -164,7 +165,7 @@ class Examiner:
         chosen = [encoder.text(item.chosen) for item in probes]
         asked = (
             await self._asked(
-                candidate.model,
+                candidate.model(self._references),
                 probes,
                 own,
                 _Read([AnswerText(text, 0, True) for text in chosen], probed.own),
@@ -224,7 +225,7 @@ class Examiner:
     async def _three(self, adapter: str, candidate: Model, wanted: Sequence[Scored]) -> _Three:
         base = self._references.base
         serving = self._client.adapters.get(adapter)
-        current = base if serving is None else References.version(adapter, serving)
+        current = base if serving is None else self._references.version(adapter, serving)
         return _Three(
             await self._references.scores(base, wanted),
             await self._references.scores(current, wanted),

@@ -70,10 +70,9 @@ class References:
         info = self._client.info
         return Model(None, f"base:{info.weights_hash}:{info.dtype}")
 
-    @staticmethod
-    def version(name: str, version: AdapterVersion) -> Model:
-        """A version that is loaded under `name`."""
-        return Model(name, version.content_hash)
+    def version(self, name: str, version: AdapterVersion) -> Model:
+        """A version that is loaded under `name`, upon the base. Raises as `base` does."""
+        return Model(name, f"{version.content_hash}@{self.base.content}")
 
     async def scores(self, model: Model, wanted: Sequence[Scored]) -> list[float]:
         """Summed log-probabilities of `wanted`, in order; not a number where none is finite.
@@ -95,13 +94,13 @@ class References:
         return await self._ask(wanted, trainer=trainer)
 
     async def fill(
-        self, model: Model, batch: Sequence[TrainingSequence]
+        self, model: Model, batch: Sequence[TrainingSequence], *, targets: bool = False
     ) -> tuple[TrainingSequence, ...]:
-        """A micro-batch with its reference log-probabilities; targets (SFT) need none.
+        """A micro-batch with its reference log-probabilities; `targets` (SFT) are trained without.
 
         Raises `NotFinite`, and what `EngineClient.score` does.
         """
-        if all(sequence.role is Role.TARGET for sequence in batch):
+        if not targets and all(sequence.role is Role.TARGET for sequence in batch):
             return tuple(batch)
         wanted = [Scored(sequence.tokens, sequence.prompt_tokens) for sequence in batch]
         values = await self.scores(model, wanted)

@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import median
 
 from tandem.core.learning import SampleKind
 from tandem.services.learning.families import FAMILIES, UNSCORED_LOSS
@@ -26,9 +25,6 @@ _GAMMA = 1.0
 
 TRIES = 3
 """How many candidates may be refused that learned from a sample, before the sample is."""
-
-# An answer to imitate is known to a version that gives it about the loss of what it learned.
-_KNOWN = 1.25
 
 # A taste takes so many steps of the optimiser at most, however few its samples are.
 _STEPS = 24
@@ -172,19 +168,15 @@ def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[Sa
     return left if len(left) > _MOST_LEFT * len(heads) else []
 
 
-def known(
-    heads: Sequence[SampleHead], seen: Sequence[SampleHead], misjudged: Collection[str]
-) -> set[str]:
+def known(heads: Sequence[SampleHead], misjudged: Collection[str]) -> set[str]:
     """Of new samples with the loss that the current version gives them, those that would teach it
-    nothing: `seen` are the samples that it has learned from."""
-    imitated = [h.loss for h in seen if h.kind is SampleKind.SFT and h.loss is not None]
-    usual = _KNOWN * median(imitated) if imitated else 0.0
+    nothing. An answer to imitate is one if it is not `misjudged`, whatever its loss."""
     return {
         head.sample_id
         for head in heads
         if head.sample_id not in misjudged
         and head.loss is not None
-        and (_learned(head) or (head.kind is SampleKind.SFT and head.loss <= usual))
+        and (_learned(head) or head.kind is SampleKind.SFT)
     }
 
 

@@ -59,15 +59,17 @@ class PreparedStep:
 
     def misjudged(self, logprobs: Logprobs) -> set[str]:
         """Samples whose preferred answer is not likely enough: no likelier than the rejected one,
-        or with less than three quarters gained of what it lacks under the reference."""
+        or with less than three quarters gained of what it lacks under the reference. An answer to
+        imitate is judged only where it has a reference."""
         found: set[str] = set()
         for ids, batch, given in zip(
             self.sample_ids, self.step.micro_batches, logprobs, strict=True
         ):
             each = 2 if self._family.paired else 1
             for at, sample_id in zip(range(0, each * len(ids), each), ids, strict=True):
-                preferred = batch[at].role in (Role.CHOSEN, Role.DESIRABLE)
-                unlikely = preferred and given[at] < (1.0 - _GAINED) * batch[at].reference
+                preferred = batch[at].role in (Role.CHOSEN, Role.DESIRABLE, Role.TARGET)
+                lacks = preferred and batch[at].reference < 0.0
+                unlikely = lacks and given[at] < (1.0 - _GAINED) * batch[at].reference
                 if unlikely or (each == 2 and given[at] <= given[at + 1]):
                     found.add(sample_id)
         return found
@@ -135,15 +137,23 @@ class StepMaker:
         return problems
 
     async def prepare(
-        self, step_id: str, sample_ids: Sequence[str], loss: LossSpec, urgency: float
+        self,
+        step_id: str,
+        sample_ids: Sequence[str],
+        loss: LossSpec,
+        urgency: float,
+        *,
+        judged: bool = False,
     ) -> PreparedStep:
-        """A step over admitted samples of one kind. Raises `NotFinite`, and as `score` does."""
+        """A step over admitted samples of one kind; to be `judged`, each has a reference. Raises
+        `NotFinite`, and as `score` does."""
         encoded = [self._encoded[sample_id] for sample_id in sample_ids]
         batches = micro_batches(encoded, self._shape.micro_batch_samples, self._shape.rows)
         filled = []
         for batch in batches:
             sequences = sequences_of(batch, self._last, self._encoder.most_tokens)
-            filled.append(await self._references.fill(self._shape.reference, sequences))
+            fill = self._references.fill
+            filled.append(await fill(self._shape.reference, sequences, targets=judged))
             self._last = batch[-1]
         scale = self.room * self._shape.scale([each.weight for each in encoded])
         step = TrainingStep(step_id, self._shape.trainer, loss, tuple(filled), urgency, scale)

@@ -18,7 +18,7 @@ from typing import TypeVar
 from tandem.core.errors import StoreError
 from tandem.core.learning import EventRecord, JobStatus, VersionRecord, VersionState
 from tandem.services.learning.settings import BASE, reference_number
-from tandem.store import Connection, Store, adapters, batches, events, jobs
+from tandem.store import Connection, Store, adapters, batches, events, jobs, samples
 
 Subject = TypeVar("Subject")
 
@@ -49,6 +49,7 @@ def forget_versions(
     needed = {record.current, reference_number(reference)}
     needed |= {each.parent for each in known if each.number == record.current}
     needed |= batches.pinned(connection, adapter).keys()
+    needed |= samples.refused_for(connection, adapter)
     gone = [
         adapters.delete_version(connection, adapter, each.number)
         for each in known[: -retention.versions]
