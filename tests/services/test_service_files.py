@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tandem.core.errors import NotFound
+from tandem.core.errors import NotFound, StoreError
 from tandem.core.learning import FileRecord, Receipt
 from tandem.services.files import Files
 from tandem.store import Store, receipts
@@ -87,4 +88,22 @@ async def test_a_clock_that_goes_back_removes_nothing_early(
     stage.ran_s += HOUR_S
     assert await stage.files.sweep() == (behind_s == 0.0)
     assert await has(stage, file) == (behind_s > 0.0)
+    await stage.end()
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_bytes_of_an_upload_go_unless_its_row_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    stage, write = Stage(tmp_path, 1e9), Store.write
+
+    async def fails(store: Store, *args: Any) -> None:
+        if committed:
+            await write(store, *args)
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(Store, "write", fails)
+    with pytest.raises(StoreError):
+        await stage.upload(HOUR_S)
+    assert len(list((tmp_path / "files").iterdir())) == committed
     await stage.end()

@@ -30,6 +30,10 @@ _ENDED = frozenset(
 )
 
 
+WORKED_UNTIL = "worked_until"
+"""Among the stamps of a batch: how far its completion window has passed."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchError:
     """What is wrong with the input file; `line` counts from 1."""
@@ -79,7 +83,7 @@ class BatchRecord:
     """How long both files are kept (None: until they are deleted)."""
     errors: tuple[BatchError, ...] = ()
     stamps: dict[str, float] = field(default_factory=dict)
-    """When each status began."""
+    """When each status began, and `WORKED_UNTIL`."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 

@@ -97,7 +97,8 @@ class Files:
         """Keep what `parts` yields, for `kept_s` seconds (None: until it is deleted), under a new
         id or `file_id`.
 
-        Raises `InvalidRequest` if it is empty or, where it is `bounded`, too large.
+        Raises `InvalidRequest` if it is empty or, where it is `bounded`, too large; `StoreError`
+        and `OSError` if it cannot be kept.
         """
         path = self._directory / (file_id or f"file-{uuid.uuid4().hex}")
         partial = path.with_name(path.name + _PARTIAL)
@@ -115,13 +116,23 @@ class Files:
                 tenant=tenant,
                 expires_s=None if kept_s is None else now_s + kept_s,
             )
-            await self._store.write(rows.add, file)
+            await self._add(file)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
         if kept_s is not None:
             self._due_s[file.file_id] = self._monotonic() + kept_s
         return file
+
+    async def _add(self, file: FileRecord) -> None:
+        """Commit the row; without one, the bytes go. Raises `StoreError`."""
+        try:
+            await self._store.write(rows.add, file)
+        except StoreError:
+            with suppress(StoreError, OSError):  # then the next start removes the bytes
+                if not await self.known(file.file_id):
+                    await asyncio.to_thread(Path(file.path).unlink, missing_ok=True)
+            raise
 
     async def listed(
         self,

@@ -26,6 +26,10 @@ class Passed:
         self._found_s: float | None = None
         self._began_s = 0.0
 
+    def ran_s(self) -> float:
+        """Seconds since some moment before this server's start, whatever the clock is set to."""
+        return self._monotonic()
+
     async def time_s(self) -> float:
         """Now, but no later than the newest time that the store had at the first call, and the
         seconds since: what lies between, nobody but the clock says.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from batch_stage import Stage, until
 
 from tandem.core.batches import BatchStatus, LineResult
+from tandem.core.errors import StoreError
 from tandem.services.auth import ApiKeys, Caller
 from tandem.services.batches.reply import Reply
 from tandem.services.files import Files
@@ -126,3 +128,81 @@ async def test_lines_wait_while_their_key_is_away(
     open_server = Stage(store)  # needs no key: the owner's name stays with the batch
     await open_server.batches.start()
     assert (await open_server.ended(made)).completed == 2
+
+
+async def test_lines_without_a_key_leave_the_room_to_others(store: Store) -> None:
+    old = Stage(store)
+    old.wait.clear()
+    made = await old.make(20)
+    await until(lambda: old.at_once == 8)
+    await old.batches.stop()
+    owner = Caller("one")
+    stage = Stage(store, keys=ApiKeys([(b"digest", owner)]))
+    await stage.batches.start()
+    await asyncio.sleep(0.05)
+    assert (await stage.ended(await stage.make(3, caller=owner))).completed == 3
+    assert (await stage.now_of(made)).completed == 0
+    stage.ran_s += 86_401
+    assert (await stage.ended(made)).status is BatchStatus.EXPIRED
+
+
+async def test_the_window_goes_on_over_starts(store: Store) -> None:
+    """An hour in which no server runs does not count, nor does a clock that is set late."""
+    old = Stage(store)
+    old.wait.clear()
+    made = await old.make(2)
+    await until(lambda: old.at_once == 2)
+    old.now_s += 80_000
+    old.ran_s += 80_000
+    await asyncio.sleep(1.2)  # the time is looked at each second
+    await old.batches.stop()
+    new = Stage(store, now_s=1.0)
+    new.wait.clear()
+    await new.batches.start()
+    await until(lambda: new.at_once == 2)
+    new.now_s += 80_000 + 3600
+    new.ran_s += 6_300
+    await asyncio.sleep(1.2)
+    assert not (await new.now_of(made)).status.ended
+    new.ran_s += 200
+    assert (await new.ended(made)).status is BatchStatus.EXPIRED
+
+
+async def test_a_batch_that_has_expired_answers_no_line_after_a_restart(store: Store) -> None:
+    old = Stage(store)
+    old.wait.clear()
+    made = await old.make(2)
+    await until(lambda: old.at_once == 2)
+    await old.batches.stop()
+    kept = await old.now_of(made)
+    expired = replace(kept, stamps={**kept.stamps, "expired": 1001.0})
+    assert await store.write(rows.update, expired, (kept.status,))
+    new = Stage(store)
+    await new.batches.start()
+    batch = await new.ended(made)
+    assert (batch.status, batch.failed) == (BatchStatus.EXPIRED, 2)
+    assert new.answered == []
+
+
+async def test_a_store_that_cannot_note_the_time_expires_no_line(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.services.tasks.FIRST_S", 0.01)
+    stage = Stage(store)
+    stage.wait.clear()
+    made = await stage.make(2)
+    await until(lambda: stage.at_once == 2)
+    whole, failures = rows.update, list[str]()
+
+    def fails_once(*args: Any) -> bool:
+        if not failures:
+            failures.append("disk")
+            raise StoreError("the disk is full")
+        return whole(*args)
+
+    monkeypatch.setattr(rows, "update", fails_once)
+    stage.ran_s += 100
+    await until(lambda: bool(failures))
+    stage.wait.set()
+    batch = await stage.ended(made)
+    assert (batch.status, batch.completed, batch.start) == (BatchStatus.COMPLETED, 2, 2)

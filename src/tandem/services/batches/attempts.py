@@ -19,6 +19,7 @@ from tandem.core.errors import (
     TandemError,
 )
 from tandem.services.answering.models import Pin
+from tandem.services.auth import Caller
 from tandem.services.batches.reply import Reply
 from tandem.services.batches.tools import BatchTools
 from tandem.services.learning.publish import engine_ready
@@ -29,27 +30,27 @@ logger = logging.getLogger(__name__)
 _TRIES, _DEATHS = 3, 10
 
 
-async def reply_to(body: bytes, batch: BatchRecord, tools: BatchTools, pin: Pin | None) -> Reply:
+async def reply_to(
+    body: bytes, batch: BatchRecord, caller: Caller, tools: BatchTools, pin: Pin | None
+) -> Reply:
     """What is not the line's fault is tried again: for ever where the server is at fault, a few
     times where it may be the line after all."""
     backoff, met = Backoff(), Counter[type[Exception]]()
     while True:
         await engine_ready(tools.client)
-        caller = tools.keys.of_tenant(batch.tenant)
-        if caller is not None:  # else its key was taken away; until it is back, lines wait
-            try:
-                reply = await tools.respond(batch, body, caller, pin)
-                if reply.status != 404 or pin is None or pin.version is None or met[NotFound]:
-                    return reply
-                met[NotFound] += 1  # was it the pinned version that is not there?
-                await tools.client.publish_adapter(pin.version)
-                continue
-            except Exception as error:
-                met[type(error)] += 1
-                if met[type(error)] == _most_tries(error):
-                    logger.warning("a line of %s fails", batch.batch_id, exc_info=error)
-                    return _failed(error)
-                logger.debug("a line of %s waits: %s", batch.batch_id, error)
+        try:
+            reply = await tools.respond(batch, body, caller, pin)
+            if reply.status != 404 or pin is None or pin.version is None or met[NotFound]:
+                return reply
+            met[NotFound] += 1  # was it the pinned version that is not there?
+            await tools.client.publish_adapter(pin.version)
+            continue
+        except Exception as error:
+            met[type(error)] += 1
+            if met[type(error)] == _most_tries(error):
+                logger.warning("a line of %s fails", batch.batch_id, exc_info=error)
+                return _failed(error)
+            logger.debug("a line of %s waits: %s", batch.batch_id, error)
         await backoff.wait()
 
 

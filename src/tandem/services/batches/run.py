@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.core.batches import BatchError, BatchRecord, BatchStatus, LineResult
+from tandem.core.batches import WORKED_UNTIL, BatchError, BatchRecord, BatchStatus, LineResult
 from tandem.core.errors import (
     NotFound,
     TandemError,
@@ -43,6 +43,7 @@ _AT_ONCE = 50  # lines in memory, and results in one commit
 _BYTES_A_TOKEN = 3
 _ANY_BYTES = 1 << 40
 _LOOK_S = 1.0
+_NOTE_S = 60.0  # of a completion window, that a restart may add to it
 
 
 class BatchRun:
@@ -54,14 +55,18 @@ class BatchRun:
         self._store = tools.store
         self.cancelling = asyncio.Event()
         """Somebody asked for its end."""
-        self._lag_s = 0.0
+        self._began_s = 0.0
+        self._ran_s = 0.0
         if batch.status is BatchStatus.CANCELLING:
             self.cancelling.set()
 
     async def run(self) -> None:
         """Bring the batch to its end. Raises `Superseded`, `StoreError`, `OSError`."""
-        # It may have been made by a clock that is ahead: its window is no longer for that.
-        self._lag_s = max(0.0, self.batch.created_s - await self._tools.passed.time_s())
+        # From here on the window passes as this server runs, whatever becomes of the clock. A clock
+        # that was ahead when the batch was made does not make the window longer.
+        known_s = self.batch.stamps.get(WORKED_UNTIL, self.batch.created_s)
+        self._began_s = max(known_s, await self._tools.passed.time_s())
+        self._ran_s = self._tools.passed.ran_s()
         if self.batch.status is not BatchStatus.FINALIZING and not await self._all_lines():
             return
         for file_id, ok in ((self.batch.output_file, True), (self.batch.error_file, False)):
@@ -107,8 +112,19 @@ class BatchRun:
         return file, plan
 
     async def _over(self) -> bool:
-        passed_s = await self._tools.passed.time_s() + self._lag_s
-        return self.cancelling.is_set() or passed_s >= self.batch.expires_s
+        """Whether no line is answered any more. What has passed of the window is committed now and
+        then, so the next start goes on from there. Raises `Superseded`, `StoreError`."""
+        batch = self.batch
+        if self.cancelling.is_set() or BatchStatus.EXPIRED.value in batch.stamps:
+            return True
+        time_s = self._began_s + self._tools.passed.ran_s() - self._ran_s
+        if time_s >= batch.expires_s:
+            return True
+        if time_s >= batch.stamps.get(WORKED_UNTIL, batch.created_s) + _NOTE_S:
+            noted = replace(batch, stamps={**batch.stamps, WORKED_UNTIL: time_s})
+            if await self._store.write(rows.update, noted, (batch.status,)):
+                self.batch = noted
+        return False
 
     # ------------------------------------------------------------------ beginning
 
@@ -180,36 +196,48 @@ class BatchRun:
 
     async def _answer(self, file: Path, plan: Plan, pin: Pin | None) -> None:
         """Results for the lines that have none, until all have one, the time is up, or somebody
-        asked for the end."""
+        asked for the end. Raises `Superseded`, `StoreError`."""
         if await self._over():
             return
         done = await self._store.read(rows.finished, self.batch.batch_id)
         left = [line for line in plan.lines if line.number not in done]
-        working = asyncio.create_task(self._launch(file, left, pin))
+        caller = self._tools.keys.of_tenant(self.batch.tenant)
+        if not left:
+            return
+        if caller is None:  # its lines take no room from other batches until a start knows the key
+            logger.warning("%s waits: its API key is not known", self.batch.batch_id)
+            await self._ending()
+            return
+        working = asyncio.create_task(self._launch(file, left, caller, pin))
         ending = asyncio.create_task(self._ending())
         try:
-            await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
+            done_first, _ = await asyncio.wait(
+                (working, ending), return_when=asyncio.FIRST_COMPLETED
+            )
+            for each in done_first:
+                each.result()
         finally:
             for each in (working, ending):
                 each.cancel()
             await asyncio.gather(working, ending, return_exceptions=True)
 
-    async def _launch(self, file: Path, lines: Sequence[Line], pin: Pin | None) -> None:
+    async def _launch(
+        self, file: Path, lines: Sequence[Line], caller: Caller, pin: Pin | None
+    ) -> None:
         """Work on lines, each as soon as there is room for it. Raises the first error."""
         pool = self._tools.pool
         try:
             async with asyncio.TaskGroup() as group:
                 for line in lines:
                     taken = await pool.take(_tokens_of(line))
-                    task = group.create_task(self._line(file, line, pin))
+                    task = group.create_task(self._line(file, line, caller, pin))
                     task.add_done_callback(partial(_give_back, pool, taken))
         except ExceptionGroup as several:
             raise several.exceptions[0] from several
 
     async def _ending(self) -> None:
-        """Wait for the end of the time, or for somebody who asks for the end."""
+        """Wait for the end of the time, or for somebody who asks for the end. Raises `Superseded`,
+        `StoreError`."""
         while not await self._over():
             try:
                 async with asyncio.timeout(_LOOK_S):
@@ -217,9 +245,9 @@ class BatchRun:
             except TimeoutError:
                 continue
 
-    async def _line(self, file: Path, line: Line, pin: Pin | None) -> None:
+    async def _line(self, file: Path, line: Line, caller: Caller, pin: Pin | None) -> None:
         [ask] = await asyncio.to_thread(read_asks, file, [line])
-        reply = await reply_to(ask.body, self.batch, self._tools, pin)
+        reply = await reply_to(ask.body, self.batch, caller, self._tools, pin)
         response = {
             "status_code": reply.status,
             "request_id": f"req_{uuid.uuid4().hex}",
