@@ -46,6 +46,13 @@ async def test_errors_and_leaks_are_found() -> None:
     assert report.errors and len(report.held) == len(GIVEN_BACK)
 
 
+async def test_a_server_that_is_away_is_an_error_of_the_report() -> None:
+    report = await soak(SoakOptions(Origin.parse("127.0.0.1:1"), "m", clients=1, seconds=0.0))
+    assert not report.clean and not report.held
+    [error] = report.errors
+    assert error.startswith("/metrics: ")
+
+
 async def test_memory_is_watched() -> None:
     report, _ = await run(
         Script(), CLEAN, seconds=1.5, clients=1, warmup_s=0.2, pids=(os.getpid(),)

@@ -167,6 +167,8 @@ def test_limits_and_refusals() -> None:
     for changes, match in (
         ({"limits": Limits()}, "never ends"),
         ({"limits": Limits(duration_s=1.0), "arrivals": Arrivals.BURST}, "never ends"),
+        ({"rate": float("nan")}, "positive and finite"),
+        ({"rate": float("inf")}, "positive and finite"),
         ({"rate": None}, "--rate"),
         ({"arrivals": Arrivals.TRACE}, "--trace"),
         ({"vocabulary": 0}, "vocabulary"),

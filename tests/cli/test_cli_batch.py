@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from fake_engine import FakeEngine, Script
@@ -75,7 +78,43 @@ def test_a_file_that_is_none_is_told_by_its_lines(url: str, tmp_path: Path) -> N
     result = run("run", str(path), "--url", url)
     assert result.exit_code == 1 and "line 2: it is not valid JSON" in result.output
     missing = run("run", str(tmp_path / "none"), "--url", url)
-    assert missing.exit_code == 1 and "cannot read" in missing.output
+    assert missing.exit_code == 2 and "cannot read" in missing.output
+
+
+def test_files_that_cannot_be_used_are_refused_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_SERVE_MEANWHILE", "raise SystemExit(9)")
+    given, pipe = requests(tmp_path), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "in.output.jsonl").mkdir()
+    (tmp_path / "out.errors.jsonl").mkdir()
+    for words in ([given], [given, "-o", tmp_path / "out.jsonl"], [pipe]):
+        refused = run("run", *map(str, words), "--serve", "demo")
+        assert refused.exit_code == 2, refused.output
+        assert refused.output.startswith("error: cannot ") and refused.output.count("\n") == 1
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_state_behind(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = "import sys, time; print('ready on http://h', file=sys.stderr, flush=True)"
+    monkeypatch.setattr(batch, "_SERVE_MEANWHILE", f"{ready}; time.sleep(60)")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[int] = []
+    before = signal.signal(number, lambda number, _: seen.append(number))
+    try:
+        with pytest.raises(SystemExit) as ended, batch._server("demo", "", Console()):
+            assert list(tmp_path.iterdir())
+            os.kill(os.getpid(), number)
+        assert ended.value.code == 128 + number
+        assert not list(tmp_path.iterdir()) and not seen
+        os.kill(os.getpid(), number)
+        assert seen == [number]
+    finally:
+        signal.signal(number, before)
 
 
 def test_an_engine_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

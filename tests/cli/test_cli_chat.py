@@ -51,8 +51,9 @@ def talk(
     lines: list[str],
     key: str = "sk-test",
     adapter: str = "",
+    interactive: bool = True,
 ) -> tuple[int, str]:
-    """What the user sees after typing `lines`."""
+    """What the user sees after typing `lines`, or after piping them."""
     typed = iter(lines)
 
     def read(*_: object) -> str:
@@ -63,6 +64,7 @@ def talk(
 
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(Terminal, "read", read)
+    monkeypatch.setattr(Terminal, "interactive", interactive)
     with ChatServer(url, key, "", {"max_tokens": 100, "temperature": None}) as server:
         code = converse(server, console, "Be nice.", adapter)
     assert isinstance(console.file, io.StringIO)
@@ -100,6 +102,23 @@ def test_answers_are_shown_as_plain_text(
     _, shown = talk(monkeypatch, url, ["Hi"])
     assert "Hello [bold]you[/bold] [31m!" in shown
     assert "\x1b" not in shown and "\x07" not in shown
+
+
+def test_of_a_pipe_the_turn_that_fails_is_the_last(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, url: str
+) -> None:
+    engine.play = lambda r, i: Script(tokens=TOKENS, dies_after=2)
+    code, shown = talk(monkeypatch, url, ["Hi", "Hi again"], interactive=False)
+    assert code == 1 and shown.count("error: ") == 1, shown
+
+
+def test_bytes_that_are_not_utf8_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for errors in ("strict", "surrogateescape"):
+        typed = io.TextIOWrapper(io.BytesIO(b"caf\xe9\nx\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr(sys, "stdin", typed)
+        terminal = Terminal(Console())
+        assert [terminal.read(""), terminal.read("")] == ["caf\ufffd", "x"]
+        assert not terminal.interactive
 
 
 def test_errors_are_shown_and_the_conversation_goes_on(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,19 @@ def test_importing_twice_stores_once(url: str, tmp_path: Path) -> None:
         assert done.exit_code == 0 and "5 of 5 lines are stored" in done.output, done.output
         assert len(stored(url)) == 5  # the line that comes twice is stored twice
     assert sorted(item["adapter"] for item in stored(url)) == ["formal"] * 4 + ["other"]
+
+
+def test_pipes_are_read_and_written_once(url: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(write, pipe, LINES)
+        done = run(url, "import", str(pipe), "--adapter", "formal")
+        assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output, done.output
+        read = pool.submit(pipe.read_text)
+        done = run(url, "export", str(pipe))
+        assert len(read.result().splitlines()) == 4
+    assert "4 lines in" in done.stderr and not done.stdout
 
 
 def test_lines_with_mistakes_are_told_and_the_others_stored(url: str, tmp_path: Path) -> None:

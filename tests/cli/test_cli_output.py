@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
+import httpx
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from tandem.cli.output import refusals
-from tandem.cli.remote import base_url
+from tandem.cli import app
+from tandem.cli.output import refusals, with_folder
+from tandem.cli.remote import Remote, RemoteError, base_url, connected
 from tandem.core.errors import (
     EngineDead,
     InvalidRequest,
@@ -45,6 +50,47 @@ def test_own_errors_are_one_line_and_a_status(
 def test_other_errors_are_not_hidden(error: Exception) -> None:
     with pytest.raises(type(error)), refusals():
         raise error
+
+
+def test_a_file_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, refusals():
+        raise FileNotFoundError(errno.ENOENT, "no such file", "a.json")
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == "error: [Errno 2] no such file: 'a.json'\n"
+
+
+def test_a_target_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    new, old, link, pipe = (tmp_path / name for name in ("new", "old", "link", "pipe"))
+    old.write_text("kept")
+    link.symlink_to(tmp_path / "absent")
+    os.mkfifo(pipe)
+    for out in (new, old, link, pipe):
+        assert with_folder(out) == out
+    assert not new.exists() and old.read_text() == "kept"
+    assert link.is_symlink() and not link.exists()
+    with pytest.raises(typer.BadParameter, match="cannot write /proc/x"):
+        with_folder(Path("/proc/x.json"))
+
+
+def test_what_cannot_be_sent_is_one_error() -> None:
+    with httpx.Client(base_url="http://h/v1") as http:
+        server = Remote(http)
+        with pytest.raises(RemoteError, match="cannot ask for"):
+            server.get("batches/batch_1\r")
+        for value in (float("inf"), object(), "\udcff"):
+            with pytest.raises(RemoteError, match="cannot ask for 'adapters'"):
+                server.post("adapters", {"beta": value})
+
+
+def test_a_key_that_is_not_ascii_is_refused() -> None:
+    for words in (["batch", "list"], ["chat"]):
+        refused = CliRunner().invoke(app, [*words, "--api-key", "sk-ä"])
+        assert refused.exit_code == 2 and "an API key is ASCII" in refused.output
+
+
+def test_a_reader_that_is_gone_is_not_the_servers_error() -> None:
+    with pytest.raises(BrokenPipeError), connected("h", ""):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count, repeat
+from math import inf
 from random import Random
 
 from tandem.core.errors import InvalidRequest
@@ -49,11 +50,11 @@ def replay(
         if span_s <= 0.0:
             raise InvalidRequest("the trace has one moment only and cannot be scaled to a rate")
         time_scale = (len(times_s) - 1) / span_s / rate
-    if time_scale <= 0.0:
-        raise InvalidRequest("the time scale must be positive", param="time_scale")
+    if not 0.0 < time_scale < inf:
+        raise InvalidRequest("the time scale must be positive and finite", param="time_scale")
     return [(at_s - first) * time_scale for at_s in times_s]
 
 
 def _check(rate: float) -> None:
-    if rate <= 0.0:
-        raise InvalidRequest("the rate must be positive", param="rate")
+    if not 0.0 < rate < inf:  # nor is NaN
+        raise InvalidRequest("the rate must be positive and finite", param="rate")

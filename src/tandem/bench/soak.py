@@ -78,7 +78,10 @@ async def soak(options: SoakOptions) -> SoakReport:
             group.create_task(_client(options, rng, end_s, report))
     times_s, sizes = watch.result()
     report.memory, report.memory_bytes = fit_slope(times_s, sizes), tuple(sizes)
-    report.held = await _settled(options)
+    try:
+        report.held = await _settled(options)
+    except (OSError, ProtocolError) as error:
+        report.errors[f"/metrics: {type(error).__name__}: {error}"[:120]] += 1
     return report
 
 
@@ -196,7 +199,8 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 async def _settled(options: SoakOptions) -> dict[str, float]:
-    """What the server still holds after the last request. Waits up to `settle_s` for zero."""
+    """What the server still holds after the last request. Waits up to `settle_s` for zero. Raises
+    `OSError` or `ProtocolError` if the server is away."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + options.settle_s
     while True:

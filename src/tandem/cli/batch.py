@@ -17,13 +17,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tandem.cli.output import with_folder
+from tandem.cli.output import check_writable, refusals, with_folder
 from tandem.cli.remote import (
     DEFAULT_URL,
     Key,
@@ -35,6 +36,7 @@ from tandem.cli.remote import (
     plain,
     table,
 )
+from tandem.core.errors import InvalidRequest
 
 app = typer.Typer(help="Files of requests that are answered when there is room.")
 
@@ -68,6 +70,10 @@ def run_command(
 ) -> None:
     """Upload a file of requests, wait for the answers, and write them."""
     console = Console(stderr=True)
+    target = out or requests.with_name(f"{requests.stem}.output.jsonl")
+    failed = errors or _beside(target)
+    with refusals():
+        _check_files(requests, target, failed)
     with _server(serve, url, console) as address, connected(address, api_key) as server:
         body: dict[str, Any] = {
             "input_file_id": server.upload(requests, "batch"),
@@ -77,9 +83,8 @@ def run_command(
         }
         batch = server.post("batches", body)
         console.print(plain(batch["id"]), markup=False, highlight=False)
-        target = out or requests.with_name(f"{requests.stem}.output.jsonl")
         kept = f"tandem batch watch {batch['id']}" if not serve else ""
-        raise typer.Exit(_finish(server, batch["id"], target, errors, console, kept))
+        raise typer.Exit(_finish(server, batch["id"], target, failed, console, kept))
 
 
 @app.command("watch")
@@ -95,7 +100,8 @@ def watch_command(
     target = out or Path(f"{batch_id}.output.jsonl")
     with connected(url, api_key) as server:
         again = f"tandem batch watch {batch_id}"
-        raise typer.Exit(_finish(server, batch_id, target, errors, console, again))
+        failed = errors or _beside(target)
+        raise typer.Exit(_finish(server, batch_id, target, failed, console, again))
 
 
 @app.command("list")
@@ -119,6 +125,28 @@ def cancel_command(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: Key = "")
     print(plain(f"{batch['id']}: {batch['status']}"))
 
 
+def _beside(out: Path) -> Path:
+    return out.with_name(f"{out.stem}.errors{out.suffix}")
+
+
+def _check_files(requests: Path, *targets: Path) -> None:
+    """The answers are lost if they cannot be written once a server of its own has ended, so look
+    before it starts. Requests are read twice, so they cannot come through a pipe. Raises
+    `InvalidRequest`."""
+    try:
+        if requests.exists() and not requests.is_file():
+            raise InvalidRequest(f"cannot read {requests}: it must be a regular file, not a pipe")
+        with requests.open("rb"):
+            pass
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {requests}: {error.strerror}") from error
+    for target in targets:
+        try:
+            check_writable(target)
+        except OSError as error:
+            raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
+
+
 def _endpoint(requests: Path) -> str:
     """The first line's; the server looks at all of them."""
     try:
@@ -133,7 +161,7 @@ def _endpoint(requests: Path) -> str:
 
 
 def _finish(
-    server: Remote, batch_id: str, out: Path, errors: Path | None, console: Console, again: str
+    server: Remote, batch_id: str, out: Path, errors: Path, console: Console, again: str
 ) -> int:
     """Wait, write, say what came of it; the exit code, 0 if every line has an answer. `again` is
     the command that goes on with it (empty: the server ends with this command)."""
@@ -142,8 +170,7 @@ def _finish(
         where = f"line {problem['line']}: " if problem["line"] else ""
         console.print(plain(f"{where}{problem['message']}"), markup=False, style="red")
     counts = batch["request_counts"]
-    beside = errors or out.with_name(f"{out.stem}.errors{out.suffix}")
-    for file_id, path in ((batch["output_file_id"], out), (batch["error_file_id"], beside)):
+    for file_id, path in ((batch["output_file_id"], out), (batch["error_file_id"], errors)):
         if file_id:
             server.download(f"files/{file_id}/content", path)
             console.print(plain(f"written to {path}"), markup=False, highlight=False)
@@ -186,7 +213,7 @@ def _server(model: str, url: str, console: Console) -> Iterator[str]:
     if not model:
         yield url
         return
-    with tempfile.TemporaryDirectory(prefix="tandem-batch-") as state:
+    with _signals_exit(), tempfile.TemporaryDirectory(prefix="tandem-batch-") as state:
         flags = ["--port", "0", "--store-directory", state, "--no-learning"]
         command = [sys.executable, "-c", _SERVE_MEANWHILE, "serve", model, *flags]
         process = subprocess.Popen(
@@ -200,6 +227,27 @@ def _server(model: str, url: str, console: Console) -> Iterator[str]:
             for stream in (process.stdin, process.stderr):
                 if stream is not None:
                     stream.close()
+
+
+@contextmanager
+def _signals_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP become `SystemExit`, so that what was made is removed. A signal that is
+    ignored, as under nohup, stays ignored."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    taken = {n: handler for n, handler in before.items() if handler is not signal.SIG_IGN}
+    if threading.current_thread() is not threading.main_thread():
+        taken = {}  # Python sets handlers in the main thread only
+    for number in taken:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
 
 
 def serve_meanwhile() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import httpx
 
-from tandem.cli.remote import base_url
+from tandem.cli.remote import authorization, base_url
 
 _ADAPTER_HEADER = "x-tandem-adapter"
 BASE = "base"
@@ -33,13 +33,14 @@ class ChatServer:
     """One server and model; a context manager that owns the connection.
 
     After an answer, `completion_id` and `version` say what it was: the version of an adapter such
-    as `formal@2`, or `base`; empty where the server does not tell.
+    as `formal@2`, or `base`; empty where the server does not tell. Raises `typer.BadParameter` for
+    a URL or a key that cannot be one.
     """
 
     def __init__(
         self, url: str, api_key: str, model: str, options: Mapping[str, Any] | None = None
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = authorization(api_key)
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         self._http = httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout)
         self._model = model

@@ -54,7 +54,8 @@ class Conversation:
         self._reset()
 
     def run(self) -> int:
-        """Read turns until the user leaves; the exit code."""
+        """Read turns until the user leaves; the exit code. Of a pipe, a turn that fails is the last
+        and the code is 1."""
         try:
             model = self._server.learn_as(self._adapter) if self._adapter else self._server.model()
         except ChatError as error:
@@ -74,6 +75,8 @@ class Conversation:
                 self._take(turn)
             except ChatError as error:
                 self._fail(error)
+                if not self._terminal.interactive:
+                    return 1
 
     def _take(self, turn: str) -> None:
         command, _, rest = turn.partition(" ")
@@ -108,7 +111,8 @@ class Conversation:
         self._last = self._before = None
 
     def _ask(self, messages: list[Message]) -> bool:
-        """Show an answer to these messages and keep both; whether there was one."""
+        """Show an answer to these messages and keep both; whether there was one. Raises
+        `ChatError`."""
         answer = self._stream(messages)
         if answer is None:
             return False
@@ -122,6 +126,7 @@ class Conversation:
         self._messages = [*answer.messages, said]
 
     def _stream(self, messages: list[Message]) -> Answer | None:
+        """Show the pieces of an answer; None if it is stopped or empty. Raises `ChatError`."""
         text, completion_id = "", ""
         try:
             for piece in self._server.answer(messages):
@@ -131,9 +136,6 @@ class Conversation:
             completion_id = self._server.completion_id
         except KeyboardInterrupt:
             self._console.print(" [stopped]", end="", markup=False)
-        except ChatError as error:
-            self._fail(error)
-            text = ""
         version = self._server.version
         told = f"  [{version}]" if text and version else ""
         self._console.print(told, style="dim", markup=False, highlight=False)

@@ -65,7 +65,9 @@ def import_command(
             yield number, _addressed(line.body, made_id, adapter)
 
     with connected(url, api_key) as server, _progress(console) as progress:
-        task = progress.add_task("import", total=sum(1 for _ in lines_of(file)))
+        # A pipe can be read only once.
+        total_lines = sum(1 for _ in lines_of(file)) if file.is_file() else None
+        task = progress.add_task("import", total=total_lines)
         with ThreadPoolExecutor(concurrency) as pool:
             for number, problem in _sent(server, pool, bodies(), concurrency, waits):
                 if problem:
@@ -113,7 +115,9 @@ def export_command(
                         number += 1
                 bar.update(task, completed=number)
                 more = page["has_more"]
-    Console().print(f"{number} lines in {file}", markup=False, highlight=False)
+    # The export itself may go to the standard output.
+    told = Console(stderr=not file.is_file())
+    told.print(f"{number} lines in {file}", markup=False, highlight=False)
 
 
 def _tell(console: Console, failures: list[str], unused: Counter[str], waits: list[str]) -> None:
@@ -198,8 +202,9 @@ def _subject(body: dict[str, Any] | str) -> str:
 
 
 def _written(file: Path) -> tuple[int, str | None]:
-    """Lines and last id of an export that is to go on; a line that was cut off is removed."""
-    if not file.exists():
+    """Lines and last id of an export that is to go on; a line that was cut off is removed. None of
+    a pipe or a device, from which nothing can be read back. Raises `RemoteError`."""
+    if not file.is_file():
         return 0, None
     content = file.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]

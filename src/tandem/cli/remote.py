@@ -83,13 +83,17 @@ class Remote:
                 with target.open("wb") as file:
                     for part in answer.iter_bytes():
                         size_bytes += file.write(part)
-        except (OSError, httpx.HTTPError) as error:
+        except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
             raise RemoteError(f"cannot download to {target}: {error}") from error
         return size_bytes
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            answer = self._http.request(method, path, **options)
+            request = self._http.build_request(method, path, **options)
+        except (httpx.InvalidURL, TypeError, ValueError) as error:  # no URL, or not JSON
+            raise RemoteError(f"cannot ask for {path!r}: {error}") from error
+        try:
+            answer = self._http.send(request)
         except httpx.HTTPError as error:
             raise Unreachable(f"cannot reach {self._http.base_url}: {error}") from error
         if answer.status_code in _PASSING:
@@ -124,14 +128,24 @@ def base_url(url: str) -> str:
     return f"{whole.rstrip('/')}/v1" if parts.path in ("", "/") else whole
 
 
+def authorization(api_key: str) -> dict[str, str]:
+    """The headers that show an API key. Raises `typer.BadParameter`."""
+    if not api_key.isascii():
+        raise typer.BadParameter("an API key is ASCII", param_hint="--api-key")
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 @contextmanager
 def connected(url: str, api_key: str) -> Iterator[Remote]:
-    """A server for the length of a command; errors end it with one line and the code 1."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    """A server for the length of a command; errors end it with one line and the code 1. Raises
+    `typer.BadParameter`, and `BrokenPipeError` if the reader of the output is gone."""
+    headers = authorization(api_key)
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
     with httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout) as http:
         try:
             yield Remote(http)
+        except BrokenPipeError:  # of the standard output; the command line ends quietly
+            raise
         except (RemoteError, OSError) as error:
             Console(stderr=True).print(Text(f"error: {plain(str(error))}", style="red"))
             raise typer.Exit(1) from None

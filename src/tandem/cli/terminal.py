@@ -7,6 +7,7 @@ is typed nothing stays on a disk. Invariant: of a pipe, each line is a turn.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import shlex
@@ -26,11 +27,18 @@ class Terminal:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a wrong byte does not end the conversation
         with contextlib.suppress(ImportError):  # not on every platform
             import readline
 
             # Pasted text comes as one line with line ends in it, which Enter sends.
             readline.parse_and_bind("set enable-bracketed-paste on")
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person types, and can react to what goes wrong."""
+        return sys.stdin.isatty()
 
     def read(self, prompt: str) -> str:
         """What the user says next; several lines if they were pasted. Raises `EOFError`."""
