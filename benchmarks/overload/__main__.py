@@ -58,7 +58,7 @@ class Door:
     def add(self, request: Request) -> None:
         """In place of the loop's."""
         try:
-            ticket = self._admission.admit(len(request.prompt), self._ttft_s)
+            [ticket] = self._admission.admit([len(request.prompt)], self._ttft_s)
         except Overloaded as error:
             raise InvalidRequest("shed") from error
         self._tickets[request.request_id] = ticket

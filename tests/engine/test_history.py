@@ -66,3 +66,12 @@ def test_the_time_of_a_pass_is_divided_by_rows() -> None:
     assert history.seconds[Work.HOST] == pytest.approx(0.2)
     assert sum(history.seconds.values()) == pytest.approx(1.0)
     assert history.last(9) == (IterationRecord(1, 5.0, 1.0, 0.8, 0.0, 1, 2, 0, 1, 0, 0),)
+
+
+def test_the_time_of_a_pass_that_stopped_is_learnings() -> None:
+    history = History()
+    rows = dict.fromkeys((Work.DECODE, Work.PREFILL, Work.OFFLINE, Work.FORWARD), 0)
+    result = StepResult(0, "device", 0.41, forward_s=0.4, stopped=True)
+    history.add(1, 5.0, 0.41, [(LanePlan(0, "device", ()), result)], rows)
+    assert history.seconds[Work.FORWARD] == pytest.approx(0.4)
+    assert sum(history.seconds.values()) == pytest.approx(0.41)

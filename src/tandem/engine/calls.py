@@ -1,8 +1,7 @@
 """Calls to an engine that are under way: their numbers, who waits for each, and who has left.
 
 Knows answers, not what is asked. Invariant: every caller gets its result, the engine's failure or
-`EngineDead`; a version that was loaded for a caller who has left is told to whoever takes the
-answer.
+`EngineDead`; a version that was loaded for a caller who has left is handed to `unclaimed`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ Result = TypeVar("Result")
 
 
 class Calls:
-    """Of one client; used in one event loop."""
+    """Of one client; used in one event loop. `unclaimed` gets each version that was loaded for
+    somebody who has left."""
 
-    def __init__(self) -> None:
+    def __init__(self, unclaimed: Callable[[AdapterVersion], None]) -> None:
+        self._unclaimed = unclaimed
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[CallResult]] = {}
         self._left: set[int] = set()
@@ -44,7 +45,7 @@ class Calls:
             answer = await future
         except asyncio.CancelledError:
             if kind is AdapterVersion:
-                self._left.add(call)
+                self._leave(call, future)
             raise
         finally:
             del self._waiting[call]
@@ -52,17 +53,25 @@ class Calls:
             raise to_exception(answer.failure)
         return _as(kind, answer.result)
 
-    def take(self, answer: CallResult) -> AdapterVersion | None:
-        """Hand an answer to whoever waits for it; the version that was loaded for somebody who has
-        left."""
+    def take(self, answer: CallResult) -> None:
+        """Hand an answer to whoever waits for it."""
         future = self._waiting.get(answer.call)
         if future is not None and not future.done():
             future.set_result(answer)
         elif answer.call in self._left:
             self._left.discard(answer.call)
-            if answer.failure is None:
-                return _as(AdapterVersion, answer.result)
-        return None
+            self._give_up(answer)
+
+    def _leave(self, call: int, future: asyncio.Future[CallResult]) -> None:
+        """The caller leaves; its answer may have come, although it has not seen it."""
+        if not future.done() or future.cancelled():
+            self._left.add(call)
+        elif future.exception() is None:
+            self._give_up(future.result())
+
+    def _give_up(self, answer: CallResult) -> None:
+        if answer.failure is None:
+            self._unclaimed(_as(AdapterVersion, answer.result))
 
     def lose(self, reason: str) -> None:
         """The engine is gone, and no answer will come."""

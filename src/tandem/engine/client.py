@@ -97,7 +97,7 @@ class AsyncEngineClient:
         self._info: ModelInfo | None = None
         self._adapters: dict[str, AdapterVersion] = {}
         self._streams: dict[str, _Stream] = {}
-        self._calls = Calls()
+        self._calls = Calls(self._unclaimed)
         self._restores: dict[int, AdapterVersion] = {}
         self._trainers: set[str] = set()
         self._lost_trainers: set[str] = set()
@@ -337,9 +337,10 @@ class AsyncEngineClient:
             logger.error("lost adapter %s: %s", restored.label, answer.failure.message)
             if self._adapters.get(restored.name) == restored:
                 del self._adapters[restored.name]
-        version = self._calls.take(answer)
-        if version is None:
-            return
+        self._calls.take(answer)
+
+    def _unclaimed(self, version: AdapterVersion) -> None:
+        """Loaded, and whoever asked for it does not wait any more."""
         if version.internal:
             self._transport.send(UnloadAdapter(self._calls.number(), version.name))
         else:

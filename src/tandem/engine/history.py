@@ -52,9 +52,11 @@ class History:
             layers, updates,
         )  # fmt: skip
         self._recent.append(record)
+        stopped_s = sum(result.forward_s for _, result in lanes if result.stopped)
         total = sum(rows.values()) or 1
         for work in _OF_PASS:
-            self.seconds[work] += forward_s * rows[work] / total
+            self.seconds[work] += (forward_s - stopped_s) * rows[work] / total
+        self.seconds[Work.FORWARD] += stopped_s  # only learning stops
         self.seconds[Work.BACKWARD] += backward_s
         self.seconds[Work.HOST] += max(0.0, elapsed_s - forward_s - backward_s)
 

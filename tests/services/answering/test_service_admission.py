@@ -21,11 +21,11 @@ def bounded(requests: int, tokens: int, clock: VirtualClock | None = None) -> Ad
 
 def test_requests_are_bounded_until_they_start() -> None:
     admission = bounded(2, 1000)
-    first, second = admission.admit(1), admission.admit(1)
+    [first], [second] = admission.admit([1]), admission.admit([1])
     with pytest.raises(Overloaded, match="2 requests are waiting"):
-        admission.admit(1)
+        admission.admit([1])
     first.started()
-    third = admission.admit(1)
+    [third] = admission.admit([1])
     second.close()
     third.close()
     assert admission.waiting_requests == admission.waiting_tokens == 0
@@ -33,20 +33,20 @@ def test_requests_are_bounded_until_they_start() -> None:
 
 def test_tokens_are_bounded_but_a_large_request_passes_an_empty_queue() -> None:
     admission = bounded(10, 100)
-    large = admission.admit(500)
+    [large] = admission.admit([500])
     with pytest.raises(Overloaded, match="500 prompt tokens"):
-        admission.admit(1)
+        admission.admit([1])
     large.started()
-    admission.admit(60)
+    admission.admit([60])
     with pytest.raises(Overloaded):
-        admission.admit(41)
-    admission.admit(40)
+        admission.admit([41])
+    admission.admit([40])
 
 
 def test_a_ticket_leaves_once() -> None:
     admission = bounded(10, 100)
-    ticket = admission.admit(10)
-    admission.admit(10)
+    [ticket] = admission.admit([10])
+    admission.admit([10])
     ticket.started()
     ticket.started()
     ticket.close()
@@ -57,16 +57,16 @@ def test_a_ticket_leaves_once() -> None:
 def test_the_advice_grows_with_the_time_between_starts() -> None:
     clock = VirtualClock()
     admission = bounded(10, 1000, clock)
-    tickets = [admission.admit(1) for _ in range(10)]
+    tickets = admission.admit([1] * 10)
     with pytest.raises(Overloaded) as quick:
-        admission.admit(1)
+        admission.admit([1])
     assert quick.value.retry_after_s == 1.0
     for ticket in tickets[:9]:
         clock.advance(20.0)
         ticket.started()
-        admission.admit(1)
+        admission.admit([1])
     with pytest.raises(Overloaded) as slow:
-        admission.admit(1)
+        admission.admit([1])
     assert 20.0 < slow.value.retry_after_s <= 60.0
 
 
@@ -87,7 +87,7 @@ class Queue:
     def arrive(self, at_s: float, ttft_s: float | None = 1.0, tokens: int = 100) -> None:
         self.pass_until(at_s)
         try:
-            ticket = self.admission.admit(tokens, ttft_s)
+            [ticket] = self.admission.admit([tokens], ttft_s)
         except Overloaded as error:
             self.refusals.append(error)
             return

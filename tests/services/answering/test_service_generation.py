@@ -160,7 +160,7 @@ async def test_closing_the_deltas_aborts_in_the_engine_and_leaves_the_queue() ->
 
 async def test_the_queue_bound_is_checked_before_the_engine_hears_of_it() -> None:
     stage = Stage(max_waiting=1)
-    stage.admission.admit(1)
+    stage.admission.admit([1])
     answer = await stage.service.chat(TURNS, options())
     with pytest.raises(Overloaded):
         await collect(answer)
@@ -168,9 +168,22 @@ async def test_the_queue_bound_is_checked_before_the_engine_hears_of_it() -> Non
     assert stage.admission.waiting_requests == 1
 
 
+async def test_prompts_of_a_request_leave_the_queue_one_by_one() -> None:
+    def play(request: Request, index: int) -> Script:
+        return Script(delay_s=0.0 if len(request.prompt) == 1 else 60.0)
+
+    stage = Stage(play)
+    answer = await stage.service.complete(["a", "bcd"], options())
+    deltas = answer.deltas()
+    assert (await anext(deltas)).index == 0
+    assert (stage.admission.waiting_requests, stage.admission.waiting_tokens) == (1, 3)
+    await deltas.aclose()
+    assert stage.admission.waiting_requests == 0
+
+
 async def test_a_wait_is_too_long_by_the_requests_own_objective_unless_it_is_urgent() -> None:
     stage = Stage(objectives=Objectives(Slo(1.0, 0.1)))
-    tickets = [stage.admission.admit(1) for _ in range(10)]
+    tickets = stage.admission.admit([1] * 10)
     for ticket in tickets[:9]:
         stage.clock.advance(3.0)
         ticket.started()
@@ -293,7 +306,7 @@ async def test_long_texts_are_encoded_the_same_beside_the_event_loop() -> None:
 
 async def test_a_long_prompt_is_not_tokenised_for_a_full_queue() -> None:
     stage = Stage(max_waiting=1)
-    ticket = stage.admission.admit(1)
+    [ticket] = stage.admission.admit([1])
     text = "word " * 10_000
     with patch.object(Tokenizer, "encode", side_effect=AssertionError("tokenised")):
         with pytest.raises(Overloaded, match="1 requests are waiting"):

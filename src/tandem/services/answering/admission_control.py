@@ -6,7 +6,7 @@ Invariant: every ticket that was admitted is counted until it starts or is close
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,7 +28,7 @@ class Reason(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One admitted request; leaves the queue at its first token, or when it ends without any."""
+    """One admitted prompt; leaves the queue at its first token, or when it ends without any."""
 
     tokens: int
     since_s: float
@@ -39,7 +39,7 @@ class Ticket:
         self._admission._leave(self, started=True)
 
     def close(self) -> None:
-        """The request ended, whether or not it started. Idempotent."""
+        """It ended, whether or not it started. Idempotent."""
         self._admission._leave(self, started=False)
 
 
@@ -64,16 +64,16 @@ class AdmissionControl:
 
     @property
     def waiting_requests(self) -> int:
-        """Requests without a first token."""
+        """Prompts without a first token."""
         return len(self._waiting)
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of these requests."""
+        """Their tokens."""
         return self._tokens
 
-    def admit(self, tokens: int, ttft_s: float | None = None) -> Ticket:
-        """Take a request of `tokens` prompt tokens into the queue.
+    def admit(self, prompts: Sequence[int], ttft_s: float | None = None) -> list[Ticket]:
+        """Take a request into the queue, all its prompts of so many tokens or none.
 
         With an objective `ttft_s` it is refused if it would have to wait for more than
         `max_wait_factor` times as long. An empty queue takes every request, or a large one could
@@ -81,14 +81,14 @@ class AdmissionControl:
         """
         self.check()
         now_s, requests = self._look(), len(self._waiting)
-        if requests and self._tokens + tokens > self._bounds.max_waiting_tokens:
+        if requests and self._tokens + sum(prompts) > self._bounds.max_waiting_tokens:
             raise self._overloaded(Reason.TOKENS, f"{self._tokens} prompt tokens are waiting")
         if ttft_s is not None and self._bounds.max_wait_factor > 0.0:
             self._check_wait(now_s, ttft_s)
-        ticket = Ticket(tokens, now_s, self)
-        self._waiting[ticket] = None
-        self._tokens += tokens
-        return ticket
+        tickets = [Ticket(tokens, now_s, self) for tokens in prompts]
+        self._waiting |= dict.fromkeys(tickets)
+        self._tokens += sum(prompts)
+        return tickets
 
     def check(self) -> None:
         """Raises `Overloaded` where every request would be refused, however small: before anything

@@ -135,13 +135,13 @@ class Answer:
         Raises `Overloaded` before any request is sent to the engine, `EngineDead`,
         `GenerationFailed`, `NotFound` or `InvalidRequest` as the engine does.
         """
-        ticket, unmet = self._admit(), Unmet.LEFT
+        tickets, unmet = self._admit(), Unmet.LEFT
         try:
             streams = [self._tools.client.generate(part.request) for part in self._parts]
             async with self._held, aclosing(merge(streams)) as events:
                 async for place, event in events:
-                    ticket.started()
                     part = self._parts[place]
+                    _started(tickets[place], event)
                     if event.tokens:
                         named = self.model.checkpoint or self.model.label
                         self.adapter = named or event.adapter or BASE_LABEL
@@ -164,17 +164,17 @@ class Answer:
             unmet = Unmet.FAILED
             raise
         finally:
-            ticket.close()
+            _close(tickets)
             for part in self._parts:
                 await part.abort(unmet)
 
-    def _admit(self) -> Ticket:
+    def _admit(self) -> list[Ticket]:
+        """One for each prompt."""
         requests = [part.request for part in self._parts]
-        tokens = sum(len(request.prompt) for request in requests)
         offline = requests[0].work_class is WorkClass.OFFLINE
         queue = self._tools.offline if offline else self._tools.admission
         try:
-            return queue.admit(tokens, self._ttft_s())
+            return queue.admit([len(request.prompt) for request in requests], self._ttft_s())
         except Overloaded:
             for part in self._parts:
                 part.shed()
@@ -192,6 +192,17 @@ class Answer:
         if self._draft is not None:
             answers = [part.receipt_choices() for part in self._parts]
             await self._tools.receipts.keep(self._draft.finish(self.adapter, answers))
+
+
+def _started(ticket: Ticket, event: TokenEvent) -> None:
+    """Scores of a prompt come before its first token, and do not count."""
+    if event.tokens or event.finish_reason is not None:
+        ticket.started()
+
+
+def _close(tickets: Sequence[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.close()
 
 
 class _Part:
