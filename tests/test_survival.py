@@ -96,7 +96,7 @@ def test_kill_9_of_the_engine_under_load_and_sigterm(server: Server) -> None:
             assert stream.error_event, "a client was not told"
         refused = httpx.post(f"{server.url}/v1/completions", json=COMPLETION)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
-        wait_until(lambda: answers(server.url), 60)
+        wait_until(lambda: answers(server.url), 40)
         healthy = httpx.get(f"{server.url}/health", timeout=10).status_code == 200
         assert healthy, "it answers requests and says that it is dead"
     assert health.lies == []

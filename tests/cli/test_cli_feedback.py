@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -60,13 +60,15 @@ def test_importing_twice_stores_once(url: str, tmp_path: Path) -> None:
 def test_pipes_are_read_and_written_once(url: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with ThreadPoolExecutor() as pool:
-        pool.submit(write, pipe, LINES)
-        done = run(url, "import", str(pipe), "--adapter", "formal")
-        assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output, done.output
-        read = pool.submit(pipe.read_text)
-        done = run(url, "export", str(pipe))
-        assert len(read.result().splitlines()) == 4
+    Thread(target=write, args=(pipe, LINES), daemon=True).start()
+    done = run(url, "import", str(pipe), "--adapter", "formal")
+    assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output, done.output
+    read: list[str] = []
+    reader = Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    done = run(url, "export", str(pipe))
+    reader.join(timeout=30)
+    assert len(read[0].splitlines()) == 4
     assert "4 lines in" in done.stderr and not done.stdout
 
 

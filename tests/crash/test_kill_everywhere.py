@@ -139,7 +139,6 @@ def test_a_job_goes_on_from_its_last_commit(
     check_same(mortal.check_job(job, committed), unharmed)
 
 
-@pytest.mark.full
 def test_other_parameters_are_noticed(mortal: Mortal, unharmed: dict[str, torch.Tensor]) -> None:
     """Negative control: a job with its examples in another order."""
     other = mortal.check_job(mortal.create_job(seed=2), STEPS)

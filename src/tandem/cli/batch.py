@@ -265,14 +265,18 @@ def serve_meanwhile() -> None:
 
 def _address(process: subprocess.Popen[str], console: Console) -> str:
     """Once the server is ready; what it says until then is shown, later it is not. If it ends
-    instead, it has said why: so does the command."""
+    instead, it has said why, unless a signal ended it; then so does the command."""
     assert process.stderr is not None
     for line in process.stderr:
         if match := re.search(r"ready on (http://\S+)", line):
             threading.Thread(target=_drain, args=(process,), daemon=True).start()
             return match[1]
         console.print(plain(line.rstrip()), markup=False, highlight=False)
-    raise typer.Exit(process.wait() or 1)
+    status = process.wait()
+    if status < 0:
+        name = signal.Signals(-status).name
+        console.print(f"error: the server was ended by {name}", style="red", highlight=False)
+    raise typer.Exit(status if status > 0 else 1)
 
 
 def _drain(process: subprocess.Popen[str]) -> None:

@@ -54,8 +54,8 @@ class Conversation:
         self._reset()
 
     def run(self) -> int:
-        """Read turns until the user leaves; the exit code. Of a pipe, a turn that fails is the last
-        and the code is 1."""
+        """Read turns until the user leaves; the exit code. A failed turn ends a piped conversation
+        with code 1."""
         try:
             model = self._server.learn_as(self._adapter) if self._adapter else self._server.model()
         except ChatError as error:

@@ -202,8 +202,8 @@ def _subject(body: dict[str, Any] | str) -> str:
 
 
 def _written(file: Path) -> tuple[int, str | None]:
-    """Lines and last id of an export that is to go on; a line that was cut off is removed. None of
-    a pipe or a device, from which nothing can be read back. Raises `RemoteError`."""
+    """Lines and last id of an export that is to go on; a line that was cut off is removed. A
+    pipe or a device, from which nothing can be read back, has none. Raises `RemoteError`."""
     if not file.is_file():
         return 0, None
     content = file.read_bytes()

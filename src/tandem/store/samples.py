@@ -70,16 +70,19 @@ def heads(
 ) -> list[SampleHead]:
     """Samples of an adapter without their text, in order of arrival (or reversed).
 
-    Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`). Dislikes come
-    last: they may wait for likes for ever, and must not fill the `limit`.
+    Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`). Of accepted ones
+    dislikes come last: they may wait for likes without end, and must not fill the `limit`.
     """
     query = sa.select(*_HEAD).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.split == split.value, SAMPLES.c.state == state.value
     )
     order = SAMPLES.c.row.desc() if newest_first else SAMPLES.c.row.asc()
-    dislikes_last = sa.case((SAMPLES.c.desirable.is_(True), 0), else_=1)
-    rows = connection.execute(query.order_by(dislikes_last, order).limit(limit)).mappings()
-    return [from_row(SampleHead, row) for row in rows]
+    liked = SAMPLES.c.desirable.is_(True)
+    found: list[SampleHead] = []
+    for these in (liked, ~liked) if state is SampleState.ACCEPTED else (sa.true(),):
+        some = query.where(these).order_by(order).limit(limit - len(found))
+        found += [from_row(SampleHead, row) for row in connection.execute(some).mappings()]
+    return found
 
 
 def get(connection: Connection, sample_ids: Sequence[str]) -> list[Sample]:

@@ -23,7 +23,7 @@ from tandem.core.lengths import Forecast
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
-from tandem.core.slo import Objectives, Slo
+from tandem.core.slo import Objectives, Slo, WorkClass
 from tandem.services.answering.admission_control import AdmissionControl
 from tandem.services.answering.answer import Answer, GenerationFailed, Tools
 from tandem.services.answering.choice import Delta
@@ -63,7 +63,7 @@ class Stage:
             client=self.engine,
             tokenizer=demo_tokenizer(),
             admission=self.admission,
-            offline=self.admission,
+            offline=AdmissionControl(bounds, self.clock),
             metrics=ServerMetrics(CollectorRegistry()),
             clock=self.clock,
             receipts=Receipts(Store.open(new_directory()), 0.0, lambda: 0.0),
@@ -179,6 +179,16 @@ async def test_prompts_of_a_request_leave_the_queue_one_by_one() -> None:
     assert (stage.admission.waiting_requests, stage.admission.waiting_tokens) == (1, 3)
     await deltas.aclose()
     assert stage.admission.waiting_requests == 0
+
+
+async def test_a_long_text_of_a_batch_is_not_refused_for_the_online_queue() -> None:
+    stage = Stage(max_waiting=1)
+    stage.admission.admit([1])
+    long = "word " * 10_000
+    with pytest.raises(Overloaded):
+        await stage.service.complete([long], options())
+    with pytest.raises(InvalidRequest, match="context"):
+        await stage.service.complete([long], options(work_class=WorkClass.OFFLINE))
 
 
 async def test_a_wait_is_too_long_by_the_requests_own_objective_unless_it_is_urgent() -> None:

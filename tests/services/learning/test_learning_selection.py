@@ -215,9 +215,10 @@ def test_what_the_version_says_already_teaches_nothing() -> None:
         head(4, kind=sft, loss=1.2),
         head(5, kind=sft, loss=1.3),
         head(6, kind=sft),
+        head(7, kind=sft, loss=0.05),  # the base gives it that, too: there is nothing to gain
     ]
-    assert known(new, {"s2", "s5"}) == {"s1", "s4"}
-    assert known(new, ()) == {"s1", "s2", "s4", "s5"}
+    assert known(new, {"s2", "s5", "s7"}) == {"s1", "s4", "s7"}
+    assert known(new, ()) == {"s1", "s2", "s4", "s5", "s7"}
 
 
 def test_what_is_known_counts_for_no_share() -> None:
@@ -230,3 +231,18 @@ def test_what_is_known_counts_for_no_share() -> None:
     block.meet(losses, (), NOW_S)
     assert block.known == {"s1", "s2", "s3"}
     assert sorted(each.key_id for each in block.chosen) == ["mine", "others"]
+
+
+def test_what_a_share_takes_from_likes_is_taken_from_dislikes() -> None:
+    kto = SampleKind.KTO
+    chosen = [
+        *(head(row, key_id=key) for row, key in ((1, "a"), (2, "b"))),
+        *(head(row, kind=kto, key_id="a") for row in (3, 4)),
+        *(head(row, kind=kto, key_id=key, desirable=False) for row, key in ((5, "b"), (6, "c"))),
+    ]
+    settings = LearningSettings(key_share=0.4)
+    block = Block(AdapterRecord("formal", 1.0), settings, [], chosen, [])
+    block.meet({"s1": 0.1, "s2": 0.1}, (), NOW_S)
+    likes = sum(each.desirable for each in block.chosen)
+    assert len(block.chosen) - likes <= likes
+    assert within_shares([each.key_id for each in block.chosen], 0.4)

@@ -116,11 +116,14 @@ def refusals(made: World, adapter: str) -> float:
     return made.registry.get_sample_value("tandem_learning_versions_total", labels) or 0.0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("keys", ["one", "many"])
+@pytest.mark.parametrize("keys", [pytest.param("one", marks=pytest.mark.full), "many"])
 @pytest.mark.parametrize(
     ("count", "rate"),
-    [(48, 3e-3), (500, 1e-3), (500, 3e-3)],  # a high rate makes it as harmful as it gets
+    [
+        (48, 3e-3),  # a high learning rate makes it as harmful as it gets
+        pytest.param(500, 1e-3, marks=pytest.mark.full),
+        pytest.param(500, 3e-3, marks=pytest.mark.full),
+    ],
 )
 async def test_consistent_garbage_is_never_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, count: int, rate: float

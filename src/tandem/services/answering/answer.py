@@ -70,6 +70,10 @@ class Tools:
     live: LiveAnswers = field(default_factory=lambda: LiveAnswers(on=False))
     lengths: Lengths | None = None  # None: nobody predicts them
 
+    def queue(self, work_class: WorkClass) -> AdmissionControl:
+        """The bounds of the queue in which such a request waits."""
+        return self.offline if work_class is WorkClass.OFFLINE else self.admission
+
 
 class Answer:
     """The answer to one client request: all choices of all its prompts.
@@ -171,8 +175,7 @@ class Answer:
     def _admit(self) -> list[Ticket]:
         """One for each prompt."""
         requests = [part.request for part in self._parts]
-        offline = requests[0].work_class is WorkClass.OFFLINE
-        queue = self._tools.offline if offline else self._tools.admission
+        queue = self._tools.queue(requests[0].work_class)
         try:
             return queue.admit([len(request.prompt) for request in requests], self._ttft_s())
         except Overloaded:

@@ -101,7 +101,7 @@ class Generation:
         self._check(options, 1)
         self._refuse_many(len(messages), "messages")
         turns = [message["content"] for message in messages]
-        await self._refuse_long("".join(turns), "messages")
+        await self._refuse_long("".join(turns), "messages", options)
         prompt = await self.encode_chat(
             messages,
             add_generation_prompt=options.add_generation_prompt,
@@ -141,7 +141,7 @@ class Generation:
         self._check(options, len(prompts))  # before any of them is encoded
         for prompt in prompts:  # nor is one that cannot fit
             if isinstance(prompt, str):
-                await self._refuse_long(prompt, "prompt")
+                await self._refuse_long(prompt, "prompt", options)
             else:
                 self._refuse_many(len(prompt), "prompt")
         encoded = [await self._encode(prompt) for prompt in prompts]
@@ -194,13 +194,13 @@ class Generation:
         async with self._alone:
             return await asyncio.to_thread(work)
 
-    async def _refuse_long(self, text: str, param: str) -> None:
+    async def _refuse_long(self, text: str, param: str, options: Options) -> None:
         """Raise `InvalidRequest` for a text that has too many tokens by its length already, and
         `Overloaded` for a long one that no queue would take."""
         limit = self._tools.client.info.max_model_len
         if len(text) < max(limit, _ENCODE_IN_THREAD_CHARS):
             return
-        self._tools.admission.check()
+        self._tools.queue(options.work_class).check()
         if await asyncio.to_thread(self._tokenizer.exceeds, text, limit):
             raise _too_long(limit, f"your {param} has more ({len(text)} characters)", param)
 

@@ -83,11 +83,7 @@ class BatchRun:
             gone = BatchError("file_gone", "the input file is gone, or is not what it was")
             self.batch = replace(self.batch, errors=(gone,))
         else:
-            pin = await self._pin()
-            try:
-                await self._answer(*read, pin)
-            finally:
-                await self._unpin(pin)
+            await self._answer_for(self._tools.keys.of_tenant(self.batch.tenant), *read)
             await self._close_lines(*read)
         counted = await self._store.read(rows.find, self.batch.batch_id)
         named = replace(
@@ -194,19 +190,28 @@ class BatchRun:
 
     # ------------------------------------------------------------------ answering
 
-    async def _answer(self, file: Path, plan: Plan, pin: Pin | None) -> None:
+    async def _answer_for(self, caller: Caller | None, file: Path, plan: Plan) -> None:
         """Results for the lines that have none, until all have one, the time is up, or somebody
         asked for the end. Raises `Superseded`, `StoreError`."""
-        if await self._over():
-            return
         done = await self._store.read(rows.finished, self.batch.batch_id)
         left = [line for line in plan.lines if line.number not in done]
-        caller = self._tools.keys.of_tenant(self.batch.tenant)
-        if not left:
+        if not left or await self._over():
             return
-        if caller is None:  # its lines take no room from other batches until a start knows the key
+        if caller is None:  # until a start knows the key, it takes no room from other batches
             logger.warning("%s waits: its API key is not known", self.batch.batch_id)
             await self._ending()
+            return
+        pin = await self._pin()
+        try:
+            await self._answer(file, left, caller, pin)
+        finally:
+            await self._unpin(pin)
+
+    async def _answer(
+        self, file: Path, left: Sequence[Line], caller: Caller, pin: Pin | None
+    ) -> None:
+        """The same for lines that are left."""
+        if await self._over():
             return
         working = asyncio.create_task(self._launch(file, left, caller, pin))
         ending = asyncio.create_task(self._ending())

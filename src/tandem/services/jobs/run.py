@@ -214,11 +214,12 @@ class JobRun:
         validation = Validation(self._client, maker, examples.held, method.loss)
         steps = examples.epoch_steps
         while self.job.step < examples.total_steps:
-            await require_start(self.job, self._store)
-            epoch, start = divmod(self.job.step, steps)
-            end = min(start + COMMIT_STEPS, steps)
-            plans = examples.epoch(self.job.seed, epoch)[start:end]
-            await self._segment(plans, maker, method, validation, end == steps)
+            epoch = self.job.step // steps
+            plans = await asyncio.to_thread(examples.epoch, self.job.seed, epoch)
+            while (start := self.job.step - epoch * steps) < steps:
+                await require_start(self.job, self._store)
+                end = min(start + COMMIT_STEPS, steps)
+                await self._segment(plans[start:end], maker, method, validation, end == steps)
 
     async def _reference(self, reference: str) -> Model:
         """Loaded under a name of the job's own, as learning lets go of its own references."""

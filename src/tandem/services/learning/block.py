@@ -58,12 +58,17 @@ class Block:
         counts for no key's share."""
         heads = [replace(head, loss=losses.get(head.sample_id)) for head in self.chosen]
         self.known = known(heads, misjudged)
-        self.chosen = balanced([h for h in self.chosen if h.sample_id not in self.known])
+        self.chosen = [head for head in self.chosen if head.sample_id not in self.known]
         self.share_out(now_s)
 
     def share_out(self, now_s: float) -> None:
-        """Choose again among what is usable; what is now beyond a key's share waits for others."""
-        self.chosen = choose(self.chosen, len(self.chosen), self.settings.key_share, now_s)
+        """Choose again among what is usable; what is now beyond a key's share waits for others, and
+        so do dislikes without a like."""
+        before = -1
+        while before != len(self.chosen):  # each may take from the other what it needs
+            before = len(self.chosen)
+            chosen = choose(self.chosen, before, self.settings.key_share, now_s)
+            self.chosen = balanced(chosen)
 
     def unlearned(self) -> list[SampleHead]:
         """The new samples to go over next; none once most of them are learned."""

@@ -170,14 +170,13 @@ def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[Sa
 
 def known(heads: Sequence[SampleHead], misjudged: Collection[str]) -> set[str]:
     """Of new samples with the loss that the current version gives them, those that would teach it
-    nothing. An answer to imitate is one if it is not `misjudged`, whatever its loss."""
-    return {
-        head.sample_id
-        for head in heads
-        if head.sample_id not in misjudged
-        and head.loss is not None
-        and (_learned(head) or head.kind is SampleKind.SFT)
-    }
+    nothing: what is learned and not `misjudged`. Of an answer to imitate, one of both is enough."""
+    found = set[str]()
+    for head in heads:
+        signs = (_learned(head), head.loss is not None and head.sample_id not in misjudged)
+        if any(signs) if head.kind is SampleKind.SFT else all(signs):
+            found.add(head.sample_id)
+    return found
 
 
 def _learned(head: SampleHead) -> bool:
