@@ -163,8 +163,8 @@ class AsyncEngineClient:
         self._idle.clear()
         if not request.arrival_s:
             request = replace(request, arrival_s=self._clock.now())
-        self._transport.send(AddRequest(request))
         try:
+            self._transport.send(AddRequest(request))
             while stream.open:
                 item = await stream.events.get()
                 if isinstance(item, TandemError):

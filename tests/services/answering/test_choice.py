@@ -33,6 +33,18 @@ def feed(state: Choice, text: str, *, logprobs: bool = True) -> list[Delta]:
     return deltas
 
 
+@pytest.mark.parametrize(("prompt", "cut", "said"), [("\u20ac", 1, "\u20ac"), ("\ufffd", 0, "a")])
+def test_an_answer_completes_the_character_that_the_prompt_began(
+    prompt: str, cut: int, said: str
+) -> None:
+    tokens = demo_tokenizer().encode(prompt, add_special_tokens=False)
+    more = tokens[-1:] if cut else demo_tokenizer().encode("a", add_special_tokens=False)
+    context = tokens[: len(tokens) - cut]
+    state = Choice(0, demo_tokenizer(), context=context, stops=(), min_tokens=0)
+    assert len(tokens) > 1
+    assert state.take(more, [], FinishReason.LENGTH, None).text == said
+
+
 def test_the_stop_token_counts_but_has_no_text_and_no_logprob() -> None:
     state = choice()
     feed(state, "Hello")

@@ -76,8 +76,13 @@ def test_the_space_before_the_first_word_depends_on_the_prompt() -> None:
 
 
 def test_a_prompt_that_ends_inside_a_character_is_completed() -> None:
-    detokenizer = Detokenizer(ByteDecoder(), context=list("a€".encode()[:-1]))
+    detokenizer = Detokenizer(ByteDecoder(), context=list("a€".encode()[:-1]), begun=True)
     assert detokenizer.push("€".encode()[-1]) == "€"
+
+
+def test_a_replacement_character_of_the_prompt_is_not_repeated() -> None:
+    detokenizer = Detokenizer(ByteDecoder(), context=list("what is \ufffd".encode()))
+    assert stream(detokenizer, list(b"ok")) == ["o", "k", ""]
 
 
 @pytest.mark.parametrize("token", [ord("x"), 256], ids=["text", "special"])

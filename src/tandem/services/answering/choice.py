@@ -101,7 +101,8 @@ class Choice:
         self.stopped_early = False
         self.output_tokens = 0
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(decoder or tokenizer, context)
+        begun = _ends_within_character(tokenizer, context)
+        self._detokenizer = Detokenizer(decoder or tokenizer, context, begun=begun)
         self._finder = StopFinder(stops)
         self._min_tokens = min_tokens
         self._stop_ids = stop_ids
@@ -155,7 +156,7 @@ class Choice:
                 finish = FinishReason.STOP
                 break
         if finish is not None and not self._finder.stopped:
-            text += self._finish(cut=finish is FinishReason.LENGTH and self._ends_within_character)
+            text += self._finish(cut=finish is FinishReason.LENGTH and self._cut)
             finish = FinishReason.STOP if self._finder.stopped else finish
         self._shown += len(text)
         self.finished = finish is not None
@@ -180,11 +181,8 @@ class Choice:
         return self._filter(text)
 
     @property
-    def _ends_within_character(self) -> bool:
-        """Whether the next token would have gone on with a character that has begun."""
-        decoder = getincrementaldecoder("utf-8")(errors="replace")
-        decoder.decode(b"".join(map(self._tokenizer.token_bytes, self._tokens[-_CHARACTER_BYTES:])))
-        return bool(decoder.getstate()[0])
+    def _cut(self) -> bool:
+        return _ends_within_character(self._tokenizer, self._tokens)
 
     def _finish(self, *, cut: bool) -> str:
         """The engine ended the choice: what was held back, unless it holds a stop string; without
@@ -214,6 +212,13 @@ def describe(tokenizer: Tokenizer, logprob: TokenLogprob, offset: int) -> TokenT
     top = tuple(_plain(tokenizer, token, value) for token, value in logprob.top)
     chosen = _plain(tokenizer, logprob.token, logprob.logprob)
     return TokenText(chosen.text, chosen.raw, chosen.logprob, top, offset)
+
+
+def _ends_within_character(tokenizer: Tokenizer, tokens: Sequence[int]) -> bool:
+    """Whether the next token would go on with a character that has begun."""
+    decoder = getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(b"".join(map(tokenizer.token_bytes, tokens[-_CHARACTER_BYTES:])))
+    return bool(decoder.getstate()[0])
 
 
 def describe_prompt(

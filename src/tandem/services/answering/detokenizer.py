@@ -30,13 +30,17 @@ class Detokenizer:
 
     A window of a few tokens is decoded with and without the newest ones and the difference is
     new. `context` (the prompt's tokens) decides whether the first piece keeps its leading space.
+    `begun` says whether it ends within a character; else a U+FFFD at its end is a character.
     """
 
-    def __init__(self, decoder: Decoder, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self, decoder: Decoder, context: Sequence[int] = (), *, begun: bool = False
+    ) -> None:
         self._decoder = decoder
         self._window = list(context[-_CONTEXT_TOKENS:])
         self._settled = len(self._window)
-        self._shown = len(self._decode(self._window).rstrip(_REPLACEMENT))
+        text = self._decode(self._window)
+        self._shown = len(text.rstrip(_REPLACEMENT) if begun else text)
 
     def push(self, token: int) -> str:
         """Add one token; the text that is now certain (may be empty)."""
