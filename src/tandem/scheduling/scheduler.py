@@ -216,11 +216,9 @@ class Scheduler:
         if plan is not None:
             self.next_decision.ran()
         else:
-            requests = bool(self.state.num_waiting or self.state.num_running)
+            some = bool(self.state.num_waiting or self.state.num_running)
             changed = self.state.moves != moves
-            self.next_decision.ran_nothing(
-                now, decision.wake_at, changed=changed, requests=requests
-            )
+            self.next_decision.ran_nothing(now, decision.wake_at, changed=changed, requests=some)
         return plan
 
     def apply(self, results: Iterable[StepResult], now: float) -> list[TokenEvent]:
