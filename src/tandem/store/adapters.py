@@ -114,8 +114,8 @@ def delete(connection: Connection, name: str) -> list[VersionRecord]:
     if known is None:
         raise _unknown(name)
     connection.execute(sa.delete(ADAPTERS).where(ADAPTERS.c.name == name))
-    for version_ in gone:
-        references.forget(connection, version_.content_hash)
+    for each in gone:
+        references.forget(connection, each.content_hash)
     row = {"name": name, "next_number": known.next_number}
     connection.execute(sa.insert(DELETED_ADAPTERS), row)
     return gone
