@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -140,3 +142,12 @@ def test_its_engine_does_not_outlive_the_command() -> None:
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_a_signal_that_ended_the_server_is_named() -> None:
+    command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    told = Console(file=io.StringIO())
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with process, pytest.raises(typer.Exit) as end:
+        batch._address(process, told)
+    assert end.value.exit_code == 1 and "ended by SIGKILL" in told.file.getvalue()

@@ -210,7 +210,7 @@ class BatchRun:
     async def _answer(
         self, file: Path, left: Sequence[Line], caller: Caller, pin: Pin | None
     ) -> None:
-        """Results for the lines `left`, as `_answer_for` says. Raises `Superseded`, `StoreError`."""
+        """The results of `_answer_for`. Raises `Superseded`, `StoreError`."""
         if await self._over():
             return
         working = asyncio.create_task(self._launch(file, left, caller, pin))
