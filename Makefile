@@ -3,8 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-# Python compiles a module when it is first imported; most of what is installed never is.
-INSTALL := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 SCRIPTS := tests/clients/js
 CLIENTS := $(VENV)/.clients-$(shell cat pyproject.toml constraints.txt $(SCRIPTS)/package-lock.json | cksum | cut -d' ' -f1)
 MODEL ?= smollm2
