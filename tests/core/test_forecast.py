@@ -81,3 +81,10 @@ def test_ends_are_ahead_and_in_order_and_one_of_them_comes(
 def test_a_request_takes_its_forecast_to_the_engine() -> None:
     request = Request("r", (1,), length=FORECAST)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request
+
+
+def test_a_quantile_that_several_levels_share_is_ruled_out_once_it_is_passed() -> None:
+    forecast = Forecast((16.0, 16.0, 16.0, 100.0, 100.0), 200, "batch")
+    assert forecast.ends(16)[0][0] == forecast.ends(17)[0][0] == 100.0
+    assert forecast.quantile(0.5, 16) == pytest.approx(100.0)
+    assert forecast.quantile(0.5, 16) == pytest.approx(forecast.quantile(0.5, 17), rel=0.05)

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.lengths import LEVELS, Asked
 from tandem.estimators.learned_length import (
-    MOST_ADAPTERS,
+    MOST_NETWORKS,
     Projection,
     by_state,
     by_text,
@@ -71,7 +71,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
         history.observe(replace(CHAT, batch=str(number)), 1)
         lexical.observe(replace(CHAT, adapter=str(number)), 1)
     assert len(history._recent) == MOST_KEYS
-    assert len(lexical._adapters) == MOST_ADAPTERS
+    assert len(lexical._traffic) == MOST_NETWORKS
 
 
 def test_pinball_is_smallest_at_the_true_quantiles() -> None:
@@ -110,8 +110,8 @@ def test_lexical_learns_from_scores_and_keeps_the_limit() -> None:
     for _ in range(400):
         score = float(rng.integers(0, 9))
         lexical.observe(told(score), int(20 + 30 * score + rng.integers(0, 10)))
-    assert lexical.due == [""] and lexical.predict(told(1.0)) is None
-    lexical.take("", learned(lexical.rows(""), lexical.shape))
+    assert lexical.due == [CHAT.traffic] and lexical.predict(told(1.0)) is None
+    lexical.take(CHAT.traffic, learned(lexical.rows(CHAT.traffic), lexical.shape))
     assert lexical.due == []
     few, many = lexical.predict(told(1.0)), lexical.predict(told(8.0))
     assert few is not None and many is not None
@@ -135,7 +135,7 @@ def test_the_better_predictor_is_believed_after_a_while() -> None:
         sources.append(predicted.forecast.source if predicted.forecast else "none")
         choice.observe(predicted, int(20 + 30 * score + rng.integers(0, 10)))
         if number == 250:
-            lexical.take("", learned(lexical.rows(""), lexical.shape))
+            lexical.take(CHAT.traffic, learned(lexical.rows(CHAT.traffic), lexical.shape))
     assert sources[:16] == ["none"] * 16
     assert set(sources[16:251]) == {"history"}
     assert set(sources[270:]) == {"lexical"}
@@ -182,8 +182,66 @@ def test_without_a_state_nothing_is_said_from_it() -> None:
         state = numbers.astype(np.float16).tobytes()
         hidden.observe(replace(CHAT, state=state), 20 + 200 * kind)
         hidden.observe(CHAT, 500)
-    assert hidden.due == [""]
-    hidden.take("", learned(hidden.rows(""), hidden.shape))
+    assert hidden.due == [CHAT.traffic]
+    hidden.take(CHAT.traffic, learned(hidden.rows(CHAT.traffic), hidden.shape))
     assert hidden.predict(CHAT) is None
     long = hidden.predict(replace(CHAT, state=np.full(64, 4.0, np.float16).tobytes()))
     assert long is not None and long[2] == pytest.approx(220, rel=0.3)
+
+
+def test_lines_of_batches_teach_nothing_about_chats() -> None:
+    history, lexical = by_traffic(), by_text()
+    line = replace(CHAT, batch="one")
+    for asked, tokens, times in ((CHAT, 400, 250), (line, 2, 3000)):
+        for _ in range(times):
+            history.observe(asked, tokens)
+            lexical.observe(asked, tokens)
+    assert history.predict(CHAT) == (400.0,) * 5 and history.predict(line) == (2.0,) * 5
+    other = replace(CHAT, endpoint="completions")
+    assert history.predict(other) == (400.0,) * 5, "the adapter's chats, not its lines"
+    assert set(lexical.due) == {CHAT.traffic, line.traffic}
+    assert {tokens for _, tokens in lexical.rows(CHAT.traffic)} == {400}
+
+
+def test_a_prediction_is_judged_by_what_it_says_for_the_limit() -> None:
+    """Limits of 300 and 500 are of one size, and every answer reaches its own."""
+    choice = LengthChoice((by_traffic(),))
+    limits = replace(CHAT, max_tokens=300), replace(CHAT, max_tokens=500)
+    for _ in range(30):
+        for asked in limits:
+            choice.observe(choice.predict(asked), asked.max_tokens)
+    predicted = choice.predict(limits[0])
+    assert predicted.quantiles["history"] == (300.0,) * 5
+    choice = LengthChoice((by_traffic(),))
+    for _ in range(30):
+        for asked in limits:
+            choice.observe(choice.predict(asked), asked.max_tokens)
+    only = [choice.predict(limits[0]) for _ in range(128)]
+    for each in only:
+        choice.observe(each, 300)
+    assert choice.errors()["history"].absolute == 0.0
+
+
+def test_the_state_is_read_beside_the_limit() -> None:
+    hidden, rng = by_state(), np.random.default_rng(7)
+
+    def asked(limit: int) -> Asked:
+        state = rng.standard_normal(64).astype(np.float16).tobytes()
+        return replace(CHAT, state=state, max_tokens=limit)
+
+    for _ in range(400):
+        for limit in (16, 512):
+            hidden.observe(asked(limit), limit)
+    hidden.take(CHAT.traffic, learned(hidden.rows(CHAT.traffic), hidden.shape))
+    found = hidden.predict(asked(512))
+    assert found is not None and found[2] > 256.0
+
+
+def test_traffic_that_others_have_displaced_has_no_rows() -> None:
+    lexical = by_text()
+    for _ in range(200):
+        lexical.observe(CHAT, 9)
+    [due] = lexical.due
+    for number in range(MOST_NETWORKS):
+        lexical.observe(replace(CHAT, adapter=str(number)), 1)
+    assert lexical.rows(due) == [] and lexical.due == []

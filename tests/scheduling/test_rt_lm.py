@@ -145,9 +145,11 @@ def test_an_objective_of_its_own_is_the_priority_point():
     assert priority_point_s(sequence(10, prompt=20), 0.08) == pytest.approx(1.6)
 
 
-def test_what_is_not_known_counts_by_its_input():
-    made = replace(request("one", 50, prompt=12), length=None)
-    assert expected_tokens(Sequence(0, made, 0, None, list(made.prompt))) == 12.0
+@pytest.mark.parametrize(("limit", "counted"), [(50, 12.0), (9, 9.0)])
+def test_what_is_not_known_counts_by_its_input_up_to_its_limit(limit, counted):
+    made = replace(request("one", limit, prompt=12), length=None)
+    assert made.sampling.max_tokens == limit
+    assert expected_tokens(Sequence(0, made, 0, None, list(made.prompt))) == counted
 
 
 def test_online_requests_start_before_offline_ones():

@@ -31,3 +31,14 @@ async def test_the_newest_of_each_adapter_are_kept(
         await store.write(lengths.add, "m", [(ASKED, number), (terse, 10 + number)])
     kept = [tokens for _, tokens in await store.read(lengths.recent, "m")]
     assert kept == [12, 3, 13, 4, 14]
+
+
+async def test_a_large_batch_takes_no_room_from_chats(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths, "MOST_OF_AN_ADAPTER", 3)
+    chat = replace(ASKED, batch="")
+    await store.write(lengths.add, "m", [(chat, 100)])
+    await store.write(lengths.add, "m", [(ASKED, number) for number in range(50)])
+    kept = [tokens for _, tokens in await store.read(lengths.recent, "m")]
+    assert kept == [100, 47, 48, 49]

@@ -158,10 +158,10 @@ def test_what_is_made_already_makes_the_rest_better_known() -> None:
     assert given(quantiles, some, 10_000) is None
 
 
-def test_what_is_believed_is_not_worse_than_the_worst() -> None:
+def test_what_is_believed_is_about_as_good_as_the_best() -> None:
     found = in_order(rows(700))
     assert found.answers > 300
-    assert found.pinball < max(found.alone.values())
+    assert found.pinball < 1.05 * min(found.alone.values())
     assert sum(found.share.values()) == pytest.approx(1.0)
 
 

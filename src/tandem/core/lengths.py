@@ -6,7 +6,7 @@ tokens that are made already, it is more than those, unless they are all that th
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,6 +30,11 @@ class Asked:
     scores: tuple[float, ...] = ()
     batch: str = ""
     state: bytes = b""
+
+    @property
+    def traffic(self) -> tuple[str, bool]:
+        """The answers that it is compared with: those of its adapter, lines of batches apart."""
+        return self.adapter, bool(self.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,12 @@ _SHARES = tuple([high - low for low, high in pairwise(_POINTS)])
 
 
 def _between(at: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
-    """The value at `at` of the line through points whose `xs` do not fall."""
-    place = bisect_left(xs, at)
+    """The value at `at` of the line through points whose `xs` do not fall; the last of several
+    that are at `at`."""
+    place = bisect_right(xs, at)
     if place == 0:
         return ys[0]
     if place == len(xs):
         return ys[-1]
-    width = xs[place] - xs[place - 1]
-    share = (at - xs[place - 1]) / width if width > 0.0 else 1.0
+    share = (at - xs[place - 1]) / (xs[place] - xs[place - 1])
     return ys[place - 1] + share * (ys[place] - ys[place - 1])

@@ -3,7 +3,7 @@
 A request belongs to one engine from its start; the placement chooses it. Engines share nothing and
 never wait for each other. The main engine's state is the group's, and it alone learns. The others
 get the adapters of the main one. Invariant: another engine takes a request only if it is ready, has
-the version that the main one would answer with, and can begin at once: nothing waits there.
+the version that the main one would answer with, and nothing waits there for its first token.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ class EngineGroup:
             engine.foresee(request_id, length)
 
     def _able(self, other: _Other, request: Request) -> bool:
-        """Whether `other` would answer as the main engine, and can begin now.
+        """Whether `other` would answer as the main engine, and nothing waits there.
 
-        Nothing may wait there: the queue is bounded in front of all engines, by what the main one
-        can do.
+        The queue is bounded in front of all engines, by what the main one can do. So one request
+        at most waits there, for a place that its policy does not have or for its KV cache.
         """
         engine = other.engine
         if engine.state is not EngineState.READY:

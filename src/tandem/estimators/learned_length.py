@@ -1,5 +1,5 @@
-"""Predicts the output length with networks, one an adapter, made of its recent answers: from the
-scores of the prompt's text, or from the prompt's last hidden state.
+"""Predicts the output length with networks, two an adapter (one for lines of batches), made of
+recent answers: from the scores of the prompt's text, or from the prompt's last hidden state.
 
 `learned` is for a thread; all else is for the thread that serves. Knows features, not what they
 mean. Invariant: what is learned replaces a network whole, and memory is bounded.
@@ -20,14 +20,14 @@ from tandem.estimators.length_network import LengthNetwork, Shape, fit
 from tandem.estimators.output_length import Quantiles
 
 Features = NDArray[np.float32]
-MOST_ADAPTERS = 64
-_RECENT = 2048  # answers of an adapter
+MOST_NETWORKS = 64
+_RECENT = 2048  # answers for a network
 _FEWEST = 200  # that a network is made of
 _AGAIN = 1.25  # it is made again when so many times as many have been seen
 
 
 @dataclass(slots=True)
-class _Adapter:
+class _Traffic:
     rows: deque[tuple[Features, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     network: LengthNetwork | None = None
     seen: int = 0
@@ -44,11 +44,11 @@ class Learned:
         self.name = name
         self.shape = shape
         self._features = features
-        self._adapters: OrderedDict[str, _Adapter] = OrderedDict()
+        self._traffic: OrderedDict[tuple[str, bool], _Traffic] = OrderedDict()
 
     def predict(self, asked: Asked) -> Quantiles | None:
         """See `Predictor`."""
-        known = self._adapters.get(asked.adapter)
+        known = self._traffic.get(asked.traffic)
         if known is None or known.network is None:
             return None
         features = self._features(asked)
@@ -62,30 +62,33 @@ class Learned:
         features = self._features(asked)
         if not features.size or output_tokens < 1:
             return
-        known = self._adapters.setdefault(asked.adapter, _Adapter())
-        self._adapters.move_to_end(asked.adapter)
+        known = self._traffic.setdefault(asked.traffic, _Traffic())
+        self._traffic.move_to_end(asked.traffic)
         known.rows.append((features, output_tokens))
         known.seen += 1
-        while len(self._adapters) > MOST_ADAPTERS:
-            self._adapters.popitem(last=False)
+        while len(self._traffic) > MOST_NETWORKS:
+            self._traffic.popitem(last=False)
 
     @property
-    def due(self) -> list[str]:
-        """Adapters whose network is to be made, or made again."""
-        return [name for name, known in self._adapters.items() if known.seen >= known.due]
+    def due(self) -> list[tuple[str, bool]]:
+        """`Asked.traffic` whose network is to be made, or made again."""
+        return [traffic for traffic, known in self._traffic.items() if known.seen >= known.due]
 
-    def rows(self, adapter: str) -> list[tuple[Features, int]]:
-        """A copy of the features and lengths that a network is made of, for `learned`."""
-        known = self._adapters[adapter]
+    def rows(self, traffic: tuple[str, bool]) -> list[tuple[Features, int]]:
+        """A copy of the features and lengths that a network is made of, for `learned`; none of
+        traffic that others have displaced."""
+        known = self._traffic.get(traffic)
+        if known is None:
+            return []
         # As long as there are fewer than are kept, each network has more to learn from; later it
         # follows what changes.
         known.due = known.seen + max(_FEWEST, min(known.seen, _RECENT) * (_AGAIN - 1.0))
         return list(known.rows)
 
-    def take(self, adapter: str, network: LengthNetwork) -> None:
+    def take(self, traffic: tuple[str, bool], network: LengthNetwork) -> None:
         """Use it from now on."""
-        if adapter in self._adapters:
-            self._adapters[adapter].network = network
+        if traffic in self._traffic:
+            self._traffic[traffic].network = network
 
 
 def learned(rows: Sequence[tuple[Features, int]], shape: Shape) -> LengthNetwork:
@@ -100,7 +103,7 @@ def by_text() -> Learned:
 
 
 def by_state() -> Learned:
-    """From the prompt's last hidden state. It has more features and fewer passes over them."""
+    """From the prompt's last hidden state and the limit: more features, fewer passes over them."""
     return Learned("hidden", state_of, Shape(epochs=20))
 
 
@@ -115,8 +118,11 @@ def features_of(asked: Asked) -> Features:
 
 
 def state_of(asked: Asked) -> Features:
-    """What is kept of the hidden state; empty before it is known."""
-    return np.frombuffer(asked.state, np.float16).astype(np.float32)
+    """What is kept of the hidden state, and the limit; empty before the state is known."""
+    if not asked.state:
+        return np.empty(0, np.float32)
+    state = np.frombuffer(asked.state, np.float16).astype(np.float32)
+    return np.append(state, np.float32(math.log(max(1, asked.max_tokens))))
 
 
 class Projection:

@@ -81,18 +81,21 @@ class LengthChoice:
     def predict(self, asked: Asked) -> Predicted:
         """What all predictors say, and which one is believed."""
         said = {each.name: each.predict(asked) for each in self._predictors}
-        quantiles = {name: found for name, found in said.items() if found is not None}
+        limit = float(asked.max_tokens)
+        quantiles = {
+            name: tuple(min(max(1.0, each), limit) for each in found)
+            for name, found in said.items()
+            if found is not None
+        }
         if not quantiles:
             return Predicted(asked, {}, None)
-        known = self._records.get(_scope(asked), {})
+        known = self._records.get(asked.traffic, {})
         best = min(quantiles, key=lambda name: known[name].mean if name in known else math.inf)
-        limit = float(asked.max_tokens)
-        tokens = tuple(min(max(1.0, each), limit) for each in quantiles[best])
-        return Predicted(asked, quantiles, Forecast(tokens, asked.max_tokens, best))
+        return Predicted(asked, quantiles, Forecast(quantiles[best], asked.max_tokens, best))
 
     def observe(self, predicted: Predicted, output_tokens: int) -> None:
         """The answer has ended by itself or at its limit."""
-        scope = _scope(predicted.asked)
+        scope = predicted.asked.traffic
         known = self._records.setdefault(scope, {})
         self._records.move_to_end(scope)
         for name, quantiles in predicted.quantiles.items():
@@ -106,7 +109,3 @@ class LengthChoice:
     def errors(self) -> dict[str, Errors]:
         """Of each predictor, over the recent answers of all adapters."""
         return {name: record.errors() for name, record in self._all.items()}
-
-
-def _scope(asked: Asked) -> tuple[str, bool]:
-    return asked.adapter, bool(asked.batch)

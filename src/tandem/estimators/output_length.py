@@ -72,8 +72,8 @@ class History:
 
 
 def by_traffic() -> History:
-    """By adapter, endpoint and size of the limit; else by adapter."""
-    return History("history", (_kind, lambda asked: asked.adapter))
+    """By adapter, endpoint and size of the limit; else by adapter. Lines of batches are apart."""
+    return History("history", (_kind, lambda asked: asked.traffic))
 
 
 def by_batch() -> History:
@@ -82,7 +82,7 @@ def by_batch() -> History:
 
 
 def _kind(asked: Asked) -> Hashable:
-    return asked.adapter, asked.endpoint, asked.max_tokens.bit_length()
+    return asked.traffic, asked.endpoint, asked.max_tokens.bit_length()
 
 
 @dataclass(slots=True)

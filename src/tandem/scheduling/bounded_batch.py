@@ -28,9 +28,12 @@ Rank = Callable[[Sequence, float], float]
 
 def expected_tokens(seq: Sequence) -> float:
     """RT-LM's u: the median of the whole answer's predicted length in tokens. A request of which
-    nothing is known counts by its input length, as in the paper (III-B)."""
+    nothing is known counts by its input length, as in the paper (III-B), but by no more than the
+    answer may have."""
     length = seq.request.length
-    return float(seq.prompt_tokens) if length is None else length.quantile(0.5)
+    if length is None:
+        return float(min(seq.prompt_tokens, seq.request.sampling.max_tokens))
+    return length.quantile(0.5)
 
 
 def priority_point_s(seq: Sequence, phi: float) -> float:

@@ -1,6 +1,7 @@
 """How long finished answers were, by model and adapter: what lengths are predicted from.
 
-Invariant: of each adapter of a model only the newest rows are kept, and of all only `MOST_ROWS`.
+Invariant: of each adapter of a model only the newest rows are kept, lines of batches apart, and of
+all only `MOST_ROWS`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ def add(connection: Connection, model: str, ended: Sequence[tuple[Asked, int]]) 
         return
     rows = [{"model": model, "output_tokens": tokens, **to_row(asked)} for asked, tokens in ended]
     connection.execute(sa.insert(ANSWER_LENGTHS), rows)
-    for adapter in {asked.adapter for asked, _ in ended}:
-        of_it = (ANSWER_LENGTHS.c.model == model, ANSWER_LENGTHS.c.adapter == adapter)
+    for adapter, of_batches in {asked.traffic for asked, _ in ended}:
+        batch = ANSWER_LENGTHS.c.batch
+        of_it = (
+            ANSWER_LENGTHS.c.model == model,
+            ANSWER_LENGTHS.c.adapter == adapter,
+            batch != "" if of_batches else batch == "",
+        )
         _forget(connection, MOST_OF_AN_ADAPTER, *of_it)
     _forget(connection, MOST_ROWS)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tandem.core.errors import StoreError
 from tandem.core.lengths import Asked
 from tandem.estimators.length_choice import Predicted
 from tandem.services.lengths.forecasts import Lengths
@@ -78,6 +79,43 @@ async def test_a_store_that_is_closed_fails_nothing(store: Store) -> None:
     lengths.ended(lengths.predict(asked(lengths, WIDE)), 300)
     store.close()
     await lengths.keep()
+    await lengths.stop()
+
+
+async def test_what_could_not_be_written_is_written_later(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, _ = made(store)
+    await lengths.start("weights")
+    lengths.ended(lengths.predict(asked(lengths, WIDE)), 300)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", _full)
+        await lengths.keep()
+    await lengths.stop()
+    assert len(await store.read(rows.recent, "weights")) == 1
+
+
+async def test_a_server_that_stops_while_it_writes_loses_nothing(store: Store) -> None:
+    lengths, _ = made(store)
+    lengths.ended(lengths.predict(asked(lengths, WIDE)), 300)
+    await lengths.start("weights")
+    await asyncio.sleep(0)  # the write has begun
+    await lengths.stop()
+    assert await store.read(rows.recent, "weights")
+
+
+async def _full(*_: object) -> None:
+    raise StoreError("the disk is full")
+
+
+async def test_rows_that_cannot_be_read_stop_no_server(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, _ = made(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read", _full)
+        await lengths.start("weights")
+    assert lengths.predict(asked(lengths, WIDE)).forecast is None
     await lengths.stop()
 
 

@@ -71,8 +71,11 @@ class Lengths:
         """Remember what is kept of a model (which its weights' hash names), and go on learning."""
         self._model = model
         if self._store is not None:
-            for asked, output_tokens in await self._store.read(rows.recent, model):
-                self._choice.observe(Predicted(asked, {}, None), output_tokens)
+            try:
+                for asked, output_tokens in await self._store.read(rows.recent, model):
+                    self._choice.observe(Predicted(asked, {}, None), output_tokens)
+            except Exception as error:  # rows that cannot be read are not worth a server
+                logger.error("lengths of earlier answers are not known", exc_info=error)
         self._working = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
@@ -84,20 +87,22 @@ class Lengths:
 
     async def keep(self) -> None:
         """Write what has ended since the last time. Does not fail."""
-        ended, self._unwritten = self._unwritten, []
+        ended = list(self._unwritten)
         if self._store is None or not ended:
             return
         try:
             await self._store.write(rows.add, self._model, ended)
         except StoreError as error:
-            logger.warning("%d lengths of answers are not kept: %s", len(ended), error)
+            logger.warning("%d lengths of answers are not kept yet: %s", len(ended), error)
+        else:
+            del self._unwritten[: len(ended)]
 
     async def learn(self) -> None:
         """Make the networks that are due, one after another, beside the event loop."""
         for each in self._learned:
-            for adapter in each.due:
-                network = await asyncio.to_thread(learned, each.rows(adapter), each.shape)
-                each.take(adapter, network)
+            for traffic in each.due:
+                if found := each.rows(traffic):
+                    each.take(traffic, await asyncio.to_thread(learned, found, each.shape))
 
     def measure(self) -> None:
         """Set the metrics."""
