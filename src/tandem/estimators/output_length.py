@@ -72,8 +72,9 @@ class History:
 
 
 def by_traffic() -> History:
-    """By adapter, endpoint and size of the limit; else by adapter. Lines of batches are apart."""
-    return History("history", (_kind, lambda asked: asked.traffic))
+    """By adapter, endpoint and size of the limit, else by adapter, lines of batches apart; with
+    little of either, chats and lines tell of each other."""
+    return History("history", (_kind, lambda a: a.traffic, lambda a: a.adapter))
 
 
 def by_batch() -> History:
