@@ -183,10 +183,16 @@ async def test_a_job_whose_making_is_seen_late_is_worked_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection was lost while the database committed."""
-    monkeypatch.setattr(tasks, "FIRST_S", 0.05)
+    asked: list[asyncio.Task[None]] = []
+
+    async def once_it_is_there(_: tasks.Backoff) -> None:
+        await asyncio.sleep(0.05)
+        await asyncio.gather(*asked)
+
+    monkeypatch.setattr(tasks.Backoff, "wait", once_it_is_there)
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         file = await upload(world, supervised(2))
-        write, asked = world.store.write, []
+        write = world.store.write
 
         async def late(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if work is service._add and not asked:
