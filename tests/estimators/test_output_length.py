@@ -116,8 +116,8 @@ def test_lexical_learns_from_scores_and_keeps_the_limit() -> None:
     few, many = lexical.predict(told(1.0)), lexical.predict(told(8.0))
     assert few is not None and many is not None
     assert few[2] == pytest.approx(55, abs=20) and many[2] == pytest.approx(265, abs=50)
-    cut = lexical.predict(told(8.0, max_tokens=30))
-    assert cut is not None and max(cut) <= 30.0
+    cut = LengthChoice((lexical,)).predict(told(8.0, max_tokens=30)).quantiles["lexical"]
+    assert max(cut) <= 30.0
     begun_s = time.process_time()
     for _ in range(100):
         lexical.predict(told(4.0))
@@ -210,15 +210,9 @@ def test_a_prediction_is_judged_by_what_it_says_for_the_limit() -> None:
     for _ in range(30):
         for asked in limits:
             choice.observe(choice.predict(asked), asked.max_tokens)
-    predicted = choice.predict(limits[0])
-    assert predicted.quantiles["history"] == (300.0,) * 5
-    choice = LengthChoice((by_traffic(),))
-    for _ in range(30):
-        for asked in limits:
-            choice.observe(choice.predict(asked), asked.max_tokens)
-    only = [choice.predict(limits[0]) for _ in range(128)]
-    for each in only:
-        choice.observe(each, 300)
+    for predicted in [choice.predict(limits[0]) for _ in range(128)]:
+        assert predicted.quantiles["history"] == (300.0,) * 5
+        choice.observe(predicted, 300)
     assert choice.errors()["history"].absolute == 0.0
 
 

@@ -17,6 +17,10 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BEYOND = 2.0
 
 
+Traffic = tuple[str, bool]
+"""An adapter ("": the base model), and whether its answers are lines of batches."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is known of an answer before it is computed. `scores` are those of its text, `batch` is
@@ -32,8 +36,8 @@ class Asked:
     state: bytes = b""
 
     @property
-    def traffic(self) -> tuple[str, bool]:
-        """The answers that it is compared with: those of its adapter, lines of batches apart."""
+    def traffic(self) -> Traffic:
+        """The answers that it is compared with."""
         return self.adapter, bool(self.batch)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.core.lengths import Asked
+from tandem.core.lengths import Asked, Traffic
 from tandem.estimators.length_network import LengthNetwork, Shape, fit
 from tandem.estimators.output_length import Quantiles
 
@@ -27,7 +27,7 @@ _AGAIN = 1.25  # it is made again when so many times as many have been seen
 
 
 @dataclass(slots=True)
-class _Traffic:
+class _Known:
     rows: deque[tuple[Features, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     network: LengthNetwork | None = None
     seen: int = 0
@@ -44,7 +44,7 @@ class Learned:
         self.name = name
         self.shape = shape
         self._features = features
-        self._traffic: OrderedDict[tuple[str, bool], _Traffic] = OrderedDict()
+        self._traffic: OrderedDict[Traffic, _Known] = OrderedDict()
 
     def predict(self, asked: Asked) -> Quantiles | None:
         """See `Predictor`."""
@@ -54,15 +54,14 @@ class Learned:
         features = self._features(asked)
         if not features.size:
             return None
-        tokens = np.minimum(known.network.predict(features[None, :])[0], asked.max_tokens)
-        return tuple(tokens.tolist())
+        return tuple(known.network.predict(features[None, :])[0].tolist())
 
     def observe(self, asked: Asked, output_tokens: int) -> None:
         """See `Predictor`."""
         features = self._features(asked)
         if not features.size or output_tokens < 1:
             return
-        known = self._traffic.setdefault(asked.traffic, _Traffic())
+        known = self._traffic.setdefault(asked.traffic, _Known())
         self._traffic.move_to_end(asked.traffic)
         known.rows.append((features, output_tokens))
         known.seen += 1
@@ -70,11 +69,11 @@ class Learned:
             self._traffic.popitem(last=False)
 
     @property
-    def due(self) -> list[tuple[str, bool]]:
-        """`Asked.traffic` whose network is to be made, or made again."""
+    def due(self) -> list[Traffic]:
+        """Whose network is to be made, or made again."""
         return [traffic for traffic, known in self._traffic.items() if known.seen >= known.due]
 
-    def rows(self, traffic: tuple[str, bool]) -> list[tuple[Features, int]]:
+    def rows(self, traffic: Traffic) -> list[tuple[Features, int]]:
         """A copy of the features and lengths that a network is made of, for `learned`; none of
         traffic that others have displaced."""
         known = self._traffic.get(traffic)
@@ -85,7 +84,7 @@ class Learned:
         known.due = known.seen + max(_FEWEST, min(known.seen, _RECENT) * (_AGAIN - 1.0))
         return list(known.rows)
 
-    def take(self, traffic: tuple[str, bool], network: LengthNetwork) -> None:
+    def take(self, traffic: Traffic, network: LengthNetwork) -> None:
         """Use it from now on."""
         if traffic in self._traffic:
             self._traffic[traffic].network = network

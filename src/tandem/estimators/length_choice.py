@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.core.lengths import LEVELS, Asked, Forecast
+from tandem.core.lengths import LEVELS, Asked, Forecast, Traffic
 from tandem.estimators.output_length import MOST_KEYS, Predictor, Quantiles, pinball
 
 _MEMORY = 128  # answers that count
@@ -75,7 +75,7 @@ class LengthChoice:
 
     def __init__(self, predictors: Sequence[Predictor]) -> None:
         self._predictors = tuple(predictors)
-        self._records: OrderedDict[tuple[str, bool], dict[str, _Record]] = OrderedDict()
+        self._records: OrderedDict[Traffic, dict[str, _Record]] = OrderedDict()
         self._all: dict[str, _Record] = {}
 
     def predict(self, asked: Asked) -> Predicted:

@@ -31,7 +31,7 @@ class Predictor(Protocol):
     name: str
 
     def predict(self, asked: Asked) -> Quantiles | None:
-        """Of one answer; None while too little is known."""
+        """Of one answer, whatever its limit; None while too little is known."""
         ...
 
     def observe(self, asked: Asked, output_tokens: int) -> None:
@@ -74,12 +74,20 @@ class History:
 def by_traffic() -> History:
     """By adapter, endpoint and size of the limit, else by adapter, lines of batches apart; with
     little of either, chats and lines tell of each other."""
-    return History("history", (_kind, lambda a: a.traffic, lambda a: a.adapter))
+    return History("history", (_kind, _traffic, _adapter))
 
 
 def by_batch() -> History:
     """By batch: its lines have much in common."""
     return History("batch", (lambda asked: (asked.batch, asked.adapter) if asked.batch else None,))
+
+
+def _adapter(asked: Asked) -> Hashable:
+    return asked.adapter
+
+
+def _traffic(asked: Asked) -> Hashable:
+    return asked.traffic
 
 
 def _kind(asked: Asked) -> Hashable:

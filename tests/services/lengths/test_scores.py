@@ -124,12 +124,14 @@ def test_a_long_text_is_read_at_both_ends() -> None:
     assert (time.process_time() - begun_s) / 20 < 0.01  # it takes 0.3 ms
 
 
-def test_a_long_word_at_the_cut_takes_no_longer() -> None:
-    text = "w" * 399 + " " + "w" * 800
-    begun_s = time.process_time()
-    for _ in range(100):
-        read(text, LEXICON)
-    assert (time.process_time() - begun_s) / 100 < 0.001  # it takes 0.02 ms
+def test_a_long_word_at_the_cut_takes_no_longer_than_many_short_ones() -> None:
+    def seconds(text: str) -> float:
+        begun_s = time.process_time()
+        for _ in range(50):
+            read(text, LEXICON)
+        return time.process_time() - begun_s
+
+    assert seconds("w" * 399 + " " + "w" * 800) < seconds("cats and dogs " * 86)
 
 
 def test_apostrophes_of_any_kind_and_capitals_are_the_same_words() -> None:

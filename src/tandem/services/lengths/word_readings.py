@@ -25,6 +25,7 @@ from tandem.services.lengths.wordlists import (
 MOST_WORDS = 80
 _EDGE_CHARACTERS = 400
 _TOKEN = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)?|\d+[.)]?|[?!.;:]|,|\n+[^\S\n]*[-*•]|\n+")
+# The lookbehind keeps the search for the last word from starting in the middle of each word.
 _LAST_WORD, _FIRST_WORD = re.compile(r"(?<![\w'’])[\w'’]+$"), re.compile(r"^[\w'’]+")
 
 Kind = Literal["word", "determiner", "pronoun", "auxiliary", "preposition", "conjunction", "mark"]
