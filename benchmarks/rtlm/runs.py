@@ -6,6 +6,7 @@ their response times can be compared task by task.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,11 @@ from tandem.build import build_simulation
 from tandem.cli.tune import unit_s
 from tandem.config import Settings, resolve
 from tandem.core.clock import VirtualClock
-from tandem.engine.placement import Placement
+from tandem.engine.placement import Above, Placement
 from tandem.estimators.batching import Batching
 from tandem.estimators.profile import Profile, on_share
-from tandem.sim.group import divided, together
-from tandem.sim.run import Arrival, SimReport, Simulation
+from tandem.sim.group import divide, together
+from tandem.sim.run import Arrival, Simulation
 
 BATCHING = ("fifo", "hpf", "luf", "muf", "rt_lm")
 """Policies that may have static batches."""
@@ -143,36 +144,35 @@ class Device:
         # what is preempted computes its prompt again, which changes a mean by under 1%.
         cache = {"prefix_caching": timed}
         settings = resolve({"scheduling": scheduling, "cache": cache}, environ={})
-        if beside is None:
-            report, schedule_s = _simulated(settings, self.profile, load, timed=timed)
-        else:
-            main, other = (
-                _simulated(settings, on_share(self.profile, share), part, timed=timed)
-                for share, part in zip(
-                    (1.0 - beside.share, beside.share),
-                    divided(load, beside.placement, 2),
-                    strict=True,
-                )
-            )
-            report, schedule_s = together(main[0], other[0]), main[1] + other[1]
+        shares = [1.0] if beside is None else [1.0 - beside.share, beside.share]
+        engines = [Engine(settings, on_share(self.profile, share), timed) for share in shares]
+        placement = Above(math.inf) if beside is None else beside.placement
+        divide(load, placement, [each.simulation for each in engines])
+        report, *others = [each.simulation.run() for each in engines]
+        for other in others:
+            report = together(report, other)
         done = report.outcomes
         assert all(each.finished for each in done.values()), "a task was not served"
         return Run(
             case,
             {name: each.last_s - each.arrival_s for name, each in done.items()},
             60.0 * len(done) / report.ended_s,
-            schedule_s / len(done) if timed else 0.0,
+            sum(each.schedule_s for each in engines) / len(done) if timed else 0.0,
             report.ended_s,
         )
 
 
-def _simulated(
-    settings: Settings, profile: Profile, load: Sequence[Arrival], *, timed: bool
-) -> tuple[SimReport, float]:
-    """One engine to the end of its load, and the thread seconds of its scheduling if `timed`."""
-    clock = VirtualClock()
-    loop, executor = build_simulation(settings, profile, clock, noise=False)
-    if timed:
-        loop.timer = time.thread_time
-    report = Simulation(loop, clock, load, leaps=None if timed else executor).run()
-    return report, loop.stats().schedule_s
+class Engine:
+    """One simulated engine, to which nothing has come yet. A `timed` one measures scheduling."""
+
+    def __init__(self, settings: Settings, profile: Profile, timed: bool) -> None:
+        clock = VirtualClock()
+        self._loop, executor = build_simulation(settings, profile, clock, noise=False)
+        if timed:
+            self._loop.timer = time.thread_time
+        self.simulation = Simulation(self._loop, clock, [], leaps=None if timed else executor)
+
+    @property
+    def schedule_s(self) -> float:
+        """Seconds of its scheduling: of the thread if it is timed."""
+        return self._loop.stats().schedule_s

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.core.lengths import Forecast
 from tandem.core.request import Request
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.core.slo import Slo, WorkClass
@@ -65,3 +66,40 @@ def test_online_requests_must_start_by_their_own_objective_until_they_have_a_tok
 
 def test_a_quarter_of_the_objective_is_left_for_the_prompt():
     assert Slo(2.0, 0.1).start_by(10.0) == pytest.approx(11.5)
+
+
+def test_late_sequences_are_ranked_by_slack_over_expected_length():
+    """At 10 s, a long answer that is 5 s late is as urgent as a short one that is 0.5 s late."""
+    starts, known = StartTimes(), {}
+    for number, (start_by_s, tokens) in enumerate(
+        [(5.0, 100), (9.4, 10), (9.6, 10), (0.0, 300), (11.0, 1), (9.0, None)]
+    ):
+        length = None if tokens is None else Forecast((float(tokens),) * 5, 400, "test")
+        known[number] = sequence(number, length=length)
+        starts.add(known[number], start_by_s)
+    ranked = [seq.seq_id for seq in starts.overdue(10.0, 9)]
+    assert ranked == [1, 0, 2, 3, 5], "the unknown one counts as 300 tokens, 4 is in time"
+    assert [seq.seq_id for seq in starts.overdue(10.0, 2)] == [1, 0]
+    assert starts.overdue(0.0, 9) == []
+
+
+def test_without_forecasts_the_one_that_is_late_for_longest_is_first():
+    starts = StartTimes()
+    for number, start_by_s in enumerate([3.0, 1.0, 2.0]):
+        starts.add(sequence(number), start_by_s)
+    assert starts.overdue(5.0, 9) == starts.late(5.0, 9)
+
+
+def test_a_long_answer_does_not_wait_for_ever_behind_short_ones():
+    """A new short answer becomes late each second; the long one goes first in the end."""
+    starts = StartTimes()
+    long = sequence(0, length=Forecast((400.0,) * 5, 400, "test"))
+    starts.add(long, 0.0)
+    for number in range(1, 1000):
+        short = sequence(number, length=Forecast((10.0,) * 5, 400, "test"))
+        starts.add(short, number - 0.5)
+        first = starts.overdue(float(number), 1)[0]
+        if first is long:
+            break
+        starts.discard(first)
+    assert 10 < number < 30

@@ -12,10 +12,10 @@ from tandem.build import build_simulation
 from tandem.core.clock import VirtualClock
 from tandem.core.lengths import Forecast
 from tandem.core.training import TrainingStep
-from tandem.engine.placement import Overflow
+from tandem.engine.placement import Above, Overflow, Placement
 from tandem.estimators.batching import Batching
 from tandem.estimators.profile import Profile, on_share
-from tandem.sim.group import divided, together
+from tandem.sim.group import divide, together
 from tandem.sim.run import Arrival, SimReport, Simulation
 
 # Every tenth answer is ten times as long as the others.
@@ -35,50 +35,93 @@ def forecast(arrivals: list[Arrival]) -> list[Arrival]:
     return [known(arrival) for arrival in arrivals]
 
 
-def run(profile: Profile, arrivals: list[Arrival], policy: str = "fcfs") -> SimReport:
+def engine(profile: Profile, max_sequences: int = 1) -> Simulation:
     clock = VirtualClock()
-    loop, executor = build_simulation(config(policy, max_sequences=1), profile, clock)
-    return Simulation(loop, clock, arrivals, leaps=executor).run()
+    loop, executor = build_simulation(config("fcfs", max_sequences=max_sequences), profile, clock)
+    return Simulation(loop, clock, [], leaps=executor)
 
 
-def names(arrivals: list[Arrival]) -> set[str]:
-    return {each.work.request_id for each in arrivals if not isinstance(each.work, TrainingStep)}
+def run(profile: Profile, arrivals: list[Arrival]) -> SimReport:
+    alone = engine(profile)
+    divide(arrivals, Overflow(), [alone])
+    return alone.run()
+
+
+def run_both(
+    arrivals: list[Arrival], placement: Placement, **places: int
+) -> tuple[SimReport, SimReport]:
+    """On a device, and on one of half the speed beside it."""
+    engines = [engine(small_profile()), engine(on_share(small_profile(), 0.5), **places)]
+    divide(arrivals, placement, engines)
+    main, other = (each.run() for each in engines)
+    return main, other
 
 
 def test_every_request_belongs_to_one_engine_and_training_to_the_main_one():
-    arrivals, _ = load(SHAPES, steps=3)
-    arrivals = forecast(arrivals)
-    main, other = divided(arrivals, Overflow(), 2)
-    assert not names(main) & names(other)
-    assert names(main) | names(other) == names(arrivals)
-    assert {place for place in range(120) if f"request-{place}" in names(other)} == set(
-        range(39, 120, 10)
-    ), "the long ones, once 32 predictions are known"
-    steps = [each for each in main if isinstance(each.work, TrainingStep)]
-    assert len(steps) == 3 and len(main) + len(other) == len(arrivals)
+    arrivals, trainers = load(SHAPES, steps=3)
+    clock = VirtualClock()
+    loop, executor = build_simulation(config("fcfs", max_sequences=1), small_profile(), clock)
+    engines = [Simulation(loop, clock, [], trainers, leaps=executor), engine(small_profile())]
+    divide(forecast(arrivals), Overflow(), engines)
+    main, other = (each.run() for each in engines)
+    assert not main.outcomes.keys() & other.outcomes.keys()
+    assert len(main.outcomes) + len(other.outcomes) == len(SHAPES)
+    assert other.outcomes.keys() <= {f"request-{place}" for place in range(39, 120, 10)}, (
+        "long ones, once 32 predictions are known"
+    )
+    assert other.outcomes and len(main.steps) == 3
 
 
 def test_a_placement_may_know_more_than_the_engines():
     arrivals, _ = load(SHAPES)
-    assert not divided(arrivals, Overflow(), 2)[1], "nothing is predicted"
     known = {each.work.request_id: each.work for each in forecast(arrivals)}
-    _, other = divided(arrivals, Overflow(), 2, lambda request: known[request.request_id])
-    assert other and all(each.work.length is None for each in other)
+    for knows, moved in ((lambda each: each, False), (lambda each: known[each.request_id], True)):
+        engines = [engine(small_profile()) for _ in range(2)]
+        divide(arrivals, Overflow(), engines, knows)
+        assert bool(engines[1].run().outcomes) == moved
+
+
+def test_another_engine_gets_nothing_while_one_waits_there():
+    """As in a server, whatever the placement wants: the first answers hold its places until the
+    last request comes."""
+    arrivals, _ = load([(0.0, 4, 30), (0.1, 4, 30), (0.2, 4, 4), (0.3, 4, 4), (9.0, 4, 4)])
+    for places, moved in ((1, [0, 4]), (2, [0, 1, 4])):
+        main, other = run_both(forecast(arrivals), Above(0.0), max_sequences=places)
+        assert [*other.outcomes] == [f"request-{place}" for place in moved]
+        assert len(main.outcomes) == 5 - len(moved)
+
+
+def test_a_request_that_comes_before_the_first_token_of_the_last_one_stays():
+    """A first token takes 48 ms there. Both engines have room for more."""
+    for at_s, moved in ((0.04, 1), (0.06, 2)):
+        arrivals, _ = load([(0.0, 4, 30), (at_s, 4, 30)])
+        _, other = run_both(forecast(arrivals), Above(0.0), max_sequences=4)
+        assert len(other.outcomes) == moved
+
+
+def test_to_ask_an_engine_whether_it_takes_a_request_does_not_change_its_times():
+    arrivals, _ = load(SHAPES)
+    _, other = run_both(forecast(arrivals), Above(8.0))
+    asked = engine(on_share(small_profile(), 0.5))
+    for arrival in arrivals:
+        if arrival.work.request_id in other.outcomes:
+            asked.arrive(arrival)
+    assert asked.run().outcomes == other.outcomes
 
 
 def test_short_answers_no_longer_wait_for_long_ones():
     """RT-LM's offloading, beside a device of half the speed."""
     arrivals, _ = load(SHAPES)
     arrivals = forecast(arrivals)
-    main, other = divided(arrivals, Overflow(), 2)
     alone = run(small_profile(), arrivals)
-    both = together(run(small_profile(), main), run(on_share(small_profile(), 0.5), other))
+    main, other = run_both(arrivals, Overflow())
+    both = together(main, other)
     assert list(both.outcomes) == list(alone.outcomes), "in order of arrival"
     assert all(outcome.finished for outcome in both.outcomes.values())
     assert both.ended_s >= max(each.last_s for each in both.outcomes.values())
 
     def response_s(report: SimReport) -> float:
-        short = [each for name, each in report.outcomes.items() if name in names(main)]
+        short = [each for name, each in report.outcomes.items() if name in main.outcomes]
         return fmean(each.last_s - each.arrival_s for each in short)
 
     assert response_s(both) < 0.8 * response_s(alone)

@@ -37,8 +37,8 @@ from tandem.engine.placement import MAIN, overflow
 from tandem.estimators.datasheet import load_profile
 from tandem.estimators.profile import Profile, on_share
 from tandem.sim.curves import read_curve
-from tandem.sim.group import divided, together
-from tandem.sim.run import Arrival, SimReport, Simulation
+from tandem.sim.group import divide, together
+from tandem.sim.run import SimReport, Simulation
 from tandem.sim.timeline import Timeline
 
 
@@ -68,20 +68,18 @@ def simulate(
     workload = options.workload
     planned = build_workload(workload)
     arrivals, trainers = arrivals_of(planned, options.training, workload.vocabulary, workload.seed)
-    loads = [arrivals]
-    if len(profiles) > 1:
-        placement = overflow(options.overflow_quantile, options.overflow_tokens)
-        loads = divided(arrivals, placement, len(profiles), _as_known)
     offline = read_batch(options.batch, workload.vocabulary) if options.batch else []
-    run, timeline = _engine(settings, options, profiles[MAIN], loads[MAIN], trainers, offline)
+    run, timeline = _engine(settings, options, profiles[MAIN], trainers, offline)
+    others = [_engine(settings, options, each)[0] for each in profiles[MAIN + 1 :]]
+    placement = overflow(options.overflow_quantile, options.overflow_tokens)
     end_s = planned[-1].at_s
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task(settings.scheduling.policy, total=max(end_s, 1e-9))
         began = time.perf_counter()
+        divide(arrivals, placement, [run, *others], _as_known)
         report = run.run(on_progress=lambda now: progress.update(task, completed=min(now, end_s)))
-        for profile, load in zip(profiles[MAIN + 1 :], loads[MAIN + 1 :], strict=True):
-            other, _ = _engine(settings, options, profile, load)
+        for other in others:
             report = together(report, other.run())
         real_s = time.perf_counter() - began
     scheduling = settings.scheduling
@@ -121,11 +119,10 @@ def _engine(
     settings: Settings,
     options: SimulateOptions,
     profile: Profile,
-    load: Sequence[Arrival],
     trainers: Sequence[TrainerSpec] = (),
     offline: Sequence[Request] = (),
 ) -> tuple[Simulation, Timeline]:
-    """One engine on a clock of its own, with what it is to do."""
+    """One engine on a clock of its own, to which nothing has come yet."""
     clock = VirtualClock()
     timeline = Timeline(clock.now)
     loop, executor = build_simulation(
@@ -138,7 +135,7 @@ def _engine(
         on_plan=timeline if options.timeline else None,
     )
     leaps = None if options.timeline else executor
-    return Simulation(loop, clock, load, trainers, leaps=leaps, offline=iter(offline)), timeline
+    return Simulation(loop, clock, [], trainers, leaps=leaps, offline=iter(offline)), timeline
 
 
 def _as_known(request: Request) -> Request:

@@ -1,18 +1,22 @@
 """Waiting sequences by the latest start that still meets their objective.
 
-Knows times only. Invariant: sorted by time, then by number, so equal contents give equal answers. A
-time or a sequence is found in O(log n).
+Knows times and expected lengths only. Invariant: sorted by time, then by number, so equal contents
+give equal answers. A time or a sequence is found in O(log n).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from heapq import nsmallest
 
 from tandem.core.sequence import Sequence
 
 # The start time of a sequence that has its first token. It is neither in time nor late.
 BEGUN = -math.inf
+
+# Of late sequences, so many are compared by their lengths: those that are late for longest.
+_COMPARED = 256
 
 
 class StartTimes:
@@ -21,7 +25,8 @@ class StartTimes:
     __slots__ = ("_entries", "_num_begun", "_start_by_s")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Sequence]] = []  # sorted, begun first
+        # Sorted, begun first. The last number is the expected length of the answer; 0: unknown.
+        self._entries: list[tuple[float, int, Sequence, float]] = []
         self._num_begun = 0
         self._start_by_s: dict[int, float] = {}
 
@@ -33,7 +38,9 @@ class StartTimes:
         assert seq.seq_id not in self._start_by_s
         self._start_by_s[seq.seq_id] = start_by_s
         self._num_begun += start_by_s == BEGUN
-        insort(self._entries, (start_by_s, seq.seq_id, seq))
+        length = seq.request.length
+        tokens = 0.0 if length is None else length.quantile(0.5)
+        insort(self._entries, (start_by_s, seq.seq_id, seq, tokens))
 
     def discard(self, seq: Sequence) -> None:
         """Remove a sequence if it is here."""
@@ -55,6 +62,15 @@ class StartTimes:
         """Up to `count` late sequences, the longest late first."""
         first = self._num_begun
         return [entry[2] for entry in self._entries[first : first + count] if entry[0] < now]
+
+    def overdue(self, now: float, count: int) -> list[Sequence]:
+        """Up to `count` late sequences, by slack over expected length: the latest for its length
+        first. An answer of unknown length counts as the longest of those that are compared."""
+        first = self._num_begun
+        late = [each for each in self._entries[first : first + _COMPARED] if each[0] < now]
+        most = max([each[3] for each in late], default=0.0) or 1.0
+        ranked = [((each[0] - now) / (each[3] or most), each[1], each[2]) for each in late]
+        return [each[2] for each in nsmallest(count, ranked)]
 
     def in_time(self, now: float, count: int) -> list[Sequence]:
         """Up to `count` sequences that are not late, the earliest start time first."""

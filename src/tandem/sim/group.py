@@ -1,10 +1,10 @@
 """A load over several engines of one machine, in the simulator.
 
-Engines share nothing and never wait for each other, and what places a request knows requests alone.
-So each engine may be run to its end on a clock of its own: all clocks begin together, and the times
-are the same as on one. Unlike in a server, an engine gets requests also while others wait for it.
-Knows no profile and no policy. Invariant: every request is in the load of
-exactly one engine, training steps in the main one's.
+Engines share nothing and never wait for each other. Each runs on a clock of its own, and all clocks
+begin together, so the times are those of one clock. Which engines can take a request is seen when
+it comes, so those beside the main one run until then. Knows no profile and no policy. Invariant:
+every request goes to one engine, training steps to the main one; as in a server
+(`engine/group.py`), another engine gets none while one waits there.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from collections.abc import Callable, Sequence
 
 from tandem.core.request import Request
 from tandem.engine.placement import MAIN, Placement
-from tandem.sim.run import Arrival, SimReport
+from tandem.sim.run import Arrival, SimReport, Simulation
 
 
-def divided(
+def divide(
     arrivals: Sequence[Arrival],
     placement: Placement,
-    engines: int,
+    engines: Sequence[Simulation],
     known: Callable[[Request], Request] = lambda request: request,
-) -> list[list[Arrival]]:
-    """The load of each engine. `known` gives a request as the placement sees it."""
-    loads: list[list[Arrival]] = [[] for _ in range(engines)]
-    able = range(engines)
+) -> None:
+    """Give each arrival to one of `engines`, of which the first is the main one; then they are to
+    be run to their ends. `known` gives a request as the placement sees it."""
     for arrival in sorted(arrivals, key=lambda arrival: arrival.at_s):
-        work = arrival.work
-        place = placement.place(known(work), able) if isinstance(work, Request) else MAIN
-        loads[place].append(arrival)
-    return loads
+        place, work = MAIN, arrival.work
+        if isinstance(work, Request):
+            others = enumerate(engines[MAIN + 1 :], MAIN + 1)
+            able = [each for each, engine in others if engine.takes(work, arrival.at_s)]
+            place = placement.place(known(work), [MAIN, *able])
+        engines[place].arrive(arrival)
 
 
 def together(main: SimReport, other: SimReport) -> SimReport:

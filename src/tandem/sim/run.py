@@ -132,7 +132,8 @@ class Simulation:
         until_s: float = math.inf,
         on_progress: Callable[[float], None] = lambda now: None,
     ) -> SimReport:
-        """Run until everything has ended, or until the clock has passed `until_s`.
+        """Run until everything has ended, or until the clock has passed `until_s`. To go on, call
+        it again.
 
         Raises `PolicyFault` if the policy stops running anything although requests exist.
         """
@@ -156,6 +157,24 @@ class Simulation:
                 on_progress(now)
         report.ended_s = self._now()
         return report
+
+    def arrive(self, arrival: Arrival) -> None:
+        """One more arrival, after all others."""
+        assert not self._arrivals or self._arrivals[-1].at_s <= arrival.at_s
+        self._arrivals.append(arrival)
+
+    def takes(self, request: Request, at_s: float) -> bool:
+        """Run until `at_s`; then, whether the engine has a place and its last request does not wait
+        for its first token."""
+        self.run(at_s)
+        if self._arrivals:
+            last = self._arrivals[-1].work
+            assert isinstance(last, Request), "another engine does not train"
+            outcome = self.report.outcomes.get(last.request_id)
+            if outcome is None or not (outcome.error or outcome.first_s <= at_s):
+                return False
+        places = self._loop.scheduler.budgets.max_sequences
+        return self._unfinished + request.n <= places
 
     def _leap(self, until_s: float) -> list[TokenEvent]:
         """Advance equal iterations up to the next arrival. Empty if there is only one."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.core.lengths import Forecast
 from tandem.core.request import Request
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
@@ -71,6 +72,22 @@ def test_an_objective_of_its_own_decides_who_is_in_time():
     late, usual = view.arrive(6.0), view.arrive(9.9)
     hurried = view.arrive(9.9, slo=Slo(0.05, 0.1))
     assert starting_order(view, 9, owed=False) == [usual, patient, late, hurried]
+
+
+def test_late_ones_go_by_slack_over_expected_length_behind_those_in_time():
+    view = stage(10.0)
+
+    def arrive(at_s: float, tokens: float) -> Sequence:
+        return view.arrive(at_s, length=Forecast((tokens,) * 5, 400, "test"))
+
+    long, short, recent, in_time = (
+        arrive(1.0, 300),
+        arrive(6.0, 10),
+        arrive(8.0, 10),
+        arrive(9.9, 1),
+    )
+    assert starting_order(view, 9, owed=False) == [in_time, short, recent, long]
+    assert starting_order(view, 9, owed=True) == [long, in_time, short, recent]
 
 
 @given(

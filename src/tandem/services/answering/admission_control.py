@@ -106,7 +106,7 @@ class AdmissionControl:
         oldest = next(iter(self._waiting), None)
         if oldest is None or now_s - oldest.since_s <= ttft_s:
             return
-        wait_s = self._wait_s()
+        wait_s = self.wait_s
         limit_s = self._bounds.max_wait_factor * ttft_s
         if wait_s > limit_s:
             self._shed(Reason.WAIT)
@@ -118,8 +118,9 @@ class AdmissionControl:
                 retry_after_s=after_s,
             )
 
-    def _wait_s(self) -> float:
-        """Seconds until all that wait have started."""
+    @property
+    def wait_s(self) -> float:
+        """Seconds until all that wait have started, as predicted; 0 if unknown."""
         return self._pace.wait_s(len(self._waiting), self._tokens)
 
     def _look(self) -> float:
@@ -142,7 +143,7 @@ class AdmissionControl:
     def _overloaded(self, reason: Reason, what: str) -> Overloaded:
         """Half of the queue should be gone by then, at the pace at which requests start now."""
         self._shed(reason)
-        after_s = _bounded(self._wait_s() / 2)
+        after_s = _bounded(self.wait_s / 2)
         return Overloaded(
             f"the server is at its limit: {what}; retry after {after_s:.0f} s",
             retry_after_s=after_s,

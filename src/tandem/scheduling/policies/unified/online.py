@@ -71,16 +71,18 @@ def starting_order(view: View, count: int, *, owed: bool) -> list[Sequence]:
     """The first `count` waiting sequences, in the order in which they should start.
 
     Once a request is too late for its TTFT objective, those that can be in time go first, by the
-    latest start that is in time. With `owed`, the one that is late for the longest time goes before
-    them. Preempted answers come first, since their clients are already reading.
+    latest start that is in time. Late ones follow by slack over expected length, so that a short
+    answer does not wait long behind long ones, nor a long one for ever. With `owed`, the one that
+    is late for the longest time goes before all of them. Preempted answers come first, since their
+    clients are already reading.
     """
     first, starts, now = first_waiting(view, count), view.starts, view.now
     if not starts.any_late(now):
         return first
-    late, in_time = starts.late(now, count), starts.in_time(now, count)
-    ordered = [*starts.begun(), *late[: int(owed)], *in_time, *late[int(owed) :]]
-    listed = {seq.seq_id for seq in ordered}
-    return [*ordered, *[seq for seq in first if seq.seq_id not in listed]][:count]
+    longest = starts.late(now, int(owed))
+    ordered = [*starts.begun(), *longest, *starts.in_time(now, count), *starts.overdue(now, count)]
+    ordered = list(dict.fromkeys([*ordered, *first]))
+    return ordered[:count]
 
 
 def start_of(view: View, seq: Sequence) -> int:
