@@ -79,8 +79,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcomes of all requests (those that were refused have no times), and what requests were told
-    of their wait by the time they had waited, in seconds."""
+    """Outcomes of all requests (those that were refused have no times), and for each that got its
+    first token too late the wait that was predicted and the real one, in seconds."""
 
     outcomes: list[SimOutcome]
     waits: list[tuple[float, float]]
@@ -94,7 +94,7 @@ class Door:
         self._add, self._step = loop.add, loop.step
         self._admission, self._ttft_s = admission, ttft_s
         self._tickets: dict[str, Ticket] = {}
-        self.told_s: dict[str, float] = {}
+        self.predicted_s: dict[str, float] = {}
 
     def add(self, request: Request) -> None:
         """In place of the loop's."""
@@ -103,7 +103,7 @@ class Door:
         except Overloaded as error:
             raise InvalidRequest("shed") from error
         self._tickets[request.request_id] = ticket
-        self.told_s[request.request_id] = self._admission.wait_s
+        self.predicted_s[request.request_id] = self._admission.wait_s
         self._add(request)
 
     def step(self, urgent: Urgent = never) -> list[TokenEvent]:
@@ -129,9 +129,9 @@ def simulate(load: Load, rate: float, policy: str, factor: float, *, told: bool)
     loop.add, loop.step = door.add, door.step  # type: ignore[method-assign]
     report = Simulation(loop, clock, coming, leaps=executor).run()
     waits = [
-        (told_s, outcome.ttft_s)
-        for name, told_s in door.told_s.items()
-        if told_s and (outcome := report.outcomes[name]).ttft_s > load.slo.ttft_s
+        (predicted_s, outcome.ttft_s)
+        for name, predicted_s in door.predicted_s.items()
+        if predicted_s and (outcome := report.outcomes[name]).ttft_s > load.slo.ttft_s
     ]
     return Result(list(report.outcomes.values()), waits)
 
@@ -181,12 +181,12 @@ def main(
     console.print(table)
 
 
-_FIGURES = ("refused", "TTFT met", "both met", "p50", "p99", "response", "told/waited")
+_FIGURES = ("refused", "TTFT met", "both met", "p50", "p99", "response", "predicted/real")
 
 
 def figures(found: Result, slo: Slo) -> list[str]:
     """Shares of all requests, refused ones included; of the others TTFT and the mean response time
-    in seconds; and the median of the wait that those were told that came too late, by the wait."""
+    in seconds; and of those that came too late the predicted wait by the real one, the median."""
     outcomes = found.outcomes
     served = [outcome for outcome in outcomes if outcome.error is None]
     waits = sorted(outcome.ttft_s for outcome in served)
@@ -194,13 +194,13 @@ def figures(found: Result, slo: Slo) -> list[str]:
     counts = (len(outcomes) - len(served), met.count("ttft") + met.count("both"), met.count("both"))
     shares = [f"{count / len(outcomes):.1%}" for count in counts]
     response_s = fmean(outcome.last_s - outcome.arrival_s for outcome in served)
-    told = f"{median(told / waited for told, waited in found.waits):.2f}" if found.waits else "-"
+    shares_of_waits = [predicted / real for predicted, real in found.waits]
     return [
         *shares,
         f"{percentile(waits, 0.5):.2f}",
         f"{percentile(waits, 0.99):.2f}",
         f"{response_s:.2f}",
-        told,
+        f"{median(shares_of_waits):.2f}" if shares_of_waits else "-",
     ]
 
 

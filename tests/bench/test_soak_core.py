@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from random import Random
 from typing import Any
 
@@ -60,6 +62,14 @@ async def test_memory_is_watched() -> None:
     assert report.memory_bytes and min(report.memory_bytes) > 1 << 20
     assert report.memory is None, "two samples do not make a slope"
     assert resident_bytes((os.getpid(), os.getpid())) < 1.5 * max(report.memory_bytes)
+
+
+async def test_a_watched_process_that_is_gone_is_an_error_of_the_report() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    report, _ = await run(Script(), CLEAN, seconds=0.5, clients=1, warmup_s=0.1, pids=(gone.pid,))
+    assert report.completed and not report.clean and not report.memory_bytes
+    assert list(report.errors) == [f"process {gone.pid} is gone: its memory is not watched"]
 
 
 def test_slope_covers_the_truth_and_sees_growth() -> None:

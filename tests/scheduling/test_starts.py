@@ -77,28 +77,27 @@ def test_late_sequences_are_ranked_by_slack_over_expected_length():
         length = None if tokens is None else Forecast((float(tokens),) * 5, 400, "test")
         known[number] = sequence(number, length=length)
         starts.add(known[number], start_by_s)
-    ranked = [seq.seq_id for seq in starts.overdue(10.0, 9)]
+    ranked = [seq.seq_id for seq in starts.late_by_length(10.0)]
     assert ranked == [1, 0, 2, 3, 5], "the unknown one counts as 300 tokens, 4 is in time"
-    assert [seq.seq_id for seq in starts.overdue(10.0, 2)] == [1, 0]
-    assert starts.overdue(0.0, 9) == []
+    assert starts.late_by_length(0.0) == []
 
 
 def test_without_forecasts_the_one_that_is_late_for_longest_is_first():
     starts = StartTimes()
     for number, start_by_s in enumerate([3.0, 1.0, 2.0]):
         starts.add(sequence(number), start_by_s)
-    assert starts.overdue(5.0, 9) == starts.late(5.0, 9)
+    assert starts.late_by_length(5.0) == starts.late(5.0, 9)
 
 
-def test_a_long_answer_does_not_wait_for_ever_behind_short_ones():
-    """A new short answer becomes late each second; the long one goes first in the end."""
+def test_a_long_answer_goes_before_short_ones_that_came_much_later():
+    """A short answer becomes late each second, and one starts."""
     starts = StartTimes()
     long = sequence(0, length=Forecast((400.0,) * 5, 400, "test"))
     starts.add(long, 0.0)
     for number in range(1, 1000):
         short = sequence(number, length=Forecast((10.0,) * 5, 400, "test"))
         starts.add(short, number - 0.5)
-        first = starts.overdue(float(number), 1)[0]
+        first = starts.late_by_length(float(number))[0]
         if first is long:
             break
         starts.discard(first)

@@ -81,9 +81,9 @@ def test_a_placement_may_know_more_than_the_engines():
         assert bool(engines[1].run().outcomes) == moved
 
 
-def test_another_engine_gets_nothing_while_one_waits_there():
-    """As in a server, whatever the placement wants: the first answers hold its places until the
-    last request comes."""
+def test_another_engine_gets_nothing_while_its_places_are_held():
+    """As in a server, whatever the placement wants: the first answers hold them until the last
+    request comes."""
     arrivals, _ = load([(0.0, 4, 30), (0.1, 4, 30), (0.2, 4, 4), (0.3, 4, 4), (9.0, 4, 4)])
     for places, moved in ((1, [0, 4]), (2, [0, 1, 4])):
         main, other = run_both(forecast(arrivals), Above(0.0), max_sequences=places)
@@ -99,14 +99,57 @@ def test_a_request_that_comes_before_the_first_token_of_the_last_one_stays():
         assert len(other.outcomes) == moved
 
 
-def test_to_ask_an_engine_whether_it_takes_a_request_does_not_change_its_times():
-    arrivals, _ = load(SHAPES)
-    _, other = run_both(forecast(arrivals), Above(8.0))
-    asked = engine(on_share(small_profile(), 0.5))
-    for arrival in arrivals:
+def test_choices_hold_a_place_each_until_they_end():
+    request = load([(0.0, 4, 10)])[0][0].work
+    alone = engine(small_profile(), max_sequences=4)
+    alone.arrive(Arrival(0.0, replace(request, n=3)))
+    two = replace(request, request_id="next", n=2)
+    assert not alone.can_take(two, 0.1) and alone.can_take(replace(two, n=1), 0.1)
+    assert alone.can_take(two, 5.0)
+    assert alone.run().outcomes["request-0"].output_tokens == 30
+
+
+def test_an_answer_holds_its_place_until_the_time_at_which_it_ends():
+    """The clock is at the end of the iteration already when the engine is asked."""
+    arrivals, _ = load([(0.0, 4, 10)])
+    whole = run(small_profile(), arrivals).outcomes["request-0"]
+    request = replace(arrivals[0].work, request_id="next")
+    for at_s, free in ((whole.last_s - 0.005, False), (whole.last_s + 0.005, True)):
+        alone = engine(small_profile())
+        alone.arrive(arrivals[0])
+        assert alone.can_take(request, at_s) == free
+
+
+def test_what_does_not_fit_another_engine_stays():
+    arrivals, _ = load([(0.0, 4, 50), (1.0, 4, 20)])
+    engines = [engine(small_profile()), engine(small_profile(num_blocks=8))]
+    divide(forecast(arrivals), Above(0.0), engines)
+    main, other = (each.run() for each in engines)
+    assert [*main.outcomes, *other.outcomes] == ["request-0", "request-1"]
+    assert all(each.finished for each in together(main, other).outcomes.values())
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "unified", "rt_lm"])
+def test_to_ask_an_engine_whether_it_can_take_a_request_does_not_change_its_times(policy):
+    """Static batches of gathered requests with `rt_lm`."""
+    arrivals, _ = load([(0.05 * place, 4, 5 + place % 30) for place in range(80)])
+    profile = small_profile(noise=(0.8, 1.0, 1.3), host_s=0.001)
+    options = {"policy_options": {"static": "true"}} if policy == "rt_lm" else {}
+
+    def made() -> Simulation:
+        clock = VirtualClock()
+        settings = config(policy, max_sequences=4, **options)
+        loop, executor = build_simulation(settings, profile, clock)
+        return Simulation(loop, clock, [], leaps=executor)
+
+    asked, alone = made(), made()
+    divide(forecast(arrivals), Above(0.0), [engine(small_profile()), asked])
+    other = asked.run()
+    for arrival in forecast(arrivals):
         if arrival.work.request_id in other.outcomes:
-            asked.arrive(arrival)
-    assert asked.run().outcomes == other.outcomes
+            alone.arrive(arrival)
+    assert len(other.outcomes) > 5
+    assert alone.run().outcomes == other.outcomes
 
 
 def test_short_answers_no_longer_wait_for_long_ones():

@@ -19,8 +19,10 @@ def test_what_is_offered_ends_or_is_refused(factor):
     assert len(outcomes) > 400
     assert all(each.finished != (each.error is not None) for each in outcomes)
     assert any(each.error for each in outcomes) == (factor > 0.0)
-    refused, in_time, both, half, most, response, _ = overload.figures(found, load.slo)
+    refused, in_time, both, half, most, response, predicted = overload.figures(found, load.slo)
     assert float(response) > 0.0
+    assert found.waits and all(real > load.slo.ttft_s for _, real in found.waits)
+    assert 0.0 < float(predicted) < 2.0
     assert (refused == "0.0%") == (factor == 0.0) and float(half) <= float(most)
     assert 0.0 < float(both.rstrip("%")) <= float(in_time.rstrip("%")) < 100.0
 

@@ -72,7 +72,7 @@ async def soak(options: SoakOptions) -> SoakReport:
     report = SoakReport()
     end_s = asyncio.get_running_loop().time() + options.seconds
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(_watch_memory(options, end_s))
+        watch = group.create_task(_watch_memory(options, end_s, report))
         for client in range(options.clients):
             rng = Random(f"{options.seed}/{client}")
             group.create_task(_client(options, rng, end_s, report))
@@ -168,8 +168,11 @@ def _random_request(options: SoakOptions, rng: Random) -> tuple[str, bytes]:
     return "/v1/completions", msgspec.json.encode(fields)
 
 
-async def _watch_memory(options: SoakOptions, end_s: float) -> tuple[list[float], list[int]]:
-    """Resident bytes of the watched processes, once per second after the warm-up."""
+async def _watch_memory(
+    options: SoakOptions, end_s: float, report: SoakReport
+) -> tuple[list[float], list[int]]:
+    """Resident bytes of the watched processes, once per second after the warm-up. Ends with an
+    error in the report once one of them is gone."""
     clock = asyncio.get_running_loop().time
     times_s: list[float] = []
     sizes: list[int] = []
@@ -177,14 +180,20 @@ async def _watch_memory(options: SoakOptions, end_s: float) -> tuple[list[float]
         return times_s, sizes
     await asyncio.sleep(min(options.warmup_s, max(0.0, end_s - clock())))
     while clock() < end_s:
+        try:
+            size = resident_bytes(options.pids)
+        except psutil.NoSuchProcess as error:
+            report.errors[f"process {error.pid} is gone: its memory is not watched"] += 1
+            break
         times_s.append(clock())
-        sizes.append(resident_bytes(options.pids))
+        sizes.append(size)
         await asyncio.sleep(1.0)
     return times_s, sizes
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Resident bytes of the processes and all their live children."""
+    """Resident bytes of the processes and all their live children. Raises `psutil.NoSuchProcess` if
+    one of `pids` is gone."""
     family: dict[int, psutil.Process] = {}
     for pid in pids:
         process = psutil.Process(pid)

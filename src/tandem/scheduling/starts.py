@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from heapq import nsmallest
 
 from tandem.core.sequence import Sequence
 
@@ -63,14 +62,14 @@ class StartTimes:
         first = self._num_begun
         return [entry[2] for entry in self._entries[first : first + count] if entry[0] < now]
 
-    def overdue(self, now: float, count: int) -> list[Sequence]:
-        """Up to `count` late sequences, by slack over expected length: the latest for its length
-        first. An answer of unknown length counts as the longest of those that are compared."""
-        first = self._num_begun
-        late = [each for each in self._entries[first : first + _COMPARED] if each[0] < now]
+    def late_by_length(self, now: float) -> list[Sequence]:
+        """The late sequences that are compared, by slack over expected length: the latest for its
+        length first. An answer of unknown length counts as the longest of them."""
+        end = min(bisect_left(self._entries, (now,)), self._num_begun + _COMPARED)
+        late = self._entries[self._num_begun : end]
         most = max([each[3] for each in late], default=0.0) or 1.0
-        ranked = [((each[0] - now) / (each[3] or most), each[1], each[2]) for each in late]
-        return [each[2] for each in nsmallest(count, ranked)]
+        late.sort(key=lambda each: (each[0] - now) / (each[3] or most))
+        return [each[2] for each in late]
 
     def in_time(self, now: float, count: int) -> list[Sequence]:
         """Up to `count` sequences that are not late, the earliest start time first."""

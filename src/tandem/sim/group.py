@@ -27,8 +27,15 @@ def divide(
     for arrival in sorted(arrivals, key=lambda arrival: arrival.at_s):
         place, work = MAIN, arrival.work
         if isinstance(work, Request):
-            others = enumerate(engines[MAIN + 1 :], MAIN + 1)
-            able = [each for each, engine in others if engine.takes(work, arrival.at_s)]
+            needed = len(work.prompt) + work.sampling.max_tokens
+            needed = min(needed, engines[MAIN].max_model_len)
+            able = [
+                each
+                for each, engine in enumerate(engines)
+                if each != MAIN
+                and needed <= engine.max_model_len
+                and engine.can_take(work, arrival.at_s)
+            ]
             place = placement.place(known(work), [MAIN, *able])
         engines[place].arrive(arrival)
 

@@ -121,7 +121,8 @@ class Simulation:
         self._supply = supply
         self._offline = offline
         self._num_offline = 0
-        self._unfinished = 0
+        self._unfinished = 0  # choices
+        self._ended = (0.0, 0)  # when choices ended last, and how many
         for spec in trainers:
             loop.teaching.open_trainer(spec)
         self._origin_s = clock.now()  # opening trainers on a real device does not count
@@ -163,9 +164,16 @@ class Simulation:
         assert not self._arrivals or self._arrivals[-1].at_s <= arrival.at_s
         self._arrivals.append(arrival)
 
-    def takes(self, request: Request, at_s: float) -> bool:
-        """Run until `at_s`; then, whether the engine has a place and its last request does not wait
-        for its first token."""
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt with its answer: of the model, and that its KV cache holds."""
+        scheduler = self._loop.scheduler
+        cache = scheduler.cache
+        return min(scheduler.max_model_len, cache.num_blocks * cache.block_size)
+
+    def can_take(self, request: Request, at_s: float) -> bool:
+        """Run until `at_s`; then, whether the engine has places for `request`, and its last request
+        does not wait for its first token."""
         self.run(at_s)
         if self._arrivals:
             last = self._arrivals[-1].work
@@ -173,8 +181,9 @@ class Simulation:
             outcome = self.report.outcomes.get(last.request_id)
             if outcome is None or not (outcome.error or outcome.first_s <= at_s):
                 return False
-        places = self._loop.scheduler.budgets.max_sequences
-        return self._unfinished + request.n <= places
+        ended_s, ended = self._ended  # the last iteration may have ended after `at_s`
+        held = self._unfinished + (ended if ended_s > at_s else 0)
+        return held + request.n <= self._loop.scheduler.budgets.max_sequences
 
     def _leap(self, until_s: float) -> list[TokenEvent]:
         """Advance equal iterations up to the next arrival. Empty if there is only one."""
@@ -224,7 +233,7 @@ class Simulation:
             if (request := next(self._offline, None)) is None:
                 self._offline = None
             elif self._add(request, now):
-                self._num_offline += 1
+                self._num_offline += request.n
 
     def _add(self, request: Request, at_s: float) -> bool:
         """False if the engine refuses it; a server would continue, too."""
@@ -237,7 +246,7 @@ class Simulation:
         except InvalidRequest:
             outcome.error = "refused"
             return False
-        self._unfinished += 1
+        self._unfinished += request.n
         return True
 
     def _feed(self, supply: Callable[[], TrainingStep]) -> bool:
@@ -277,6 +286,8 @@ class Simulation:
 
     def _take(self, events: Sequence[TokenEvent]) -> None:
         now, outcomes = self._now(), self.report.outcomes
+        if ended := sum(event.finish_reason is not None for event in events):
+            self._ended = (now, ended)
         for event in events:
             outcome = outcomes[event.request_id]
             if event.tokens:

@@ -128,6 +128,12 @@ def version(connection: Connection, adapter: str, number: int) -> VersionRecord 
     return None if row is None else from_kept(connection, VersionRecord, row)
 
 
+def current_version(connection: Connection, adapter: str) -> VersionRecord | None:
+    """The version that answers, or None: the base does."""
+    record = find(connection, adapter)
+    return None if record is None else version(connection, adapter, record.current)
+
+
 def versions(connection: Connection, adapter: str | None = None) -> list[VersionRecord]:
     """Versions of an adapter, or of all (None), by name and number."""
     query = sa.select(VERSIONS).order_by(VERSIONS.c.adapter, VERSIONS.c.number)

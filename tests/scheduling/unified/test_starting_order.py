@@ -91,16 +91,17 @@ def test_late_ones_go_by_slack_over_expected_length_behind_those_in_time():
 
 
 @given(
-    late=st.integers(0, 12),
+    late=st.one_of(st.integers(0, 12), st.integers(250, 300)),
     in_time=st.integers(0, 12),
     begun=st.integers(0, 3),
-    count=st.integers(1, 30),
+    count=st.one_of(st.integers(1, 30), st.integers(250, 350)),
     owed=st.booleans(),
 )
 def test_everybody_is_listed_once(late, in_time, begun, count, owed):
     view = stage(10.0)
-    for _ in range(late):
-        view.arrive(1.0)
+    for place in range(late):
+        tokens = 1.0 + 7 * place % 50
+        view.arrive(1.0, length=Forecast((tokens,) * 5, 400, "test") if place % 3 else None)
     for _ in range(in_time):
         view.arrive(9.9)
     for _ in range(begun):

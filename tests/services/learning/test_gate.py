@@ -50,6 +50,27 @@ def pairs(count: int, current: float, candidate: float) -> tuple[PairMargins, ..
     )
 
 
+def test_bounds_follow_what_a_person_published_and_no_version_of_the_gate() -> None:
+    """`beyond` is half a nat a token; answers must keep half of what that version's keep."""
+    chosen = {"canary_quality_drop": 3.0, "canary_divergence": 0.2, "kept": 0.1, "length": 1.0}
+    loose = BOUNDS.after(chosen, by_gate=False)
+    assert (loose.quality_drop, loose.divergence) == (3.5, 1.0)
+    assert (loose.kept, loose.length) == (0.05, BOUNDS.length)
+    further = {"canary_quality_drop": 3.4, "canary_divergence": 0.9, "kept": 0.06, "length": 0.5}
+    assert BOUNDS.after(further | loose.passed_on(), by_gate=True) == loose
+    assert BOUNDS.after(further, by_gate=True) == BOUNDS, "it had the usual bounds"
+    usual = {"canary_quality_drop": 0.4, "canary_divergence": 0.1, "kept": 0.9, "length": 0.9}
+    assert BOUNDS.after(usual, by_gate=False) == BOUNDS
+
+
+@pytest.mark.parametrize("known", [{}, {"canary_quality_drop": None, "kept": None}])
+@pytest.mark.parametrize("by_gate", [True, False])
+def test_a_version_that_was_not_measured_loosens_nothing(
+    known: dict[str, Any], by_gate: bool
+) -> None:
+    assert BOUNDS.after(known, by_gate=by_gate) == BOUNDS
+
+
 def test_a_candidate_within_all_bounds_is_published() -> None:
     verdict = decide(fine(pairs(60, 0.5, 0.8)), GateMode.AUTO, BOUNDS)
     assert verdict.outcome is Outcome.PUBLISH and verdict.reasons == ()

@@ -165,7 +165,8 @@ class BlockTrainer:
                 return
 
     async def _drift(self, block: Block) -> float:
-        return await self._tools.examiner.drift(self.name, self._tools.encoder(block.settings))
+        encoder = self._tools.encoder(block.settings)
+        return await self._tools.examiner.drift(self.name, self._name, encoder)
 
     async def _train(
         self, block: Block, maker: StepMaker, heads: Sequence[SampleHead], epoch: int

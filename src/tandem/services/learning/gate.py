@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -33,6 +33,8 @@ class Bounds:
     must keep at least. `win_rate_margin` and `auc_margin`: how far the lower bound of the change
     on held-out feedback may lie below zero, once there are `least_pairs` pairs or `least_thumbs`
     of each sign; from `least_taught` pairs on, most must have moved the right way.
+    `beyond`: how much further from the base, in nats a token, versions may be than one that a
+    person published.
     """
 
     quality_drop: float = 1.5
@@ -47,6 +49,35 @@ class Bounds:
     least_pairs: int = 50
     least_thumbs: int = 25
     least_taught: int = 10
+    beyond: float = 0.5
+
+    def after(self, metrics: Mapping[str, Any], *, by_gate: bool) -> Bounds:
+        """What a version must keep that follows one with these `metrics`. One that a person chose
+        (an import, a job, a held version) may be further from the base than is allowed: its
+        successors may be `beyond` further still, and keep half of what it keeps. Versions that the
+        gate published pass on what they had to keep, so feedback alone loosens nothing."""
+
+        def further(name: str, most: float) -> float:
+            if by_gate:
+                return max(most, metrics.get(f"{name}_bound") or 0.0)
+            return max(most, (metrics.get(f"canary_{name}") or 0.0) + self.beyond)
+
+        def least(name: str, share: float) -> float:
+            known = metrics.get(f"{name}_bound" if by_gate else name)
+            return share if known is None else min(share, known if by_gate else known / 2)
+
+        return replace(
+            self,
+            quality_drop=further("quality_drop", self.quality_drop),
+            divergence=further("divergence", self.divergence),
+            kept=least("kept", self.kept),
+            length=least("length", self.length),
+        )
+
+    def passed_on(self) -> dict[str, float]:
+        """What `after` needs of them, to be kept with the metrics of a version."""
+        names = ("quality_drop", "divergence", "kept", "length")
+        return {f"{name}_bound": getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)

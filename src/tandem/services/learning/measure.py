@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import Sample, SampleKind
+from tandem.core.learning import GateMode, Sample, SampleKind
 from tandem.core.ports import EngineClient
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.answer_faults import (
@@ -41,7 +41,7 @@ from tandem.services.learning.gate import (
 )
 from tandem.services.learning.references import Model, References, Scored
 from tandem.services.learning.settings import LearningSettings
-from tandem.store import Store, samples
+from tandem.store import Store, adapters, samples
 
 _Item = TypeVar("_Item")
 
@@ -126,12 +126,28 @@ class Examiner:
             key_share=share,
             key_cap=settings.key_share,
         )
-        return decide(measured, settings.gate, self.bounds)
+        if settings.gate is GateMode.ALWAYS:
+            return decide(measured, settings.gate, self.bounds)
+        bounds = await self._bounds(adapter)
+        verdict = decide(measured, settings.gate, bounds)
+        if bounds != self.bounds:
+            verdict.metrics.update(bounds.passed_on())
+        return verdict
 
-    async def drift(self, trainer: str, encoder: Encoder) -> float:
+    async def drift(self, trainer: str, adapter: str, encoder: Encoder) -> float:
         """How far the working parameters of `trainer` are from the base on trusted prompts, as a
-        share of what the gate allows."""
-        return await self._canary.drop_under(trainer, encoder) / self.bounds.quality_drop
+        share of what the gate allows. Where it allows `adapter` more, the rest of it is as large a
+        share as usual."""
+        most = (await self._bounds(adapter)).quality_drop
+        drop = await self._canary.drop_under(trainer, encoder)
+        return 1.0 - (most - drop) / self.bounds.quality_drop
+
+    async def _bounds(self, adapter: str) -> Bounds:
+        """What the next version of `adapter` must keep."""
+        version = await self._store.read(adapters.current_version, adapter)
+        if version is None:
+            return self.bounds
+        return self.bounds.after(version.metrics, by_gate=version.watched)
 
     # ------------------------------------------------------------------ reading
 

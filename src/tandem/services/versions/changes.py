@@ -53,8 +53,7 @@ def refuse(connection: Connection, name: str, number: int, event: EventRecord) -
 
 def parent(connection: Connection, name: str) -> int:
     """What the current version was made from (0: the base). Raises `Conflict` if none is."""
-    record = adapters.find(connection, name)
-    current = None if record is None else adapters.version(connection, name, record.current)
+    current = adapters.current_version(connection, name)
     if current is None:
         raise nothing_to_roll_back(name)
     return current.parent

@@ -72,17 +72,17 @@ def starting_order(view: View, count: int, *, owed: bool) -> list[Sequence]:
 
     Once a request is too late for its TTFT objective, those that can be in time go first, by the
     latest start that is in time. Late ones follow by slack over expected length, so that a short
-    answer does not wait long behind long ones, nor a long one for ever. With `owed`, the one that
-    is late for the longest time goes before all of them. Preempted answers come first, since their
-    clients are already reading.
+    answer does not wait long behind long ones. With `owed`, the one that is late for the longest
+    time goes before all of them. Preempted answers come first, since their clients are already
+    reading.
     """
     first, starts, now = first_waiting(view, count), view.starts, view.now
     if not starts.any_late(now):
         return first
-    longest = starts.late(now, int(owed))
-    ordered = [*starts.begun(), *longest, *starts.in_time(now, count), *starts.overdue(now, count)]
-    ordered = list(dict.fromkeys([*ordered, *first]))
-    return ordered[:count]
+    ordered = [*starts.begun(), *starts.late(now, int(owed)), *starts.in_time(now, count)]
+    if len(ordered) < count:
+        ordered += [*starts.late_by_length(now), *starts.late(now, count), *first]
+    return list(dict.fromkeys(ordered))[:count]
 
 
 def start_of(view: View, seq: Sequence) -> int:
