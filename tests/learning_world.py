@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from fake_engine import FakeEngine
 from serving import demo_tokenizer
+from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import NoMemory, StoreError
 from tandem.core.learning import (
     AdapterRecord,
@@ -207,3 +209,11 @@ async def settled(world: World, adapter: str = "formal") -> None:
             await asyncio.sleep(0.02)
         async with world.learner.settled(adapter):  # samples are consumed before a turn ends
             pass
+
+
+def files_at(path: Path, weights: str) -> str:
+    """A PEFT directory; the hash of its content."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    (path / "adapter_model.safetensors").write_text(weights)
+    return inspect_adapter(path).content_hash

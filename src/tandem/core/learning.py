@@ -221,6 +221,9 @@ class VersionState(StrEnum):
     REFUSED = "refused"
 
 
+FEEDBACK = "feedback"
+"""Origin of a version that was trained on feedback."""
+
 IMPORTED = "import"
 """Origin of a version that was trained elsewhere: it learned nothing from its parent."""
 
@@ -237,7 +240,7 @@ class VersionRecord:
     state: VersionState
     # Version that it was trained from or, for an import, that it replaced; 0: base.
     parent: int = 0
-    origin: str = "feedback"  # `feedback`, a job id, or `IMPORTED`
+    origin: str = FEEDBACK  # or a job id, or `IMPORTED`
     metrics: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     tainted: bool = False  # trained on feedback that was erased

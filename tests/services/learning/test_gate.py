@@ -50,25 +50,55 @@ def pairs(count: int, current: float, candidate: float) -> tuple[PairMargins, ..
     )
 
 
-def test_bounds_follow_what_a_person_published_and_no_version_of_the_gate() -> None:
+FAR = {"canary_quality_drop": 3.0, "canary_divergence": 2.0, "kept": 0.1, "length": 0.3}
+
+
+def test_bounds_follow_a_version_that_a_person_published_beyond_them() -> None:
     """`beyond` is half a nat a token; answers must keep half of what that version's keep."""
-    chosen = {"canary_quality_drop": 3.0, "canary_divergence": 0.2, "kept": 0.1, "length": 1.0}
-    loose = BOUNDS.after(chosen, by_gate=False)
-    assert (loose.quality_drop, loose.divergence) == (3.5, 1.0)
-    assert (loose.kept, loose.length) == (0.05, BOUNDS.length)
-    further = {"canary_quality_drop": 3.4, "canary_divergence": 0.9, "kept": 0.06, "length": 0.5}
-    assert BOUNDS.after(further | loose.passed_on(), by_gate=True) == loose
-    assert BOUNDS.after(further, by_gate=True) == BOUNDS, "it had the usual bounds"
-    usual = {"canary_quality_drop": 0.4, "canary_divergence": 0.1, "kept": 0.9, "length": 0.9}
-    assert BOUNDS.after(usual, by_gate=False) == BOUNDS
+    loose = BOUNDS.after(FAR)
+    assert (loose.quality_drop, loose.divergence) == (3.5, 2.5)
+    assert (loose.kept, loose.length) == (0.05, 0.15)
+    assert BOUNDS.after(FAR, chosen=False) == BOUNDS
+
+
+def test_versions_within_their_bounds_pass_them_on_however_often() -> None:
+    loose = BOUNDS.after(FAR)
+    edge = {"canary_quality_drop": 3.5, "canary_divergence": 2.5, "kept": 0.05, "length": 0.15}
+    for _ in range(3):
+        assert BOUNDS.after(edge | loose.passed_on(BOUNDS)) == loose
+    edge = {"canary_quality_drop": 1.0, "canary_divergence": 1.0, "kept": 0.15, "length": 0.4}
+    assert BOUNDS.after(edge) == BOUNDS and BOUNDS.passed_on(BOUNDS) == {}
+    near = loose.passed_on(BOUNDS) | {"canary_quality_drop": 0.1, "kept": 0.9}
+    assert BOUNDS.after(near) == loose
+
+
+def test_what_its_feedback_asked_for_does_not_loosen_the_bounds_of_a_version() -> None:
+    """Answers in another language keep no words of the base's, and diverge as asked."""
+    asked = {"asked_kept": 0.0, "asked_length": 0.5, "asked_divergence": 3.0}
+    translated = {"kept": 0.0, "length": 0.2, "canary_divergence": 3.4}
+    assert BOUNDS.after(asked | translated) == BOUNDS
+    shorter = BOUNDS.after(asked | translated | {"length": 0.1})
+    assert shorter == replace(BOUNDS, length=pytest.approx(0.1))
+
+
+@pytest.mark.parametrize("measured", ["quality_drop", "divergence", "kept", "length"])
+def test_a_successor_is_judged_by_the_loosened_bounds(measured: str) -> None:
+    canary = CanaryMeasures(20, FAR["canary_quality_drop"], FAR["canary_divergence"])
+    reading = Reading(28, (), kept=FAR["kept"], length=FAR["length"])
+    like = Measurements(canary, reading=reading)
+    loose = BOUNDS.after(FAR)
+    assert decide(like, GateMode.AUTO, BOUNDS).outcome is Outcome.REFUSE
+    assert decide(like, GateMode.AUTO, loose).outcome is Outcome.PUBLISH
+    if measured in ("kept", "length"):
+        worse = replace(like, reading=replace(reading, **{measured: 0.04}))
+    else:
+        worse = replace(like, canary=replace(canary, **{measured: 3.6}))
+    assert len(decide(worse, GateMode.AUTO, loose).reasons) == 1
 
 
 @pytest.mark.parametrize("known", [{}, {"canary_quality_drop": None, "kept": None}])
-@pytest.mark.parametrize("by_gate", [True, False])
-def test_a_version_that_was_not_measured_loosens_nothing(
-    known: dict[str, Any], by_gate: bool
-) -> None:
-    assert BOUNDS.after(known, by_gate=by_gate) == BOUNDS
+def test_a_version_that_was_not_measured_loosens_nothing(known: dict[str, Any]) -> None:
+    assert BOUNDS.after(known) == BOUNDS
 
 
 def test_a_candidate_within_all_bounds_is_published() -> None:

@@ -219,45 +219,6 @@ async def test_demonstrations_are_known_once_most_is_gained(
         assert len(await made.store.read(adapters.versions, "formal")) == versions
 
 
-async def test_an_adapter_that_a_person_took_beyond_the_bounds_goes_on_learning(
-    tmp_path: Path,
-) -> None:
-    """Version 1 lost 3 nats a token, twice what the gate allows. Feedback may take it half a nat
-    further, over all versions together."""
-    async with world(tmp_path) as made:
-        answers = set[tuple[int, ...]]()
-        lost = [0.0]
-
-        def score(request: ScoreRequest, under: str | None) -> float:
-            usual = score_of(request.tokens, request.prompt_tokens, None)
-            if under is None or request.tokens in answers:
-                return usual if under is None else 0.9 * usual
-            return usual - lost[-1] * (len(request.tokens) - request.prompt_tokens)
-
-        made.engine.score_as = score
-        found = []
-        for drop in (3.0, 3.3, 3.4, 3.6):
-            lost.append(drop)
-            given = [made.sample() for _ in range(4)]
-            encoded = [made.tools.encoder(made.tools.defaults).encode(each) for each in given]
-            answers |= {each.prompt + each.chosen for each in encoded}
-            await made.give(given, {} if found else {"gate": "always"})
-            made.learner.notify("formal")
-            await settled(made)
-            await made.store.write(adapters.set_settings, "formal", {})
-            number = made.engine.adapters["formal"].number
-            found.append((number, [await state_of(made, each) for each in given]))
-        assert [number for number, _ in found] == [1, 2, 3, 3]
-        assert [set(states) for _, states in found] == [{SampleState.CONSUMED}] * 3 + [
-            {SampleState.REFUSED}
-        ]
-        versions = await made.store.read(adapters.versions, "formal")
-        assert "(bound: 1.50)" in versions[0].reason
-        bounds = [version.metrics.get("quality_drop_bound") for version in versions[:4]]
-        assert bounds == [None, *[pytest.approx(3.5, abs=0.01)] * 3]
-        assert "canary answers lost 3.60 nats a token (bound: 3.50)" in versions[3].reason
-
-
 async def test_a_manual_gate_waits_and_learns_nothing_more(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
         given = [made.sample() for _ in range(4)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fake_engine import FakeEngine
-from learning_world import World, until, world
+from learning_world import World, files_at, until, world
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import Conflict, StoreError
 from tandem.core.learning import AdapterRecord, VersionRecord
@@ -26,14 +25,6 @@ from tandem.services.learning.publish import POINTS
 from tandem.services.versions.adapters import Adapters
 from tandem.services.versions.service import Versions
 from tandem.store import adapters, events
-
-
-def files_at(path: Path, weights: str) -> str:
-    """A PEFT directory; the hash of its content."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
-    (path / "adapter_model.safetensors").write_text(weights)
-    return inspect_adapter(path).content_hash
 
 
 def started_with(path: Path, number: int = 1) -> FakeEngine:

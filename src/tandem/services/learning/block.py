@@ -35,7 +35,8 @@ class Block:
     """Of the steps."""
     steps: int = 0
     drift: float = 0.0
-    """How far the model has moved from the base, as a share of what the gate allows."""
+    """How far the model has moved from the base, as a share of what the gate allows; below 0 where
+    that is more than usual and hardly used."""
 
     @property
     def used(self) -> list[Sample]:

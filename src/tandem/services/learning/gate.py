@@ -34,7 +34,7 @@ class Bounds:
     on held-out feedback may lie below zero, once there are `least_pairs` pairs or `least_thumbs`
     of each sign; from `least_taught` pairs on, most must have moved the right way.
     `beyond`: how much further from the base, in nats a token, versions may be than one that a
-    person published.
+    person published beyond these bounds.
     """
 
     quality_drop: float = 1.5
@@ -51,33 +51,47 @@ class Bounds:
     least_taught: int = 10
     beyond: float = 0.5
 
-    def after(self, metrics: Mapping[str, Any], *, by_gate: bool) -> Bounds:
-        """What a version must keep that follows one with these `metrics`. One that a person chose
-        (an import, a job, a held version) may be further from the base than is allowed: its
-        successors may be `beyond` further still, and keep half of what it keeps. Versions that the
-        gate published pass on what they had to keep, so feedback alone loosens nothing."""
+    def after(self, metrics: Mapping[str, Any], *, chosen: bool = True) -> Bounds:
+        """What a version must keep that follows one with these `metrics`.
 
-        def further(name: str, most: float) -> float:
-            if by_gate:
-                return max(most, metrics.get(f"{name}_bound") or 0.0)
-            return max(most, (metrics.get(f"canary_{name}") or 0.0) + self.beyond)
+        That is what the one before had to keep. If that one is further from the base than it was
+        allowed to be, a person published it nevertheless: where it was `chosen` so, its successors
+        may be `beyond` further than it, and keep half of what it keeps.
+        """
 
-        def least(name: str, share: float) -> float:
-            known = metrics.get(f"{name}_bound" if by_gate else name)
-            return share if known is None else min(share, known if by_gate else known / 2)
+        def further(name: str, strange: float = 0.0) -> float:
+            most = max(getattr(self, name), metrics.get(f"{name}_bound") or 0.0)
+            found = metrics.get(f"canary_{name}") or 0.0
+            return found + self.beyond if chosen and found > max(most, strange) else most
 
+        def least(name: str) -> float:
+            share, found = getattr(self, name), metrics.get(name)
+            if (known := metrics.get(f"{name}_bound")) is not None:
+                share = min(share, known)
+            wanted = metrics.get(f"asked_{name}")
+            wanted = 1.0 if wanted is None else min(1.0, wanted)
+            lower = chosen and found is not None and found < share * wanted
+            return found / wanted / 2 if lower else share
+
+        asked = metrics.get("asked_divergence")
         return replace(
             self,
-            quality_drop=further("quality_drop", self.quality_drop),
-            divergence=further("divergence", self.divergence),
-            kept=least("kept", self.kept),
-            length=least("length", self.length),
+            quality_drop=further("quality_drop"),
+            divergence=further("divergence", 0.0 if asked is None else self.allowed(asked)),
+            kept=least("kept"),
+            length=least("length"),
         )
 
-    def passed_on(self) -> dict[str, float]:
-        """What `after` needs of them, to be kept with the metrics of a version."""
+    def allowed(self, divergence: float) -> float:
+        """How far answers may diverge for feedback whose chosen answers diverge by so much."""
+        return max(self.divergence, min(divergence, self.noise) + self.divergence_margin)
+
+    def passed_on(self, usual: Bounds) -> dict[str, float]:
+        """What `after` needs of bounds that are not the usual ones, to be kept with the metrics of
+        a version."""
         names = ("quality_drop", "divergence", "kept", "length")
-        return {f"{name}_bound": getattr(self, name) for name in names}
+        both = {name: (getattr(self, name), getattr(usual, name)) for name in names}
+        return {f"{name}_bound": own for name, (own, other) in both.items() if own != other}
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +265,7 @@ def _canary_objections(measured: Measurements, bounds: Bounds) -> list[str]:
             f"canary answers lost {canary.quality_drop:.2f} nats a token "
             f"(bound: {bounds.quality_drop:.2f})"
         )
-    strange = 0.0 if asked is None else min(asked.divergence, bounds.noise)
-    most = max(bounds.divergence, strange + bounds.divergence_margin)
+    most = bounds.divergence if asked is None else bounds.allowed(asked.divergence)
     if canary.divergence > most:
         found.append(
             f"answers to canary prompts are {canary.divergence:.2f} nats a token less likely "

@@ -15,7 +15,13 @@ from pathlib import Path
 from tandem.adapters.archives import copy
 from tandem.adapters.files import inspect_adapter
 from tandem.core.errors import AdapterError, StoreError
-from tandem.core.learning import AdapterRecord, EventRecord, VersionRecord, VersionState
+from tandem.core.learning import (
+    IMPORTED,
+    AdapterRecord,
+    EventRecord,
+    VersionRecord,
+    VersionState,
+)
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.publish import Conclusion, remove_tree
 from tandem.services.learning.tools import LearningTools
@@ -131,7 +137,7 @@ async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
         path=str(publisher.path(name, number)),
         created_s=now_s,
         state=VersionState.CANDIDATE,
-        origin="import",
+        origin=IMPORTED,
     )
     logger.info("version %d of %s was loaded from %s", number, name, loaded.path)
     message = f"version {number} was made from the loaded adapter"

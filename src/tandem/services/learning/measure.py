@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import GateMode, Sample, SampleKind
+from tandem.core.learning import (
+    FEEDBACK,
+    IMPORTED,
+    GateMode,
+    Sample,
+    SampleKind,
+    VersionRecord,
+)
 from tandem.core.ports import EngineClient
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.answer_faults import (
@@ -38,10 +45,11 @@ from tandem.services.learning.gate import (
     Thumb,
     Verdict,
     decide,
+    summary,
 )
 from tandem.services.learning.references import Model, References, Scored
 from tandem.services.learning.settings import LearningSettings
-from tandem.store import Store, adapters, samples
+from tandem.store import Connection, Store, adapters, samples
 
 _Item = TypeVar("_Item")
 
@@ -126,28 +134,49 @@ class Examiner:
             key_share=share,
             key_cap=settings.key_share,
         )
-        if settings.gate is GateMode.ALWAYS:
-            return decide(measured, settings.gate, self.bounds)
-        bounds = await self._bounds(adapter)
+        # An import is taught nothing here, and follows no version.
+        bounds = await self._bounds(adapter, encoder) if candidate.taught else self.bounds
         verdict = decide(measured, settings.gate, bounds)
-        if bounds != self.bounds:
-            verdict.metrics.update(bounds.passed_on())
+        verdict.metrics.update(bounds.passed_on(self.bounds))
+        if settings.gate is GateMode.ALWAYS:
+            verdict.metrics["gate"] = GateMode.ALWAYS.value
         return verdict
 
     async def drift(self, trainer: str, adapter: str, encoder: Encoder) -> float:
         """How far the working parameters of `trainer` are from the base on trusted prompts, as a
         share of what the gate allows. Where it allows `adapter` more, the rest of it is as large a
         share as usual."""
-        most = (await self._bounds(adapter)).quality_drop
+        most = (await self._bounds(adapter, encoder)).quality_drop
         drop = await self._canary.drop_under(trainer, encoder)
         return 1.0 - (most - drop) / self.bounds.quality_drop
 
-    async def _bounds(self, adapter: str) -> Bounds:
-        """What the next version of `adapter` must keep."""
+    async def _bounds(self, adapter: str, encoder: Encoder) -> Bounds:
+        """What the next version of `adapter` must keep. A current one that was loaded and not
+        measured is measured now."""
         version = await self._store.read(adapters.current_version, adapter)
         if version is None:
             return self.bounds
-        return self.bounds.after(version.metrics, by_gate=version.watched)
+        metrics = version.metrics
+        if version.origin == IMPORTED and "canary_quality_drop" not in metrics:
+            metrics = await self._measured(version, encoder)
+        by_feedback = version.origin == FEEDBACK and metrics.get("gate") == GateMode.ALWAYS.value
+        return self.bounds.after(metrics, chosen=not by_feedback)
+
+    async def _measured(self, version: VersionRecord, encoder: Encoder) -> Mapping[str, Any]:
+        """The metrics of the current version, which are kept."""
+        serving = self._client.adapters.get(version.adapter)
+        if serving is None:
+            return version.metrics
+        model = self._references.version(version.adapter, serving)
+        examined = await self._canary.measure(model, encoder)
+        read = _Read(
+            [_answer(encoder, item) for item in examined.said],
+            [_answer(encoder, item) for item in examined.own],
+        )
+        reading = _reading(read, _Read((), ()), (), None) if read.said else None
+        metrics = summary(Measurements(examined.measures, reading=reading))
+        await self._store.write(_keep_metrics, version.adapter, version.number, metrics)
+        return metrics
 
     # ------------------------------------------------------------------ reading
 
@@ -247,6 +276,14 @@ class Examiner:
             await self._references.scores(current, wanted),
             await self._references.scores(candidate, wanted),
         )
+
+
+def _keep_metrics(
+    connection: Connection, adapter: str, number: int, metrics: dict[str, Any]
+) -> None:
+    version = adapters.version(connection, adapter, number)
+    if version is not None:
+        adapters.save_version(connection, replace(version, metrics=version.metrics | metrics))
 
 
 def _encode(encoder: Encoder, sample: Sample) -> Encoded | None:
