@@ -89,6 +89,22 @@ def test_at_least_a_piece_is_given_when_it_is_needed():
     assert [candidate.max_tokens for candidate in given_all_the_same] == [64]
 
 
+def test_a_piece_of_an_offline_prompt_has_a_block_at_least_where_no_more_fits():
+    """On a slow processor the slack of a decode is a few rows of a prompt."""
+    request = Request("0", (1,) * 200, work_class=WorkClass.OFFLINE)
+
+    def granted(seconds_of_rows: int, *, needed: bool = False) -> list[int | None]:
+        left = ledger(500, 0.0)
+        work = left.work.copy()
+        work.span(0, seconds_of_rows)
+        left.seconds = left.latency.forward_s(work)
+        seq = Sequence(0, request, 0, None, [1] * 200)
+        return [each.max_tokens for each in left.prompt(seq, 0, 13, needed=needed)]
+
+    assert granted(15) == [] and granted(16) == [16] and granted(40) == [40]
+    assert granted(0, needed=True) == [16]
+
+
 def test_only_what_is_starving_starts_without_blocks():
     assert not ledger(500, 1.0, blocks=1).forwards(item(0, [50], 0, starving=False), needed=False)
     started = ledger(500, 1.0, blocks=1).forwards(item(0, [50], 0, starving=True), needed=False)

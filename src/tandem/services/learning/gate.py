@@ -70,8 +70,9 @@ class Bounds:
                 share = min(share, known)
             wanted = metrics.get(f"asked_{name}")
             wanted = 1.0 if wanted is None else min(1.0, wanted)
-            lower = chosen and found is not None and found < share * wanted
-            return found / wanted / 2 if lower else share
+            if chosen and found is not None and found < share * wanted:
+                return float(found / wanted / 2)
+            return float(share)
 
         asked = metrics.get("asked_divergence")
         return replace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -162,7 +162,7 @@ class Examiner:
         by_feedback = version.origin == FEEDBACK and metrics.get("gate") == GateMode.ALWAYS.value
         return self.bounds.after(metrics, chosen=not by_feedback)
 
-    async def _measured(self, version: VersionRecord, encoder: Encoder) -> Mapping[str, Any]:
+    async def _measured(self, version: VersionRecord, encoder: Encoder) -> dict[str, Any]:
         """The metrics of the current version, which are kept."""
         serving = self._client.adapters.get(version.adapter)
         if serving is None:

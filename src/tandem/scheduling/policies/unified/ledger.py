@@ -63,7 +63,7 @@ class Ledger:
 
     def prompt(self, seq: Sequence, start: int, blocks: int, *, needed: bool) -> list[Candidate]:
         """The rows of an offline prompt that fit from position `start` on; with `needed` at least a
-        piece. One that waits needs so many `blocks`. It begins only if all decodes before it fit
+        block. One that waits needs so many `blocks`. It begins only if all decodes before it fit
         and all prompts before it end: those that share its prefix would compute it again."""
         starts, left = is_waiting(seq), len(seq.tokens) - start
         if starts and not (self._begins and self._place(blocks, starving=False)):
@@ -73,7 +73,7 @@ class Ledger:
         def add(work: PassWork, rows: int) -> None:
             work.span(start, rows, draws=int(rows == left))
 
-        rows = self._take(left, min(left, PIECE_TOKENS), add, needed=needed)
+        rows = self._take(left, min(left, self.block_size), add, needed=needed)
         self._begins &= rows == left
         if rows and starts:
             self._hold(blocks)

@@ -18,7 +18,7 @@ from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
 from tandem.scheduling.training import MicroBatchWork, StepWork
 from tandem.scheduling.view import View
 
-# Least rows of a piece of a forward, unless fewer are left: each piece has a fixed cost.
+# Least rows of a piece of a training forward, unless fewer are left: each piece has a fixed cost.
 PIECE_TOKENS = 64
 # Most requests of one bucket that begin in an iteration: it bounds the prefixes to look up.
 _MOST_BEGIN = 8
