@@ -104,7 +104,11 @@ class Door:
             raise InvalidRequest("shed") from error
         self._tickets[request.request_id] = ticket
         self.predicted_s[request.request_id] = self._admission.wait_s
-        self._add(request)
+        try:
+            self._add(request)
+        except InvalidRequest:
+            ticket.close()
+            raise
 
     def step(self, urgent: Urgent = never) -> list[TokenEvent]:
         """In place of the loop's; in a leap nobody gets a first token."""

@@ -169,10 +169,7 @@ class Examiner:
             return version.metrics
         model = self._references.version(version.adapter, serving)
         examined = await self._canary.measure(model, encoder)
-        read = _Read(
-            [_answer(encoder, item) for item in examined.said],
-            [_answer(encoder, item) for item in examined.own],
-        )
+        read = _texts(examined, encoder)
         reading = _reading(read, _Read((), ()), (), None) if read.said else None
         metrics = summary(Measurements(examined.measures, reading=reading))
         await self._store.write(_keep_metrics, version.adapter, version.number, metrics)
@@ -200,10 +197,7 @@ class Examiner:
             )
         except Speechless:
             return None, None
-        canary = _Read(
-            [_answer(encoder, item) for item in examined.said],
-            [_answer(encoder, item) for item in examined.own],
-        )
+        canary = _texts(examined, encoder)
         probed = _Read(
             [_answer(encoder, item) for item in said], [_answer(encoder, item) for item in own]
         )
@@ -276,6 +270,14 @@ class Examiner:
             await self._references.scores(current, wanted),
             await self._references.scores(candidate, wanted),
         )
+
+
+def _texts(examined: Examined, encoder: Encoder) -> _Read:
+    """The answers to the canary prompts."""
+    return _Read(
+        [_answer(encoder, item) for item in examined.said],
+        [_answer(encoder, item) for item in examined.own],
+    )
 
 
 def _keep_metrics(
