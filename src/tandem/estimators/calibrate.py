@@ -129,6 +129,7 @@ def rough(samples: Samples, guess: Rates) -> Rates:
     factor = forward[row] / guess.forward[row]
     for place in range(FORWARD_TERMS.index("scored"), FORWARD_TERMS.index("cold")):
         forward[place] = factor * guess.forward[place]
+    forward[FORWARD_TERMS.index("recording")] = forward[0]  # as in `guess`: as much as a pass
     slices = tuple([factor * value for value in guess.slices])
     return Rates(tuple(forward), slices, guess.update_s, 1.0)
 

@@ -91,9 +91,10 @@ class Rates:
         layer_pairs_s = pairs_s / max(1, num_layers)
         kv_bytes = width * num_layers * weight_bytes / max(1, num_parameters)
         context_s = max(1e3 * kv_bytes / _BYTES_PER_S, 1e-9)
+        pass_s = _OVERHEAD_S + weight_bytes / _BYTES_PER_S
         return Rates(
             forward=(
-                _OVERHEAD_S + weight_bytes / _BYTES_PER_S,
+                pass_s,
                 token_s,
                 context_s,
                 _SMALL * context_s,
@@ -102,7 +103,7 @@ class Rates:
                 pairs_s,
                 token_s / 4,
                 token_s / 4,
-                _OVERHEAD_S,
+                pass_s,
                 token_s / 4,
                 _SMALL * _OVERHEAD_S,
                 _SMALL * token_s,

@@ -145,6 +145,18 @@ def test_the_next_request_may_wait_as_long_as_the_last_ones_could():
     assert deadlines.wait_s(FakeView(5.0)) == pytest.approx(1.9)
 
 
+def test_the_next_prompt_may_take_as_long_as_the_last_ones():
+    """Hopeless ones and one of 24 do not count."""
+    deadlines = Deadlines()
+    assert deadlines.prompt_s(FakeView(5.0)) == 0.0
+    for number, prompt in enumerate([300, 1001, *[100] * 21]):
+        deadlines.slack_s(FakeView(5.0), [sequence(number, output=1, prompt=prompt)])
+    assert deadlines.prompt_s(FakeView(5.0)) == pytest.approx(0.3)
+    for number in range(30, 33):
+        deadlines.slack_s(FakeView(5.0), [sequence(number, output=1, prompt=100)])
+    assert deadlines.prompt_s(FakeView(5.0)) == pytest.approx(0.1)
+
+
 def test_what_is_known_of_requests_that_are_gone_is_forgotten():
     deadlines, running = Deadlines(), [sequence(number, output=1) for number in range(4)]
     deadlines.slack_s(FakeView(5.0), running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,10 @@ from tandem.core.request import Request
 from tandem.core.sequence import Scoring, Sequence, SequenceStatus
 from tandem.core.slo import WorkClass
 from tandem.estimators.latency import LatencyModel, Rates
+from tandem.estimators.terms import FORWARD_TERMS
 from tandem.estimators.work import PassWork
 from tandem.scheduling.policies.unified.ledger import Ledger
-from tandem.scheduling.policies.unified.rest import LearningItem
+from tandem.scheduling.policies.unified.rest import LearningItem, least_piece
 from tandem.scheduling.view import Budgets
 
 RATES = Rates(
@@ -86,7 +88,7 @@ def test_at_least_a_piece_is_given_when_it_is_needed():
     long = item(0, [100], 0, starving=False)
     assert not ledger(500, 0.0).forwards(long, needed=False)
     given_all_the_same = ledger(500, 0.0).forwards(long, needed=True)
-    assert [candidate.max_tokens for candidate in given_all_the_same] == [64]
+    assert [candidate.max_tokens for candidate in given_all_the_same] == [24]
 
 
 def test_a_piece_of_an_offline_prompt_has_a_block_at_least_where_no_more_fits():
@@ -177,10 +179,33 @@ def test_of_a_pass_of_learning_alone_only_the_first_sequence_is_cut():
 
 def test_a_pass_may_take_up_to_twice_as_long_for_one_whole_sequence_unless_a_request_runs():
     latency, alone = LatencyModel(RATES), item(0, [150], 0, starving=False)
-    first_s = alone.piece_s(latency, 200)
+    work = PassWork()
+    work.span(0, 150, scored=150, recorded=150)
+    first_s = latency.forward_s(work)
     view = SimpleNamespace(latency=latency, budgets=Budgets(8, 200), serving=[])
     for share, kept in ((0.4, 0.4), (0.6, 1.0), (1.5, 1.5)):
         assert alone.whole_s(view, share * first_s) == pytest.approx(kept * first_s)
     request = Request("online", (1, 2))
     view.serving = [Sequence(9, request, 0, None, [1, 2])]
     assert alone.whole_s(view, 0.6 * first_s) == pytest.approx(0.6 * first_s)
+
+
+@pytest.mark.parametrize(
+    ("recording_s", "row_s", "rows"),
+    [(4.5e-3, 1.7e-3, 16), (9e-3, 1.4e-3, 29), (9e-3, 3.6e-5, 64)],
+)
+def test_a_piece_of_a_training_forward_takes_at_least_its_fixed_cost(recording_s, row_s, rows):
+    """Within a block and 64 rows: on a slow processor a longer one fits beside no answers."""
+    terms = dict(zip(FORWARD_TERMS, RATES.forward, strict=True))
+    terms |= {"row": row_s, "scored": 2e-5, "recording": recording_s, "recorded": 1e-9}
+    latency = LatencyModel(replace(RATES, forward=tuple(terms.values())))
+    assert least_piece(latency, 16) == rows
+    left = ledger(200, 0.0)
+    left.latency, needed = latency, left.work.copy()
+    needed.span(0, rows, scored=rows, recorded=rows)
+    alone = item(0, [150], 0, starving=False)
+    alone.step = Opens(150)  # type: ignore[assignment]
+    left.seconds = latency.forward_s(needed) - 1e-6
+    assert not left.forwards(alone, needed=False)
+    left.seconds += 2e-6
+    assert [each.max_tokens for each in left.forwards(alone, needed=False)] == [rows]

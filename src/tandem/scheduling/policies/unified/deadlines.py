@@ -21,8 +21,8 @@ _AIM = 0.9
 # Longer answers may lag by one token: else one that has just got its first token would leave no
 # slack, however far ahead the others are. Shorter ones cannot catch up.
 _SHORT_TOKENS = 4
-# Number of recent requests that predict how long the next ones can wait. Of every `_SPARED` of
-# them, the one that could wait least is ignored.
+# Number of recent requests that predict how long the next ones can wait and how long their prompts
+# take. Of every `_SPARED` of them, the one that could wait least, or took longest, is ignored.
 _REMEMBERED = 64
 _SPARED = 24
 
@@ -42,13 +42,23 @@ class Deadlines:
         # Of a sequence with a token: its next token is due at the first number + the second, which
         # is 0.9 TPOT, times the length of prompt and answer.
         self._clocks: dict[int, tuple[float, float]] = {}
+        # Of recent requests: tokens of the prompt, and seconds that it could have waited.
+        self._prompts: deque[int] = deque(maxlen=_REMEMBERED)
         self._waits_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None
+        self._long = 0  # tokens that the next prompt may have
 
     def wait_s(self, view: View) -> float:
         """Seconds that the next request may wait for its prompt to start: what recent requests
         could have waited, ignoring the few that could least. At first, the default objective."""
         return view.default_slo.ttft_s if self._wait_s is None else self._wait_s
+
+    def prompt_s(self, view: View) -> float:
+        """Seconds that the next prompt may take: the longest of the recent ones, ignoring few."""
+        work = PassWork()
+        if self._long:
+            work.span(0, self._long, draws=1)
+        return view.latency.forward_s(work)
 
     def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
         """Seconds until the first of the sequences' next tokens is due; infinity if there is none.
@@ -102,10 +112,13 @@ class Deadlines:
         longer than the objective."""
         work = PassWork()
         work.span(0, seq.prompt_tokens, draws=1)
-        wait_s = ttft_s - view.latency.forward_s(work)
-        if wait_s > 0.0:
-            self._waits_s.append(wait_s)
-            self._wait_s = sorted(self._waits_s)[len(self._waits_s) // _SPARED]
+        prompt_s = view.latency.forward_s(work)
+        if prompt_s < ttft_s:
+            self._prompts.append(seq.prompt_tokens)
+            self._waits_s.append(ttft_s - prompt_s)
+            ignored = len(self._waits_s) // _SPARED
+            self._long = sorted(self._prompts)[-1 - ignored]
+            self._wait_s = sorted(self._waits_s)[ignored]
 
     def forget_ended(self, view: View) -> None:
         """Drop the clocks of sequences that have ended, once there are many."""

@@ -14,7 +14,7 @@ from tandem.core.decision import Candidate, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
-from tandem.scheduling.policies.unified.rest import PIECE_TOKENS, LearningItem
+from tandem.scheduling.policies.unified.rest import LearningItem, least_piece
 from tandem.scheduling.queues import is_waiting, slices_within
 
 
@@ -95,12 +95,14 @@ class Ledger:
                 work.span(start, rows, scored=rows, recorded=rows * trains)
 
             # In a pass that records already, a piece costs no more than its rows.
-            least = min(left, self.block_size if self.work.recorded else PIECE_TOKENS)
-            if self.whole and self.work.recorded:
+            least = self.block_size
+            if not self.work.recorded:
+                least = least_piece(self.latency, self.block_size)
+            elif self.whole:
                 least = left
                 if left > self.rows:
                     break
-            rows = self._take(left, least, add, needed=needed and not found)
+            rows = self._take(left, min(left, least), add, needed=needed and not found)
             if rows and starts:
                 self._hold(blocks)
             if rows:

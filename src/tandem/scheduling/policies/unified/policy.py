@@ -159,6 +159,7 @@ class Unified:
         ceiling_s = min(self._options.ceiling_s, _WAIT_SHARE * self._deadlines.wait_s(view))
         if not online.work.tokens:
             return _Budget(online, min(slack_s, ceiling_s), 0.0 if scene.queue else _IDLE_S)
+        slack_s -= self._deadlines.prompt_s(view)  # else the next prompt makes answers late
         pause_s = self._options.ceiling_s - (view.now - self._served_s)
         spare_s = min(slack_s, min(ceiling_s, pause_s) - online.seconds)
         # Slack that learning takes makes answers end later, beside the next prompts. The wait in
@@ -280,10 +281,9 @@ class Unified:
             self._learn_alone(view, scene, plan, seconds, 0.0, needed=owed)
             plan.preemptible &= not owed
         elif not apart and not (owed and (self._lost or not idle)):
-            if not idle and budget.alone_s < _OVERHEADS * self._observer.overhead_s:
-                return
             beside_s = 0.0 if idle else budget.spare_s
-            self._learn_alone(view, scene, plan, budget.alone_s, beside_s, needed=idle)
+            if idle or budget.alone_s >= _OVERHEADS * self._observer.overhead_s:
+                self._learn_alone(view, scene, plan, budget.alone_s, beside_s, needed=idle)
 
     def _ledger(self, view: View, scene: Scene, online: OnlinePass) -> Ledger:
         running, kept = len(view.running_in_order), scene.kept
@@ -321,7 +321,7 @@ class Unified:
         plan.slices += [s for item in scene.items for s in ledger.slices(item, needed=False)]
         plan.learned_s = seconds - ledger.seconds
         if not plan.slices:
-            piece_s = scene.items[0].piece_s(view.latency)
+            piece_s = scene.items[0].piece_s(view.latency, view.kv.block_size)
             pass_s = min(seconds, max(self._pass_s, piece_s))
             ledger.seconds = scene.items[0].whole_s(view, pass_s) if needed else pass_s
             if piece_s <= beside_s and ledger.seconds <= _MUCH_LONGER * beside_s:

@@ -18,8 +18,8 @@ from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
 from tandem.scheduling.training import MicroBatchWork, StepWork
 from tandem.scheduling.view import View
 
-# Least rows of a piece of a training forward, unless fewer are left: each piece has a fixed cost.
-PIECE_TOKENS = 64
+# Most rows that a piece of a training forward has at least: see `least_piece`.
+_MOST_LEAST = 64
 # Most requests of one bucket that begin in an iteration: it bounds the prefixes to look up.
 _MOST_BEGIN = 8
 # MACE's gamma: weight of a step's urgency (its last loss) against its age in patiences.
@@ -71,6 +71,17 @@ def offline_value(view: View, seq: Sequence, start: int, lost_blocks: float) -> 
     return (tokens + answer - lost_blocks * view.kv.block_size) / seconds
 
 
+def least_piece(latency: LatencyModel, block_size: int) -> int:
+    """Least rows of a piece of a training forward, unless fewer are left: so many that they take as
+    long as its fixed cost, within a KV block and 64."""
+    one, two = PassWork(), PassWork()
+    for rows, work in ((1, one), (2, two)):
+        work.span(0, rows, scored=rows, recorded=rows)
+    row_s = latency.forward_s(two) - latency.forward_s(one)
+    fixed_s = latency.added_s(one) - row_s
+    return max(block_size, _MOST_LEAST if row_s <= 0.0 else min(_MOST_LEAST, int(fixed_s / row_s)))
+
+
 # A struct, since one is made for every step in every iteration (docs/adr/0017).
 class LearningItem(Struct, gc=False):
     """A training step, or a score requested on its own."""
@@ -98,8 +109,12 @@ class LearningItem(Struct, gc=False):
         record = seq.scoring.record if seq.scoring is not None else None
         return self.step.micro_batch_of(record) if self.step is not None and record else None
 
-    def piece_s(self, latency: LatencyModel, rows: int = PIECE_TOKENS) -> float:
-        """Seconds of the smallest piece of work; of a sequence, up to so many rows."""
+    def piece_s(self, latency: LatencyModel, block_size: int) -> float:
+        """Seconds of the smallest piece of work."""
+        return self._piece_s(latency, least_piece(latency, block_size))
+
+    def _piece_s(self, latency: LatencyModel, rows: int) -> float:
+        """Seconds of its first layer or update; of a sequence, up to so many rows."""
         owed = next(iter(self.step.owed()), None) if self.step is not None else None
         if owed is not None:
             return latency.slice_s(owed.backward, 1)
@@ -116,7 +131,7 @@ class LearningItem(Struct, gc=False):
         """
         if num_online(view.serving):
             return seconds
-        first_s = self.piece_s(view.latency, view.budgets.max_batch_tokens)
+        first_s = self._piece_s(view.latency, view.budgets.max_batch_tokens)
         return first_s if seconds < first_s <= 2 * seconds else seconds
 
     def value(self, latency: LatencyModel) -> float:
