@@ -23,6 +23,9 @@ class FakeLatency:
     def forward_s(self, work: PassWork) -> float:
         return 1e-3 * work.tokens
 
+    def added_s(self, work: PassWork) -> float:
+        return 0.8e-3 * work.tokens
+
 
 @dataclass
 class FakeView:
@@ -151,10 +154,17 @@ def test_the_next_prompt_may_take_as_long_as_the_last_ones():
     assert deadlines.prompt_s(FakeView(5.0)) == 0.0
     for number, prompt in enumerate([300, 1001, *[100] * 21]):
         deadlines.slack_s(FakeView(5.0), [sequence(number, output=1, prompt=prompt)])
-    assert deadlines.prompt_s(FakeView(5.0)) == pytest.approx(0.3)
+    assert deadlines.prompt_s(FakeView(5.0)) == pytest.approx(0.24)
     for number in range(30, 33):
         deadlines.slack_s(FakeView(5.0), [sequence(number, output=1, prompt=100)])
-    assert deadlines.prompt_s(FakeView(5.0)) == pytest.approx(0.1)
+    assert deadlines.prompt_s(FakeView(5.0)) == pytest.approx(0.08)
+
+
+def test_what_is_cached_of_a_prompt_takes_no_time():
+    deadlines, seq = Deadlines(), sequence(0, output=1, prompt=600)
+    seq.cached_tokens = 590
+    deadlines.slack_s(FakeView(5.0), [seq])
+    assert deadlines.prompt_s(FakeView(5.0)) == pytest.approx(0.008)
 
 
 def test_what_is_known_of_requests_that_are_gone_is_forgotten():

@@ -18,7 +18,7 @@ from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.terms import FORWARD_TERMS
 from tandem.estimators.work import PassWork
 from tandem.scheduling.policies.unified.ledger import Ledger
-from tandem.scheduling.policies.unified.rest import LearningItem, least_piece
+from tandem.scheduling.policies.unified.rest import LearningItem
 from tandem.scheduling.view import Budgets
 
 RATES = Rates(
@@ -88,7 +88,7 @@ def test_at_least_a_piece_is_given_when_it_is_needed():
     long = item(0, [100], 0, starving=False)
     assert not ledger(500, 0.0).forwards(long, needed=False)
     given_all_the_same = ledger(500, 0.0).forwards(long, needed=True)
-    assert [candidate.max_tokens for candidate in given_all_the_same] == [24]
+    assert [candidate.max_tokens for candidate in given_all_the_same] == [16]
 
 
 def test_a_piece_of_an_offline_prompt_has_a_block_at_least_where_no_more_fits():
@@ -199,12 +199,14 @@ def test_a_piece_of_a_training_forward_takes_at_least_its_fixed_cost(recording_s
     terms = dict(zip(FORWARD_TERMS, RATES.forward, strict=True))
     terms |= {"row": row_s, "scored": 2e-5, "recording": recording_s, "recorded": 1e-9}
     latency = LatencyModel(replace(RATES, forward=tuple(terms.values())))
-    assert least_piece(latency, 16) == rows
+    alone = item(0, [150], 0, starving=False)
+    assert alone.least_rows(latency, 16) == 16  # a score
+    alone.step = Opens(150)  # type: ignore[assignment]
+    assert alone.least_rows(latency, 16) == rows
+    assert alone.least_rows(latency, 128) == 64
     left = ledger(200, 0.0)
     left.latency, needed = latency, left.work.copy()
     needed.span(0, rows, scored=rows, recorded=rows)
-    alone = item(0, [150], 0, starving=False)
-    alone.step = Opens(150)  # type: ignore[assignment]
     left.seconds = latency.forward_s(needed) - 1e-6
     assert not left.forwards(alone, needed=False)
     left.seconds += 2e-6

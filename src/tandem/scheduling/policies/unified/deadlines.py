@@ -42,11 +42,12 @@ class Deadlines:
         # Of a sequence with a token: its next token is due at the first number + the second, which
         # is 0.9 TPOT, times the length of prompt and answer.
         self._clocks: dict[int, tuple[float, float]] = {}
-        # Of recent requests: tokens of the prompt, and seconds that it could have waited.
-        self._prompts: deque[int] = deque(maxlen=_REMEMBERED)
+        # Of recent requests: computed and cached tokens of the prompt, and seconds that it could
+        # have waited.
+        self._prompts: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._waits_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._wait_s: float | None = None
-        self._long = 0  # tokens that the next prompt may have
+        self._long = (0, 0)  # of the prompts, the one that the next may be as long as
 
     def wait_s(self, view: View) -> float:
         """Seconds that the next request may wait for its prompt to start: what recent requests
@@ -54,11 +55,13 @@ class Deadlines:
         return view.default_slo.ttft_s if self._wait_s is None else self._wait_s
 
     def prompt_s(self, view: View) -> float:
-        """Seconds that the next prompt may take: the longest of the recent ones, ignoring few."""
-        work = PassWork()
-        if self._long:
-            work.span(0, self._long, draws=1)
-        return view.latency.forward_s(work)
+        """Seconds that the next prompt may add to a pass: the longest of the recent ones, ignoring
+        few."""
+        (computed, cached), work = self._long, PassWork()
+        if not computed:
+            return 0.0
+        work.span(cached, computed, draws=1)
+        return view.latency.added_s(work)
 
     def slack_s(self, view: View, sequences: Iterable[Sequence]) -> float:
         """Seconds until the first of the sequences' next tokens is due; infinity if there is none.
@@ -114,7 +117,7 @@ class Deadlines:
         work.span(0, seq.prompt_tokens, draws=1)
         prompt_s = view.latency.forward_s(work)
         if prompt_s < ttft_s:
-            self._prompts.append(seq.prompt_tokens)
+            self._prompts.append((seq.prompt_tokens - seq.cached_tokens, seq.cached_tokens))
             self._waits_s.append(ttft_s - prompt_s)
             ignored = len(self._waits_s) // _SPARED
             self._long = sorted(self._prompts)[-1 - ignored]

@@ -14,7 +14,7 @@ from tandem.core.decision import Candidate, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.estimators.latency import LatencyModel
 from tandem.estimators.work import PassWork
-from tandem.scheduling.policies.unified.rest import LearningItem, least_piece
+from tandem.scheduling.policies.unified.rest import LearningItem
 from tandem.scheduling.queues import is_waiting, slices_within
 
 
@@ -97,7 +97,7 @@ class Ledger:
             # In a pass that records already, a piece costs no more than its rows.
             least = self.block_size
             if not self.work.recorded:
-                least = least_piece(self.latency, self.block_size)
+                least = item.least_rows(self.latency, self.block_size)
             elif self.whole:
                 least = left
                 if left > self.rows:

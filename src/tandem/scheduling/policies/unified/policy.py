@@ -25,6 +25,7 @@ from tandem.scheduling.view import Policy, Traits, View
 _IDLE_S = 0.5
 # An iteration takes at most this share of the time that the next request may wait.
 _WAIT_SHARE = 0.25
+_MOST_KEPT = 0.95  # largest share of their slack that answers keep for the next prompt
 # Largest share of the slack that learning takes alone.
 _ALONE_SHARE = 0.5
 # Beside requests, learning takes an iteration of its own only if it may be so many times as long as
@@ -159,7 +160,7 @@ class Unified:
         ceiling_s = min(self._options.ceiling_s, _WAIT_SHARE * self._deadlines.wait_s(view))
         if not online.work.tokens:
             return _Budget(online, min(slack_s, ceiling_s), 0.0 if scene.queue else _IDLE_S)
-        slack_s -= self._deadlines.prompt_s(view)  # else the next prompt makes answers late
+        slack_s -= min(self._deadlines.prompt_s(view), _MOST_KEPT * slack_s)
         pause_s = self._options.ceiling_s - (view.now - self._served_s)
         spare_s = min(slack_s, min(ceiling_s, pause_s) - online.seconds)
         # Slack that learning takes makes answers end later, beside the next prompts. The wait in
@@ -168,8 +169,7 @@ class Unified:
         return _Budget(online, spare_s, 0.0 if scene.queue else alone_s)
 
     def _memory(self, view: View, scene: Scene) -> PeakMemory:
-        """What online requests that wait may use: all else is preempted for them, but not what is
-        protected."""
+        """What online requests that wait may use: all else is preempted, but what is protected."""
         protected = [seq for seq in scene.kept if seq.scoring is not None]
         return PeakMemory(view, self._ends, scene.running, protected)
 

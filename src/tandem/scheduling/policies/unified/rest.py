@@ -18,7 +18,7 @@ from tandem.scheduling.queues import is_lone_score, num_online, startable_scores
 from tandem.scheduling.training import MicroBatchWork, StepWork
 from tandem.scheduling.view import View
 
-# Most rows that a piece of a training forward has at least: see `least_piece`.
+# Most rows that a piece of a training forward has at least: see `LearningItem.least_rows`.
 _MOST_LEAST = 64
 # Most requests of one bucket that begin in an iteration: it bounds the prefixes to look up.
 _MOST_BEGIN = 8
@@ -71,17 +71,6 @@ def offline_value(view: View, seq: Sequence, start: int, lost_blocks: float) -> 
     return (tokens + answer - lost_blocks * view.kv.block_size) / seconds
 
 
-def least_piece(latency: LatencyModel, block_size: int) -> int:
-    """Least rows of a piece of a training forward, unless fewer are left: so many that they take as
-    long as its fixed cost, within a KV block and 64."""
-    one, two = PassWork(), PassWork()
-    for rows, work in ((1, one), (2, two)):
-        work.span(0, rows, scored=rows, recorded=rows)
-    row_s = latency.forward_s(two) - latency.forward_s(one)
-    fixed_s = latency.added_s(one) - row_s
-    return max(block_size, _MOST_LEAST if row_s <= 0.0 else min(_MOST_LEAST, int(fixed_s / row_s)))
-
-
 # A struct, since one is made for every step in every iteration (docs/adr/0017).
 class LearningItem(Struct, gc=False):
     """A training step, or a score requested on its own."""
@@ -111,7 +100,18 @@ class LearningItem(Struct, gc=False):
 
     def piece_s(self, latency: LatencyModel, block_size: int) -> float:
         """Seconds of the smallest piece of work."""
-        return self._piece_s(latency, least_piece(latency, block_size))
+        return self._piece_s(latency, self.least_rows(latency, block_size))
+
+    def least_rows(self, latency: LatencyModel, block_size: int) -> int:
+        """Least rows of a piece of a forward, unless fewer are left: a KV block; of one that is
+        recorded at most 64, and so many that beside answers they take as long as its fixed cost."""
+        if self.step is None:
+            return block_size
+        one, two = PassWork(), PassWork()
+        for rows, work in ((1, one), (2, two)):
+            work.span(0, rows, scored=rows, recorded=rows)
+        row_s = max(latency.forward_s(two) - latency.forward_s(one), 1e-9)
+        return min(_MOST_LEAST, max(block_size, int(latency.added_s(one) / row_s) - 1))
 
     def _piece_s(self, latency: LatencyModel, rows: int) -> float:
         """Seconds of its first layer or update; of a sequence, up to so many rows."""
