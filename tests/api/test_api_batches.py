@@ -297,8 +297,10 @@ def test_flex_is_the_class_that_waits(tmp_path: Path) -> None:
     with served(tmp_path, engine) as url, client_of(url) as client:
         for tier, work_class in (("flex", "offline"), ("default", "online"), ("auto", "online")):
             body: Any = chat(1)["body"] | {"service_tier": tier}
-            client.chat.completions.create(**body)
+            answered = client.chat.completions.create(**body)
             assert engine.requests[-1].work_class.value == work_class
+            assert answered.service_tier == ("flex" if tier == "flex" else "default")
+        assert client.chat.completions.create(**chat(1)["body"]).service_tier is None
         answer = httpx.post(f"{url}{CHAT}", json=chat(1)["body"] | {"service_tier": "priority"})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "service_tier"
         until(client, begin(client, [chat(2)]), *ENDED)

@@ -167,3 +167,12 @@ def test_what_should_have_ended_and_did_not_counts_as_missed() -> None:
     run = replica(requests, beside="offline")
     assert run.online.errors["unfinished"] > 50
     assert run.attainment < 0.5
+
+
+def test_a_load_that_is_shorter_than_its_answers_counts() -> None:
+    settings = resolve({"scheduling": {"ttft_slo": 1.0, "tpot_slo": 0.1}}, environ={})
+    replica = Replica("a100-40g:llama-3-8b", settings, None, 64, 8, Console(quiet=True))
+    requests = [PlannedRequest(n, n / 5, (n + 1,) * 50, 200) for n in range(10)]
+    alone, beside = replica(requests), replica(requests, beside="offline")
+    assert (alone.online.requests, alone.online.completed, alone.attainment) == (10, 10, 1.0)
+    assert beside.online.requests >= 1

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from typer.testing import CliRunner, Result
 from fake_engine import FakeEngine, Script
 from serving import live, make_app
 from tandem.cli import app, batch
+from tandem.cli.remote import Remote
+from tandem.core.request import Request
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 
@@ -96,6 +99,63 @@ def test_files_that_cannot_be_used_are_refused_before_a_server_starts(
         assert refused.exit_code == 2, refused.output
         assert refused.output.startswith("error: cannot ") and refused.output.count("\n") == 1
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_file_is_not_written_over_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_SERVE_MEANWHILE", "raise SystemExit(9)")
+    given, out = requests(tmp_path), tmp_path / "out.jsonl"
+    before = given.read_text()
+    for words in ([given, "-o", given], [given, "-o", out, "--errors", f"{tmp_path}/./out.jsonl"]):
+        refused = run("run", *map(str, words), "--serve", "demo")
+        assert refused.exit_code == 2 and "is named twice" in refused.output
+    assert given.read_text() == before and not out.exists()
+    thrown_away = ["-o", "/dev/null", "--errors", "/dev/null"]
+    assert run("run", str(given), *thrown_away, "--serve", "demo").exit_code == 9
+
+
+def test_files_of_a_run_before_do_not_stay(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    errors = tmp_path / "out.errors.jsonl"
+    words = ["-o", str(out), "--url", url]
+    run("run", str(requests(tmp_path, temperature=9)), *words)
+    assert errors.exists() and not out.exists()
+    run("run", str(requests(tmp_path)), *words)
+    assert out.exists() and not errors.exists()
+    (tmp_path / "in.jsonl").write_text("[")  # it fails as a whole, and has no answers to show
+    run("run", str(tmp_path / "in.jsonl"), *words)
+    assert ids(out) == ["r0", "r1", "r2", "r3", "r4"]
+
+
+@pytest.mark.parametrize("reason", [KeyboardInterrupt(), SystemExit(143)])
+def test_an_interrupt_writes_what_its_own_server_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: BaseException
+) -> None:
+    """Its store goes with it."""
+    out, looked = tmp_path / "out.jsonl", 0
+
+    def play(request: Request, index: int) -> Script:
+        return Script(delay_s=0.001 if len(engine.requests) <= 2 else 30.0)
+
+    engine = FakeEngine(play)
+    whole = Remote.get
+
+    def get(self: Remote, path: str, **query: Any) -> dict[str, Any]:
+        nonlocal looked
+        found = whole(self, path, **query)
+        if path.startswith("batches/") and found["request_counts"]["completed"] == 2:
+            looked += 1
+            if looked == 1:
+                raise reason
+        return found
+
+    monkeypatch.setattr(Remote, "get", get)
+    with live(make_app(engine)) as url:
+        monkeypatch.setattr(batch, "_server", lambda model, given, console: nullcontext(url))
+        result = run("run", str(requests(tmp_path)), "-o", str(out), "--serve", "demo")
+    assert result.exit_code == (130 if isinstance(reason, KeyboardInterrupt) else 143)
+    assert len(ids(out)) == 2 and len(ids(tmp_path / "out.errors.jsonl")) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

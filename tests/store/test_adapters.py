@@ -93,6 +93,18 @@ async def test_scores_of_versions_that_are_gone_are_forgotten(store: Store) -> N
     assert await store.read(references.get, "hash3@base", ["text"]) == {}
 
 
+async def test_scores_are_forgotten_once_they_are_many(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(references, "_MOST_ROWS", 2)
+    await store.write(fill, 0)
+    for number in (1, 2, 3):
+        await store.write(references.put, "base:w:d", {f"text {number}": -1.0})
+        await store.write(adapters.publish, make_version(number))
+        known = await store.read(references.get, "base:w:d", [f"text {n}" for n in (1, 2, 3)])
+        assert len(known) == number % 3
+
+
 async def test_a_refused_version_counts_until_its_samples_are_learned(store: Store) -> None:
     ids = await store.write(fill, 2)
     await store.write(samples.claim, ids)
@@ -138,13 +150,15 @@ async def test_what_a_deleted_version_learned_stays_known_of_its_children(store:
     ids = await store.write(fill, 3)
     for number in (1, 2, 3):
         await store.write(adapters.publish, make_version(number), trained_on=[ids[number - 1]])
+    await store.write(adapters.save_version, make_version(3, state=VersionState.PUBLISHED), ids[:1])
+    await store.write(adapters.save_version, make_version(2, state=VersionState.PUBLISHED), ids[:1])
     event = EventRecord("formal", 1.0, "info", "deleted")
     gone = await store.write(adapters.delete_version, "formal", 2, event)
     assert gone.path == "/versions/2"
     assert [told.message for told in await store.read(events.listed, "formal")] == ["deleted"]
     kept = await store.read(adapters.versions, "formal")
     assert [(record.number, record.parent) for record in kept] == [(1, 0), (3, 1)]
-    assert await store.read(adapters.trained_on, "formal", 3) == ids[1:]
+    assert await store.read(adapters.trained_on, "formal", 3) == ids
     tainted, _ = await store.write(adapters.taint, [ids[1]])
     assert tainted == (("formal", 3),)
     with pytest.raises(NotFound):
@@ -246,3 +260,17 @@ async def test_events_are_listed_backwards_in_pages(store: Store) -> None:
     assert [event.message for event in rest] == ["2", "1", "0"]
     await store.write(events.forget, "a")
     assert await store.read(events.listed, "a") == []
+
+
+async def test_versions_that_a_roll_back_has_left(store: Store) -> None:
+    await store.write(fill, 0)
+    assert await store.read(adapters.left_behind, "formal") == set()
+    for number in (1, 2, 3):
+        await store.write(adapters.publish, make_version(number))
+    await store.write(adapters.refuse, make_version(4))
+    assert await store.read(adapters.left_behind, "formal") == set()
+    await store.write(adapters.set_current, "formal", 1)
+    await store.write(adapters.publish, make_version(5, parent=1))
+    assert await store.read(adapters.left_behind, "formal") == {2, 3}
+    await store.write(adapters.set_current, "formal", 0)
+    assert await store.read(adapters.left_behind, "formal") == {1, 2, 3, 5}

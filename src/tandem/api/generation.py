@@ -149,7 +149,9 @@ def wants_of(body: SamplingFields, *, logprobs: bool) -> Wants:
         usage=bool(options and options.include_usage),
         running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )
-    return Wants(bool(body.stream), body.n or 1, extras)
+    asked = body.service_tier
+    tier = "" if asked is None else "flex" if asked == "flex" else "default"
+    return Wants(bool(body.stream), body.n or 1, extras, tier)
 
 
 def asks(body: ChatRequest | TokenizeRequest) -> bool:

@@ -155,7 +155,7 @@ def usage_json(usage: Usage) -> Json:
 @dataclass(frozen=True, slots=True)
 class Header:
     """Fields that a whole answer and each chunk of a stream begin with; `prompts` in token ids,
-    of which each has `n` choices."""
+    of which each has `n` choices. `tier` is the service tier (empty: none was asked for)."""
 
     id: str
     created_s: int
@@ -163,6 +163,7 @@ class Header:
     fingerprint: str
     prompts: Sequence[Sequence[int]] = ()
     n: int = 1
+    tier: str = ""
 
     def prompt_of(self, index: int) -> Sequence[int]:
         """The prompt of a choice."""
@@ -170,13 +171,14 @@ class Header:
 
     def json(self, kind: str) -> Json:
         """A new object of that kind."""
-        return {
+        made = {
             "id": self.id,
             "object": kind,
             "created": self.created_s,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+        return made | {"service_tier": self.tier} if self.tier else made
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,11 +73,12 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """How the client wants its answer; `n` choices for each prompt."""
+    """How the client wants its answer; `n` choices for each prompt. `tier` is to be told."""
 
     stream: bool
     n: int = 1
     extras: Extras = NOTHING_MORE
+    tier: str = ""
 
 
 @dataclass(slots=True)
@@ -155,4 +156,4 @@ def header_of(models: Models, answer: Answer, wants: Wants, created_s: int) -> H
     """What every part of an answer says of itself."""
     fingerprint = models.fingerprint(answer.adapter)
     prompts = answer.prompts if wants.extras.token_ids else ()
-    return Header(answer.id, created_s, answer.model.id, fingerprint, prompts, wants.n)
+    return Header(answer.id, created_s, answer.model.id, fingerprint, prompts, wants.n, wants.tier)

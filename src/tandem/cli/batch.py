@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -140,6 +140,12 @@ def _check_files(requests: Path, *targets: Path) -> None:
             pass
     except OSError as error:
         raise InvalidRequest(f"cannot read {requests}: {error.strerror}") from error
+    files = [path.resolve() for path in (requests, *targets)]
+    for path in files:
+        if files.count(path) > 1 and (path.is_file() or not path.exists()):
+            raise InvalidRequest(
+                f"{path} is named twice: answers and errors are files of their own"
+            )
     for target in targets:
         try:
             check_writable(target)
@@ -164,8 +170,23 @@ def _finish(
     server: Remote, batch_id: str, out: Path, errors: Path, console: Console, again: str
 ) -> int:
     """Wait, write, say what came of it; the exit code, 0 if every line has an answer. `again` is
-    the command that goes on with it (empty: the server ends with this command)."""
-    batch = _wait(server, batch_id, console, again)
+    the command that goes on with it (empty: the server ends with this command, so an interrupt
+    cancels the batch and what was answered is written)."""
+    ended_by = 0
+    try:
+        batch = _wait(server, batch_id, console, again)
+    except (KeyboardInterrupt, SystemExit) as reason:
+        ended_by = int(reason.code or 1) if isinstance(reason, SystemExit) else 130
+        if again:
+            told = f"the batch goes on; see it again: {again}"
+            console.print(plain(told), markup=False, highlight=False)
+            raise typer.Exit(ended_by) from None
+        console.print(
+            "the batch is being cancelled; then what was answered is written", highlight=False
+        )
+        with suppress(RemoteError):  # it has ended just now
+            server.post(f"batches/{batch_id}/cancel")
+        batch = _wait(server, batch_id, console, again)
     for problem in (batch["errors"] or {"data": []})["data"]:
         where = f"line {problem['line']}: " if problem["line"] else ""
         console.print(plain(f"{where}{problem['message']}"), markup=False, style="red")
@@ -174,9 +195,12 @@ def _finish(
         if file_id:
             server.download(f"files/{file_id}/content", path)
             console.print(plain(f"written to {path}"), markup=False, highlight=False)
+        elif counts["total"] and path.is_file():
+            path.unlink()  # of a run before, and wrong beside the files of this one
     told = f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer"
     console.print(plain(told), markup=False, highlight=False)
-    return 0 if batch["status"] == "completed" and not counts["failed"] else 1
+    whole = batch["status"] == "completed" and not counts["failed"]
+    return ended_by or (0 if whole else 1)
 
 
 def _wait(server: Remote, batch_id: str, console: Console, again: str) -> dict[str, Any]:
@@ -185,26 +209,21 @@ def _wait(server: Remote, batch_id: str, console: Console, again: str) -> dict[s
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         bar = progress.add_task("validating", total=None)
-        try:
-            while True:
-                try:
-                    batch = server.get(f"batches/{batch_id}")
-                except Unreachable:
-                    if not again:
-                        raise
-                    progress.update(bar, description="no answer")
-                    time.sleep(_POLL_S)
-                    continue
-                counts = batch["request_counts"]
-                done, total = counts["completed"] + counts["failed"], counts["total"] or None
-                progress.update(bar, description=batch["status"], completed=done, total=total)
-                if batch["status"] in _ENDED:
-                    return batch
+        while True:
+            try:
+                batch = server.get(f"batches/{batch_id}")
+            except Unreachable:
+                if not again:
+                    raise
+                progress.update(bar, description="no answer")
                 time.sleep(_POLL_S)
-        except KeyboardInterrupt:
-            told = f"the batch goes on; see it again: {again}" if again else "the batch is given up"
-            progress.console.print(plain(told), markup=False, highlight=False)
-            raise typer.Exit(130) from None
+                continue
+            counts = batch["request_counts"]
+            done, total = counts["completed"] + counts["failed"], counts["total"] or None
+            progress.update(bar, description=batch["status"], completed=done, total=total)
+            if batch["status"] in _ENDED:
+                return batch
+            time.sleep(_POLL_S)
 
 
 @contextmanager
@@ -216,8 +235,13 @@ def _server(model: str, url: str, console: Console) -> Iterator[str]:
     with _signals_exit(), tempfile.TemporaryDirectory(prefix="tandem-batch-") as state:
         flags = ["--port", "0", "--store-directory", state, "--no-learning"]
         command = [sys.executable, "-c", _SERVE_MEANWHILE, "serve", model, *flags]
+        # An interrupt from the terminal is for this command, which ends the server.
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         try:
             yield _address(process, console)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tandem.bench.capacity import Capacity, Run
 from tandem.bench.figures import new_figure, save
-from tandem.bench.measure import Outcome, summarise
+from tandem.bench.measure import summarise
 from tandem.bench.offline import again, endless, read_batch
 from tandem.bench.simulation import TRAINER, Training, arrivals_of, outcomes_of, steps_of
 from tandem.bench.workload import PlannedRequest
@@ -27,8 +27,8 @@ from tandem.core.training import TrainerSpec
 from tandem.estimators.datasheet import load_profile
 from tandem.sim.run import Simulation
 
-# A run that has not ended so many times the load's length after it is given up: what is left over
-# then is outside every objective.
+# A run is given up after so many times the load's length, if its last request is due by then: what
+# is left over is outside every objective.
 _PATIENCE = 2.0
 
 
@@ -62,11 +62,14 @@ class Replica:
         )
         last_s = max(load[-1].at_s, 1.0)
         self.console.print(f"simulating {len(load)} requests, {last_s:.0f} s {beside}".rstrip())
-        report = run.run(until_s=last_s if beside else _PATIENCE * last_s)
         scheduling = self.settings.scheduling
         slo = Slo(scheduling.ttft_slo, scheduling.tpot_slo)
-        online = outcomes_of(report)
-        summary = summarise([each for each in online if _due(each, load, slo, report.ended_s)], slo)
+        due_s = [each.at_s + slo.ttft_s + each.output_tokens * slo.tpot_s for each in load]
+        # Beside other work that never runs out, requests that are due later do not count.
+        until_s = max(last_s, min(due_s)) if beside else max(_PATIENCE * last_s, *due_s)
+        report = run.run(until_s=until_s)
+        online = [each for each in outcomes_of(report) if due_s[each.index] <= until_s]
+        summary = summarise(online, slo)
         offline = outcomes_of(report, WorkClass.OFFLINE)
         step_tokens = 2 * training.pairs * training.pair_tokens
         return Run(
@@ -80,12 +83,6 @@ class Replica:
         if self.batch is not None:
             return again(read_batch(self.batch, vocabulary))
         return endless(self.prompt_tokens, self.output_tokens, vocabulary, 0)
-
-
-def _due(found: Outcome, load: Sequence[PlannedRequest], slo: Slo, ended_s: float) -> bool:
-    """Whether a request has ended or should have: the run may be over before it was to end."""
-    answer_s = slo.ttft_s + load[found.index].output_tokens * slo.tpot_s
-    return found.error != "unfinished" or load[found.index].at_s + answer_s <= ended_s
 
 
 def table_of(plans: Sequence[Capacity]) -> Table:

@@ -144,6 +144,18 @@ def versions(connection: Connection, adapter: str | None = None) -> list[Version
     ]
 
 
+def left_behind(connection: Connection, adapter: str) -> set[int]:
+    """Published versions that the current one does not come from: a roll back has left them."""
+    record = find(connection, adapter)
+    known = {each.number: each for each in versions(connection, adapter)}
+    left = {number for number, each in known.items() if each.state is VersionState.PUBLISHED}
+    number = 0 if record is None else record.current
+    while number in known:
+        left.discard(number)
+        number = known[number].parent
+    return left
+
+
 def save_version(
     connection: Connection, record: VersionRecord, sample_ids: Sequence[str] = ()
 ) -> VersionRecord:
@@ -200,7 +212,10 @@ def delete_version(
             f"version {number} of '{adapter}' waits for a decision; refuse it first",
             param="version",
         )
-    samples_seen = trained_on(connection, adapter, number)
+    if number in left_behind(connection, adapter):  # nobody could tell any more
+        samples.change_of_version(
+            connection, adapter, number, SampleState.CONSUMED, SampleState.REFUSED
+        )
     for child in versions(connection, adapter):
         if child.parent != number:
             continue
@@ -209,7 +224,8 @@ def delete_version(
             save_version(connection, child)
         else:
             tainted = child.tainted or gone.tainted
-            save_version(connection, replace(child, tainted=tainted), samples_seen)
+            save_version(connection, replace(child, tainted=tainted))
+            _inherit_uses(connection, adapter, number, child.number)
     same = (VERSIONS.c.adapter == adapter) & (VERSIONS.c.number == number)
     connection.execute(sa.delete(VERSIONS).where(same))
     references.forget(connection, gone.content_hash)
@@ -257,6 +273,7 @@ def refuse(
         raise _unknown(record.adapter)
     record = save_version(connection, record, trained_on)
     references.forget(connection, record.content_hash)
+    references.bound(connection)
     tired = samples.try_again(connection, consumed, tries)
     return _conclude(connection, record, tired, trained_on, event)
 
@@ -329,12 +346,24 @@ def _conclude(
     if find(connection, record.adapter) is None:
         raise _unknown(record.adapter)
     record = save_version(connection, record, trained_on)
+    references.bound(connection)
     published = record.state is VersionState.PUBLISHED
     state = SampleState.CONSUMED if published else SampleState.REFUSED
     samples.finish(connection, consumed, state, record.number)
     if event is not None:
         events.add(connection, event)
     return record
+
+
+def _inherit_uses(connection: Connection, adapter: str, number: int, child: int) -> None:
+    """Let `child` have learned from what version `number` has learned from, in one statement: these
+    may be all samples that an adapter ever had."""
+    of_child = sa.select(USES.c.sample_id).where(USES.c.adapter == adapter, USES.c.version == child)
+    missing = sa.select(USES.c.adapter, sa.literal(child), USES.c.sample_id).where(
+        USES.c.adapter == adapter, USES.c.version == number, USES.c.sample_id.not_in(of_child)
+    )
+    names = ["adapter", "version", "sample_id"]
+    connection.execute(sa.insert(USES).from_select(names, missing))
 
 
 def _used_by(connection: Connection, record: VersionRecord) -> set[str]:

@@ -178,6 +178,14 @@ def pinned(connection: Connection, adapter: str) -> dict[int, str]:
     return {int(row[0]): row[1] for row in connection.execute(query)}
 
 
+def answered_by(connection: Connection, adapter: str) -> str | None:
+    """A batch that has not ended and that an adapter answers."""
+    query = sa.select(BATCHES.c.batch_id).where(
+        BATCHES.c.adapter == adapter, BATCHES.c.status.in_(_OPEN)
+    )
+    return connection.execute(query.limit(1)).scalar_one_or_none()
+
+
 def _own(connection: Connection, batch: BatchRecord) -> BatchRecord:
     kept = find(connection, batch.batch_id)
     if kept is None:

@@ -100,10 +100,20 @@ def listed(
     return _with_samples(connection, rows)
 
 
-def ratings(connection: Connection, adapter: str, signal: str, limit: int) -> dict[str, list[bool]]:
+@dataclass(frozen=True, slots=True)
+class Thumb:
+    """A rating that counts: up or down, and the API key that gave it."""
+
+    up: bool
+    key_id: str = ""
+
+
+def ratings(
+    connection: Connection, adapter: str, signal: str, limit: int
+) -> dict[str, list[Thumb]]:
     """Ratings of one signal among an adapter's newest `limit` feedback, oldest first, by the label
-    of the rated version: up (True) or down. If an answer has several ratings, the last one
-    counts."""
+    of the rated version. If an answer has several ratings, the last one counts; one of 0.5 takes
+    them back."""
     newest = (
         sa.select(FEEDBACK)
         .where(FEEDBACK.c.adapter == adapter)
@@ -112,21 +122,21 @@ def ratings(connection: Connection, adapter: str, signal: str, limit: int) -> di
         .subquery()
     ).c
     query = (
-        sa.select(newest.version, newest.completion_id, newest.chosen, newest.rating)
+        sa.select(newest.version, newest.completion_id, newest.chosen, newest.rating, newest.key_id)
         .where(
             newest.kind == FeedbackKind.RATING.value,
             newest.signal == signal,
             newest.version != "",
-            newest.rating != 0.5,
         )
         .order_by(newest.row)
     )
-    last: dict[tuple[str, str, str], bool] = {}
-    for version, completion_id, chosen, rating in connection.execute(query):
-        last[version, completion_id, chosen] = rating > 0.5
-    found: dict[str, list[bool]] = {}
-    for (version, _, _), up in last.items():
-        found.setdefault(version, []).append(up)
+    last: dict[tuple[str, str, str], tuple[float, str]] = {}
+    for version, completion_id, chosen, rating, key_id in connection.execute(query):
+        last[version, completion_id, chosen] = rating, key_id
+    found: dict[str, list[Thumb]] = {}
+    for (version, _, _), (rating, key_id) in last.items():
+        if rating != 0.5:  # else it was taken back
+            found.setdefault(version, []).append(Thumb(rating > 0.5, key_id))
     return found
 
 

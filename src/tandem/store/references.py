@@ -14,6 +14,8 @@ from tandem.store.session import Connection
 from tandem.store.tables import REFERENCES, in_chunks
 from tandem.store.upsert import upsert
 
+_MOST_ROWS = 100_000  # about 15 MB
+
 
 def get(connection: Connection, reference: str, sequences: Sequence[str]) -> dict[str, float]:
     """Known log-probabilities of `sequences`; unknown ones are left out."""
@@ -40,3 +42,10 @@ def forget(connection: Connection, content_hash: str) -> None:
     connection.execute(
         sa.delete(REFERENCES).where(REFERENCES.c.reference.startswith(f"{content_hash}@"))
     )
+
+
+def bound(connection: Connection) -> None:
+    """Forget all once they are many: they are computed again where they are needed."""
+    count = sa.select(sa.func.count()).select_from(REFERENCES)
+    if connection.execute(count).scalar_one() > _MOST_ROWS:
+        connection.execute(sa.delete(REFERENCES))

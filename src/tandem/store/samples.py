@@ -6,7 +6,7 @@ first time exactly once, however many callers ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -67,8 +67,10 @@ def heads(
     *,
     newest_first: bool = False,
     limit: int = 10_000,
+    without: Collection[int] = (),
 ) -> list[SampleHead]:
-    """Samples of an adapter without their text, in order of arrival (or reversed).
+    """Samples of an adapter without their text, in order of arrival (or reversed); none that a
+    version of `without` was the first to learn from.
 
     Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`). Of accepted ones
     dislikes come last: they may wait for likes without end, and must not fill the `limit`.
@@ -76,6 +78,8 @@ def heads(
     query = sa.select(*_HEAD).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.split == split.value, SAMPLES.c.state == state.value
     )
+    if without:
+        query = query.where(SAMPLES.c.version.is_(None) | SAMPLES.c.version.not_in(without))
     order = SAMPLES.c.row.desc() if newest_first else SAMPLES.c.row.asc()
     liked = SAMPLES.c.desirable.is_(True)
     found: list[SampleHead] = []

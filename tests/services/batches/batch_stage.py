@@ -27,7 +27,12 @@ class Stage:
     """Batches of one start of a server over a store that outlives it."""
 
     def __init__(
-        self, store: Store, lines: int = 8, keys: ApiKeys | None = None, now_s: float = 1000.0
+        self,
+        store: Store,
+        lines: int = 8,
+        keys: ApiKeys | None = None,
+        now_s: float = 1000.0,
+        model: str = "demo",
     ) -> None:
         self.store = store
         self.now_s = now_s
@@ -41,7 +46,7 @@ class Stage:
         self.files = Files(store, store.directory / "files", 1 << 20, self.now)
         self.pool = Pool(lines, 10_000)
         self.tools = BatchTools(
-            store, self.files, self.engine, Models(self.engine, "demo", 0), keys or ApiKeys(),
+            store, self.files, self.engine, Models(self.engine, model, 0), keys or ApiKeys(),
             self.respond, self.pool, 1000, 1 << 20, 10_000, self.now,
             Passed(store, self.now, lambda: self.ran_s),
         )  # fmt: skip

@@ -206,3 +206,25 @@ async def test_a_store_that_cannot_note_the_time_expires_no_line(
     stage.wait.set()
     batch = await stage.ended(made)
     assert (batch.status, batch.completed, batch.start) == (BatchStatus.COMPLETED, 2, 2)
+
+
+async def test_lines_wait_while_their_model_is_away(store: Store) -> None:
+    """A start with another model, or without an adapter that was loaded, refuses none of them."""
+    old = Stage(store)
+    await old.engine.load_adapter("formal", "/formal")
+    old.wait.clear()
+    made = [await old.make(2), await old.make(2, "demo:formal")]
+    await until(lambda: old.at_once == 4)
+    await old.batches.stop()
+    other = Stage(store, model="another")
+    await other.batches.start()
+    assert (await other.ended(await other.make(1, "another"))).completed == 1
+    assert len(other.answered) == 1
+    assert [(await other.now_of(each)).completed for each in made] == [0, 0]
+    await other.batches.stop()
+    new = Stage(store)
+    await new.batches.start()
+    assert (await new.ended(made[0])).completed == 2
+    assert (await new.now_of(made[1])).completed == 0
+    await new.engine.load_adapter("formal", "/formal")
+    assert (await new.ended(made[1])).completed == 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from batch_stage import Stage, until
 
 from tandem.core.batches import BatchStatus
+from tandem.core.errors import AdapterError
 from tandem.core.learning import AdapterRecord, VersionRecord, VersionState
 from tandem.core.version import AdapterVersion
 from tandem.services.answering.models import Pin, ServedModel, pinned_to
@@ -72,3 +75,30 @@ async def test_the_version_of_a_batch_stays_and_is_loaded_again(store: Store) ->
     batch = await stage.ended(made)
     assert (batch.completed, batch.failed) == (3, 0) and len(said) == 6
     assert await store.read(rows.pinned, "formal") == {}
+
+
+async def test_what_is_loaded_by_hand_answers_although_the_adapter_has_no_version(
+    store: Store,
+) -> None:
+    """Its record may be there before its files could be copied."""
+    stage = Stage(store)
+    await store.write(adapters.create, AdapterRecord("formal", 0.0, settings={}))
+    await stage.engine.load_adapter("formal", "/formal")
+    batch = await stage.ended(await stage.make(2, "demo:formal"))
+    assert (batch.completed, batch.version) == (2, None)
+    assert {pin for _, pin in stage.answered} == {None}
+
+
+async def test_a_batch_whose_version_is_lost_fails_with_what_was_answered(store: Store) -> None:
+    stage = Stage(store)
+    loaded = await formal(stage)
+
+    async def lost(version: AdapterVersion) -> AdapterVersion:
+        raise AdapterError(f"{version.path} has no adapter_config.json")
+
+    stage.engine.publish_adapter = lost  # type: ignore[method-assign]
+    batch = await stage.ended(await stage.make(3, "demo:formal"))
+    assert not Path(loaded.path).exists()
+    assert batch.status is BatchStatus.FAILED
+    assert [error.code for error in batch.errors] == ["version_gone"]
+    assert (batch.completed, batch.failed, stage.answered) == (0, 0, [])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batch_stage import CHAT, HERE, Stage, until
@@ -85,6 +87,29 @@ async def test_lines_that_begin_alike_are_neighbours(tmp_path: Path) -> None:
     plan = read_plan(path, CHAT, 100, 10_000)
     ids = [ask.custom_id for ask in read_asks(path, plan.lines)]
     assert ids == ["0", "3", "6", "1", "4", "7", "2", "5", "8"]
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        lambda kind: {"messages": [{"role": "system", "content": "s" * 700 + "ab"[kind] * 1500}]},
+        lambda kind: {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": kind}]},
+        lambda kind: {"prompt": [[kind, 2, 3, 4]]},
+        lambda kind: {"prompt": [kind, 2, 3, 4]},
+    ],
+    ids=["long", "tools", "token ids of several", "token ids"],
+)
+async def test_whatever_lines_begin_with_makes_them_neighbours(
+    tmp_path: Path, begins: Callable[[int], dict[str, Any]]
+) -> None:
+    path = tmp_path / "in.jsonl"
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": CHAT, "body": {"model": "m"} | begins(n % 2)}
+        for n in range(6)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    asks = read_asks(path, read_plan(path, CHAT, 100, 10_000).lines)
+    assert "".join(ask.custom_id for ask in asks) in ("024135", "135024")
 
 
 async def test_a_long_line_is_not_read_whole(tmp_path: Path) -> None:

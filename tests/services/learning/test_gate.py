@@ -181,6 +181,7 @@ def test_what_answers_say_is_judged(reading: Reading, asked: Asked | None, word:
     [
         (FINE, READ, ASKED),
         (FINE, replace(READ, faults=(BROKEN,) * 2), ASKED),  # two of 28
+        (FINE, READ, replace(ASKED, gain=-0.01)),  # the base was certain of these answers
         (FINE, replace(READ, length=0.3), replace(ASKED, kept=0.4, length=0.35)),  # brevity
         (FINE, replace(READ, kept=0.02), replace(ASKED, kept=0.05)),  # another language, refusals
         (

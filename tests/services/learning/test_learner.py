@@ -11,7 +11,8 @@ import pytest
 from fake_engine import FakeEngine
 from fake_scores import score_of
 from learning_world import settled, state_of, until, world
-from tandem.core.learning import SampleKind, SampleState, VersionState
+from tandem.core.learning import Sample, SampleKind, SampleState, VersionState
+from tandem.core.plan import NO_MEMORY
 from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters, events, feedback, samples
@@ -127,6 +128,41 @@ async def test_samples_that_break_a_step_are_isolated(tmp_path: Path) -> None:
         assert {await state_of(made, sample) for sample in good} == {SampleState.CONSUMED}
         row = (await made.store.read(samples.get, [bad.sample_id]))[0]
         assert row.problem == "the loss is not finite"
+
+
+@pytest.mark.parametrize("all_fail", [True, False])
+async def test_a_shortage_of_memory_is_no_fault_of_the_samples_unless_others_find_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_fail: bool
+) -> None:
+    monkeypatch.setattr("tandem.services.learning.learner._LOOK_FOR_ROOM_S", 0.05)
+    large: set[tuple[int, ...]] = set()
+    judged = list[TrainingStep]()
+
+    def judge(step: TrainingStep) -> str | None:
+        judged.append(step)
+        short = all_fail and len(judged) <= 20  # twice two steps, and each sample alone
+        tokens = {s.tokens for batch in step.micro_batches for s in batch}
+        return NO_MEMORY if short or tokens & large else None
+
+    async def learned(sample: Sample) -> None:
+        async with asyncio.timeout(20):
+            while await state_of(made, sample) is not SampleState.CONSUMED:
+                await asyncio.sleep(0.02)
+
+    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
+        given = [made.sample() for _ in range(8)]
+        few = given[:2] if not all_fail else []
+        for each in few:
+            encoded = made.tools.encoder(made.tools.defaults).encode(each)
+            large.add(encoded.prompt + encoded.chosen)
+        await made.give(given)
+        made.learner.notify("formal")
+        for each in given:
+            if each not in few:
+                await learned(each)
+        for each in few:
+            assert await state_of(made, each) is SampleState.INVALID
+        assert not all_fail or len(judged) > 20
 
 
 async def test_the_gauge_of_samples_falls_with_the_last_one(tmp_path: Path) -> None:

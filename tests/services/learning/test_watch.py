@@ -29,11 +29,13 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.slo import WorkClass
 from tandem.services.answering.models import Models
 from tandem.services.learning.live import LiveAnswers, Written
+from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.watch import LOOKS, Watch, fallen
 from tandem.services.versions import changes
 from tandem.services.versions.adapters import Adapters
 from tandem.services.versions.service import Versions
 from tandem.store import adapters, events, feedback, samples
+from tandem.store.feedback import Thumb
 
 SOUND = "The capital of France is Paris, and it lies on the river Seine."
 MMM = "M" + "m" * 60
@@ -192,6 +194,23 @@ async def test_a_version_that_answers_well_stays(tmp_path: Path) -> None:
         await reached(made, 1)
 
 
+async def test_a_busy_version_is_rolled_back_although_its_last_answers_are_others_by_then(
+    tmp_path: Path,
+) -> None:
+    slow = base_says(SOUND)
+    play = slow.play
+    slow.play = lambda request, index: replace(
+        play(request, index), delay_s=0.05 if request.request_id.startswith("watch") else 0.0
+    )
+    async with watched(tmp_path, engine=slow) as (made, _):
+        for _ in range(400):  # whenever the base has answered, the window has moved on
+            made.tools.live.finished(written("formal@2", MMM))
+            await asyncio.sleep(0.005)
+            if current(made) == 1:
+                break
+        await reached(made, 1)
+
+
 async def test_what_the_base_model_answers_as_badly_is_no_reason(tmp_path: Path) -> None:
     async with watched(tmp_path, engine=base_says(AGAIN)) as (made, _):
         await answers(made, *[MMM] * 12)
@@ -278,6 +297,55 @@ async def test_only_explicit_ratings_count_once_an_answer(
         assert (current(made) == 2) and rolled_back(made) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("key_share", "others", "falls"),
+    [(1.0, 0, True), (0.5, 0, False), (0.5, 3, False), (0.5, 4, True), (0.75, 2, True)],
+)
+def test_one_key_alone_takes_no_version_back(key_share: float, others: int, falls: bool) -> None:
+    """As far as it may not teach one alone."""
+    version = VersionRecord("formal", 2, "", "", 0.0, VersionState.PUBLISHED, parent=1)
+    thumbs = [Thumb(False, "one")] * 20 + [Thumb(number < 1, "two") for number in range(others)]
+    why = fallen(version, {"formal@2": thumbs}, key_share)
+    assert (why is not None) == falls
+
+
+def test_one_key_alone_makes_no_parent_look_better() -> None:
+    version = VersionRecord("formal", 2, "", "", 0.0, VersionState.PUBLISHED, parent=1)
+    new = [Thumb(number < 4, f"key {number}") for number in range(8)]
+    old = [Thumb(True, "one")] * 20 + [Thumb(False, "two")]
+    found = {"formal@2": new, "formal@1": old}
+    assert fallen(version, found) is not None and fallen(version, found, 0.5) is None
+
+
+async def test_a_thumb_that_was_taken_back_does_not_count(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (made, _):
+        for rating in (0.0, 0.5):
+            for number in range(8):
+                said = replace(
+                    Feedback(f"f{number}-{rating}", 1.0, "formal", FeedbackKind.RATING),
+                    rating=rating,
+                    version="formal@2",
+                    completion_id=f"c{number}",
+                )
+                await made.store.write(feedback.add, said, [])
+        await rate(made, "formal@2", False)
+        assert current(made) == 2
+
+
+async def test_what_a_roll_back_has_left_is_not_replayed(tmp_path: Path) -> None:
+    """Half of each step is replay, and what version 2 learned first was used least."""
+    settings = LearningSettings(
+        batch_samples=4, steps_per_version=2, replay=0.5, epochs=1, version_wait_s=0.0
+    )
+    async with watched(tmp_path, settings=settings) as (made, service):
+        gone = set(await made.store.read(adapters.trained_on, "formal", 2))
+        first = set(await made.store.read(adapters.trained_on, "formal", 1))
+        await service.roll_back("formal", 1)
+        await learn(made, 3)
+        third = set(await made.store.read(adapters.trained_on, "formal", 3))
+        assert third & first and not third & (gone - first)
+
+
 async def test_a_restart_forgets_no_thumbs(tmp_path: Path) -> None:
     async with watched(tmp_path) as (made, _):
         await rate(made, "formal@2", *[False] * 7)
@@ -293,8 +361,8 @@ def test_the_tests_of_thumbs_are_the_books() -> None:
     version = VersionRecord("formal", 2, "", "", 0.0, VersionState.PUBLISHED, parent=1)
 
     def why(ups: int, of: int, ups_before: int = 0, before: int = 0, parent: int = 1) -> str | None:
-        new = [True] * ups + [False] * (of - ups)
-        old = [True] * ups_before + [False] * (before - ups_before)
+        new = [Thumb(place < ups) for place in range(of)]
+        old = [Thumb(place < ups_before) for place in range(before)]
         label = f"formal@{parent}" if parent else "base"
         return fallen(replace(version, parent=parent), {"formal@2": new, label: old})
 

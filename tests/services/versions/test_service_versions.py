@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 
 from learning_world import World, until, world
+from tandem.core.batches import BatchRecord, BatchStatus
 from tandem.core.errors import Conflict, NotFound
 from tandem.core.learning import SampleState, VersionRecord, VersionState
 from tandem.services.answering.models import Models
 from tandem.services.learning.recovery import recover
 from tandem.services.versions.adapters import Adapters
 from tandem.services.versions.service import Versions
-from tandem.store import adapters, samples
+from tandem.store import adapters, batches, samples
 
 
 @asynccontextmanager
@@ -198,3 +200,29 @@ async def test_a_reference_stays_however_old(tmp_path: Path) -> None:
         folder = tmp_path / "adapters" / "formal"
         # The last one's parent stays for the way back.
         await until(lambda: sorted(path.name for path in folder.iterdir()) == ["1", "3", "4"])
+
+
+async def test_an_adapter_that_answers_a_batch_is_not_deleted(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1)
+        batch = BatchRecord(
+            "batch_1", 0.0, "", "/v1/completions", "file-1", "24h", 1.0, adapter="formal",
+            status=BatchStatus.IN_PROGRESS,
+        )  # fmt: skip
+        await made.store.write(batches.add, batch)
+        with pytest.raises(Conflict, match="'formal' answers batch_1; cancel that batch"):
+            await versions.delete("formal")
+        ended = replace(batch, status=BatchStatus.CANCELLED)
+        assert await made.store.write(batches.update, ended, (batch.status,))
+        await versions.delete("formal")
+
+
+async def test_samples_of_a_candidate_that_waited_are_free_once_the_adapter_is_deleted(
+    tmp_path: Path,
+) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1, "manual")
+        used = await made.store.read(adapters.trained_on, "formal", 1)
+        await versions.delete("formal")
+        found = await made.store.read(samples.get, used)
+        assert {sample.state for sample in found} == {SampleState.ACCEPTED}

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+from zlib import crc32
 
 import msgspec
 
 from tandem.core.batches import BatchError
 
 MOST_ERRORS = 50
-_KEY_CHARS = 600  # of a prompt's beginning
+_KEY_CHARS = 600  # of a prompt's beginning that are kept to sort lines
 _MOST_ID_CHARS = 512
 _BOM = b"\xef\xbb\xbf"
 
@@ -195,25 +196,21 @@ def _lines(path: Path, most_bytes: int) -> Iterator[tuple[Line, bytes]]:
 
 
 def _key(body: dict[str, Any]) -> str:
-    """How a body's prompt begins."""
-    prompt = body.get("messages", body.get("prompt"))
-    if isinstance(prompt, str):
-        return prompt[:_KEY_CHARS]
-    found: list[str] = []
-    used = 0
-    for each in prompt if isinstance(prompt, list) else ():
-        content = each.get("content") if isinstance(each, dict) else each
-        text = content if isinstance(content, str) else _first_text(content)
-        found.append(text[: _KEY_CHARS - used])
-        used += len(text)
-        if used >= _KEY_CHARS:
-            break
-    return "\n".join(found)
+    """How what a body renders to begins: the first characters, then marks of parts that grow, so
+    that prompts with a long common beginning are neighbours, too."""
+    prompt, tools = body.get("messages", body.get("prompt")), body.get("tools")
+    parts = [prompt] if isinstance(prompt, str) else prompt if isinstance(prompt, list) else []
+    text = "\n".join([*([repr(tools)] if tools else []), *map(_text, parts)])
+    marks, start = list[str](), _KEY_CHARS
+    while start < len(text):
+        marks.append(f"{crc32(text[start : 3 * start].encode(errors='replace')):08x}")
+        start *= 3
+    return text[:_KEY_CHARS] + "".join(marks)
 
 
-def _first_text(content: object) -> str:
-    """Of a list of parts, or of token ids."""
+def _text(part: object) -> str:
+    """Of a message, a prompt among several, or token ids."""
+    content = part.get("content") if isinstance(part, dict) else part
     if isinstance(content, list) and content and isinstance(content[0], dict):
-        text = content[0].get("text")
-        return text if isinstance(text, str) else ""
-    return str(content)[:_KEY_CHARS] if isinstance(content, int) else ""
+        content = content[0].get("text")
+    return content if isinstance(content, str) else "" if content is None else repr(content)

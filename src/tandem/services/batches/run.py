@@ -2,7 +2,7 @@
 
 Each result is committed before it counts, so a server that starts again goes on with the lines that
 have none. Knows one batch; who works on which is the service's. Invariant: at the end every line
-has one result, which stands in one of the two files.
+has one result, which stands in one of the two files, unless the input or its version was lost.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import math
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,19 +21,16 @@ from typing import Any
 import msgspec
 
 from tandem.core.batches import WORKED_UNTIL, BatchError, BatchRecord, BatchStatus, LineResult
-from tandem.core.errors import (
-    NotFound,
-    TandemError,
-)
-from tandem.core.version import PINNED, AdapterVersion
+from tandem.core.errors import NotFound
+from tandem.core.ports import EngineState
 from tandem.services.answering.models import Pin
 from tandem.services.auth import Caller
 from tandem.services.batches.attempts import reply_to
+from tandem.services.batches.pinning import VersionGone, pin_of, unpin
 from tandem.services.batches.plan import Line, Plan, read_asks, read_plan
 from tandem.services.batches.pool import Pool
 from tandem.services.batches.tools import BatchTools
-from tandem.services.learning.publish import engine_ready
-from tandem.services.tasks import Backoff, uninterrupted
+from tandem.services.tasks import uninterrupted
 from tandem.store import adapters
 from tandem.store import batches as rows
 
@@ -40,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 OUTPUT_PURPOSE = "batch_output"
 _AT_ONCE = 50  # lines in memory, and results in one commit
+# Results in memory: one with the log-probabilities of a long answer has megabytes.
+_READ_AT_ONCE = 8
 _BYTES_A_TOKEN = 3
 _ANY_BYTES = 1 << 40
 _LOOK_S = 1.0
@@ -83,8 +83,11 @@ class BatchRun:
             gone = BatchError("file_gone", "the input file is gone, or is not what it was")
             self.batch = replace(self.batch, errors=(gone,))
         else:
-            await self._answer_for(self._tools.keys.of_tenant(self.batch.tenant), *read)
-            await self._close_lines(*read)
+            try:
+                await self._answer_for(self._tools.keys.of_tenant(self.batch.tenant), *read)
+                await self._close_lines(*read)
+            except VersionGone as error:
+                self.batch = replace(self.batch, errors=(BatchError("version_gone", str(error)),))
         counted = await self._store.read(rows.find, self.batch.batch_id)
         named = replace(
             self.batch,
@@ -147,7 +150,9 @@ class BatchRun:
             return False
         if adapter is not None and self.batch.pinned:
             record = await self._store.read(adapters.find, adapter)
-            version = record.current if record is not None else None
+            # What is loaded by hand answers until it has become a version.
+            by_hand = found.adapter is not None and record is not None and not record.current
+            version = None if record is None or by_hand else record.current
         changed = replace(
             self.batch, model=plan.model, adapter=adapter, version=version, total=len(plan.lines)
         )
@@ -156,37 +161,6 @@ class BatchRun:
 
     async def _fail(self, problems: list[BatchError]) -> None:
         await self._move(replace(self.batch, errors=tuple(problems)), BatchStatus.FAILED)
-
-    async def _pin(self) -> Pin | None:
-        """Load the version that answers all lines, under a name of the batch's own; tried until the
-        batch is over."""
-        batch, backoff = self.batch, Backoff()
-        if batch.adapter is None or batch.version is None:
-            return None
-        if batch.version == 0:
-            return Pin(None)
-        while not await self._over():
-            record = await self._store.read(adapters.version, batch.adapter, batch.version)
-            if record is None:
-                return None  # the adapter was deleted: lines are refused, or a new one answers
-            name = f"{PINNED}{batch.batch_id}"
-            loaded = AdapterVersion(name, record.number, record.content_hash, record.path)
-            try:
-                await engine_ready(self._tools.client)
-                return Pin(await self._tools.client.publish_adapter(loaded))
-            except TandemError as error:
-                told = (batch.batch_id, batch.version, batch.adapter, error)
-                logger.warning("%s waits for version %s of %s: %s", *told)
-            await backoff.wait()
-        return None
-
-    async def _unpin(self, pin: Pin | None) -> None:
-        if pin is None or pin.version is None:
-            return
-        try:
-            await self._tools.client.unload_adapter(pin.version.name)
-        except TandemError as error:
-            logger.debug("%s was not loaded any more: %s", pin.version.name, error)
 
     # ------------------------------------------------------------------ answering
 
@@ -201,11 +175,29 @@ class BatchRun:
             logger.warning("%s waits: its API key is not known", self.batch.batch_id)
             await self._ending()
             return
-        pin = await self._pin()
+        if not await self._served(caller):
+            return
+        pin = await pin_of(self.batch, self._tools, self._over)
         try:
             await self._answer(file, left, caller, pin)
         finally:
-            await self._unpin(pin)
+            await unpin(pin, self._tools)
+
+    async def _served(self, caller: Caller) -> bool:
+        """Wait until the engine serves the batch's model; False if the batch is over before. A
+        start with another model, or without an adapter, does not refuse its lines."""
+        told = False
+        while not await self._over():
+            try:
+                if self._tools.client.state is EngineState.READY:
+                    await self._tools.models.resolve(self.batch.model, caller)
+                    return True
+            except NotFound as error:
+                if not told:
+                    logger.warning("%s waits: %s", self.batch.batch_id, error)
+                told = True
+            await self._look_again()
+        return False
 
     async def _answer(
         self, file: Path, left: Sequence[Line], caller: Caller, pin: Pin | None
@@ -244,11 +236,13 @@ class BatchRun:
         """Wait for the end of the time, or for somebody who asks for the end. Raises `Superseded`,
         `StoreError`."""
         while not await self._over():
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self.cancelling.wait()
-            except TimeoutError:
-                continue
+            await self._look_again()
+
+    async def _look_again(self) -> None:
+        """A moment later, or once somebody asks for the end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await self.cancelling.wait()
 
     async def _line(self, file: Path, line: Line, caller: Caller, pin: Pin | None) -> None:
         [ask] = await asyncio.to_thread(read_asks, file, [line])
@@ -331,7 +325,7 @@ class BatchRun:
         after = 0
         while True:
             found = await self._store.read(
-                rows.contents, self.batch.batch_id, ok=ok, after=after, limit=_AT_ONCE
+                rows.contents, self.batch.batch_id, ok=ok, after=after, limit=_READ_AT_ONCE
             )
             if not found:
                 return

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from statistics import fmean
 
-from tandem.core.errors import AdapterError, EngineDead, InvalidRequest
+from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NoMemory
 from tandem.core.learning import SampleKind
+from tandem.core.plan import NO_MEMORY
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.block import Block
 from tandem.services.learning.references import Model, NotFinite
@@ -177,6 +178,7 @@ class BlockTrainer:
             _wanted(plan.sample_ids, plan.kind, block.settings, plan.urgency) for plan in plans
         ]
         failed: list[Failed] = []
+        began = block.steps
         async with aclosing(run_steps(self._client, maker, wanted)) as results:
             async for result in results:
                 if isinstance(result, Failed):
@@ -185,7 +187,7 @@ class BlockTrainer:
                 else:
                     await self._applied(block, *result)
         if failed:
-            await self._isolate(block, maker, failed)
+            await self._isolate(block, maker, failed, began)
 
     async def _applied(self, block: Block, prepared: PreparedStep, outcome: StepOutcome) -> None:
         losses = prepared.losses(outcome.logprobs)
@@ -199,10 +201,13 @@ class BlockTrainer:
         metrics.steps.labels(self._name, "applied").inc()
         metrics.step_time.observe(max(0.0, outcome.finished_s - outcome.started_s))
 
-    async def _isolate(self, block: Block, maker: StepMaker, failed: Sequence[Failed]) -> None:
+    async def _isolate(
+        self, block: Block, maker: StepMaker, failed: Sequence[Failed], began: int
+    ) -> None:
         """Train the samples of failed steps one by one: those that fail alone are invalid.
 
-        Each is tried once, so that nothing loops.
+        Each is tried once, so that nothing loops. Raises `NoMemory` if no step since the first
+        `began` has found room for several samples: that is not their fault.
         """
         kinds = {sample.sample_id: sample.kind for sample in block.claimed}
         suspects = dict.fromkeys(sample_id for step in failed for sample_id in step.sample_ids)
@@ -218,6 +223,8 @@ class BlockTrainer:
                     problems[result.sample_ids[0]] = result.problem
                 else:
                     await self._applied(block, *result)
+        if NO_MEMORY in problems.values() and block.steps == began and len(alone) > 1:
+            raise NoMemory(NO_MEMORY)
         await self._invalidate(block, problems)
 
     async def _invalidate(self, block: Block, problems: dict[str, str]) -> None:

@@ -140,8 +140,14 @@ class Course:
             return Progress.IDLE
         if await self._keeper.keep():
             return Progress.LEARNED  # by somebody else; the next turn goes on from it
+        left = await self._store.read(adapters.left_behind, self.name)
         seen = await self._store.read(
-            samples.heads, self.name, SampleState.CONSUMED, newest_first=True, limit=_REPLAY_POOL
+            samples.heads,
+            self.name,
+            SampleState.CONSUMED,
+            newest_first=True,
+            limit=_REPLAY_POOL,
+            without=left,
         )
         now_s, most = self._tools.now(), settings.version_samples(replaying=bool(seen))
         shared = candidates(waiting, most, settings, now_s)

@@ -64,6 +64,12 @@ class Window:
         """One more answer; the oldest one may fall out."""
         self._last.append(found)
 
+    def copy(self) -> Window:
+        """The same answers, whatever is added later."""
+        found = Window()
+        found._last.extend(self._last)
+        return found
+
     def excuse(self, broken: Broken) -> None:
         """Count an answer as sound."""
         kept = [None if each is broken else each for each in self._last]

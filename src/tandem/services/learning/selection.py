@@ -137,11 +137,11 @@ def choose(
         (
             total
             for total in range(min(most, len(ranked)), 0, -1)
-            if sum(min(n, _cap(key_share, total)) for n in keys.values()) >= total
+            if sum(min(n, share_cap(key_share, total)) for n in keys.values()) >= total
         ),
         0,
     )
-    cap = _cap(key_share, total)
+    cap = share_cap(key_share, total)
     chosen: list[SampleHead] = []
     taken: Counter[str] = Counter()
     for head in ranked:
@@ -153,7 +153,7 @@ def choose(
 
 def within_shares(key_ids: Sequence[str], key_share: float) -> bool:
     """Whether no API key has more than its share of samples, of which each one's key is given."""
-    return max(Counter(key_ids).values(), default=0) <= _cap(key_share, len(key_ids))
+    return max(Counter(key_ids).values(), default=0) <= share_cap(key_share, len(key_ids))
 
 
 def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[SampleHead]:
@@ -257,5 +257,6 @@ def _loss(head: SampleHead) -> float:
     return UNSCORED_LOSS if head.loss is None else head.loss
 
 
-def _cap(share: float, total: int) -> int:
+def share_cap(share: float, total: int) -> int:
+    """The most of `total` that one API key may give."""
     return math.floor(share * total + 1e-9)

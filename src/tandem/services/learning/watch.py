@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import comb
 
 from tandem.adapters.files import holds
-from tandem.core.learning import EventRecord, VersionRecord
+from tandem.core.learning import AdapterRecord, EventRecord, VersionRecord
 from tandem.core.slo import WorkClass
 from tandem.services.answering.models import BASE_LABEL
 from tandem.services.feedback.signals import EXPLICIT
@@ -25,10 +25,13 @@ from tandem.services.learning.answer_faults import AnswerText, fault_alone
 from tandem.services.learning.answers import spoken
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.live import Broken
+from tandem.services.learning.selection import share_cap
+from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.services.tasks import together
 from tandem.services.versions import changes
 from tandem.store import Connection, adapters, feedback
+from tandem.store.feedback import Thumb
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +76,15 @@ class Watch:
 
     async def _look(self, label: str) -> None:
         name, _, number = label.rpartition("@")
-        version = await self._tools.store.read(_watched, name, int(number))
-        if version is None:
+        read = self._tools.store.read
+        found = await read(_watched, name, int(number))
+        if found is None:
             self._forget(label)
             return
-        read = self._tools.store.read
+        record, version = found
         ratings = await read(feedback.ratings, name, EXPLICIT, _FEEDBACK_READ)
-        why = fallen(version, ratings) or await self._broken(label)
+        share = resolve_settings(self._tools.defaults, record.settings).key_share
+        why = fallen(version, ratings, share) or await self._broken(label)
         if why is not None:
             await self._roll_back(version, why)
             self._forget(label)
@@ -117,7 +122,8 @@ class Watch:
         The base model is asked the same as the broken ones. What it answers as badly is not held
         against the version: its clients ask for it.
         """
-        window = self._live.window(label)
+        live = self._live.window(label)
+        window = live.copy()  # of a busy version the live one has moved on before the base answers
         if not window.too_many(window.broken):
             return None
         now_s = self._tools.now()
@@ -131,6 +137,7 @@ class Watch:
                 each.confirmed = True
             else:
                 window.excuse(each)
+                live.excuse(each)
         confirmed = [each for each in window.broken if each.confirmed]
         if not window.too_many(confirmed):
             return None
@@ -161,19 +168,33 @@ class Watch:
 # ------------------------------------------------------------------------ ratings
 
 
-def fallen(version: VersionRecord, ratings: Mapping[str, Sequence[bool]]) -> str | None:
+def fallen(
+    version: VersionRecord, ratings: Mapping[str, Sequence[Thumb]], key_share: float = 1.0
+) -> str | None:
     """Why the thumbs of a version say that it is worse than its parent; None if they do not.
 
-    `ratings` are thumbs up or down, oldest first, by the label of the version they are about. Its
-    first 8, 16, 32 ... are compared with all of the parent's by Fisher's exact test (one-sided,
-    95%), or, where the parent has fewer than 8, with 1/2 by the binomial test.
+    `ratings` are thumbs, oldest first, by the label of the version they are about. Its first 8, 16,
+    32 ... are compared with all of the parent's by Fisher's exact test (one-sided, 95%), or, where
+    the parent has fewer than 8, with 1/2 by the binomial test. Of each of these numbers, no API key
+    gives more than `key_share`.
     """
-    found = ratings.get(_label(version, version.number), ())
-    looked = max((number for number in LOOKS if number <= len(found)), default=0)
+    given = ratings.get(_label(version, version.number), ())
+    looked, found = 0, list[bool]()
+    for number in LOOKS:
+        shared = _shared(given, number, key_share)
+        if len(shared) == number:
+            looked, found = number, shared
     if not looked:
         return None
-    ups = sum(found[:looked])
-    before = ratings.get(_label(version, version.parent), ())
+    ups = sum(found)
+    of_parent = ratings.get(_label(version, version.parent), ())
+    keys = Counter(thumb.key_id for thumb in of_parent)
+    count = next(
+        number
+        for number in range(len(of_parent), -1, -1)
+        if sum(min(n, share_cap(key_share, number)) for n in keys.values()) >= number
+    )
+    before = _shared(of_parent, count, key_share)
     what = f"{ups} of its first {looked} ratings were thumbs up"
     if len(before) < LOOKS[0]:
         return what if _chance_of_half(ups, looked) < 1.0 - _CONFIDENCE else None
@@ -181,6 +202,17 @@ def fallen(version: VersionRecord, ratings: Mapping[str, Sequence[bool]]) -> str
         return None
     which = f"version {version.parent}'s" if version.parent else "the base model's"
     return f"{what}, of {which} {sum(before)} of {len(before)}"
+
+
+def _shared(thumbs: Sequence[Thumb], number: int, key_share: float) -> list[bool]:
+    """The first `number` of these thumbs that no key gives more than its share of, or all there
+    are: up or down."""
+    cap, taken, found = share_cap(key_share, number), Counter[str](), list[bool]()
+    for thumb in thumbs:
+        if len(found) < number and taken[thumb.key_id] < cap:
+            taken[thumb.key_id] += 1
+            found.append(thumb.up)
+    return found
 
 
 def _chance_of_half(ups: int, number: int) -> float:
@@ -200,10 +232,12 @@ def _label(version: VersionRecord, number: int) -> str:
     return f"{version.adapter}@{number}" if number else BASE_LABEL
 
 
-def _watched(connection: Connection, name: str, number: int) -> VersionRecord | None:
-    """A version that is current and watched."""
+def _watched(
+    connection: Connection, name: str, number: int
+) -> tuple[AdapterRecord, VersionRecord] | None:
+    """A version that is current and watched, with its adapter."""
     record = adapters.find(connection, name)
     version = adapters.version(connection, name, number)
     if record is None or record.current != number or version is None or not version.watched:
         return None
-    return version
+    return record, version

@@ -114,6 +114,7 @@ def nothing_to_roll_back(name: str) -> Conflict:
 def delete(connection: Connection, name: str) -> list[str]:
     """Forget an adapter; the directories of checkpoints that nobody needs then."""
     adapters.delete(connection, name)
+    samples.release(connection, name)  # those of a candidate that waited
     events.forget(connection, name)
     return jobs.forget_checkpoints(connection, name)
 

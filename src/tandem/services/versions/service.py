@@ -192,20 +192,30 @@ class Versions:
         """Forget an adapter with its versions, its jobs' checkpoints and the files of both.
 
         Of a name that does not learn, what is loaded (whose files stay) and checkpoints of jobs
-        that have made no version. Jobs that are under way go on. Raises `NotFound`.
+        that have made no version. Jobs that are under way go on. Raises `NotFound`, and `Conflict`
+        while a batch is answered by it.
         """
         check_name(name)
+        await self._require_no_batch(name)
         if await self._store.read(adapters.find, name) is None:
             async with self._learner.settled(name):  # else it may begin to learn meanwhile
                 if await self._store.read(adapters.find, name) is None:
                     await self._delete_unlearned(name)
                     return
         async with self._learner.held(name):
+            await self._require_no_batch(name)  # one may have begun meanwhile
             checkpoints = await self._store.write(changes.delete, name)
             self._models.withdraw(name)
             await self._publisher.withdraw(name)
             await self._remove(name, [self._publisher.path(name, 0).parent, *checkpoints])
         self._tools.metrics.forget(name)
+
+    async def _require_no_batch(self, name: str) -> None:
+        if batch := await self._store.read(batches.answered_by, name):
+            raise Conflict(
+                f"'{name}' answers {batch}; cancel that batch first, or wait for its end",
+                param="name",
+            )
 
     async def archive(self, name: str, number: int | None) -> Path:
         """A zip of PEFT's files of a version (None: the current), to be removed by the caller.

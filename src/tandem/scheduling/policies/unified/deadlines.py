@@ -91,7 +91,8 @@ class Deadlines:
         slo, length = view.slo(seq), len(seq.tokens)
         tpot_s = _AIM * slo.tpot_s
         if length > seq.prompt_tokens:
-            self._remember(view, seq, slo.ttft_s)
+            if seq.index == 0:  # other choices have the same prompt
+                self._remember(view, seq, slo.ttft_s)
             first_s = view.now if seq.first_token_s is None else seq.first_token_s
             clock = (first_s + (_lag(seq) - seq.prompt_tokens) * tpot_s, tpot_s)
             self._clocks[seq.seq_id] = clock
