@@ -90,6 +90,13 @@ def test_a_response(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert "<|im_start|>system\nBe brief.<|im_end|>" in prompt_of(engine)
 
 
+def test_a_response_tells_its_service_tier(client: openai.OpenAI) -> None:
+    assert client.responses.create(**GOOD).service_tier == "default"
+    for asked, told in (("flex", "flex"), ("auto", "default")):
+        answer = client.responses.create(**GOOD, service_tier=asked)  # type: ignore[call-overload]
+        assert answer.service_tier == told
+
+
 def test_a_response_calls_functions(client: openai.OpenAI, says: Says) -> None:
     says.text = f"I look.\n{CALLS}"
     answer = client.responses.create(**GOOD, tools=[SHELL])  # type: ignore[list-item]

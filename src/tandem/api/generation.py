@@ -98,7 +98,8 @@ async def answer_as_chat(
 
     async def work() -> Response:
         answer = await surface.generation.chat(body.turns(), options, id_prefix)
-        return await respond(surface, answer, dialect, Wants(bool(body.stream)))
+        wants = Wants(bool(body.stream), tier=_tier(chat.service_tier))
+        return await respond(surface, answer, dialect, wants)
 
     return await until_disconnect(request, work())
 
@@ -149,9 +150,12 @@ def wants_of(body: SamplingFields, *, logprobs: bool) -> Wants:
         usage=bool(options and options.include_usage),
         running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )
-    asked = body.service_tier
-    tier = "" if asked is None else "flex" if asked == "flex" else "default"
-    return Wants(bool(body.stream), body.n or 1, extras, tier)
+    return Wants(bool(body.stream), body.n or 1, extras, _tier(body.service_tier))
+
+
+def _tier(asked: str | None) -> str:
+    """The service tier of an answer; empty if none was asked for."""
+    return "" if asked is None else "flex" if asked == "flex" else "default"
 
 
 def asks(body: ChatRequest | TokenizeRequest) -> bool:

@@ -273,7 +273,6 @@ def refuse(
         raise _unknown(record.adapter)
     record = save_version(connection, record, trained_on)
     references.forget(connection, record.content_hash)
-    references.bound(connection)
     tired = samples.try_again(connection, consumed, tries)
     return _conclude(connection, record, tired, trained_on, event)
 

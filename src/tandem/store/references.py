@@ -14,7 +14,7 @@ from tandem.store.session import Connection
 from tandem.store.tables import REFERENCES, in_chunks
 from tandem.store.upsert import upsert
 
-_MOST_ROWS = 100_000  # about 15 MB
+_MOST_ROWS = 100_000
 
 
 def get(connection: Connection, reference: str, sequences: Sequence[str]) -> dict[str, float]:

@@ -259,7 +259,7 @@ def _response(asked: ResponsesRequest, header: Header, status: str) -> Json:
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
-        "service_tier": asked.service_tier or "default",
+        "service_tier": header.tier or "default",
         "store": False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "text": {"format": form},

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Protocol, TypeVar
 
 from tandem.core.learning import SampleKind
 from tandem.services.learning.families import FAMILIES, UNSCORED_LOSS
@@ -132,28 +133,43 @@ def choose(
     dislike is not taken before a like that goes with it, however old it is.
     """
     ranked = _with_likes(sorted(heads, key=lambda head: (-priority(head, now_s), head.row)))
-    keys = Counter(head.key_id for head in ranked)
-    total = next(
-        (
-            total
-            for total in range(min(most, len(ranked)), 0, -1)
-            if sum(min(n, share_cap(key_share, total)) for n in keys.values()) >= total
-        ),
-        0,
-    )
-    cap = share_cap(key_share, total)
-    chosen: list[SampleHead] = []
-    taken: Counter[str] = Counter()
-    for head in ranked:
-        if len(chosen) < total and taken[head.key_id] < cap:
-            chosen.append(head)
-            taken[head.key_id] += 1
-    return chosen
+    return shared(ranked, most_shared(ranked, most, key_share), key_share)
+
+
+class OfKey(Protocol):
+    """What an API key has given."""
+
+    @property
+    def key_id(self) -> str:
+        """The key's tenant."""
+        ...
+
+
+_Given = TypeVar("_Given", bound=OfKey)
+
+
+def most_shared(given: Sequence[OfKey], most: int, key_share: float) -> int:
+    """The largest number up to `most` to which no key would have to give more than its share."""
+    keys = Counter(each.key_id for each in given)
+    for number in range(min(most, len(given)), 0, -1):
+        if sum(min(n, _cap(key_share, number)) for n in keys.values()) >= number:
+            return number
+    return 0
+
+
+def shared(given: Sequence[_Given], number: int, key_share: float) -> list[_Given]:
+    """The first `number` of which no key gives more than its share; all there are, if fewer."""
+    cap, taken, found = _cap(key_share, number), Counter[str](), list[_Given]()
+    for each in given:
+        if len(found) < number and taken[each.key_id] < cap:
+            taken[each.key_id] += 1
+            found.append(each)
+    return found
 
 
 def within_shares(key_ids: Sequence[str], key_share: float) -> bool:
     """Whether no API key has more than its share of samples, of which each one's key is given."""
-    return max(Counter(key_ids).values(), default=0) <= share_cap(key_share, len(key_ids))
+    return max(Counter(key_ids).values(), default=0) <= _cap(key_share, len(key_ids))
 
 
 def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[SampleHead]:
@@ -257,6 +273,5 @@ def _loss(head: SampleHead) -> float:
     return UNSCORED_LOSS if head.loss is None else head.loss
 
 
-def share_cap(share: float, total: int) -> int:
-    """The most of `total` that one API key may give."""
+def _cap(share: float, total: int) -> int:
     return math.floor(share * total + 1e-9)

@@ -25,7 +25,7 @@ from tandem.services.learning.answer_faults import AnswerText, fault_alone
 from tandem.services.learning.answers import spoken
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.live import Broken
-from tandem.services.learning.selection import share_cap
+from tandem.services.learning.selection import most_shared, shared
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.services.tasks import together
@@ -179,40 +179,24 @@ def fallen(
     gives more than `key_share`.
     """
     given = ratings.get(_label(version, version.number), ())
-    looked, found = 0, list[bool]()
-    for number in LOOKS:
-        shared = _shared(given, number, key_share)
-        if len(shared) == number:
-            looked, found = number, shared
-    if not looked:
+    looks = [number for number in LOOKS if len(shared(given, number, key_share)) == number]
+    if not looks:
         return None
-    ups = sum(found)
-    of_parent = ratings.get(_label(version, version.parent), ())
-    keys = Counter(thumb.key_id for thumb in of_parent)
-    count = next(
-        number
-        for number in range(len(of_parent), -1, -1)
-        if sum(min(n, share_cap(key_share, number)) for n in keys.values()) >= number
-    )
-    before = _shared(of_parent, count, key_share)
+    looked = looks[-1]
+    ups = _ups(shared(given, looked, key_share))
+    rated = ratings.get(_label(version, version.parent), ())
+    before = shared(rated, most_shared(rated, len(rated), key_share), key_share)
     what = f"{ups} of its first {looked} ratings were thumbs up"
     if len(before) < LOOKS[0]:
         return what if _chance_of_half(ups, looked) < 1.0 - _CONFIDENCE else None
-    if _chance(ups, looked, sum(before), len(before)) >= 1.0 - _CONFIDENCE:
+    if _chance(ups, looked, _ups(before), len(before)) >= 1.0 - _CONFIDENCE:
         return None
     which = f"version {version.parent}'s" if version.parent else "the base model's"
-    return f"{what}, of {which} {sum(before)} of {len(before)}"
+    return f"{what}, of {which} {_ups(before)} of {len(before)}"
 
 
-def _shared(thumbs: Sequence[Thumb], number: int, key_share: float) -> list[bool]:
-    """The first `number` of these thumbs that no key gives more than its share of, or all there
-    are: up or down."""
-    cap, taken, found = share_cap(key_share, number), Counter[str](), list[bool]()
-    for thumb in thumbs:
-        if len(found) < number and taken[thumb.key_id] < cap:
-            taken[thumb.key_id] += 1
-            found.append(thumb.up)
-    return found
+def _ups(thumbs: Sequence[Thumb]) -> int:
+    return sum(thumb.up for thumb in thumbs)
 
 
 def _chance_of_half(ups: int, number: int) -> float:
