@@ -18,12 +18,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from weakref import WeakSet
 
+from msgspec import structs
+
 from fake_answers import VOCAB, draw_of, link, logprob_of
 from tandem.core.clock import VirtualClock
 from tandem.core.errors import AdapterError, InvalidRequest
 from tandem.core.events import ModelInfo
 from tandem.core.plan import (
+    UNDRAWN,
     BackwardSlice,
+    Draw,
     DrawResult,
     LanePlan,
     OpenMicroBatch,
@@ -113,6 +117,9 @@ class FakeExecutor:
     A sequence may read KV of the weights that `earlier` says, beside its own. Sequences in
     `failing`, micro-batches in `failing_slices` and trainers in `failing_updates` fail;
     `nan_scores` makes the sums of these sequences nan.
+
+    With `runs_ahead`, the results of a plan may be polled when the one that follows was submitted.
+    Draws for which `redraws` is true are other tokens on the device than in the results.
     """
 
     def __init__(
@@ -131,6 +138,9 @@ class FakeExecutor:
             block_size=block_size, num_blocks=num_blocks, num_parameters=0, weight_bytes=0,
             kernels="none", num_layers=LAYERS, recording_tokens=recording_tokens,
         )  # fmt: skip
+        self.runs_ahead = False
+        self.redraws: Callable[[Draw], bool] = lambda draw: False
+        self._drawn: dict[int, int] = {}  # on the device, by the last plan
         self.adapters: set[str] = set()
         self.earlier: Callable[[int], set[str]] = lambda seq_id: set()
         self.failing: set[int] = set()
@@ -146,12 +156,14 @@ class FakeExecutor:
         self._clock = clock
         self._costs = costs
         self._slots: dict[tuple[int, int], Slot] = {}
-        self._results: list[StepResult] = []
+        self._results: list[tuple[LanePlan, StepResult]] = []
 
     # ------------------------------------------------------------------ plans
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:  # noqa: C901
         self._on_submit(plan)
+        if plan.follows:
+            plan = self._with_tokens(plan)
         stop = urgent if plan.preemptible else never
         for discard in plan.discards:
             self._discard(discard.trainer, discard.micro_batches)
@@ -172,7 +184,7 @@ class FakeExecutor:
             self._write(span)
         for span in plan.spans:
             chain, found = self._read(span)
-            draws += [draw_of(chain, draw) for draw in span.draws]
+            draws += [self._draw(chain, draw) for draw in span.draws]
             if span.score_targets:
                 scores.append(self._score(span, found))
             if span.record is not None:
@@ -180,8 +192,8 @@ class FakeExecutor:
         slices = [done for piece in plan.slices if (done := self._layers(piece, stop))]
         updates = () if stop() else tuple([self._update(update) for update in plan.updates])
         failed = tuple((s.seq_id, "asked to fail") for s in plan.spans if s.seq_id in self.failing)
-        self._results.append(
-            StepResult(
+        self._drawn = {draw.seq_id: 0 if draw.redrawn else draw.token for draw in draws}
+        self._results.append((plan, StepResult(
                 plan.step,
                 plan.lane,
                 forward_s + sum(s.elapsed_s for s in slices) + sum(u.elapsed_s for u in updates),
@@ -192,13 +204,25 @@ class FakeExecutor:
                 tuple(slices),
                 updates,
                 stopped=stopped,
-            )
-        )
+            ))
+        )  # fmt: skip
         return plan.step
 
     def poll(self) -> list[StepResult]:
         results, self._results = self._results, []
-        return results
+        if len(results) > 1 and results[-1][0].follows:
+            self._results = [results.pop()]
+        return [result for _, result in results]
+
+    def _with_tokens(self, plan: LanePlan) -> LanePlan:
+        """A plan that follows, with what the one before has drawn."""
+        assert self.runs_ahead and all(span.tokens == (UNDRAWN,) for span in plan.spans)
+        spans = [structs.replace(s, tokens=(self._drawn[s.seq_id],)) for s in plan.spans]
+        return replace(plan, spans=tuple(spans))
+
+    def _draw(self, chain: int, draw: Draw) -> DrawResult:
+        drawn = draw_of(chain, draw)
+        return structs.replace(drawn, redrawn=self.redraws(draw))
 
     # ------------------------------------------------------------------ adapters and trainers
 

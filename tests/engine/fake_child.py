@@ -31,7 +31,7 @@ def on_submit(plan):
     if launch.incarnation < behaviour.get("short_incarnations", 0):
         raise OutOfMemory(NO_MEMORY)
     if steps == behaviour.get("bug_at_step"):
-        loop._scheduler._in_flight = None
+        loop._scheduler.flight.plans.clear()
 
 
 def slow_write(self, path, write=FakeSnapshot.write):

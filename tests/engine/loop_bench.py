@@ -30,9 +30,11 @@ class Bench:
         max_sequences: int = 8,
         max_batch_tokens: int = 16,
         prefix_caching: bool = True,
+        runs_ahead: bool = False,
     ) -> None:
         self.plans: list[LanePlan] = []
         self.executor = FakeExecutor(num_blocks, on_submit=self.plans.append)
+        self.executor.runs_ahead = runs_ahead
         self.budgets = Budgets(max_sequences, max_batch_tokens)
         self.cache = KVCache(num_blocks, 4, prefix_caching=prefix_caching)
         self.clock = VirtualClock()

@@ -67,6 +67,7 @@ class Mix:
     max_batch_tokens: int
     max_sequences: int
     policy: str
+    runs_ahead: bool
     requests: list[tuple[list[int], str | None, int, int]] = field(default_factory=list)
 
 
@@ -81,6 +82,7 @@ def mixes(draw: Any, adapters: tuple[str | None, ...]) -> Mix:
         max_batch_tokens=draw(st.integers(4, 80)),
         max_sequences=draw(st.integers(1, 6)),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
+        runs_ahead=draw(st.booleans()),
     )
     for _ in range(draw(st.integers(2, 6))):
         # prompt, adapter, priority, iterations before the next request comes
@@ -115,6 +117,7 @@ def answers(model: LoadedModel, mix: Mix, paths: dict[str, str]) -> list[list[in
     scheduling = SchedulingConfig(mix.policy, mix.max_sequences, mix.max_batch_tokens)
     config = Settings(cache=cache_config, scheduling=scheduling)
     executor = DeviceExecutor(model, cache_config, scheduling, AdapterConfig())
+    executor.runs_ahead = mix.runs_ahead
     loop = join_loop(config, executor, check_every_step=True)
     for name, path in paths.items():
         loop.adapters.load(name, path)
@@ -233,7 +236,7 @@ def test_the_mixes_met_preemption_and_prefix_hits() -> None:
 def test_generate_itself_agrees() -> None:
     """Free-running `generate`, not teacher-forced, for one prompt that decides clearly."""
     prompt = [11, 12, 13, 14, 40, 41, 42]
-    mix = Mix(4, 64, 5, 4, "fcfs", [(prompt, None, 0, 0), ([50, 51, 52], None, 0, 0)])
+    mix = Mix(4, 64, 5, 4, "fcfs", True, [(prompt, None, 0, 0), ([50, 51, 52], None, 0, 0)])
     found = answers(loaded("llama", "auto"), mix, {})[0]
     own = reference("llama", None).generate(
         torch.tensor([prompt]),
@@ -265,7 +268,7 @@ def test_a_broken_mask_is_noticed(name: str, kernels: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(batch, "attend", off_by_one)
     monkeypatch.setattr(fused_layer, "attention_block", block_off_by_one)
-    mix = Mix(4, 64, 16, 4, "fcfs", [(list(range(20, 50)), None, 0, 0)])
+    mix = Mix(4, 64, 16, 4, "fcfs", True, [(list(range(20, 50)), None, 0, 0)])
     agreement = Agreement()
     for (prompt, *_), answer in zip(
         mix.requests, answers(loaded(name, kernels), mix, {}), strict=True

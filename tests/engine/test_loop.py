@@ -40,17 +40,23 @@ def check_starts(bench: Bench) -> None:
     max_sequences=st.integers(1, 6),
     max_batch_tokens=st.integers(6, 40),
     prefix_caching=st.booleans(),
+    runs_ahead=st.booleans(),
+    redrawn=st.sampled_from([0, 0, 3]),
 )
 def test_any_mix_answers_as_if_alone(
-    script, policy, num_blocks, max_sequences, max_batch_tokens, prefix_caching
+    script, policy, num_blocks, max_sequences, max_batch_tokens, prefix_caching, runs_ahead, redrawn
 ):
+    """`redrawn`: one token of so many is another one on the device."""
     bench = Bench(
         num_blocks=num_blocks,
         policy=policy,
         max_sequences=max_sequences,
         max_batch_tokens=max_batch_tokens,
         prefix_caching=prefix_caching,
+        runs_ahead=runs_ahead,
     )
+    if redrawn:
+        bench.executor.redraws = lambda draw: (draw.seq_id + draw.position) % redrawn == 0
     asked: list[Request] = []
     aborted: set[tuple[str, int]] = set()
     for action in script:

@@ -167,10 +167,10 @@ def test_a_decode_takes_a_block_that_is_free_or_cached_but_from_nobody():
     compute(cache, seq := sequence(0, list(range(SIZE))))
     compute(cache, other := sequence(1, [9] * 2 * SIZE))
     seq.tokens.append(7)
-    assert cache.try_slot(seq) is None
+    assert cache.try_slot(seq, seq.computed) is None
     assert cache.held_blocks == 3
     cache.release(other)
-    found = cache.try_slot(seq)
+    found = cache.try_slot(seq, seq.computed)
     assert found is not None and len(found[0]) == 2
     assert (cache.held_blocks, cache.cached_blocks, cache.counters.evictions_blocks) == (2, 1, 1)
     cache.check()

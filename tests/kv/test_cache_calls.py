@@ -61,7 +61,7 @@ class CacheMachine(RuleBasedStateMachine):
         grows = full and self.cache.available_blocks > 0
         fits = grows or self.cache.missing_blocks(seq, 1) == 0
         held = self.cache.holders.held_by([seq])
-        found = self.cache.try_slot(seq)
+        found = self.cache.try_slot(seq, seq.computed)
         assert (found is not None) == fits
         assert self.cache.holders.held_by([seq]) == held + grows
         if found is not None:

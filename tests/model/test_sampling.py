@@ -184,7 +184,7 @@ def test_rows_that_draw_again_are_those_with_a_nucleus_larger_than_the_candidate
     given = drawing._coded.get().tolist()
     assert [token < 0 for token in given] == [False, False, True, True, False]
     results = drawing.results()
-    assert all(isinstance(each, DrawResult) for each in results)
+    assert [each.redrawn for each in results] == [False, False, True, True, False]
     assert results == [sample(logits[i : i + 1], [draws[i]])[0] for i in range(5)]
 
 

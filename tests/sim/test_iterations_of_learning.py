@@ -29,7 +29,8 @@ from tandem.sim.run import Arrival, Simulation
 
 NOTHING = 1e-9
 PASS_S, LAYER_S, ROWS, LAYERS = 7.2e-3, 0.65e-3, 512, 32
-TPOT = 18e-3
+TPOT = 16.8e-3
+MARGIN = 1.04  # no prediction is wrong here
 SHEET = datasheet_profile("l4", "qwen2.5-0.5b")
 # About an 8B model on an H100: a decode, a row of training, a layer of one micro-batch.
 RATES = replace(
@@ -92,8 +93,8 @@ def test_learning_beside_answers_is_in_their_iterations_where_the_loop_costs_muc
     tokens_s, tpot_s, apart = costly
     assert tpot_s <= TPOT
     assert apart < 0.1
-    # What nine tenths of the objective leave after the pass, all for one forward and backward.
-    spare = 1.0 - (PASS_S + 4 * 2e-5 + 0.6e-3) / (0.9 * TPOT)
+    # What the objective less the margin leaves after the pass, all for one forward and backward.
+    spare = 1.0 - (PASS_S + 4 * 2e-5 + 0.6e-3) / (TPOT / MARGIN)
     assert tokens_s > 0.9 * spare / (2e-5 + LAYERS * LAYER_S / ROWS)
 
 

@@ -15,6 +15,8 @@ from msgspec import Struct
 from tandem.core.sampling import SamplingParams
 
 DEVICE_LANE = "device"
+UNDRAWN = -1
+"""In place of a token: the one that the plan before draws for the sequence (`LanePlan.follows`)."""
 NO_MEMORY = "the engine is short of memory now; send the request again"
 """Reason of a failure that may not recur later, or in another process."""
 
@@ -138,6 +140,9 @@ class LanePlan:
 
     The order is: `discards`, `opens`, `copies`, `spans` in one forward pass, `slices`, `updates`.
 
+    A plan that `follows` may be submitted before the results of the plan before it are polled. Its
+    tokens are all `UNDRAWN`, and the plan before draws each of them.
+
     A `preemptible` plan draws nothing. It ends between two layers once something urgent
     has come. Layers of slices that are done stay done; a pass that did not end counts for nothing.
     """
@@ -152,6 +157,7 @@ class LanePlan:
     updates: tuple[Update, ...] = ()
     share: float = 1.0  # part of the device (cores, multiprocessors), above 0 and at most 1
     preemptible: bool = False
+    follows: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -188,12 +194,14 @@ class TokenLogprob:
 
 class DrawResult(Struct, gc=False):
     """The token drawn for one `Draw`. `logprob` is set only if it was requested, and so is `state`,
-    the hidden state before the head as float16."""
+    the hidden state before the head as float16. A token that is `redrawn` was chosen after the
+    pass: a plan that follows has read another one."""
 
     seq_id: int
     token: int
     logprob: TokenLogprob | None = None
     state: bytes = b""
+    redrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,11 @@ class Executor(Protocol):
         """What was loaded."""
         ...
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it gains from plans that follow: `submit` returns before a plan is computed."""
+        ...
+
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
         """Start `plan` and return a ticket. May compute before it returns.
 
@@ -72,7 +77,8 @@ class Executor(Protocol):
         ...
 
     def poll(self) -> list[StepResult]:
-        """Results of finished plans, in order. Waits for at least one if a plan is in flight."""
+        """Results of finished plans, in order. Waits for at least one if a plan is in flight, but
+        not for a plan that follows another one."""
         ...
 
     def compile_grammar(self, grammar: Grammar) -> EndDraws:

@@ -61,6 +61,7 @@ class EngineLoop:
         self._history = History()
         self._stalled = False
         self._shortages = 0
+        self._ended: list[str] = []  # requests that a plan in flight may have
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         self.timer: Callable[[], float] = clock.now
         self.adapters = LoadedAdapters(scheduler, executor, most=max_loaded_adapters, switch=switch)
@@ -122,7 +123,8 @@ class EngineLoop:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End one choice, all choices, or a score. Idempotent."""
         self._scheduler.abort(request_id, index)
-        self.adapters.holds.let_go([request_id])
+        self._ended.append(request_id)
+        self._let_go()
 
     def stats(self, last: int = 0, after: int = 0) -> EngineStats:
         """Counters since the start, current gauges, and the `last` iterations (at most) after the
@@ -139,8 +141,8 @@ class EngineLoop:
             prefix_queries_tokens=cache.counters.queries_tokens,
             prefix_hits_tokens=cache.counters.hits_tokens,
             preemptions=scheduler.preemptions,
-            prompt_tokens=scheduler.prompt_tokens,
-            generation_tokens=scheduler.generation_tokens,
+            prompt_tokens=scheduler.progress.prompt_tokens,
+            generation_tokens=scheduler.progress.generation_tokens,
             iterations=counters.iterations,
             iteration_tokens_hist=dict(counters.iteration_tokens_hist),
             iteration_tokens_sum=counters.iteration_tokens_sum,
@@ -168,13 +170,14 @@ class EngineLoop:
         """
         began = self.timer()
         now = self._clock.now()
-        plan = self._scheduler.schedule(now)
+        given = self._scheduler.flight.plans[:1]  # it followed the last one
+        plan = given[0] if given else self._scheduler.schedule(now)
         self._report_stall(now)
         if plan is None:
             return []
         submitted = self.timer()
         try:
-            results = self._execute(plan, urgent)
+            results = self._execute(plan, urgent, given=bool(given))
         except OutOfMemory as error:
             logger.exception("step %d failed", plan.step)
             self._shortages += 1
@@ -197,7 +200,8 @@ class EngineLoop:
             if self.on_plan is not None:
                 for lane, result in lanes:
                     self.on_plan(lane, result)
-        self.adapters.holds.let_go(event.request_id for event in events if event.finish_reason)
+        self._ended += [event.request_id for event in events if event.finish_reason]
+        self._let_go()
         if self._check_every_step:
             self._scheduler.cache.check()
         return events
@@ -226,10 +230,34 @@ class EngineLoop:
             )
         self._stalled = stalled
 
-    def _execute(self, plan: StepPlan, urgent: Urgent) -> list[StepResult]:
-        for lane in plan.lanes:
-            self._executor.submit(lane, urgent)
+    def _let_go(self) -> None:
+        """Of what requests held that have ended, once no plan in flight has them."""
+        is_active = self._scheduler.is_active
+        ended, self._ended = self._ended, []
+        if self._scheduler.flight.plans:
+            self._ended = [request_id for request_id in ended if is_active(request_id)]
+        self.adapters.holds.let_go(ended)
+
+    def _execute(self, plan: StepPlan, urgent: Urgent, *, given: bool) -> list[StepResult]:
+        """Results of `plan`, which the device may have been `given`. While it computes, it is given
+        the plan that follows, if that is known."""
+        if not given:
+            for lane in plan.lanes:
+                self._executor.submit(lane, urgent)
+        if self._executor.runs_ahead and self._scheduler.steady:
+            self._go_ahead()
         results: list[StepResult] = []
         while len(results) < len(plan.lanes):
             results.extend(self._executor.poll())
         return results
+
+    def _go_ahead(self) -> None:
+        flight = self._scheduler.flight
+        following = flight.follow()
+        if following is None:
+            return
+        try:
+            self._executor.submit(following.lanes[0])
+        except Exception:
+            logger.exception("step %d was not begun ahead", following.step)
+            flight.drop_following()

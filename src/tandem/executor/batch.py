@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.core.plan import Draw, Span
+from tandem.core.plan import UNDRAWN, Draw, Span
 from tandem.model.attention.base import BatchLayout, SpanArrays
 from tandem.model.lora import Segment
 from tandem.model.transfer import to_device
@@ -33,6 +33,7 @@ class Batch:
     positions: Tensor  # int64 [rows]
     layout: BatchLayout
     segments: tuple[Segment, ...]
+    drawn: Tensor | None = None  # on the device, in place of `tokens`, which are not known yet
 
     @property
     def num_rows(self) -> int:
@@ -42,9 +43,10 @@ class Batch:
     def on(self, device: torch.device) -> Batch:
         """The same on `device`."""
         if device == self.layout.device:
-            return self
+            return self if self.drawn is None else replace(self, tokens=self.drawn)
         layout = replace(self.layout, slots=to_device(self.layout.slots, device), device=device)
-        tokens, positions = (to_device(each, device) for each in (self.tokens, self.positions))
+        tokens = self.drawn if self.drawn is not None else to_device(self.tokens, device)
+        positions = to_device(self.positions, device)
         return replace(self, tokens=tokens, positions=positions, layout=layout)
 
 
@@ -57,8 +59,9 @@ class SpanLimits:
     num_blocks: int
     block_size: int
 
-    def problem(self, span: Span, adapters: Container[str]) -> str | None:
-        """Why this span cannot be computed, or None. `adapters` are the loaded ones."""
+    def problem(self, span: Span, adapters: Container[str], *, undrawn: bool = False) -> str | None:
+        """Why this span cannot be computed, or None. `adapters` are the loaded ones. `undrawn`: its
+        tokens are not known yet."""
         tokens, targets, end = span.tokens, span.score_targets, span.end
         if not tokens or span.start < 0:
             return "the span has no tokens"
@@ -76,7 +79,7 @@ class SpanLimits:
         # Few spans have targets (-1: not scored) or draws that name tokens.
         named = [draw for draw in span.draws if draw.banned or draw.sampling.logit_bias]
         if (
-            self._outside(tokens, 0)
+            self._outside(tokens, UNDRAWN if undrawn else 0)
             or (targets and self._outside(targets, -1))
             or (named and any(self._outside(_named_tokens(draw), 0) for draw in named))
         ):

@@ -261,6 +261,8 @@ class CapturedPasses:
             if recorder is not None and recorder.inner is not None:
                 values[3, :rows] = recorder.inner.places(rows)
         self._staging.send(8 * count)
+        if batch.drawn is not None:
+            self._inputs[:rows].copy_(batch.drawn)
 
     def _compute(self, kind: PassKind, context: PagedContext, tiles: ReservedTiles | None) -> None:
         """What is recorded: from inputs to outputs, both at their places."""

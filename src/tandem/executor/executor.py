@@ -7,8 +7,8 @@ failure ends the sequences concerned, and the other sequences of the plan get th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -17,12 +17,7 @@ import torch
 from tandem.config import AdapterConfig, CacheConfig, LearningConfig, SchedulingConfig
 from tandem.core.errors import AdapterError, OutOfMemory
 from tandem.core.events import ModelInfo
-from tandem.core.plan import (
-    NO_MEMORY,
-    LanePlan,
-    Span,
-    StepResult,
-)
+from tandem.core.plan import LanePlan, Span, StepResult
 from tandem.core.ports import TrainerSnapshot, Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.core.version import AdapterVersion
@@ -30,7 +25,7 @@ from tandem.executor.batch import Batch, SpanLimits, build_batch
 from tandem.executor.capture import Capture
 from tandem.executor.captured import CapturedPasses, PassLimits
 from tandem.executor.device import mark
-from tandem.executor.forward import CapturedPass, Preempted, RunningBatch, run_batch
+from tandem.executor.forward import CapturedPass, Drawn, Preempted, RunningBatch, run_batch
 from tandem.executor.kv_storage import (
     KVStorage,
     choose_num_blocks,
@@ -40,7 +35,7 @@ from tandem.executor.kv_storage import (
 from tandem.executor.memory import whole_account
 from tandem.executor.recorder import Recorder
 from tandem.executor.replay import as_lora
-from tandem.executor.shortage import lacks_memory, reason_of, relieve
+from tandem.executor.shortage import lacks_memory, reason_of, relieve, shortage_raised
 from tandem.executor.starts import trainable_linears
 from tandem.executor.submitted import SubmittedPlan, charge
 from tandem.executor.training import TrainingState
@@ -110,6 +105,7 @@ class DeviceExecutor:
             weights_hash=model.weights_hash,
             threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
         )
+        self.runs_ahead = model.device.type == "cuda"
         self._threads = self.info.threads
         shares = share_cores and self._threads > 1
         self._free_cores = FreeCores(self._threads) if shares else None
@@ -143,20 +139,22 @@ class DeviceExecutor:
         """
         # Autograd's own thread for a device would have to be woken for each layer, and it starts
         # without the device's context.
-        with torch.autograd.set_multithreading_enabled(False), _shortage_raised():
-            self._conclude()  # what a pass left on the device is valid until the next one
+        with torch.autograd.set_multithreading_enabled(False), shortage_raised():
+            if not plan.follows:
+                self._conclude()  # what a pass left on the device is valid until the next one
             self._submitted.append(self._execute(plan, urgent if plan.preemptible else never))
         self._tickets += 1
         return self._tickets
 
     def _execute(self, plan: LanePlan, stop: Urgent) -> SubmittedPlan:
-        device = self._model.device
-        submitted = SubmittedPlan(plan, mark(device))
+        device, began = self._model.device, time.perf_counter()
+        inputs = self._drawn_before() if plan.follows else None
+        submitted = SubmittedPlan(plan, mark(device), inputs=inputs)
         self._use(plan.share)
         self._prepare(plan)
         runnable: list[int] = []
         for place, span in enumerate(plan.spans):
-            problem = self._span_problem(span)
+            problem = self._span_problem(span, inputs)
             if problem is None:
                 runnable.append(place)
             else:
@@ -171,6 +169,8 @@ class DeviceExecutor:
         if plan.slices or plan.updates:
             submitted.take_outcomes()  # an error in them must not lose what follows
         submitted.forwarded = submitted.ended = mark(device)
+        if inputs is not None and device.type == "cuda":
+            submitted.preparing_s = time.perf_counter() - began
         if self._captured is not None:
             submitted.recording_s = self._captured.take_recording_s()
         if self._training is not None:
@@ -185,6 +185,13 @@ class DeviceExecutor:
             submitted.ended = mark(device)
         return submitted
 
+    def _drawn_before(self) -> Drawn:
+        """What the plan in flight draws. Raises `RuntimeError` if it was not one pass."""
+        before = self._submitted[-1].passes if self._submitted else []
+        if len(before) != 1:
+            raise RuntimeError("the plan before was computed in parts")
+        return before[0][1].drawn
+
     def _use(self, share: float) -> None:
         """Compute on a share of the CPU's threads from now on, at least one."""
         if self._model.device.type != "cpu":
@@ -196,15 +203,18 @@ class DeviceExecutor:
             torch.set_num_threads(threads)
 
     def poll(self) -> list[StepResult]:
-        """Results of all plans submitted since the last call. Waits for them. Raises like
-        `submit`."""
-        with _shortage_raised():
-            self._conclude()
+        """Results of all plans submitted since the last call, but not of one that follows another
+        of them. Waits for them. Raises like `submit`."""
+        follows = bool(self._submitted) and self._submitted[-1].plan.follows
+        with shortage_raised():
+            self._conclude(int(follows and len(self._submitted) + len(self._finished) > 1))
         finished, self._finished = self._finished, []
         return finished
 
-    def _conclude(self) -> None:
-        submitted, self._submitted = self._submitted, []
+    def _conclude(self, keep: int = 0) -> None:
+        """Wait for all plans but the last `keep`."""
+        count = len(self._submitted) - keep
+        submitted, self._submitted = self._submitted[:count], self._submitted[count:]
         self._finished += [each.result(self._storage.scrub) for each in submitted]
 
     def read_adapter(self, version: AdapterVersion) -> Callable[[], None]:
@@ -280,8 +290,10 @@ class DeviceExecutor:
             for each in plan.opens:
                 training.open_micro_batch(each)
 
-    def _span_problem(self, span: Span) -> str | None:
-        problem = self._limits.problem(span, self._model.lora)
+    def _span_problem(self, span: Span, inputs: Drawn | None) -> str | None:
+        problem = self._limits.problem(span, self._model.lora, undrawn=inputs is not None)
+        if problem is None and inputs is not None and span.seq_id not in inputs.rows:
+            return "the plan before has not drawn its token"
         if problem is None and span.record is not None:
             return self._required_training().span_problem(span)
         return problem
@@ -298,7 +310,7 @@ class DeviceExecutor:
             return
         spans = [submitted.plan.spans[place] for place in runnable]
         try:
-            order, running = self._run(spans, urgent)
+            order, running = self._run(spans, urgent, submitted.inputs)
             if again or self._model.device.type == "cpu":
                 running.outcomes()  # the next pass overwrites what this one left; a CPU is done
         except (RuntimeError, MemoryError, ValueError, IndexError) as error:
@@ -315,9 +327,13 @@ class DeviceExecutor:
         for place in runnable:
             self._compute(submitted, [place], urgent, again=True)
 
-    def _run(self, spans: Sequence[Span], urgent: Urgent) -> tuple[list[int], RunningBatch]:
+    def _run(
+        self, spans: Sequence[Span], urgent: Urgent, inputs: Drawn | None
+    ) -> tuple[list[int], RunningBatch]:
         """The running batch, and the place in `spans` of each of its spans."""
         batch = build_batch(spans, self._storage.block_size, self._model.dtype)
+        if inputs is not None:
+            batch = replace(batch, drawn=inputs.of([span.seq_id for span in batch.spans]))
         captured = self._find_captured(batch)
         recorder = self._recorder(batch, captured)
         try:
@@ -380,15 +396,3 @@ def _context(model_tokens: int, cache_tokens: int) -> int:
             model_tokens,
         )
     return min(model_tokens, cache_tokens)
-
-
-@contextmanager
-def _shortage_raised() -> Iterator[None]:
-    """A shortage of memory inside becomes `OutOfMemory`."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not lacks_memory(error):
-            raise
-        relieve()
-        raise OutOfMemory(NO_MEMORY) from error

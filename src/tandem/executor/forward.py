@@ -57,6 +57,19 @@ class Computed:
     best: Best | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens that a pass draws, int64 [draws] on the device, and the row of each sequence."""
+
+    tokens: Tensor
+    rows: dict[int, int]
+
+    def of(self, seq_ids: list[int]) -> Tensor:
+        """Of these sequences, in order. Any token where none was drawn."""
+        tokens = _pick(self.tokens, [self.rows[seq_id] for seq_id in seq_ids])
+        return tokens.clamp_min(0)
+
+
 class CapturedPass(Protocol):
     """A recorded pass that can compute one batch."""
 
@@ -86,6 +99,13 @@ class RunningBatch:
             self._sums = ScoreSums({}, None)
             if self._scored:
                 self._sums = sum_scores(model.head, self._hidden, batch, recorder, before_piece)
+
+    @property
+    def drawn(self) -> Drawn:
+        """What it draws, before it is known on the host."""
+        draws = [draw for span in self._batch.spans for draw in span.draws]
+        tokens = self._drawing.on_device if self._drawing is not None else self._batch.tokens[:0]
+        return Drawn(tokens, {draw.seq_id: row for row, draw in enumerate(draws)})
 
     def outcomes(self) -> list[SpanOutcome]:
         """Outcomes of the batch's spans, in row order. Log-probabilities of draws and alternatives

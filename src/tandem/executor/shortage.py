@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tandem.allocator import give_back
+from tandem.core.errors import OutOfMemory
 from tandem.core.plan import NO_MEMORY
 
 # oneDNN's message for a failed allocation. A computation that it does not support at all is
@@ -35,3 +38,15 @@ def relieve() -> None:
     """Release unused memory, to try again with it."""
     gc.collect()
     give_back()
+
+
+@contextmanager
+def shortage_raised() -> Iterator[None]:
+    """A shortage of memory inside becomes `OutOfMemory`."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        relieve()
+        raise OutOfMemory(NO_MEMORY) from error

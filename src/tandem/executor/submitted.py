@@ -22,7 +22,7 @@ from tandem.core.plan import (
     UpdateResult,
 )
 from tandem.executor.device import Mark
-from tandem.executor.forward import RunningBatch, SpanOutcome
+from tandem.executor.forward import Drawn, RunningBatch, SpanOutcome
 from tandem.executor.shortage import lacks_memory, reason_of, relieve
 from tandem.model.sampling import NOT_FINITE
 
@@ -35,7 +35,7 @@ class SubmittedPlan:
 
     `passes` are those of the plan's spans, each with their places in the plan: one, or one a span
     if the pass failed as a whole. `outcomes` have the places of spans. `failed` has the reasons of
-    sequences that were not computed.
+    sequences that were not computed. `inputs` are the tokens of a plan that follows.
     """
 
     plan: LanePlan
@@ -47,6 +47,8 @@ class SubmittedPlan:
     forwarded: Mark | None = None
     ended: Mark | None = None
     recording_s: float = 0.0  # time for recording a new kind of pass: it comes once
+    preparing_s: float = 0.0  # the host's time while the device was busy with the plan before
+    inputs: Drawn | None = None
     kept: tuple[KeptLayers, ...] = ()
     slices: tuple[SliceResult, ...] = ()
     updates: tuple[UpdateResult, ...] = ()
@@ -71,20 +73,21 @@ class SubmittedPlan:
 
         Times are from the plan's beginning, on an idle device, to the end of the device's work:
         they are what the next plan of this kind will take. What the host does while it waits is not
-        in them.
+        in them. A plan that follows counts as if its preparation had come first.
         """
         assert self.forwarded is not None and self.ended is not None
         self.ended.wait()
         self.take_outcomes()
         draws, scores = self._collect(self.outcomes, scrub)
+        beside_s = self.preparing_s - self.recording_s
         return StepResult(
             self.plan.step,
             self.plan.lane,
-            max(0.0, self.began.seconds_until(self.ended) - self.recording_s),
+            max(0.0, self.began.seconds_until(self.ended) + beside_s),
             draws,
             scores,
             tuple(self.failed.items()),
-            forward_s=max(0.0, self.began.seconds_until(self.forwarded) - self.recording_s),
+            forward_s=max(0.0, self.began.seconds_until(self.forwarded) + beside_s),
             slices=self.slices,
             updates=self.updates,
             kept=self.kept,

@@ -74,13 +74,14 @@ class KVCache(CacheQueries):
         self._tables[seq.seq_id] = table
         return len(found) * self.block_size
 
-    def try_slot(self, seq: Sequence) -> tuple[tuple[int, ...], ...] | None:
-        """The table for one more token, if the token fits into the sequence's own blocks or into
-        one that is available without a preemption. Otherwise None, and nothing changes."""
-        table, computed = self._tables[seq.seq_id], seq.computed
-        if computed < table.own_end:
+    def try_slot(self, seq: Sequence, position: int) -> tuple[tuple[int, ...], ...] | None:
+        """The table for the token at `position`, the first without a slot or one that has it. None
+        if that takes more than an own block, or one that is available without a preemption; nothing
+        changes then."""
+        table = self._tables[seq.seq_id]
+        if position < table.own_end:
             return table.whole
-        index, blocks = computed // self.block_size, table.groups[0]
+        index, blocks = position // self.block_size, table.groups[0]
         if index == len(blocks):
             if not self.available_blocks:
                 return None

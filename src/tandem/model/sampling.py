@@ -59,7 +59,10 @@ class Best:
 
 
 class Drawing:
-    """Draws that the device computes. Nothing here waits for it before `results`."""
+    """Draws that the device computes. Nothing here waits for it before `results`.
+
+    `on_device` has the tokens, int64 [draws]; negative where the device chose none.
+    """
 
     def __init__(
         self,
@@ -91,17 +94,21 @@ class Drawing:
             usable = best.finite.index_copy(0, rows, possible & best.finite.index_select(0, rows))
             self._scores = scores
             choice = choice.masked_fill(~usable, _IMPOSSIBLE)
-        self._coded = Fetched(choice.masked_fill(~best.finite, _NOT_FINITE))
+        self.on_device = choice.masked_fill(~best.finite, _NOT_FINITE)
+        self._coded = Fetched(self.on_device)
 
     def results(self) -> list[DrawResult | str]:
         """One for each draw: its token, or the reason why none can be chosen: `NOT_FINITE`, or what
         the grammars say."""
         tokens: list[int] = self._coded.get().tolist()
-        self._draw_again([row for row in self._changed if tokens[row] == _UNCOVERED], tokens)
+        short = [row for row in self._changed if tokens[row] == _UNCOVERED]
+        self._draw_again(short, tokens)
         results: list[DrawResult | str] = [
             DrawResult(draw.seq_id, token) if token >= 0 else NOT_FINITE
             for draw, token in zip(self._draws, tokens, strict=True)
         ]
+        for row in short:
+            results[row] = DrawResult(self._draws[row].seq_id, tokens[row], redrawn=True)
         for row, problem in self._problems.items():
             results[row] = problem if tokens[row] != _NOT_FINITE else NOT_FINITE
         _add_logprobs(results, self._logits, self._draws)
@@ -147,7 +154,7 @@ def _add_logprobs(results: list[DrawResult | str], logits: Tensor, draws: Sequen
     tokens = [result.token for _, result, _ in asked]
     described = token_logprobs(_pick(logits, rows), tokens, [top for _, _, top in asked])
     for (row, result, _), logprob in zip(asked, described, strict=True):
-        results[row] = DrawResult(result.seq_id, result.token, logprob)
+        results[row] = DrawResult(result.seq_id, result.token, logprob, redrawn=result.redrawn)
 
 
 def _choose(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:

@@ -321,7 +321,7 @@ def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
     start, tokens, prompt_tokens = seq.computed, seq.tokens, seq.prompt_tokens
     if len(tokens) - start != 1 or start < prompt_tokens or seq.scoring is not None:
         return None
-    blocks = cache.try_slot(seq)
+    blocks = cache.try_slot(seq, start)
     if blocks is None:
         return None
     seq_id, adapter = seq.seq_id, seq.adapter

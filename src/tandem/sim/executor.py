@@ -56,6 +56,8 @@ class SimExecutor:
     its result, after its time has passed.
     """
 
+    runs_ahead = False
+
     def __init__(
         self,
         profile: Profile,

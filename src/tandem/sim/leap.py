@@ -83,7 +83,7 @@ class Leaper:
             work.context += len(running)
             work.longest += 1
         events = [self._advance(seq, made, token_of) for seq in running]
-        scheduler.generation_tokens += made * len(running)
+        scheduler.progress.generation_tokens += made * len(running)
         return events, now, made
 
     def _left(self, seq: Sequence) -> int:

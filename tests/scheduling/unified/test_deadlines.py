@@ -12,13 +12,15 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import Sequence
 from tandem.core.slo import Slo, WorkClass
 from tandem.estimators.work import PassWork
-from tandem.scheduling.policies.unified.deadlines import Deadlines
+from tandem.scheduling.policies.unified.deadlines import Deadlines, margin
 from tandem.scheduling.view import Budgets
 
 
 @dataclass
 class FakeLatency:
-    """A millisecond a row."""
+    """A millisecond a row. Deadlines aim at nine tenths of TPOT."""
+
+    uncertainty: float = 1 / 9
 
     def forward_s(self, work: PassWork) -> float:
         return 1e-3 * work.tokens
@@ -125,6 +127,15 @@ def test_a_deadline_that_has_moved_may_be_missed_again():
     deadlines.slack_s(FakeView(6.0), [seq])  # moves: due at 6.09, by the objective at 6.11
     assert deadlines.slack_s(FakeView(6.1), [seq]) == 0.0
     assert deadlines.slack_s(FakeView(6.13), [seq]) == pytest.approx(0.09)
+
+
+@pytest.mark.parametrize(
+    ("uncertainty", "wanted"), [(0.0, 1.04), (0.05, 1.05), (0.1, 1.1), (0.7, 1.2)]
+)
+def test_answers_aim_at_as_much_less_as_predictions_are_wrong(uncertainty, wanted):
+    view = FakeView(5.0, latency=FakeLatency(uncertainty))
+    assert margin(view) == pytest.approx(wanted)
+    assert Deadlines().slack_s(view, [sequence(0)]) == pytest.approx(0.1 / wanted)
 
 
 def test_the_next_request_may_wait_as_long_as_the_last_ones_could():

@@ -15,9 +15,8 @@ from tandem.core.slo import WorkClass
 from tandem.estimators.work import PassWork
 from tandem.scheduling.view import View
 
-# Share of TPOT to aim at. An objective that is aimed at exactly is missed every other time, and new
-# requests slow down the answers that run.
-_AIM = 0.9
+# Bounds of `margin`: a missed deadline moves, but unused time is lost.
+_LEAST_MARGIN, _MOST_MARGIN = 0.04, 0.2
 # Longer answers may lag by one token: else one that has just got its first token would leave no
 # slack, however far ahead the others are. Shorter ones cannot catch up.
 _SHORT_TOKENS = 4
@@ -30,17 +29,17 @@ _SPARED = 24
 class Deadlines:
     """Deadlines of online requests, in seconds on the engine's clock.
 
-    The first token is due at arrival + TTFT, token i after it at (i + 1) * 0.9 TPOT after the
-    first token came (i * 0.9 TPOT in answers of at most four tokens). Echo (5.1) counts from the
-    time at which the first token was due. But TPOT counts from the first token itself, so an early
-    first token is no slack for later ones. A request behind its deadline has no slack. A request
-    behind its objective has lost it: its deadline moves to 0.9 TPOT from now, and later deadlines
+    The first token is due at arrival + TTFT, token i after it at (i + 1) * P after the first token
+    came (i * P in answers of at most four tokens); P is TPOT over `margin`. Echo (5.1) counts from
+    the time at which the first token was due. But TPOT counts from the first token itself, so an
+    early first token is no slack for later ones. A request behind its deadline has no slack. A
+    request behind its objective has lost it: its deadline moves to P from now, and later deadlines
     move along, so that it can save up slack again.
     """
 
     def __init__(self) -> None:
         # Of a sequence with a token: its next token is due at the first number + the second, which
-        # is 0.9 TPOT, times the length of prompt and answer.
+        # is P, times the length of prompt and answer.
         self._clocks: dict[int, tuple[float, float]] = {}
         # Of recent requests: computed and cached tokens of the prompt, and seconds that it could
         # have waited.
@@ -89,7 +88,7 @@ class Deadlines:
     def _begin_s(self, view: View, seq: Sequence) -> float:
         """Slack of a sequence without a clock. Its clock starts with its first token."""
         slo, length = view.slo(seq), len(seq.tokens)
-        tpot_s = _AIM * slo.tpot_s
+        tpot_s = slo.tpot_s / margin(view)
         if length > seq.prompt_tokens:
             if seq.index == 0:  # other choices have the same prompt
                 self._remember(view, seq, slo.ttft_s)
@@ -129,6 +128,12 @@ class Deadlines:
         if len(self._clocks) > 2 * view.budgets.max_sequences:
             alive = {seq.seq_id for seq in (*view.serving, *view.waiting)}
             self._clocks = {key: value for key, value in self._clocks.items() if key in alive}
+
+
+def margin(view: View) -> float:
+    """What objectives are divided by: 1, and as much more as recent predictions were off. What is
+    aimed at exactly is missed every other time."""
+    return 1.0 + min(max(_LEAST_MARGIN, view.latency.uncertainty), _MOST_MARGIN)
 
 
 def _lag(seq: Sequence) -> int:

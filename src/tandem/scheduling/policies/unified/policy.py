@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
 from tandem.kv.eviction import ByClass
-from tandem.scheduling.policies.unified.deadlines import Deadlines
+from tandem.scheduling.policies.unified.deadlines import Deadlines, margin
 from tandem.scheduling.policies.unified.ledger import Ledger
 from tandem.scheduling.policies.unified.memory import EndTables, PeakMemory
 from tandem.scheduling.policies.unified.observe import Observer, Scene
@@ -33,9 +33,6 @@ _ALONE_SHARE = 0.5
 _OVERHEADS = 8.0
 # A pass of learning alone is worth it if it may be so many times as long as beside the requests.
 _MUCH_LONGER = 2.0
-# Largest margin for wrong predictions, relative to the time used. A missed deadline moves, but
-# unused time is lost.
-_MOST_MARGIN = 0.2
 # The next preemptible pass is this much shorter after a lost one, and longer after a completed one:
 # about one in five is lost, whatever the load.
 _AFTER_LOSS, _AFTER_END = 0.5, 1.2
@@ -155,8 +152,7 @@ class Unified:
         if not rest:
             return _Budget(online)
         self._deadlines.forget_ended(view)
-        margin = 1.0 + min(_MOST_MARGIN, view.latency.uncertainty)
-        slack_s = online.due_s(view, self._deadlines) / margin - online.seconds
+        slack_s = online.due_s(view, self._deadlines) / margin(view) - online.seconds
         ceiling_s = min(self._options.ceiling_s, _WAIT_SHARE * self._deadlines.wait_s(view))
         if not online.work.tokens:
             return _Budget(online, min(slack_s, ceiling_s), 0.0 if scene.queue else _IDLE_S)
