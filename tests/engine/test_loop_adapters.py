@@ -31,12 +31,13 @@ def write_adapter(folder: Path, content: str) -> str:
             st.tuples(st.just("step"), st.integers(1, 4)),
         ),
         max_size=25,
-    )
+    ),
+    runs_ahead=st.booleans(),
 )
-def test_no_answer_reads_blocks_of_another_version(script, tmp_path_factory):
+def test_no_answer_reads_blocks_of_another_version(script, runs_ahead, tmp_path_factory):
     """Loads in place, unloads and reloads under running requests (see FakeExecutor._read)."""
     folder = tmp_path_factory.mktemp("adapters")
-    bench = Bench(num_blocks=30)
+    bench = Bench(num_blocks=30, runs_ahead=runs_ahead)
     asked: list[tuple[Request, str | None]] = []
     for action in script:
         if action[0] == "load":

@@ -12,6 +12,8 @@ from tandem.core.errors import OutOfMemory
 from tandem.core.plan import NO_MEMORY, UNDRAWN, Draw
 from tandem.core.sampling import SamplingParams
 from tandem.core.sequence import FinishReason
+from tandem.engine.loop import EngineLoop
+from tandem.engine.probe import LoopProbe
 
 PROMPT = [1, 2, 3]
 
@@ -36,12 +38,13 @@ def test_the_next_decode_is_given_before_the_last_one_is_known():
     bench = Bench(runs_ahead=True)
     bench.loop.add(asked := request("a", PROMPT, max_tokens=6, ignore_eos=True))
     bench.step()
-    assert len(bench.plans) == 2 and len(bench.tokens["a", 0]) == 1
-    assert bench.plans[1].spans[0].tokens == (UNDRAWN,)
+    bench.step()
+    assert len(bench.plans) == 3 and len(bench.tokens["a", 0]) == 2
+    assert bench.plans[2].spans[0].tokens == (UNDRAWN,)
     bench.run()
     check_answer(bench, asked, 0)
     assert len(bench.plans) == 6, "nothing is computed past the last token that is known before"
-    assert ahead(bench) == [1, 2, 3, 4, 5]
+    assert ahead(bench) == [2, 3, 4, 5]
 
 
 def test_without_a_device_that_runs_ahead_nothing_follows():
@@ -118,11 +121,12 @@ def test_a_request_that_comes_is_planned_after_the_plan_in_flight():
     first = request("first", PROMPT, max_tokens=20, ignore_eos=True)
     bench.loop.add(first)
     bench.step()
+    bench.step()
     bench.loop.add(second := request("second", [3, 2, 1], max_tokens=5, ignore_eos=True))
     bench.step()
-    assert len(bench.plans) == 2 and not bench.scheduler.flight.plans
+    assert len(bench.plans) == 3 and not bench.scheduler.flight.plans
     bench.step()
-    assert len(bench.plans[2].spans) == 2 and not bench.plans[2].follows
+    assert len(bench.plans[3].spans) == 2 and not bench.plans[3].follows
     bench.run()
     check_answer(bench, first, 0)
     check_answer(bench, second, 0)
@@ -154,7 +158,7 @@ def test_a_plan_that_cannot_be_given_ahead_is_made_again(caplog):
     bench.executor._on_submit = refuse
     bench.run()
     check_answer(bench, asked, 0)
-    assert "not begun ahead" in caplog.text
+    assert "was not given ahead" in caplog.text
     assert [plan.spans[0].start for plan in bench.plans] == [0, 3, 4, 5, 6, 7]
 
 
@@ -164,8 +168,8 @@ def test_a_failure_ends_what_failed_though_the_next_plan_has_it(whole):
     asked = [request(name, PROMPT, max_tokens=8, ignore_eos=True) for name in "ab"]
     for each in asked:
         bench.loop.add(each)
-    bench.step()
-    bench.step()
+    while not ahead(bench):
+        bench.step()
     if whole:
         poll = bench.executor.poll
 
@@ -192,8 +196,8 @@ def test_what_an_aborted_request_held_is_dropped_when_the_plan_in_flight_has_lan
     version = bench.loop.adapters.load("A", write_adapter(tmp_path / "A", "weights"))
     bench.loop.add(request("a", PROMPT, adapter="A", max_tokens=20, ignore_eos=True))
     bench.loop.add(kept := request("b", PROMPT, max_tokens=20, ignore_eos=True))
-    bench.step()
-    bench.step()
+    while not ahead(bench):
+        bench.step()
     bench.loop.adapters.unload("A")
     bench.loop.abort("a")
     assert version.content_hash in bench.executor.adapters, "the plan in flight reads it"
@@ -203,3 +207,48 @@ def test_what_an_aborted_request_held_is_dropped_when_the_plan_in_flight_has_lan
     bench.run()
     assert len(bench.tokens["a", 0]) == said and ("a", 0) not in bench.ended
     check_answer(bench, kept, 0)
+
+
+def test_policy_and_time_model_know_the_plan_that_was_decided():
+    """They would see the same if each iteration were decided, and its plan had come alone."""
+    bench = Bench(runs_ahead=True)
+    observed = []
+    bench.scheduler.latency.observe = lambda lane, *rest: observed.append(lane)
+    bench.loop.add(request("a", PROMPT, max_tokens=6, ignore_eos=True))
+    bench.run()
+    assert len(bench.plans) == 6 and observed == bench.plans[:2]
+    seen = []
+    decide = bench.scheduler._policy.decide
+
+    def spy(view):
+        seen.append(view.last_plan)
+        return decide(view)
+
+    bench.scheduler._policy.decide = spy
+    bench.loop.add(request("b", PROMPT, max_tokens=3, ignore_eos=True))
+    bench.run()
+    assert seen[0].lanes[0] == bench.plans[1] and len(bench.plans) == 9
+
+
+def test_a_loop_that_lands_leaves_nothing_to_the_next_one_on_its_executor():
+    bench = Bench(runs_ahead=True)
+    bench.loop.add(request("a", PROMPT, max_tokens=20, ignore_eos=True))
+    while not ahead(bench):
+        bench.step()
+    (event,) = bench.loop.land()
+    assert event.tokens and bench.loop.land() == [] and bench.loop.runs_ahead
+    bench.loop.abort("a")
+    assert not bench.cache.held_blocks
+    other = Bench(runs_ahead=True)
+    other.loop._executor = other.executor = bench.executor
+    other.loop.add(asked := request("b", PROMPT, max_tokens=4, ignore_eos=True))
+    other.run()
+    check_answer(other, asked, 0)
+
+
+def test_no_plan_follows_where_requests_switch_versions_or_passes_are_measured():
+    bench = Bench(runs_ahead=True)
+    assert bench.loop.runs_ahead
+    assert not EngineLoop(bench.scheduler, bench.executor, bench.clock, switch=True).runs_ahead
+    LoopProbe(bench.loop)
+    assert not bench.loop.runs_ahead

@@ -169,6 +169,7 @@ def _real(
     """One run on the device, with a new scheduler and an empty cache."""
     clock = SleepingClock()
     loop = join_loop(settings, executor, clock=clock, profile=profile)
+    loop.runs_ahead = False  # predictions are of plans on an idle device
     seed = options.workload.seed
     return run_once(loop, clock, arrivals, profile.rates, options.steps, seed, on_progress)
 

@@ -59,14 +59,12 @@ class Executor(Protocol):
     before a plan names them. They are loaded and dropped between two iterations only.
     """
 
+    # Whether it gains from plans that follow: `submit` returns before a plan is computed.
+    runs_ahead: bool
+
     @property
     def info(self) -> ModelInfo:
         """What was loaded."""
-        ...
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether it gains from plans that follow: `submit` returns before a plan is computed."""
         ...
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:

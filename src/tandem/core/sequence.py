@@ -77,6 +77,7 @@ class Sequence:
     scoring: Scoring | None = None
     # Whether its KV is of several adapter versions. What it adds is then not shared.
     mixed: bool = False
+    redrawn: bool = False  # whether its last token was (`DrawResult`)
     # online before offline before learning, each by arrival; never changes
     order: tuple[int, float, int] = field(init=False)
     prompt_tokens: int = field(init=False)  # length of the prompt; never changes

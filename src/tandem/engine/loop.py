@@ -40,7 +40,7 @@ class EngineLoop:
 
     `on_plan` is called with every lane's plan and its result, for measurements. `timer` gives the
     seconds that `stats` counts. It is the clock, except where that stands still while the scheduler
-    works. `switch`: see `LoadedAdapters`.
+    works. With `runs_ahead`, plans may follow (`Flight`). `switch`: see `LoadedAdapters`.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class EngineLoop:
         self._stalled = False
         self._shortages = 0
         self._ended: list[str] = []  # requests that a plan in flight may have
+        # A token of a plan in flight would be told to be of the version that was switched to.
+        self.runs_ahead = executor.runs_ahead and not switch
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         self.timer: Callable[[], float] = clock.now
         self.adapters = LoadedAdapters(scheduler, executor, most=max_loaded_adapters, switch=switch)
@@ -206,6 +208,16 @@ class EngineLoop:
             self._scheduler.cache.check()
         return events
 
+    def land(self) -> list[TokenEvent]:
+        """Take in the plan that was given ahead, if there is one, and give no other one: its
+        events."""
+        if not self._scheduler.flight.plans:
+            return []
+        ahead, self.runs_ahead = self.runs_ahead, False
+        events = self.step()
+        self.runs_ahead = ahead
+        return events
+
     def check(self) -> bool:
         """Account for every block. False, and a log line, if something is wrong.
 
@@ -244,7 +256,7 @@ class EngineLoop:
         if not given:
             for lane in plan.lanes:
                 self._executor.submit(lane, urgent)
-        if self._executor.runs_ahead and self._scheduler.steady:
+        if self.runs_ahead and self._scheduler.steady:
             self._go_ahead()
         results: list[StepResult] = []
         while len(results) < len(plan.lanes):
@@ -258,6 +270,6 @@ class EngineLoop:
             return
         try:
             self._executor.submit(following.lanes[0])
-        except Exception:
-            logger.exception("step %d was not begun ahead", following.step)
+        except Exception:  # the same plan without a lead will show what is wrong
+            logger.warning("step %d was not given ahead", following.step, exc_info=True)
             flight.drop_following()

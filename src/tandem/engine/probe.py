@@ -41,13 +41,15 @@ class _Step(NamedTuple):
 
 
 class LoopProbe:
-    """Adds samples, one streak per turn. The loop has to be idle. Its `on_plan` is replaced."""
+    """Adds samples, one streak per turn. The loop has to be idle. Its `on_plan` is replaced, and no
+    plan follows another: each has its time on an idle device."""
 
     def __init__(
         self, loop: EngineLoop, sleep: Callable[[float], None] = time.sleep, seed: int = 0
     ) -> None:
         self._loop, self._sleep, self._rng = loop, sleep, Random(seed)
         self._executed: list[tuple[LanePlan, StepResult]] = []
+        loop.runs_ahead = False
         loop.on_plan = lambda plan, result: self._executed.append((plan, result))
         self._host_s: list[float] = []
         self._before_s = math.inf

@@ -7,7 +7,6 @@ failure ends the sequences concerned, and the other sequences of the plan get th
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -105,7 +104,7 @@ class DeviceExecutor:
             weights_hash=model.weights_hash,
             threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
         )
-        self.runs_ahead = model.device.type == "cuda"
+        self.runs_ahead = False  # a pass that is not captured waits for the one before
         self._threads = self.info.threads
         shares = share_cores and self._threads > 1
         self._free_cores = FreeCores(self._threads) if shares else None
@@ -127,6 +126,7 @@ class DeviceExecutor:
             PassLimits(self._max_rows, self._max_sequences, blocks),
             *arenas,
         )
+        self.runs_ahead = self._model.device.type == "cuda"
         if seconds:
             self._captured.warm(seconds)
 
@@ -147,7 +147,7 @@ class DeviceExecutor:
         return self._tickets
 
     def _execute(self, plan: LanePlan, stop: Urgent) -> SubmittedPlan:
-        device, began = self._model.device, time.perf_counter()
+        device = self._model.device
         inputs = self._drawn_before() if plan.follows else None
         submitted = SubmittedPlan(plan, mark(device), inputs=inputs)
         self._use(plan.share)
@@ -169,8 +169,6 @@ class DeviceExecutor:
         if plan.slices or plan.updates:
             submitted.take_outcomes()  # an error in them must not lose what follows
         submitted.forwarded = submitted.ended = mark(device)
-        if inputs is not None and device.type == "cuda":
-            submitted.preparing_s = time.perf_counter() - began
         if self._captured is not None:
             submitted.recording_s = self._captured.take_recording_s()
         if self._training is not None:
@@ -203,8 +201,8 @@ class DeviceExecutor:
             torch.set_num_threads(threads)
 
     def poll(self) -> list[StepResult]:
-        """Results of all plans submitted since the last call, but not of one that follows another
-        of them. Waits for them. Raises like `submit`."""
+        """Results of all plans that have none yet, but for one that follows another of them. Waits
+        for them. Raises like `submit`."""
         follows = bool(self._submitted) and self._submitted[-1].plan.follows
         with shortage_raised():
             self._conclude(int(follows and len(self._submitted) + len(self._finished) > 1))

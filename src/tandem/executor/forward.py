@@ -46,7 +46,7 @@ class Preempted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a pass left on the device. Valid until the next pass.
+    """What a pass left on the device. Valid until the next pass, but for what was drawn from it.
 
     `hidden` is [rows, width]. A pass that also computed the head for all rows has `logits` [rows,
     vocab] and the `best` of each.
@@ -109,7 +109,8 @@ class RunningBatch:
 
     def outcomes(self) -> list[SpanOutcome]:
         """Outcomes of the batch's spans, in row order. Log-probabilities of draws and alternatives
-        are computed only now: few requests ask for them. To be called before another pass."""
+        are computed only now: few requests ask for them. To be called before another pass, unless
+        tokens are all that is wanted."""
         if self._outcomes is None:
             self._outcomes = self._find()
         return self._outcomes

@@ -47,7 +47,6 @@ class SubmittedPlan:
     forwarded: Mark | None = None
     ended: Mark | None = None
     recording_s: float = 0.0  # time for recording a new kind of pass: it comes once
-    preparing_s: float = 0.0  # the host's time while the device was busy with the plan before
     inputs: Drawn | None = None
     kept: tuple[KeptLayers, ...] = ()
     slices: tuple[SliceResult, ...] = ()
@@ -73,21 +72,20 @@ class SubmittedPlan:
 
         Times are from the plan's beginning, on an idle device, to the end of the device's work:
         they are what the next plan of this kind will take. What the host does while it waits is not
-        in them. A plan that follows counts as if its preparation had come first.
+        in them. A plan that follows begins where the device ended the one before.
         """
         assert self.forwarded is not None and self.ended is not None
         self.ended.wait()
         self.take_outcomes()
         draws, scores = self._collect(self.outcomes, scrub)
-        beside_s = self.preparing_s - self.recording_s
         return StepResult(
             self.plan.step,
             self.plan.lane,
-            max(0.0, self.began.seconds_until(self.ended) + beside_s),
+            max(0.0, self.began.seconds_until(self.ended) - self.recording_s),
             draws,
             scores,
             tuple(self.failed.items()),
-            forward_s=max(0.0, self.began.seconds_until(self.forwarded) + beside_s),
+            forward_s=max(0.0, self.began.seconds_until(self.forwarded) - self.recording_s),
             slices=self.slices,
             updates=self.updates,
             kept=self.kept,

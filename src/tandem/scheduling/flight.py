@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from tandem.core.plan import UNDRAWN, Draw, LanePlan, Span, StepPlan
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.kv.cache import KVCache
+from tandem.scheduling.limits import ends_at
 from tandem.scheduling.state import SchedulerState
 
 
@@ -26,7 +27,7 @@ class Flight:
         self._steps = steps
         self.plans: list[StepPlan] = []
         self._staying: frozenset[int] = frozenset()
-        self._without: set[int] = set()
+        self._left_out: set[int] = set()
 
     def begin(self, plan: StepPlan) -> None:
         """`plan` was made by a decision, while none was in flight."""
@@ -34,13 +35,14 @@ class Flight:
         self.plans.append(plan)
 
     def follow(self) -> StepPlan | None:
-        """Make the plan after the one in flight, if that is known before its results: None if not.
+        """Make the plan after the one in flight, if that is known before its results: None if not
+        (some sequences then have the block for their next token already).
 
-        To be called where the next decision is the last one again (`Scheduler.steady`). All
-        sequences that run must be in the plan. Nothing may be drawn from it but their next tokens,
-        each of which must depend on nothing else that the plan draws.
+        To be called where the next decision is the last one again (`Scheduler.steady`). The plan
+        must be decodes, of all sequences that run. Nothing may be wanted of it but their tokens,
+        and the next draw must depend on nothing else.
         """
-        if len(self.plans) != 1 or self._without or self._state.num_waiting:
+        if len(self.plans) != 1 or self._left_out or self._state.num_waiting:
             return None
         lane = _only_lane(self.plans[0])
         if lane is None:
@@ -49,12 +51,12 @@ class Flight:
         going_on = 0
         for span in lane.spans:
             seq = self._state.running.get(span.seq_id)
-            if seq is None or not _draws_plainly(seq, span):
+            if seq is None or not _decodes_plainly(seq, span):
                 return None
             if seq.status is SequenceStatus.FINISHED:
                 continue
             going_on += 1
-            if self._ends_with(seq, span):
+            if ends_at(seq, span.end + 1, self._max_model_len):
                 continue
             table = self._cache.try_slot(seq, span.end)
             if table is None:
@@ -76,10 +78,10 @@ class Flight:
         """The oldest plan, whose results have come; and sequences whose part in it does not
         count."""
         assert self.plans, "no plan is in flight"
-        plan, without = self.plans.pop(0), self._without
+        plan, left_out = self.plans.pop(0), self._left_out
         stay = [span.seq_id for each in self.plans for lane in each.lanes for span in lane.spans]
-        self._staying, self._without = frozenset(stay), set()
-        return plan, without
+        self._staying, self._left_out = frozenset(stay), set()
+        return plan, left_out
 
     def holds(self, seq: Sequence) -> bool:
         """Whether a sequence is in a plan that stays in flight, so it cannot be released."""
@@ -89,12 +91,7 @@ class Flight:
         """The plan in flight reads another token of this sequence than was drawn in the end: its
         part in the plan does not count."""
         if self.holds(seq):
-            self._without.add(seq.seq_id)
-
-    def _ends_with(self, seq: Sequence, span: Span) -> bool:
-        """Whether the token that `span` draws is the last one in any case."""
-        made, length = span.draws[0].position + 1, span.end + 1
-        return made >= seq.request.sampling.max_tokens or length >= self._max_model_len
+            self._left_out.add(seq.seq_id)
 
 
 def _only_lane(plan: StepPlan) -> LanePlan | None:
@@ -105,13 +102,16 @@ def _only_lane(plan: StepPlan) -> LanePlan | None:
     return lane
 
 
-def _draws_plainly(seq: Sequence, span: Span) -> bool:
-    """Whether a span's results are one token, and the draw after it is known but for that token."""
-    if len(span.draws) != 1 or span.score_targets or seq.scoring is not None or seq.needs_history:
+def _decodes_plainly(seq: Sequence, span: Span) -> bool:
+    """Whether a span is a decode that is wanted for its token alone, and the draw after it is known
+    but for that token. A sequence that was redrawn is left to the host, since it may be again."""
+    if span.start < seq.prompt_tokens or len(span.tokens) != 1 or len(span.draws) != 1:
+        return False
+    if seq.scoring is not None or seq.needs_history or seq.redrawn:
         return False
     draw = span.draws[0]
     sampling = draw.sampling
-    return not draw.state and sampling.logprobs is None and draw.position >= sampling.min_tokens - 1
+    return sampling.logprobs is None and draw.position >= sampling.min_tokens - 1
 
 
 def _next_span(seq: Sequence, span: Span, table: tuple[tuple[int, ...], ...]) -> Span:

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.request import Request
+from tandem.core.sequence import Sequence
+
+
+def ends_at(seq: Sequence, length: int, max_model_len: int) -> bool:
+    """Whether a sequence ends with its token number `length`, whatever that is."""
+    made = length - seq.prompt_tokens
+    return made >= seq.request.sampling.max_tokens or length >= max_model_len
 
 
 def check_request(request: Request, max_model_len: int, cache_tokens: int) -> None:

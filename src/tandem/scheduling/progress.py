@@ -13,6 +13,7 @@ from tandem.core.plan import DrawResult, ScoreResult, Span
 from tandem.core.sequence import FinishReason, Sequence, SequenceStatus
 from tandem.kv.cache import KVCache
 from tandem.scheduling.flight import Flight
+from tandem.scheduling.limits import ends_at
 from tandem.scheduling.state import SchedulerState
 
 
@@ -110,6 +111,7 @@ class Progress:
         seq.tokens.append(draw.token)
         if waiting:
             self._state.grow(seq)
+        seq.redrawn = draw.redrawn
         if draw.redrawn:
             self._flight.leave_out(seq)
         self.generation_tokens += 1
@@ -141,9 +143,7 @@ class Progress:
         # A grammar lets an early end be drawn only where nothing else can follow.
         if token in seq.stop_ids and (made > sampling.min_tokens or sampling.grammar is not None):
             return FinishReason.STOP
-        if made >= sampling.max_tokens or length >= self._max_model_len:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if ends_at(seq, length, self._max_model_len) else None
 
     def _fail(self, sequences: list[Sequence], reason: str, now: float) -> list[TokenEvent]:
         events = []

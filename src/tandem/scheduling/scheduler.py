@@ -219,10 +219,11 @@ class Scheduler:
         deliver."""
         plan, left_out = self.flight.land()
         results = tuple(results)
-        self._last_plan, self._last_results = plan, results
-        self.progress.release_ended()
-        if self.flight.plans:  # it follows, so there is no decision before it
+        if plan.lanes[0].follows:  # there was no decision
             self._observe_demand(now)
+        else:
+            self._last_plan, self._last_results = plan, results
+        self.progress.release_ended()
         events: list[TokenEvent] = []
         stopped = {result.lane for result in results if result.stopped}
         spans = [span for lane in plan.lanes if lane.lane not in stopped for span in lane.spans]
@@ -251,7 +252,7 @@ class Scheduler:
         lanes = {lane.lane: lane for lane in plan.lanes}
         for result in results:
             lane = lanes[result.lane]
-            if lane.lane == self._lanes[0] and lane.share == 1.0:
+            if lane.lane == self._lanes[0] and lane.share == 1.0 and not lane.follows:
                 self.latency.observe(lane, result, self.learning.backward_of)
             elif lane.lane == self._lanes[0]:
                 self.latency.after(result.forward_s)

@@ -123,7 +123,8 @@ class Traits:
 
     # While nothing but decodes of one class runs: all of them run on the whole device, whatever the
     # time. Eviction follows the cache's own order. Later decisions are the same whether the policy
-    # decided in each of these iterations or only in the first. `sim.leap.Leaper` relies on this.
+    # decided in each of these iterations or only in the first. `sim.leap.Leaper` and `Flight` rely
+    # on this: `View.last_plan` is then the last one that was decided.
     decodes_alike: bool = False
     # With `decodes_alike`, also while requests wait: whether one starts does not depend on time,
     # only on what waits and what runs.
@@ -138,7 +139,7 @@ class Traits:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides once per iteration.
+    """Decides once per iteration, but for those that `Traits.decodes_alike` spares it.
 
     The scheduler calls it whenever something waits or runs. It must be deterministic in the view
     and must not block. It may keep state between calls. Admission ignores candidates that are

@@ -156,6 +156,7 @@ class Simulation:
             if now >= self._sample_due_s:
                 self._sample(now)
                 on_progress(now)
+        self._take(self._loop.land())
         report.ended_s = self._now()
         return report
 
