@@ -41,7 +41,7 @@ class Options:
     answer_tokens: int = 128
     sequence_tokens: int = 512  # of each of a training step's sequences
     ttft_slo: float = 1.0
-    # Objectives, over serving alone. The policy aims at 0.9 of one: at 1.3 with the second.
+    # Objectives, over serving alone. The policy aims below them: at about 1.3 with the second.
     tpot_factors: tuple[float, ...] = (1.3, 1.44, 2.3)
     # Of the engines.
     kv_tokens: int = 65536

@@ -64,6 +64,7 @@ def profile(loop: EngineLoop, sequences: int, steps: int, rng: Random) -> list[d
     for index in range(sequences):
         prompt = tuple(rng.choices(range(vocabulary), k=128))
         loop.add(Request(f"{rng.random()}-{index}", prompt, sampling))
+    loop.runs_ahead = False  # each step has its own plan
     samples: list[dict[str, float]] = []
     with (
         patch("tandem.executor.executor.build_batch", timers.wrap("batch", build_batch)),

@@ -170,6 +170,7 @@ class LLM:
                 for event in self._loop.step():
                     _take(event, outputs[event.request_id])
                     left -= event.finish_reason is not None
+            self._loop.land()
         except BaseException:
             self._abort(outputs)
             raise

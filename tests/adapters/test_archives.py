@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem.adapters import archives
 from tandem.adapters.archives import pack, unpack
 from tandem.adapters.configuration import MOST_CONFIG_BYTES
-from tandem.core.errors import AdapterError, NotFound
+from tandem.core.errors import AdapterError, DiskError, NotFound
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_BYTES = 100_000
@@ -80,6 +81,18 @@ def test_damaged_zips_are_refused_without_a_path(tmp_path: Path) -> None:
             unpack(archive, tmp_path / f"out{number}", MOST_BYTES)
         except AdapterError as error:
             assert str(tmp_path) not in str(error)
+
+
+def test_a_disk_that_is_full_is_not_the_archives_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    archive = zipped(tmp_path, {CONFIG: b"{}", WEIGHTS: b"w"})
+    monkeypatch.setattr(archives.os, "fsync", full)
+    with pytest.raises(DiskError, match="No space left on device"):
+        unpack(archive, tmp_path / "out", MOST_BYTES)
 
 
 def test_an_export_of_files_that_are_gone_says_so_and_leaves_nothing(

@@ -118,7 +118,7 @@ def answers(model: LoadedModel, mix: Mix, paths: dict[str, str]) -> list[list[in
     config = Settings(cache=cache_config, scheduling=scheduling)
     executor = DeviceExecutor(model, cache_config, scheduling, AdapterConfig())
     loop = join_loop(config, executor, check_every_step=True)
-    loop.runs_ahead = mix.runs_ahead
+    executor.runs_ahead = mix.runs_ahead
     for name, path in paths.items():
         loop.adapters.load(name, path)
     sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)

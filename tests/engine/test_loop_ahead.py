@@ -191,6 +191,32 @@ def test_a_failure_ends_what_failed_though_the_next_plan_has_it(whole):
         check_answer(bench, asked[1], 0)
 
 
+@pytest.mark.parametrize("where", ["submit", "submit ahead", "poll"])
+def test_after_an_interrupt_the_loop_goes_on(where):
+    """As of an engine in a notebook."""
+    bench = Bench(runs_ahead=True)
+    bench.loop.add(request("a", PROMPT, max_tokens=20, ignore_eos=True))
+    submit, poll = bench.executor.submit, bench.executor.poll
+    while not ahead(bench):
+        bench.step()
+    if where == "submit":
+        bench.loop.runs_ahead = False
+        bench.step()
+
+    def interrupt(*args):
+        bench.executor.submit, bench.executor.poll = submit, poll
+        raise KeyboardInterrupt
+
+    setattr(bench.executor, where.split()[0], interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        bench.step()
+    bench.loop.runs_ahead = True
+    bench.loop.abort("a")
+    bench.loop.add(asked := request("b", PROMPT, max_tokens=8, ignore_eos=True))
+    bench.run()
+    check_answer(bench, asked, 0)
+
+
 def test_what_an_aborted_request_held_is_dropped_when_the_plan_in_flight_has_landed(tmp_path):
     bench = Bench(runs_ahead=True)
     version = bench.loop.adapters.load("A", write_adapter(tmp_path / "A", "weights"))
@@ -210,7 +236,7 @@ def test_what_an_aborted_request_held_is_dropped_when_the_plan_in_flight_has_lan
 
 
 def test_policy_and_time_model_know_the_plan_that_was_decided():
-    """They would see the same if each iteration were decided, and its plan had come alone."""
+    """Plans that follow are no samples: their time is not one on an idle device."""
     bench = Bench(runs_ahead=True)
     observed = []
     bench.scheduler.latency.observe = lambda lane, *rest: observed.append(lane)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import os
@@ -20,6 +21,7 @@ from unittest.mock import patch
 import msgspec
 import psutil
 import pytest
+import zmq
 
 from fake_answers import STATE, expected_tokens
 from fake_executor import FakeExecutor
@@ -32,6 +34,7 @@ from tandem.core.plan import Draw
 from tandem.core.ports import EngineState
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
+from tandem.engine import process
 from tandem.engine.client import AsyncEngineClient
 from tandem.engine.process import ProcessTransport
 from tandem.engine.thread import ThreadTransport
@@ -106,6 +109,23 @@ async def test_kill_9_under_load():
         await until(lambda: client.state is EngineState.READY)
         again = long_request("again", 10)
         assert await collect(client, again) == expected(again)
+
+
+async def test_a_restart_for_which_there_was_no_socket_is_tried_again(monkeypatch):
+    async with engine() as (client, transport):
+        opened, tries = process.ZmqClientChannel, []
+
+        def full_at_first(*args):
+            tries.append(args)
+            if len(tries) == 1:
+                raise zmq.ZMQError(errno.EMFILE)
+            return opened(*args)
+
+        monkeypatch.setattr(process, "ZmqClientChannel", full_at_first)
+        os.kill(transport.pid or 0, signal.SIGKILL)
+        await until(lambda: client.state is not EngineState.READY)
+        await until(lambda: client.state is EngineState.READY)
+        assert len(tries) == 2
 
 
 async def test_adapters_come_back_after_a_restart(tmp_path):

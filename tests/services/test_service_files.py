@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.core.errors import NotFound, StoreError
-from tandem.core.learning import FileRecord, Receipt
+from tandem.core.errors import Conflict, NotFound, StoreError
+from tandem.core.learning import FileRecord, JobRecord, JobStatus, Receipt
 from tandem.services.files import Files
-from tandem.store import Store, receipts
+from tandem.store import Store, jobs, receipts
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -74,6 +75,24 @@ async def test_what_others_keep_bears_witness(tmp_path: Path) -> None:
     await before.end()
     stage = Stage(tmp_path, 1e9 + 2 * DAY_S)
     assert await stage.files.sweep() == 1 and not await has(stage, old)
+    await stage.end()
+
+
+async def test_what_an_unfinished_job_reads_stays(tmp_path: Path) -> None:
+    """It is read again after a restart. An expired file goes once the job has ended."""
+    stage = Stage(tmp_path, 1e9)
+    await stage.files.start()
+    file = await stage.upload(HOUR_S)
+    method = {"type": "dpo", "dpo": {"hyperparameters": {}}}
+    job = JobRecord("job", 1.0, "t", "demo", "formal", JobStatus.RUNNING, method, file.file_id)
+    await stage.store.write(jobs.add, job)
+    with pytest.raises(Conflict, match="read by job"):
+        await stage.files.delete(file.file_id, "t")
+    stage.now_s += 2 * HOUR_S
+    stage.ran_s += 2 * HOUR_S
+    assert await stage.files.sweep() == 0 and await has(stage, file)
+    await stage.store.write(jobs.update, replace(job, status=JobStatus.SUCCEEDED))
+    assert await stage.files.sweep() == 1 and not await has(stage, file)
     await stage.end()
 
 

@@ -63,6 +63,39 @@ async def test_a_failing_write_undoes_itself_and_nothing_else(store: Store) -> N
     assert await store.read(usage.count, "fine19", "things") == 1
 
 
+async def test_a_full_disk_takes_back_nothing_that_was_answered(tmp_path: Path) -> None:
+    """SQLite then rolls back the whole transaction on its own, and the writes that share it."""
+    store = Store.open(tmp_path)
+
+    def bound(connection: Connection, more: int) -> None:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + more}")
+
+    await store.write(bound, 2)
+    keys = [f"small{i}" for i in range(4)] + ["large" * 100_000] + [f"late{i}" for i in range(4)]
+    began, go_on = threading.Event(), threading.Event()
+
+    def block(connection: Connection) -> bool:
+        began.set()
+        return go_on.wait(10)
+
+    blocked = asyncio.ensure_future(store.write(block))
+    while not began.is_set():
+        await asyncio.sleep(0.001)
+    writes = [asyncio.ensure_future(store.write(add, key)) for key in keys]
+    while store._queue.qsize() < len(keys):
+        await asyncio.sleep(0.001)
+    go_on.set()
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert await blocked and isinstance(results[4], StoreError)
+    await store.write(bound, 1000)
+    for key, result in zip(keys, results, strict=True):
+        there = await store.read(usage.count, key, "things")
+        assert there == (0 if isinstance(result, StoreError) else 1), key[:20]
+    assert await store.write(add, "after") == 1
+    store.close()
+
+
 async def test_the_log_has_the_events_that_were_committed(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,8 +228,15 @@ async def test_erased_text_leaves_the_files(tmp_path: Path) -> None:
 
     assert await store.scrub() and files_with_it() == {"tandem.db"}
     await store.write(feedback.erase, Filter(adapter="formal"))
+    killed = {name: (tmp_path / name).read_bytes() for name in ("tandem.db", "tandem.db-wal")}
     assert await store.scrub()
     assert files_with_it() == set()
+    store.close()
+    for name, content in killed.items():
+        (tmp_path / name).write_bytes(content)
+    assert files_with_it() == {"tandem.db"}
+    store = Store.open(tmp_path)
+    assert files_with_it() == set(), "the next start finishes the erasure of a process that died"
     store.close()
 
 

@@ -19,7 +19,7 @@ from typing import IO
 
 from tandem.adapters.configuration import MOST_CONFIG_BYTES
 from tandem.adapters.files import CONFIG_NAME, WEIGHTS_NAME, inspect_adapter
-from tandem.core.errors import AdapterError, NotFound
+from tandem.core.errors import AdapterError, DiskError, NotFound
 
 EXPORTS = "exports"
 """The folder in the store's directory where zips are while they are sent."""
@@ -41,7 +41,7 @@ _UNREADABLE = (
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy an adapter. Raises `AdapterError`. Blocks."""
+    """Copy an adapter. Raises `AdapterError`, `DiskError`. Blocks."""
     inspect_adapter(source)
     target.mkdir()
     for name in (CONFIG_NAME, WEIGHTS_NAME):
@@ -50,8 +50,8 @@ def copy(source: Path, target: Path) -> None:
 
 
 def unpack(archive: Path, target: Path, most_bytes: int) -> None:
-    """Take an adapter out of a zip; its weights may have `most_bytes`. Raises `AdapterError`.
-    Blocks."""
+    """Take an adapter out of a zip; its weights may have `most_bytes`. Raises `AdapterError`, and
+    `DiskError` if the disk does not take it. Blocks."""
     bounds = {CONFIG_NAME: MOST_CONFIG_BYTES, WEIGHTS_NAME: most_bytes}
     try:
         with archive.open("rb") as file, zipfile.ZipFile(_Listing(file)) as packed:
@@ -109,9 +109,19 @@ def _write(stream: IO[bytes], target: Path, most_bytes: int | None = None) -> No
                     f"{target.name} in the archive has more than {most_bytes} bytes (--max-file)",
                     param="file_id",
                 )
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
+            _put(file, chunk)
+        _put(file, b"")
+
+
+def _put(file: IO[bytes], chunk: bytes) -> None:
+    """Write, and flush at the end. Raises `DiskError`."""
+    try:
+        file.write(chunk)
+        if not chunk:
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DiskError(f"cannot write the adapter: {error.strerror}") from error
 
 
 def pack(directory: Path, folder: Path) -> Path:

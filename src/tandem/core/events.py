@@ -103,7 +103,8 @@ class IterationRecord(Struct, gc=False, frozen=True, array_like=True):
     number: int  # 1 for the first since the engine started
     start_s: float
     elapsed_s: float  # from its decision to its results being applied
-    forward_s: float  # of it, in the forward passes
+    # In the forward passes: of it, but that a plan that follows may begin before its iteration.
+    forward_s: float
     backward_s: float  # in backward slices and updates
     decode: int
     prefill: int

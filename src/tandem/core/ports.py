@@ -59,7 +59,7 @@ class Executor(Protocol):
     before a plan names them. They are loaded and dropped between two iterations only.
     """
 
-    # Whether it gains from plans that follow: `submit` returns before a plan is computed.
+    # Whether it gains from plans that follow: `submit` returned before the last plan was computed.
     runs_ahead: bool
 
     @property
@@ -76,7 +76,7 @@ class Executor(Protocol):
 
     def poll(self) -> list[StepResult]:
         """Results of finished plans, in order. Waits for at least one if a plan is in flight, but
-        not for a plan that follows another one."""
+        not for a plan that follows one that was not polled before."""
         ...
 
     def compile_grammar(self, grammar: Grammar) -> EndDraws:

@@ -40,7 +40,8 @@ class EngineLoop:
 
     `on_plan` is called with every lane's plan and its result, for measurements. `timer` gives the
     seconds that `stats` counts. It is the clock, except where that stands still while the scheduler
-    works. With `runs_ahead`, plans may follow (`Flight`). `switch`: see `LoadedAdapters`.
+    works. With `runs_ahead`, plans may follow (`Flight`), on an executor that gains from it.
+    `switch`: see `LoadedAdapters`.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class EngineLoop:
         self._shortages = 0
         self._ended: list[str] = []  # requests that a plan in flight may have
         # A token of a plan in flight would be told to be of the version that was switched to.
-        self.runs_ahead = executor.runs_ahead and not switch
+        self.runs_ahead = not switch
         self.on_plan: Callable[[LanePlan, StepResult], None] | None = None
         self.timer: Callable[[], float] = clock.now
         self.adapters = LoadedAdapters(scheduler, executor, most=max_loaded_adapters, switch=switch)
@@ -187,6 +188,9 @@ class EngineLoop:
         except Exception as error:
             logger.exception("step %d failed", plan.step)
             events = self._scheduler.fail_step(f"the iteration failed: {error}", self._clock.now())
+        except BaseException:  # of an engine in a process that is used by hand, and goes on
+            self._scheduler.fail_step("the iteration was interrupted", self._clock.now())
+            raise
         else:
             short = any(result.lacks_memory for result in results)
             self._shortages = self._shortages + 1 if short else 0
@@ -214,9 +218,10 @@ class EngineLoop:
         if not self._scheduler.flight.plans:
             return []
         ahead, self.runs_ahead = self.runs_ahead, False
-        events = self.step()
-        self.runs_ahead = ahead
-        return events
+        try:
+            return self.step()
+        finally:
+            self.runs_ahead = ahead
 
     def check(self) -> bool:
         """Account for every block. False, and a log line, if something is wrong.
@@ -243,12 +248,9 @@ class EngineLoop:
         self._stalled = stalled
 
     def _let_go(self) -> None:
-        """Of what requests held that have ended, once no plan in flight has them."""
-        is_active = self._scheduler.is_active
-        ended, self._ended = self._ended, []
-        if self._scheduler.flight.plans:
-            self._ended = [request_id for request_id in ended if is_active(request_id)]
-        self.adapters.holds.let_go(ended)
+        """Let go of what ended requests held; later, if a plan in flight has them."""
+        self.adapters.holds.let_go(self._ended)
+        self._ended = [each for each in self._ended if self._scheduler.is_active(each)]
 
     def _execute(self, plan: StepPlan, urgent: Urgent, *, given: bool) -> list[StepResult]:
         """Results of `plan`, which the device may have been `given`. While it computes, it is given
@@ -256,11 +258,11 @@ class EngineLoop:
         if not given:
             for lane in plan.lanes:
                 self._executor.submit(lane, urgent)
-        if self.runs_ahead and self._scheduler.steady:
+        if self.runs_ahead and self._executor.runs_ahead and self._scheduler.steady:
             self._go_ahead()
         results: list[StepResult] = []
         while len(results) < len(plan.lanes):
-            results.extend(self._executor.poll())
+            results += [each for each in self._executor.poll() if each.step == plan.step]
         return results
 
     def _go_ahead(self) -> None:
@@ -270,6 +272,8 @@ class EngineLoop:
             return
         try:
             self._executor.submit(following.lanes[0])
-        except Exception:  # the same plan without a lead will show what is wrong
-            logger.warning("step %d was not given ahead", following.step, exc_info=True)
+        except BaseException as error:  # the same work without a lead will show what is wrong
             flight.drop_following()
+            if not isinstance(error, Exception):
+                raise
+            logger.warning("step %d was not given ahead", following.step, exc_info=True)

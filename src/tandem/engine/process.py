@@ -124,10 +124,17 @@ class ProcessTransport:
         """Start a child and return when it is dead."""
         assert self._deliver is not None
         endpoint = f"ipc://{folder}/engine-{self._incarnation}"
-        context = zmq.asyncio.Context()
-        self._channel = ZmqClientChannel(context, endpoint)
         self._ready = self._broken = self._quiet = False
         self._busy_s = 0.0
+        context = zmq.asyncio.Context()
+        try:
+            self._channel = ZmqClientChannel(context, endpoint)
+        except zmq.ZMQError as error:  # there are too many open files, for one
+            context.destroy(linger=0)
+            reason = f"cannot reach the {self._name} process: {error}"
+            logger.error("%s", reason)
+            self._deliver(Lost(self._incarnation, reason))
+            return
         reader = asyncio.create_task(self._read(self._channel))
         try:
             try:

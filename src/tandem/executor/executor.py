@@ -104,7 +104,7 @@ class DeviceExecutor:
             weights_hash=model.weights_hash,
             threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
         )
-        self.runs_ahead = False  # a pass that is not captured waits for the one before
+        self.runs_ahead = False
         self._threads = self.info.threads
         shares = share_cores and self._threads > 1
         self._free_cores = FreeCores(self._threads) if shares else None
@@ -126,7 +126,6 @@ class DeviceExecutor:
             PassLimits(self._max_rows, self._max_sequences, blocks),
             *arenas,
         )
-        self.runs_ahead = self._model.device.type == "cuda"
         if seconds:
             self._captured.warm(seconds)
 
@@ -333,6 +332,8 @@ class DeviceExecutor:
         if inputs is not None:
             batch = replace(batch, drawn=inputs.of([span.seq_id for span in batch.spans]))
         captured = self._find_captured(batch)
+        if self._model.device.type == "cuda":
+            self.runs_ahead = captured is not None  # a pass layer by layer waits for the one before
         recorder = self._recorder(batch, captured)
         try:
             running = run_batch(self._model, self._storage, batch, recorder, urgent, captured)

@@ -72,7 +72,7 @@ class SubmittedPlan:
 
         Times are from the plan's beginning, on an idle device, to the end of the device's work:
         they are what the next plan of this kind will take. What the host does while it waits is not
-        in them. A plan that follows begins where the device ended the one before.
+        in them. A plan that follows begins at the end of the one before, if it was given by then.
         """
         assert self.forwarded is not None and self.ended is not None
         self.ended.wait()

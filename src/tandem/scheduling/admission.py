@@ -324,14 +324,25 @@ def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
     blocks = cache.try_slot(seq, start)
     if blocks is None:
         return None
-    seq_id, adapter = seq.seq_id, seq.adapter
-    position, sampling = start + 1 - prompt_tokens, seq.request.sampling
-    if seq.needs_history or position < sampling.min_tokens:
+    if seq.needs_history or start + 1 - prompt_tokens < seq.request.sampling.min_tokens:
         draw = _draw(seq)
-    else:  # what `_draw` returns, inlined for speed
-        draw = Draw(seq_id, seq.index, position, sampling, prompt_tokens)
-    key = adapter.content_hash if adapter is not None else None
-    return Span(seq_id, start, (tokens[-1],), blocks, key, (draw,))
+    else:
+        draw = plain_draw(seq, start)
+    return decode_span(seq, start, tokens[-1], blocks, draw)
+
+
+def decode_span(
+    seq: Sequence, start: int, token: int, table: tuple[tuple[int, ...], ...], draw: Draw
+) -> Span:
+    """The span of one decode, whose `token` is at `start`."""
+    key = seq.adapter.content_hash if seq.adapter is not None else None
+    return Span(seq.seq_id, start, (token,), table, key, (draw,))
+
+
+def plain_draw(seq: Sequence, start: int) -> Draw:
+    """A draw after position `start` that depends on no token before, and may draw all of them."""
+    position = start + 1 - seq.prompt_tokens
+    return Draw(seq.seq_id, seq.index, position, seq.request.sampling, seq.prompt_tokens)
 
 
 def _draw(seq: Sequence) -> Draw:

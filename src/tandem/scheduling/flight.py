@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tandem.core.plan import UNDRAWN, Draw, LanePlan, Span, StepPlan
+from tandem.core.plan import UNDRAWN, LanePlan, Span, StepPlan
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.kv.cache import KVCache
+from tandem.scheduling.admission import decode_span, plain_draw
 from tandem.scheduling.limits import ends_at
 from tandem.scheduling.state import SchedulerState
 
@@ -61,7 +62,8 @@ class Flight:
             table = self._cache.try_slot(seq, span.end)
             if table is None:
                 return None
-            spans.append(_next_span(seq, span, table))
+            draw = plain_draw(seq, span.end)
+            spans.append(decode_span(seq, span.end, UNDRAWN, table, draw))
         running = self._state.running.values()
         if not spans or going_on < sum([seq.status is SequenceStatus.RUNNING for seq in running]):
             return None
@@ -112,15 +114,3 @@ def _decodes_plainly(seq: Sequence, span: Span) -> bool:
     draw = span.draws[0]
     sampling = draw.sampling
     return sampling.logprobs is None and draw.position >= sampling.min_tokens - 1
-
-
-def _next_span(seq: Sequence, span: Span, table: tuple[tuple[int, ...], ...]) -> Span:
-    draw = span.draws[0]
-    return Span(
-        seq.seq_id,
-        span.end,
-        (UNDRAWN,),
-        table,
-        seq.adapter.content_hash if seq.adapter is not None else None,
-        (Draw(seq.seq_id, seq.index, draw.position + 1, draw.sampling, seq.prompt_tokens),),
-    )

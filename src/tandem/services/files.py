@@ -23,7 +23,7 @@ from tandem.core.errors import Conflict, InvalidRequest, NotFound, StoreError
 from tandem.core.learning import FileRecord
 from tandem.services.durable import flush_directory, make_directory
 from tandem.services.passed import Passed
-from tandem.store import Connection, Store, batches
+from tandem.store import Connection, Store, batches, jobs
 from tandem.store import files as rows
 
 UPLOAD_PURPOSES = ("fine-tune", "batch", "user_data")
@@ -78,7 +78,7 @@ class Files:
         ]
         removed = 0
         for file in found:
-            with suppress(Conflict):  # once the batch has ended
+            with suppress(Conflict):  # once its reader has ended
                 await self._remove(file)
                 removed += 1
         return removed
@@ -170,8 +170,8 @@ class Files:
         return path
 
     async def delete(self, file_id: str, tenant: str) -> None:
-        """Forget a file and remove its bytes. Raises `NotFound`, and `Conflict` while a batch
-        reads it."""
+        """Forget a file and remove its bytes. Raises `NotFound`, and `Conflict` while a batch or
+        a fine-tuning job reads it."""
         await self._remove(await self.find(file_id, tenant))
 
     async def _remove(self, file: FileRecord) -> None:
@@ -230,10 +230,10 @@ def _flush(number: int, flush: Callable[[], None]) -> None:
 
 
 def _delete(connection: Connection, file_id: str) -> None:
-    if reader := batches.reading(connection, file_id):
+    reader = batches.reading(connection, file_id) or jobs.reading(connection, file_id)
+    if reader is not None:
         raise Conflict(
-            f"the file '{file_id}' is the input of {reader}; cancel that batch first, or wait for "
-            "its end",
+            f"the file '{file_id}' is read by {reader}; cancel that first, or wait for its end",
             param="file_id",
         )
     rows.delete(connection, file_id)

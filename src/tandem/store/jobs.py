@@ -13,6 +13,8 @@ from tandem.store.paths import from_kept, to_kept, without_directory
 from tandem.store.session import Connection
 from tandem.store.tables import CHECKPOINTS, JOBS
 
+_UNFINISHED = (JobStatus.VALIDATING, JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED)
+
 
 def add(connection: Connection, job: JobRecord) -> None:
     """Keep a new job."""
@@ -60,11 +62,18 @@ def under_way(connection: Connection, adapter: str) -> list[JobRecord]:
     ]
 
 
+def reading(connection: Connection, file_id: str) -> str | None:
+    """A job that has not ended and is given this file: it reads it again after an interruption."""
+    for job in in_status(connection, _UNFINISHED):
+        if file_id in (job.training_file, job.validation_file):
+            return job.job_id
+    return None
+
+
 def referring(connection: Connection, adapter: str, number: int) -> list[str]:
     """Ids of unfinished jobs whose reference is this version of their adapter."""
-    statuses = (JobStatus.VALIDATING, JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED)
     found = []
-    for job in in_status(connection, statuses):
+    for job in in_status(connection, _UNFINISHED):
         given = job.method[job.method["type"]]["hyperparameters"]
         if job.adapter == adapter and given.get("reference") == f"version:{number}":
             found.append(job.job_id)

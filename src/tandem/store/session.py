@@ -17,7 +17,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,9 @@ class Store:
                 database_id, opened_by = identity.confirm(connection, folder, new=new)
             identity.settle(folder, database_id)
             store._database_lock.opened_by = opened_by
+            if store._writing.dialect.name == "sqlite":
+                with suppress(StoreError):  # of an erasure whose process was killed
+                    store._empty_log()
         except OSError as error:
             store._release()
             raise StoreError(f"cannot use the directory {folder}: {error}") from error
@@ -217,7 +220,7 @@ class Store:
                             results.append((item, item.work(connection)))
                     except Exception as error:
                         del told[kept:]
-                        if connection.invalidated or not connection.in_transaction():
+                        if connection.invalidated or _is_undone(connection):
                             raise
                         item.done.set_exception(error)
         except Exception as error:
@@ -229,6 +232,15 @@ class Store:
             item.done.set_result(result)
         for event in told:
             _log(event)
+
+
+def _is_undone(connection: Connection) -> bool:
+    """Whether the database has rolled back the whole transaction, as SQLite does by itself when
+    the disk is full or memory is short. SQLAlchemy does not hear of that."""
+    if not connection.in_transaction():
+        return True
+    raw: Any = connection.connection.dbapi_connection
+    return connection.dialect.name == "sqlite" and not raw.in_transaction
 
 
 def _log(event: EventRecord) -> None:

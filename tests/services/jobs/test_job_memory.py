@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
@@ -11,12 +12,15 @@ from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 from fake_engine import FakeEngine
 from learning_world import OneTrainer
 from tandem.adapters.files import inspect_adapter
+from tandem.core.errors import NoMemory
 from tandem.core.learning import JobStatus
+from tandem.core.plan import NO_MEMORY
 from tandem.core.training import TrainerState
 from tandem.core.version import AdapterVersion
 from tandem.services import tasks
 from tandem.services.jobs import run
 from tandem.services.learning import loaded
+from tandem.services.learning.conclude import Concluder
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -45,6 +49,26 @@ async def test_a_job_waits_for_memory(
         await engine.close_trainer("another")
         job = await ended(jobs, job_id)
         assert job.status is JobStatus.SUCCEEDED, job.error
+
+
+async def test_a_job_waits_for_memory_for_the_answers_of_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_LOOK_FOR_ROOM_S", 0.02)
+    examine, short = Concluder.examine, [NoMemory(NO_MEMORY)] * 3
+
+    async def short_at_first(*args: Any) -> Any:
+        if short:
+            raise short.pop()
+        return await examine(*args)
+
+    monkeypatch.setattr(Concluder, "examine", short_at_first)
+    async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
+        job = await jobs.create(ask(await upload(world, supervised(4))), CALLER)
+        ending = await ended(jobs, job.job_id)
+        assert ending.status is JobStatus.SUCCEEDED, ending.error
+        told = [event.message for event in await jobs.events(job.job_id, TENANT, None, 100)]
+        assert sum("The job waits" in line for line in told) == 1 and not short
 
 
 async def test_a_disk_that_does_not_take_what_was_loaded_delays_a_job(

@@ -18,6 +18,7 @@ from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
 from tandem.services import tasks
 from tandem.services.learning import learner
+from tandem.services.learning.course import Course, Progress
 from tandem.services.learning.recovery import Reconciler
 from tandem.store import adapters, events
 
@@ -195,6 +196,50 @@ async def test_what_a_failed_commit_has_left_is_gone_with_the_next_version(
         folder = tmp_path / "adapters" / "formal"
         assert failed and version.number == 2
         assert [str(path) for path in folder.iterdir()] == [version.path]
+
+
+async def test_samples_are_free_again_although_the_disk_was_full_for_their_release(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as made:
+        write = made.store.write
+        broken = ["stage", "release"]
+
+        async def full(work: Any, *args: Any, **kwargs: Any) -> Any:
+            what = "stage" if work is adapters.allocate else work.__name__
+            if broken and what == broken[0]:
+                broken.pop(0)
+                raise StoreError("database or disk is full")
+            return await write(work, *args, **kwargs)
+
+        made.store.write = full  # type: ignore[method-assign]
+        given = [made.sample() for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await until(lambda: "formal" in made.engine.adapters)
+        assert not broken
+        await settled(made)
+        assert {await state_of(made, sample) for sample in given} == {SampleState.CONSUMED}
+
+
+async def test_whoever_holds_an_adapter_goes_before_turns_that_wait(tmp_path: Path) -> None:
+    """And a turn that waits takes no slot from other adapters."""
+    async with world(tmp_path) as made:
+        course, slots = Course("formal", made.tools), asyncio.Semaphore(1)
+        await made.give(given := [made.sample() for _ in range(4)])
+        async with course.settled():
+            turn = asyncio.create_task(course.turn(slots))
+            await asyncio.sleep(0.05)
+            assert not slots.locked()
+
+            async def hold() -> set[SampleState]:
+                async with course.held():
+                    return {await state_of(made, sample) for sample in given}
+
+            holding = asyncio.create_task(hold())
+            await asyncio.sleep(0.05)
+        assert await turn is Progress.SOON and await holding == {SampleState.ACCEPTED}
+        assert await course.turn(slots) is Progress.LEARNED
 
 
 async def test_a_version_that_the_engine_has_lost_answers_again(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ import pytest
 from fake_engine import INFO, FakeEngine
 from learning_child import learn_and_die
 from learning_world import World, world
+from tandem.core.errors import OutOfMemory
 from tandem.core.learning import SampleState, Split, VersionState
+from tandem.core.version import AdapterVersion
 from tandem.services.files import Files
 from tandem.services.learning.publish import POINTS
-from tandem.services.learning.recovery import recover
+from tandem.services.learning.recovery import Reconciler, recover
 from tandem.store import adapters, events, files, samples
 
 # Children begin with everything imported, and without this process's threads.
@@ -114,6 +116,25 @@ async def test_a_version_whose_files_are_gone_is_told_and_stops_nothing(tmp_path
         [event, *_] = await made.store.read(events.listed, "formal")
         assert event.level == "error" and "cannot be loaded: the store/broken has" in event.message
         assert str(tmp_path) not in event.message
+
+
+async def test_a_version_without_memory_now_does_not_stop_the_start(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        async with asyncio.timeout(10):
+            while "formal" not in made.engine.adapters:
+                await asyncio.sleep(0.02)
+        await made.engine.unload_adapter("formal")
+
+        async def full(version: AdapterVersion) -> AdapterVersion:
+            raise OutOfMemory("there is no memory for it now")
+
+        made.engine.publish_adapter = full  # type: ignore[method-assign]
+        assert (await recover(made.tools, tmp_path)).lost == ("formal@1",)
+        del made.engine.publish_adapter
+        await Reconciler(made.tools, made.learner).look()
+        assert made.engine.adapters["formal"].number == 1
 
 
 async def test_a_directory_that_was_moved_serves_its_versions_and_files(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from learning_world import World, until, world
 from tandem.core.batches import BatchRecord, BatchStatus
 from tandem.core.errors import Conflict, NotFound
-from tandem.core.learning import SampleState, VersionRecord, VersionState
+from tandem.core.learning import EventRecord, SampleState, VersionRecord, VersionState
 from tandem.services.answering.models import Models
 from tandem.services.learning.recovery import recover
 from tandem.services.versions.adapters import Adapters
@@ -70,6 +70,24 @@ async def test_two_steps_back_at_once_are_two_steps(tmp_path: Path) -> None:
             await learned(made, number)
         both = await asyncio.gather(*(versions.roll_back("formal", None) for _ in range(2)))
         assert sorted(both) == [0, 1] and "formal" not in made.engine.adapters
+
+
+async def test_a_version_that_is_published_meanwhile_does_not_keep_the_one_that_is_left(
+    tmp_path: Path,
+) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        for number in (1, 2):
+            await learned(made, number)
+        async with made.learner.held("formal"):
+            leaving = asyncio.create_task(versions.roll_back("formal", None))
+            await asyncio.sleep(0.1)
+            record = await made.store.read(adapters.version, "formal", 2)
+            assert record is not None
+            child = replace(record, number=3, parent=2, state=VersionState.CANDIDATE)
+            await made.store.write(adapters.save_version, child)
+            event = EventRecord("formal", 0.0, "info", "published", {})
+            await made.store.write(adapters.publish, child, consumed=(), event=event)
+        assert await leaving == 1
 
 
 async def test_old_versions_keep_no_optimiser_state(tmp_path: Path) -> None:

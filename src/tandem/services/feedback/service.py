@@ -168,10 +168,12 @@ class FeedbackService:
 
     async def _erase(self, which: Filter, feedback_id: str | None = None) -> Erased:
         erased = await self._store.write(rows.erase, which, feedback_id=feedback_id)
-        for adapter in sorted(erased.in_training):
-            await self._hooks.erased(adapter)
-        if erased.feedback or erased.receipts:
-            await self._scrub()
+        hooks = [self._hooks.erased(adapter) for adapter in sorted(erased.in_training)]
+        failed = await asyncio.gather(*hooks, return_exceptions=True)
+        await self._scrub()  # in any case: who repeats a request finds nothing to erase
+        for problem in failed:
+            if problem is not None:
+                raise problem
         return erased
 
     async def _scrub(self) -> None:

@@ -63,7 +63,7 @@ class JobRun:
         self._client = tools.course.client
         self.pausing = False
         """Whether it shall commit after the current step and stop."""
-        self._failures = 0
+        self._failures, self._told = 0, ""  # of steps in a row; for what memory it waits
 
     @property
     def trainer(self) -> str:
@@ -88,10 +88,8 @@ class JobRun:
             self._course.publisher.require_room(self.job.adapter)
             await self._tell("info", f"Validating training file: {self.job.training_file}")
             if self.job.validation_file:
-                await self._tell(
-                    "info",
-                    f"Validating validation file: {self.job.validation_file}",
-                )
+                told = f"Validating validation file: {self.job.validation_file}"
+                await self._tell("info", told)
             examples = await read_examples(self.job, self._course)
             await engine_ready(self._client)
             base = self._course.references.base
@@ -127,13 +125,13 @@ class JobRun:
                     except NoRoom as error:
                         await leave()  # all its steps are done
                         await self._wait_for_room(error)
+                    except NoMemory as error:  # of the gate's answers
+                        await self._wait_for_memory(error)
                     except (EngineDead, TrainingCancelled) as error:
                         if self.pausing:
                             raise _Paused from error
-                        await self._tell(
-                            "warning",
-                            f"Interrupted: {error}; going on from the last commit",
-                        )
+                        told = f"Interrupted: {error}; going on from the last commit"
+                        await self._tell("warning", told)
                         await engine_ready(self._client)
         except _Paused:
             await self._move("Job paused", status=JobStatus.PAUSED)
@@ -238,19 +236,22 @@ class JobRun:
 
     async def _open(self, method: Method) -> None:
         """Open the trainer as soon as there is memory for it."""
-        spec, told = await trainer_spec(self.job, self.trainer, method, self._course), False
+        spec = await trainer_spec(self.job, self.trainer, method, self._course)
         while True:
             try:
                 await self._client.open_trainer(spec)
                 return
             except NoMemory as error:
-                if not told:
-                    await self._tell("info", f"The job waits: {error}")
-                told = True
-            if self.pausing:
-                raise _Paused
-            await self._tools.learner.make_room()
-            await asyncio.sleep(_LOOK_FOR_ROOM_S)
+                await self._wait_for_memory(error)
+
+    async def _wait_for_memory(self, error: NoMemory) -> None:
+        if str(error) != self._told:
+            await self._tell("info", f"The job waits: {error}")
+        self._told = str(error)
+        if self.pausing:
+            raise _Paused
+        await self._tools.learner.make_room()
+        await asyncio.sleep(_LOOK_FOR_ROOM_S)
 
     async def _segment(
         self,

@@ -66,14 +66,18 @@ class Course:
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Progress] | None = None
         self._concluding = False
+        self._holders = 0  # how many are in `held`, or wait for it
 
-    async def turn(self) -> Progress:
-        """Make the next version, if there is something to learn from.
+    async def turn(self, slots: asyncio.Semaphore) -> Progress:
+        """Make the next version, if there is something to learn from and nobody waits in `held`.
+        Only work takes one of the `slots`, a wait for others on this adapter takes none.
 
         Raises `EngineDead`, `StoreError`, `OSError`, `NoRoom` and `NoMemory`; what was claimed is
         then accepted again (or will be, by `recovery.py`).
         """
-        async with self._lock:
+        async with self._lock, slots:
+            if self._holders:
+                return Progress.SOON
             self._running = asyncio.create_task(self._block())
             try:
                 await asyncio.wait((self._running,))
@@ -94,14 +98,18 @@ class Course:
         """
         if self._running is not None and not self._concluding:
             self._running.cancel()
-        async with self._lock:
-            await self.rest()
-            await self._store.write(samples.release, self.name)
-            try:
-                await keep_loaded(self._tools, self.name)
-            except (AdapterError, NotCopied) as error:  # no reason to refuse what is to be done
-                await self._tools.tell(self.name, "warning", str(error), {})
-            yield
+        self._holders += 1
+        try:
+            async with self._lock:
+                await self.rest()
+                await self._store.write(samples.release, self.name)
+                try:
+                    await keep_loaded(self._tools, self.name)
+                except (AdapterError, NotCopied) as error:  # no reason to refuse what is to be done
+                    await self._tools.tell(self.name, "warning", str(error), {})
+                yield
+        finally:
+            self._holders -= 1
 
     @asynccontextmanager
     async def settled(self) -> AsyncIterator[None]:
@@ -130,6 +138,7 @@ class Course:
             adopted = await self._tools.publisher.catch_up(self.name)
             if adopted is not None:
                 self._tools.metrics.version.labels(self.name).set(adopted)
+            await self._store.write(samples.release, self.name)  # it may have failed as well
             self.doubtful = False
         record = await self._store.read(adapters.find, self.name)
         if record is None:

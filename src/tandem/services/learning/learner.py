@@ -158,7 +158,7 @@ class Learner:
         while True:
             try:
                 await self.count()
-            except TandemError as error:
+            except Exception as error:  # or nobody would look again
                 logger.warning("cannot look for new samples: %s", error)
             await asyncio.sleep(_POLL_S)
 
@@ -169,8 +169,7 @@ class Learner:
             while True:
                 wake.clear()
                 try:
-                    async with self._slots:
-                        progress = await course.turn()
+                    progress = await course.turn(self._slots)
                     if progress is Progress.LEARNED:  # not if there was nothing to fail
                         troubles = _Troubles()
                     if time.monotonic() - self._crowded_s < _MAKE_ROOM_S:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tandem.adapters.archives import copy
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import AdapterError, StoreError
+from tandem.core.errors import AdapterError, DiskError, StoreError
 from tandem.core.learning import (
     IMPORTED,
     AdapterRecord,
@@ -119,7 +119,7 @@ async def _keep(tools: LearningTools, loaded: AdapterVersion) -> None:
     aside = await publisher.staging_path(name, 0)  # no version has number 0
     try:
         await asyncio.to_thread(_copy, loaded, aside)
-    except (AdapterError, OSError) as error:
+    except (AdapterError, DiskError, OSError) as error:
         await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
         await tools.store.write(adapters.pass_over, adapter, loaded.number)
         why = str(error).replace(loaded.path, "the adapter")  # clients read it

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.adapters.archives import EXPORTS
-from tandem.core.errors import AdapterError, TandemError
+from tandem.core.errors import StoreError, TandemError
 from tandem.core.ports import EngineState
 from tandem.services.learning.base import compare_base
 from tandem.services.learning.learner import Learner
@@ -60,7 +60,9 @@ async def recover(tools: LearningTools, directory: Path) -> Recovered:
         label = f"{version.adapter}@{version.number}"
         try:
             await tools.publisher.adopt(version)
-        except AdapterError as error:
+        except StoreError:
+            raise
+        except TandemError as error:  # no memory for it now, for one; the reconciler tries again
             lost.append(label)
             message = f"version {version.number} cannot be loaded: {error}"
             await tools.tell(version.adapter, "error", message)
@@ -105,7 +107,7 @@ class Reconciler:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.look()
-            except TandemError as error:
+            except Exception as error:  # or nobody would look again
                 logger.warning("cannot look which versions answer: %s", error)
 
     async def look(self) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import EngineDead, InvalidRequest
 from tandem.core.learning import Sample, SampleKind
 from tandem.core.ports import TeachingEngine
 from tandem.core.training import LossSpec, Role, StepOutcome, TrainingStep
@@ -229,4 +230,5 @@ async def run_steps(
             for _, task in running:
                 task.cancel()
             await asyncio.gather(*(task for _, task in running), return_exceptions=True)
-            await client.cancel_steps(maker.shape.trainer)
+            with suppress(EngineDead):  # its steps are gone then; a cancellation goes on
+                await client.cancel_steps(maker.shape.trainer)

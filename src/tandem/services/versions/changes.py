@@ -51,11 +51,16 @@ def refuse(connection: Connection, name: str, number: int, event: EventRecord) -
     return adapters.refuse(connection, version, consumed=used, event=event)
 
 
-def parent(connection: Connection, name: str) -> int:
-    """What the current version was made from (0: the base). Raises `Conflict` if none is."""
+def parent(connection: Connection, name: str, seen: int) -> int:
+    """What the current version was made from (0: the base). Raises `Conflict` if none is.
+
+    If others were published since version `seen` answered, it is that one which is to be left.
+    """
     current = adapters.current_version(connection, name)
     if current is None:
         raise nothing_to_roll_back(name)
+    if current.number > seen:
+        current = adapters.version(connection, name, seen) or current
     return current.parent
 
 

@@ -175,11 +175,12 @@ class Versions:
         answers now. Raises `Conflict`, and `NotFound`: also when the version's files are gone or
         have changed.
         """
-        if (await self._known(name)).current == 0 and number is None:
+        seen = (await self._known(name)).current
+        if seen == 0 and number is None:
             raise changes.nothing_to_roll_back(name)
         async with self._learner.held(name):
             if number is None:
-                number = await self._store.read(changes.parent, name)
+                number = await self._store.read(changes.parent, name, seen)
             if number != 0:
                 self._publisher.require_room(name)
                 await asyncio.to_thread(_require_files, await self._version(name, number))
