@@ -154,6 +154,13 @@ def test_a_choice_may_name_a_function_of_a_namespace() -> None:
     assert body.tool_choice.function.name == "mcp__files.read"
 
 
+@pytest.mark.parametrize("namespace", [{"namespace": "mcp__files"}, {}])
+def test_a_choice_is_repeated_as_it_was_sent(http: httpx.Client, namespace: dict[str, str]) -> None:
+    choice = {"type": "function", "name": "read" if namespace else "shell", **namespace}
+    body = {**CODEX, "stream": False, "tool_choice": choice}
+    assert http.post("/v1/responses", json=body).json()["tool_choice"] == choice
+
+
 def test_a_namespace_is_repeated_and_its_mistakes_are_named(http: httpx.Client) -> None:
     body = {**CODEX, "stream": False}
     told = http.post("/v1/responses", json=body).json()["tools"]

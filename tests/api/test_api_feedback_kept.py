@@ -87,6 +87,14 @@ def test_what_shall_be_erased_is_said_exactly(http: httpx.Client, query: str, pa
     assert http.get(f"/feedback?{query.replace('limit=', 'most=')}").status_code == 400
 
 
+def test_no_state_narrows_what_is_erased(http: httpx.Client) -> None:
+    """Receipts have none: all those of the user would be erased."""
+    kept = send(http, **ABOUT, completion="x", rating=True, user="ann")
+    refused = http.delete("/feedback?user=ann&state=accepted")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "state"
+    assert http.get(f"/feedback/{kept['id']}").status_code == 200
+
+
 def test_receipts_of_a_user_are_erased_by_the_adapter_that_was_asked(http: httpx.Client) -> None:
     http.post("/adapters/formal", json={"settings": {}}).raise_for_status()
     asked = complete(http, model="demo:formal", user="ann")

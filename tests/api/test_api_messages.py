@@ -131,6 +131,15 @@ def test_a_message_calls_tools(client: anthropic.Anthropic, says: Says) -> None:
     assert [block.type for block in answer.content] == ["text", "tool_use"]
 
 
+def test_a_stop_sequence_within_a_call_is_the_reason(
+    client: anthropic.Anthropic, says: Says
+) -> None:
+    says.text = CALLS
+    answer = client.messages.create(**GOOD, tools=[BASH], stop_sequences=["pwd"])  # type: ignore[list-item]
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "pwd")
+    assert [b.input for b in answer.content if b.type == "tool_use"] == [{"command": "ls"}, {}]
+
+
 @pytest.mark.parametrize("text", ["Hello, how are you?", f"I look.\n{CALLS}", CALLS])
 def test_a_stream_adds_up_to_the_whole_message(
     client: anthropic.Anthropic, says: Says, text: str

@@ -204,6 +204,8 @@ def test_what_is_stored_is_the_receipt(client: openai.OpenAI, url: str) -> None:
     [
         ({"input": []}, "input"),
         ({"input": None}, "input"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": [{"type": "reasoning"}], "tools": [SHELL]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].message.content[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),

@@ -205,6 +205,13 @@ def test_a_cut_call_ends_with_length(http: httpx.Client) -> None:
         assert '"finish_reason":"length"' in answer.text and "tool_calls" in answer.text
 
 
+def test_a_call_that_a_stop_string_cuts_ends_with_stop(http: httpx.Client) -> None:
+    for stream in (False, True):
+        answer = http.post(CHAT, json={**GOOD, "stop": "Rome", "stream": stream})
+        assert '"finish_reason":"stop"' in answer.text and '"stop_reason":"Rome"' in answer.text
+        assert '"finish_reason":"tool_calls"' not in answer.text
+
+
 def test_a_text_answer_beside_tools_is_text(http: httpx.Client, says: Says) -> None:
     says.text = "It is 2 < 3 degrees."
     message = http.post(CHAT, json=GOOD).json()["choices"][0]

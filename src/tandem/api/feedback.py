@@ -28,7 +28,7 @@ from tandem.services.feedback.subject import Ask
 from tandem.store.feedback import Erased, Filter, Stored
 
 _MOST = 100
-_CONDITIONS = ("adapter", "user", "state", "keys")
+_CONDITIONS = ("adapter", "user", "keys")
 _MAX_WEIGHT = 10.0
 _MAX_SECONDS = 86_400.0
 _MOST_CHOICE = 2**31 - 1
@@ -111,7 +111,7 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
         limit = read_limit(request, 20, _MOST)
         caller: Caller = request.state.caller
         found = await surface.feedback.listed(
-            _filter(request, "limit", "after"),
+            _filter(request, "state", "limit", "after"),
             caller,
             after=read_text(request, "after"),
             limit=limit + 1,
@@ -262,18 +262,19 @@ def _digest(body: FeedbackRequest) -> str:
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 
-def _filter(request: Request, *paging: str) -> Filter:
-    """`adapter`, `user`, `state`; `keys=all` for that of all keys.
+def _filter(request: Request, *others: str) -> Filter:
+    """`adapter`, `user`; `keys=all` for that of all keys. Of `others`, which are allowed, too, only
+    a `state` narrows what is found: nothing is erased by it, since receipts have none.
 
     Nothing is ignored: what a misspelt or empty condition means is not what was meant, and erasure
     would take more. Raises `InvalidRequest`.
     """
     given = [name for name, _ in request.query_params.multi_items()]
     for name, value in request.query_params.multi_items():
-        if name not in (*_CONDITIONS, *paging):
+        if name not in (*_CONDITIONS, *others):
             raise InvalidRequest(
                 f"'{name[:64]}' is not a parameter here; there are: "
-                f"{', '.join((*_CONDITIONS, *paging))}",
+                f"{', '.join((*_CONDITIONS, *others))}",
                 param=name[:64],
             )
         if not value.strip() or given.count(name) > 1:

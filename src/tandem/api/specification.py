@@ -61,12 +61,12 @@ WITHOUT_BODY = frozenset(
 )
 _NUMBER: dict[str, Any] = {"type": "integer", "minimum": 1}
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
-_WHOSE = {"adapter": _TEXT, "user": _TEXT, "state": _TEXT, "keys": {"enum": ["all"]}}
+_WHOSE = {"adapter": _TEXT, "user": _TEXT, "keys": {"enum": ["all"]}}
 QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
     ("GET", "/v1/adapters/{name}/events"): {"limit": _NUMBER, "before": _NUMBER},
     ("GET", "/v1/stats/iterations"): {"limit": _NUMBER, "after": _NUMBER},
     ("GET", "/v1/batches"): {"limit": _NUMBER, "after": _TEXT},
-    ("GET", "/v1/feedback"): {**_WHOSE, "limit": _NUMBER, "after": _TEXT},
+    ("GET", "/v1/feedback"): {**_WHOSE, "state": _TEXT, "limit": _NUMBER, "after": _TEXT},
     ("DELETE", "/v1/feedback"): _WHOSE,
     ("GET", "/v1/files"): {
         "purpose": _TEXT,

@@ -63,6 +63,7 @@ def pieces_of(
     calling: Calling = BOTH,
     prefix: str = "",
     finish: FinishReason = FinishReason.STOP,
+    stop: str | int | None = None,
 ) -> list[Delta]:
     """All deltas of an answer that comes whole (no `seed`) or in random pieces."""
     ids = (f"id-{number}" for number in range(100))
@@ -73,7 +74,7 @@ def pieces_of(
         cuts.append(rest[:length])
         rest = rest[length:]
     made = [delta for cut in cuts for delta in reader.read(Delta(0, cut))]
-    return [*made, *reader.read(Delta(0, "", finish_reason=finish))]
+    return [*made, *reader.read(Delta(0, "", finish_reason=finish, stop_reason=stop))]
 
 
 def joined(deltas: list[Delta]) -> Said:
@@ -151,10 +152,16 @@ def test_calls_and_reasoning_are_found(form: AnswerFormat, text: str, parts: Sai
         (QWEN, "<tool_call>\nno JSON\n</tool_call>"),
         (QWEN, '<tool_call>\n{"name": "f", "argum\n</tool_call>'),
         (QWEN, "2 < 3, and <tool_cal is no call"),
+        (QWEN, "Write\n\n <tool_call> foo </tool_call> around it."),
+        (QWEN, "Write <tool_call> </tool_call>, or <tool_call></tool_call>."),
+        (QWEN, "Write <tool_call>"),
+        (AnswerFormat(TAGGED), "Write <tool_call> foo </tool_call> around it."),
         (AnswerFormat(LISTED), '<tool_call>[{"name": "unknown", "arguments": {}}]</tool_call>'),
         (AnswerFormat(LLAMA), '{"name": "Bob", "parameters": {}}'),
         (AnswerFormat(LLAMA), 'See {"name": "f", "parameters": {}}'),
         (AnswerFormat(MISTRAL), "[TOOL_CALLS]never{}"),
+        (AnswerFormat(MISTRAL), "Write [TOOL_CALLS] never {} [TOOL_CALLS] "),
+        (AnswerFormat(LLAMA), '<|python_tag|> {"name": "Bob", "parameters": {}}'),
         (AnswerFormat(TAGGED), "<tool_call>\n<function=q>\n</function>\n</tool_call>"),
         (SHIPPED, "<call:f>{no JSON"),
     ],
@@ -164,7 +171,7 @@ def test_what_is_no_call_is_text(form: AnswerFormat, text: str) -> None:
     assert not called
     [(kind, told)] = said
     swallowed = "<call:f>" if form is SHIPPED else ""  # transformers does not tell what it was
-    assert kind == "text" and swallowed + "".join(told.split()) == "".join(text.split())
+    assert (kind, swallowed + told) == ("text", text)
 
 
 def test_a_prompt_may_begin_the_reasoning() -> None:
@@ -173,6 +180,13 @@ def test_a_prompt_may_begin_the_reasoning() -> None:
     assert said == [("thought", "Hm."), ("text", "Yes.")]
     history = "<|assistant|><call:f>{}</call> x <|assistant|><think>"
     assert said_by(SHIPPED, "Hm.</think>Yes.", prefix=history)[0] == said
+
+
+@pytest.mark.parametrize("rest", ["", " So"])
+def test_after_a_broken_call_in_the_prompt_all_is_text(rest: str) -> None:
+    """An assistant's turn that the client began may hold one."""
+    text, prefix = 'Hm.</think><call:f>{"a": 1}</call>', "<|assistant|><call:f>{no JSON}</call>"
+    assert said_by(SHIPPED, text, prefix=prefix + rest) == ([("text", text)], False)
 
 
 def test_a_call_that_is_cut_counts_but_does_not_end_the_answer() -> None:
@@ -218,6 +232,54 @@ def test_a_call_that_ends_where_the_answer_is_cut_is_whole(
     form: AnswerFormat, text: str, arguments: str
 ) -> None:
     assert said_by(form, text, finish=FinishReason.LENGTH) == ([f(arguments)], False)
+
+
+WHOLE_TAGGED = f"{HALF_TAGGED}f\n</parameter>\n</function>\n</tool_call>\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "parts"),
+    [
+        (QWEN, '<tool_call>{"name": "f", "arguments": {"a": 1', [f('{"a": 1')]),
+        (QWEN, '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g", "arguments": {"a',
+         [f("{}"), f('{"a', 1, "g")]),
+        (AnswerFormat(LLAMA), '{"name": "f", "parameters": {"a": 1', [f('{"a": 1')]),
+        (AnswerFormat(MISTRAL), "[TOOL_CALLS]f[AR", [("text", "[TOOL_CALLS]f[AR")]),
+        (AnswerFormat(MISTRAL), "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[AR",
+         [f("{}"), ("text", "[TOOL_CALLS]g[AR")]),
+        (AnswerFormat(TAGGED), HALF_TAGGED, [("text", HALF_TAGGED)]),
+        (AnswerFormat(TAGGED), WHOLE_TAGGED + HALF_TAGGED,
+         [f('{"a": 12, "b": "half"}'), ("text", HALF_TAGGED)]),
+        (SHIPPED, '<call:f>{"a": 1', [("text", '{"a": 1')]),
+        (SHIPPED, '<call:f>{}</call><call:g>{"a', [f("{}"), ("text", '{"a')]),
+        (ENDLESS, '<|python_tag|>{"name": "f", "parameters": {"a": 1}',
+         [("text", '{"name": "f", "parameters": {"a": 1}')]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stop", ["STOP", 7])
+def test_a_call_that_a_stop_of_the_client_cuts_does_not_end_the_answer(
+    form: AnswerFormat, text: str, parts: Said, stop: str | int
+) -> None:
+    assert said_by(form, text, stop=stop) == (parts, False)
+    assert said_by(form, text, finish=FinishReason.LENGTH) == (parts, False)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "arguments"),
+    [
+        (QWEN, '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', '{"a": 1}'),
+        (QWEN, '<tool_call>{"name": "f", "arguments": {"a": 1}}\n', '{"a": 1}'),
+        (AnswerFormat(TAGGED), WHOLE_TAGGED, '{"a": 12, "b": "half"}'),
+        (AnswerFormat(LLAMA), '{"name": "f", "parameters": {"a": 1}}', '{"a": 1}'),
+        (AnswerFormat(MISTRAL), '[TOOL_CALLS]f[ARGS]{"a": 1}', '{"a": 1}'),
+        (SHIPPED, '<call:f>{"a": 1}</call>', '{"a": 1}'),
+        (ENDLESS, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', '{"a": 1}'),
+    ],
+)
+def test_a_stop_of_the_client_may_follow_a_whole_call(
+    form: AnswerFormat, text: str, arguments: str
+) -> None:
+    assert said_by(form, text, stop="STOP") == ([f(arguments)], True)
 
 
 def test_arguments_come_in_pieces_and_a_call_is_known_by_its_name() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from serving import demo_tokenizer
 from tandem.services.answering.detokenizer import Detokenizer, StopFinder
@@ -33,6 +34,27 @@ class SpaceDecoder:
         return text.removeprefix(" ")
 
 
+class FallbackDecoder:
+    """Like Llama 2's: letters are tokens, any other character is a run of bytes, which is decoded
+    as a whole."""
+
+    def __init__(self) -> None:
+        self._decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return [
+            token
+            for character in text
+            for token in ([256 + ord(character)] if character.isascii() else character.encode())
+        ]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        pieces = (chr(token - 256) if token >= 256 else f"<0x{token:02X}>" for token in tokens)
+        return str(self._decoder.decode(list(pieces)))
+
+
 def stream(detokenizer: Detokenizer, tokens: Sequence[int]) -> list[str]:
     return [*(detokenizer.push(token) for token in tokens), detokenizer.finish()]
 
@@ -48,6 +70,27 @@ def test_bytes_join_to_the_text_and_no_piece_shows_a_broken_character(
         assert not any("\ufffd" in piece for piece in pieces)
 
 
+@given(st.text("ab é€😀"), st.text("ab é€😀"), st.integers(0, 3))
+def test_runs_of_bytes_are_never_cut_within_a_character(before: str, text: str, cut: int) -> None:
+    """Whether the prompt ends with a character or within one."""
+    decoder, first = FallbackDecoder(), len(text[:1].encode())
+    tokens = decoder.encode(text)
+    begun = min(cut, max(first - 1, 0))
+    context = [*decoder.encode(before), *tokens[:begun]]
+    pieces = stream(Detokenizer(decoder, context, begun=begun > 0), tokens[begun:])
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("number", range(1, 20))
+def test_many_characters_of_bytes_follow_one_another(number: int) -> None:
+    decoder, text = FallbackDecoder(), "😀" * number
+    tokens = decoder.encode(text)
+    assert "".join(stream(Detokenizer(decoder), tokens)) == text
+    assert stream(Detokenizer(decoder, tokens), decoder.encode("X")) == ["X", ""]
+
+
+@settings(deadline=None)  # the first time, the tokenizer is loaded
 @given(st.text(min_size=1, max_size=60))
 def test_the_demo_tokenizer_streams_what_it_decodes(text: str) -> None:
     tokenizer = demo_tokenizer()

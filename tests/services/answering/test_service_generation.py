@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import zlib
 from collections.abc import Callable
 from contextlib import aclosing
@@ -326,6 +327,47 @@ async def test_a_long_prompt_is_not_tokenised_for_a_full_queue() -> None:
     ticket.close()
     with pytest.raises(InvalidRequest, match="maximum context length"):
         await stage.service.complete([text], options())
+
+
+async def test_long_thoughts_are_long_turns() -> None:
+    """They are counted, but do not make a conversation too long: a template may leave them out."""
+    stage = Stage(max_waiting=1)
+    turn = {"role": "assistant", "content": "x", "reasoning_content": "word " * 10_000}
+    threads: list[int] = []
+
+    def encode_chat(self: Tokenizer, *_: object, **__: object) -> tuple[int, ...]:
+        threads.append(threading.get_ident())
+        return (1,)
+
+    with patch.object(Tokenizer, "encode_chat", encode_chat):
+        await stage.service.chat([*TURNS, turn], options())
+        [ticket] = stage.admission.admit([1])
+        with pytest.raises(Overloaded, match="1 requests are waiting"):
+            await stage.service.chat([*TURNS, turn], options())
+    ticket.close()
+    [thread] = threads
+    assert thread != threading.get_ident()
+
+
+async def test_very_long_texts_are_encoded_one_at_a_time_whoever_leaves() -> None:
+    service, text = Stage().service, "x" * 1_000_000
+    begun, goes_on = threading.Semaphore(0), threading.Event()
+
+    def encode(*_: object, **__: object) -> tuple[int, ...]:
+        begun.release()
+        assert goes_on.wait(30)
+        return (1,)
+
+    with patch.object(Tokenizer, "encode", encode):
+        first = asyncio.create_task(service.encode(text, add_special_tokens=True))
+        await asyncio.to_thread(begun.acquire)
+        first.cancel()
+        second = asyncio.create_task(service.encode(text, add_special_tokens=True))
+        assert not await asyncio.to_thread(begun.acquire, timeout=0.2)
+        goes_on.set()
+        assert await second == (1,)
+        with pytest.raises(asyncio.CancelledError):
+            await first
 
 
 async def test_requests_carry_what_earlier_answers_say_of_their_length() -> None:

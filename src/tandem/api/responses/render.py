@@ -70,10 +70,7 @@ class _Output:
 
     def __init__(self, asked: ResponsesRequest, header: Header) -> None:
         response = header.id.partition("_")[2]
-        names = {
-            full_name(namespace, function.name): (function.name, namespace)
-            for namespace, function in asked.functions
-        }
+        names = _names(asked)
 
         def make(place: int, kind: str, call_id: str, called: str) -> _Item:
             name, namespace = names.get(called, (called, None))
@@ -233,13 +230,24 @@ def _ended(asked: ResponsesRequest, header: Header, output: _Output, usage: Usag
     return made
 
 
+def _names(asked: ResponsesRequest) -> dict[str, tuple[str, str | None]]:
+    """What the model calls each function -> its name and its namespace."""
+    return {
+        full_name(namespace, function.name): (function.name, namespace)
+        for namespace, function in asked.functions
+    }
+
+
 def _response(asked: ResponsesRequest, header: Header, status: str) -> Json:
     """A response without output, with what was asked for."""
     choice = asked.tool_choice
     if isinstance(choice, str) or choice is None:
-        chosen: object = choice or "auto"
+        chosen: str | dict[str, str] = choice or "auto"
     else:
-        chosen = {"type": "function", "name": choice.function.name}
+        name, namespace = _names(asked)[choice.function.name]
+        chosen = {"type": "function", "name": name}
+        if namespace is not None:
+            chosen["namespace"] = namespace
     form: Json = {"type": "text"}
     if asked.text is not None and asked.text.format is not None:
         form = asked.text.format.model_dump(by_alias=True, exclude_none=True)

@@ -33,6 +33,7 @@ from tandem.api.tools import (
     arguments_of,
 )
 from tandem.api.turns import MAX_MESSAGES
+from tandem.core.errors import InvalidRequest
 from tandem.core.sampling import Grammar
 from tandem.services.answering.grammars import ANY_OBJECT, of_schema
 
@@ -300,7 +301,7 @@ class ResponsesRequest(Body):
         return made
 
     def turns(self) -> list[Turn]:
-        """The conversation as a chat has it."""
+        """The conversation as a chat has it. Raises `InvalidRequest` if nobody says anything."""
         made: list[Turn] = []
         thoughts: list[str] = []
         if self.instructions:
@@ -320,6 +321,8 @@ class ResponsesRequest(Body):
                 earlier = made[-1].get("reasoning_content", "")
                 made[-1]["reasoning_content"] = earlier + "".join(thoughts)
             thoughts = []
+        if not made:
+            raise InvalidRequest("'input' has no message", param="input")
         return made
 
     def grammar(self) -> Grammar | None:

@@ -2,9 +2,9 @@
 
 transformers' parser cuts the text at the markers of the model's format; tool calls inside are read
 here piece by piece where they are JSON, else when they are complete. What looks like calls and has
-none (no JSON, no function that was offered) is content, and so is a call that a limit cut off and
-whose arguments cannot be told before its end. Invariant: the parts depend on the text, not on how
-it was cut into deltas, so a stream and a whole answer say the same.
+none (no JSON, no function that was offered) is content, and so is a call that a limit or a stop of
+the client's cut off and whose arguments cannot be told before its end. Invariant: the parts depend
+on the text, not on how it was cut into deltas, so a stream and a whole answer say the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tandem.services.answering.calls import CallScanner, Piece, call_of
 from tandem.services.answering.choice import CallPiece, Delta
 from tandem.services.answering.formats import (
     CALLS,
+    CLOSE,
     CONTENT,
+    OPEN,
     REASONING_FIELDS,
     AnswerFormat,
     Calls,
@@ -48,6 +50,8 @@ class Calling:
 
 
 NO_TOOLS = Calling()
+_BROKEN = (ValueError, KeyError, TypeError)
+"""What transformers raises for text that a response template cannot parse."""
 _TAIL_CHARS = 256
 """The end of an answer, in which the marker after its calls stands if there is one."""
 
@@ -63,9 +67,12 @@ class AnswerReader:
         spec = load_response_template(template)
         self._closes = spec.fields[CALLS].close_re if CALLS in spec.fields else None
         self._tail = ""  # of the text so far
-        self._unclosed = self._cut = False
-        self._parser = ResponseParser(template, prefix=prefix, tools=list(calling.tools))
+        self._cut = self._half = False
         self._broken = False
+        try:
+            self._parser = ResponseParser(template, prefix=prefix, tools=list(calling.tools))
+        except _BROKEN:  # what there is of the answer already
+            self._broken = True
         self._shipped = form.shipped is not None
         self._calls = form.calls
         self._calling = calling
@@ -79,7 +86,8 @@ class AnswerReader:
 
     def read(self, delta: Delta) -> list[Delta]:
         """`delta` as one delta a part, in order; log-probabilities and ids are with the first."""
-        parts = self._parts(delta.text, delta.finish_reason)
+        cut = delta.finish_reason is FinishReason.LENGTH or delta.stop_reason is not None
+        parts = self._parts(delta.text, ends=delta.finish_reason is not None, cut=cut)
         made = [Delta(delta.index, "")]
         for part in parts:
             if _same_kind(made[-1], part):
@@ -92,7 +100,8 @@ class AnswerReader:
             else:
                 made.append(replace(part, index=delta.index))
         made[0] = replace(made[0], tokens=delta.tokens, token_ids=delta.token_ids)
-        called = delta.finish_reason is FinishReason.STOP and self._index >= 0
+        stopped = delta.finish_reason is FinishReason.STOP and not self._half
+        called = stopped and self._index >= 0
         made[-1] = replace(
             made[-1],
             finish_reason=delta.finish_reason,
@@ -101,22 +110,21 @@ class AnswerReader:
         )
         return made
 
-    def _parts(self, text: str, ends: FinishReason | None) -> list[Delta]:
+    def _parts(self, text: str, *, ends: bool, cut: bool) -> list[Delta]:
         if self._broken:
             return [Delta(0, text)] if text else []
         last: list[Mapping[str, Any]] = []
         try:
             events = self._parser.feed(text)
-            if ends is not None:
+            if ends:
                 last = self._parser.finalize()[1]
-        except (ValueError, KeyError, TypeError):  # of a template that is the tokenizer's own
-            self._broken = True
+        except _BROKEN:
+            self._broken, self._half = True, cut
             return [Delta(0, self._body + text)]
         self._tail = (self._tail + text)[-_TAIL_CHARS:]
         made = [part for event in events for part in self._part(event)]
         # The parser also closes what was open at the end.
-        self._unclosed = ends is not None and not _ends_with(self._closes, self._tail)
-        self._cut = self._unclosed and ends is FinishReason.LENGTH
+        self._cut = ends and cut and not _ends_with(self._closes, self._tail)
         return made + [part for event in last for part in self._part(event)]
 
     def _part(self, event: Mapping[str, Any]) -> list[Delta]:
@@ -140,6 +148,7 @@ class AnswerReader:
         body, self._body = self._body, ""
         # Without an end marker, JSON that is whole is what the model wrote to its end.
         cut = self._cut and not (self._closes is None and _is_whole(body))
+        self._half = self._cut and self._scanner.open if self._streams else cut
         if self._shipped:
             called = [] if cut else _calls_in(value, self._names)
             return self._told(called) if called else [Delta(0, body)]
@@ -148,10 +157,9 @@ class AnswerReader:
             called = _calls_in(_inside(body, self._calls, self._calling), self._names)
             if called:
                 return self._told(called)
-        elif self._streams and (self._scanner.found or "".join(body.split()) in ("", "[]")):
-            return []
-        end = "" if self._unclosed else self._calls.end
-        return [Delta(0, f"{self._calls.begin}{body}{end}")]
+        elif self._streams and (self._scanner.found or "".join(body.split()) == "[]"):
+            return []  # no calls is what an empty list says
+        return [Delta(0, f"{value[OPEN]}{body}{value[CLOSE]}")]
 
     def _told(self, pieces: Sequence[Piece]) -> list[Delta]:
         made: list[Delta] = []
@@ -208,7 +216,7 @@ def _inside(body: str, calls: Calls, calling: Calling) -> Any:
     """What transformers finds in a stretch of calls; None if it finds nothing."""
     try:
         found = parse_response(body, calls.inner, prefix="", tools=list(calling.tools))
-    except (ValueError, KeyError, TypeError):
+    except _BROKEN:
         return None
     return found.get(CALLS)
 

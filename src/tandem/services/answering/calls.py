@@ -47,6 +47,11 @@ class CallScanner:
         self._headed = False  # the head was read, for better or worse
         self._known = False  # nothing that an object's end could tell is missing
 
+    @property
+    def open(self) -> bool:
+        """Whether what came last is half an object, or a name without its arguments."""
+        return self._depth > 0 or bool(self._before)
+
     def push(self, text: str) -> list[Piece]:
         """The pieces in more text."""
         made: list[Piece] = []

@@ -13,7 +13,8 @@ from typing import Protocol
 _REPLACEMENT = "\ufffd"
 # Tokens that decode differently at the start of a text (a dropped leading space) need neighbours.
 _CONTEXT_TOKENS = 6
-# A UTF-8 character has at most 4 bytes, so this many undecodable tokens are plainly not UTF-8.
+_CHARACTER_TOKENS = 4  # at most: a UTF-8 character has so many bytes
+# So this many undecodable tokens are plainly not UTF-8.
 _MAX_PENDING_TOKENS = 8
 
 
@@ -37,10 +38,9 @@ class Detokenizer:
         self, decoder: Decoder, context: Sequence[int] = (), *, begun: bool = False
     ) -> None:
         self._decoder = decoder
-        self._window = list(context[-_CONTEXT_TOKENS:])
+        self._window = self._newest(context)
         self._settled = len(self._window)
-        text = self._decode(self._window)
-        self._shown = len(text.rstrip(_REPLACEMENT) if begun else text)
+        self._shown = self._begun() if begun else len(self._decode(self._window))
 
     def push(self, token: int) -> str:
         """Add one token; the text that is now certain (may be empty)."""
@@ -70,9 +70,24 @@ class Detokenizer:
         if len(self._window) <= 2 * _CONTEXT_TOKENS:
             self._settled = len(self._window)
             return
-        self._window = self._window[-_CONTEXT_TOKENS:]
+        self._window = self._newest(self._window)
         self._settled = len(self._window)
         self._shown = len(self._decode(self._window))
+
+    def _newest(self, tokens: Sequence[int]) -> list[int]:
+        """The newest of `tokens`, from the beginning of a character: a decoder with byte fallback
+        makes U+FFFD of a whole run of bytes that begins or ends within one."""
+        for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _CHARACTER_TOKENS):
+            window = list(tokens[-size:])
+            starts = (self._decode(window[:end]) for end in range(1, _CHARACTER_TOKENS + 1))
+            if not all(start.startswith(_REPLACEMENT) for start in starts):
+                return window
+        return list(tokens[-_CONTEXT_TOKENS:])
+
+    def _begun(self) -> int:
+        """Characters of the window before the one that its last tokens begin."""
+        ends = range(max(0, len(self._window) - _CHARACTER_TOKENS + 1), len(self._window) + 1)
+        return max(len(self._decode(self._window[:end]).rstrip(_REPLACEMENT)) for end in ends)
 
     def _decode(self, tokens: list[int]) -> str:
         return self._decoder.decode(tokens) if tokens else ""

@@ -23,6 +23,8 @@ Turn = dict[str, Any]
 CALLS, REASONING, CONTENT = "tool_calls", "reasoning_content", "content"
 REASONING_FIELDS = frozenset((REASONING, "reasoning", "thinking"))
 """What templates call reasoning."""
+OPEN, CLOSE = "open", "close"
+"""What our templates tell of a stretch of calls: the texts around it."""
 _NOWHERE = "\0"  # the prefix that a parser of ours gets holds nothing before the answer
 _MISTRAL_ID_CHARS = 9
 
@@ -60,15 +62,13 @@ class Spelling:
 class Calls:
     """One way of writing tool calls.
 
-    `opens` and `closes` are patterns around them (`closes` None: they go on to the end); `begin`
-    and `end` are what a model writes there. Inside is JSON, or what `inner`, a template of
-    transformers', reads. Without a `spelling`, calls cannot be forced.
+    `opens` and `closes` are patterns around them (`closes` None: they go on to the end). Inside is
+    JSON, or what `inner`, a template of transformers', reads. Without a `spelling`, calls cannot be
+    forced.
     """
 
     opens: str
     closes: str | None
-    begin: str = ""
-    end: str = ""
     inner: Template | None = None
     spelling: Spelling | None = None
 
@@ -78,22 +78,17 @@ _OBJECT = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
 HERMES = Calls(
     r"\s{0,32}<tool_call>\s*",
     r"\s{0,32}</tool_call>\s*",
-    "<tool_call>\n",
-    "\n</tool_call>",
     spelling=Spelling(("<tool_call>", "\n", *_OBJECT, "\n", "</tool_call>"), joint=("\n",)),
 )
 """Qwen's and Hermes': one JSON object, or, as SmolLM2 writes it, a list of them."""
 LISTED = Calls(
     HERMES.opens,
     HERMES.closes,
-    "<tool_call>",
-    "</tool_call>",
     spelling=Spelling(_OBJECT, ("<tool_call>", "["), (", ",), ("]", "</tool_call>")),
 )
 MISTRAL = Calls(
     r"\s{0,32}\[TOOL_CALLS\]\s*",
     r"\s{0,32}(?=\[TOOL_CALLS\])",
-    "[TOOL_CALLS]",
     spelling=Spelling(_OBJECT, ("[TOOL_CALLS]", " ["), (", ",), ("]",)),
 )
 """A list of JSON objects after the marker."""
@@ -108,8 +103,6 @@ LLAMA = Calls(
 TAGGED = Calls(
     HERMES.opens,
     HERMES.closes,
-    HERMES.begin,
-    HERMES.end,
     inner={
         "start_anchor": _NOWHERE,
         "fields": {
@@ -163,9 +156,13 @@ class AnswerFormat:
         # Text inside is passed on as it comes, so nothing of it can be wrong for transformers.
         fields = {CONTENT: {"content": "text"}}
         if calls is not None:
-            fields[CALLS] = {"open_pattern": calls.opens, "repeats": True}
-            if calls.closes is not None:
-                fields[CALLS]["close_pattern"] = calls.closes
+            fields[CALLS] = {
+                "open_pattern": f"(?P<{OPEN}>{calls.opens})(?P<{CLOSE}>)",
+                "repeats": True,
+                "transform": {OPEN: f"{{{OPEN}}}", CLOSE: f"{{{CLOSE}}}"},
+            }
+            if calls.closes is not None:  # else it is empty, as it is where the answer ends before
+                fields[CALLS]["close_pattern"] = f"(?P<{CLOSE}>{calls.closes})"
         if self.reasons:
             fields[REASONING] = {
                 "open_pattern": r"\s{0,32}<think>\s*",
@@ -212,7 +209,7 @@ def format_of(source: str, vocabulary: Mapping[str, int], shipped: Template | No
     calls = _calls_of(source, vocabulary) if native else LISTED
     markers = "<think></think>" if reasons else ""
     if calls is not None:
-        markers += "".join((calls.opens, calls.closes or "", calls.begin, calls.end))
+        markers += calls.opens + (calls.closes or "")
         markers += "".join(calls.spelling.call) if calls.spelling is not None else ""
     return AnswerFormat(
         calls,

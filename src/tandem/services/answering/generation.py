@@ -26,6 +26,7 @@ from tandem.services.answering.forcing import grammar_of_answer
 from tandem.services.answering.models import BASE_LABEL, Models, Pin, ServedModel, pinned_to
 from tandem.services.answering.receipts import Draft
 from tandem.services.auth import Caller
+from tandem.services.tasks import uninterrupted
 
 _SEED_BITS = 63
 _ENCODE_IN_THREAD_CHARS = 20_000
@@ -100,8 +101,8 @@ class Generation:
         model = pinned_to(await self._models.resolve(options.model, options.caller), options.pinned)
         self._check(options, 1)
         self._refuse_many(len(messages), "messages")
-        turns = [message["content"] for message in messages]
-        await self._refuse_long("".join(turns), "messages", options)
+        turns, chars = [turn["content"] for turn in messages], sum(map(_chars, messages))
+        await self._refuse_long("".join(turns), "messages", options, chars)
         prompt = await self.encode_chat(
             messages,
             add_generation_prompt=options.add_generation_prompt,
@@ -168,8 +169,7 @@ class Generation:
             continue_final_message=continue_final_message,
             tools=tools,
         )
-        chars = sum(len(message["content"]) for message in messages) + len(str(tools))
-        chars += sum(len(str(message.get("tool_calls", ""))) for message in messages)
+        chars = sum(map(_chars, messages)) + len(str(tools))
         return await self._beside(chars + _TURN_CHARS * len(messages), "messages", encode)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -191,14 +191,15 @@ class Generation:
             return work()
         if chars < _ENCODE_ALONE_CHARS:
             return await asyncio.to_thread(work)
-        async with self._alone:
-            return await asyncio.to_thread(work)
+        async with self._alone:  # until the thread ends, whoever waits for it
+            return await uninterrupted(asyncio.to_thread(work))
 
-    async def _refuse_long(self, text: str, param: str, options: Options) -> None:
+    async def _refuse_long(self, text: str, param: str, options: Options, chars: int = 0) -> None:
         """Raise `InvalidRequest` for a text that has too many tokens by its length already, and
-        `Overloaded` for a long one that no queue would take."""
+        `Overloaded` for a long one that no queue would take. `chars` are those of the text and of
+        what a chat template may leave out."""
         limit = self._tools.client.info.max_model_len
-        if len(text) < max(limit, _ENCODE_IN_THREAD_CHARS):
+        if max(len(text), chars) < max(limit, _ENCODE_IN_THREAD_CHARS):
             return
         self._tools.queue(options.work_class).check()
         if await asyncio.to_thread(self._tokenizer.exceeds, text, limit):
@@ -359,6 +360,11 @@ class Generation:
             return await self.encode(prompt, add_special_tokens=True)
         self.check_ids(prompt, "prompt")
         return prompt
+
+
+def _chars(turn: Mapping[str, Any]) -> int:
+    """Characters of all that a chat template may write of a turn."""
+    return sum(len(value if isinstance(value, str) else str(value)) for value in turn.values())
 
 
 def _output_budget(prompt_tokens: int, asked: int | None, limit: int, param: str) -> int:
