@@ -277,7 +277,7 @@ def test_lists_page_through_everything_and_keys_are_apart(tmp_path: Path) -> Non
 def test_the_input_file_stays_while_it_is_read(tmp_path: Path) -> None:
     with served(tmp_path, FakeEngine(slowly)) as url, client_of(url) as client:
         batch = begin(client, [chat(number) for number in range(300)])
-        with pytest.raises(openai.ConflictError, match="is the input of batch_"):
+        with pytest.raises(openai.ConflictError, match="is read by batch_"):
             client.files.delete(batch.input_file_id)
         client.batches.cancel(batch.id)
         until(client, batch, *ENDED)
