@@ -14,6 +14,8 @@ import struct
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -109,17 +111,18 @@ def _write(stream: IO[bytes], target: Path, most_bytes: int | None = None) -> No
                     f"{target.name} in the archive has more than {most_bytes} bytes (--max-file)",
                     param="file_id",
                 )
-            _put(file, chunk)
-        _put(file, b"")
-
-
-def _put(file: IO[bytes], chunk: bytes) -> None:
-    """Write, and flush at the end. Raises `DiskError`."""
-    try:
-        file.write(chunk)
-        if not chunk:
+            with _writing():
+                file.write(chunk)
+        with _writing():
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """What the disk refuses inside becomes `DiskError`."""
+    try:
+        yield
     except OSError as error:
         raise DiskError(f"cannot write the adapter: {error.strerror}") from error
 

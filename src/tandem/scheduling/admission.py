@@ -325,24 +325,16 @@ def _try_decode(seq: Sequence, cache: KVCache) -> Span | None:
     if blocks is None:
         return None
     if seq.needs_history or start + 1 - prompt_tokens < seq.request.sampling.min_tokens:
-        draw = _draw(seq)
-    else:
-        draw = plain_draw(seq, start)
-    return decode_span(seq, start, tokens[-1], blocks, draw)
+        return _span(seq, 1, [], cache)
+    return plain_decode(seq, start, tokens[-1], blocks)
 
 
-def decode_span(
-    seq: Sequence, start: int, token: int, table: tuple[tuple[int, ...], ...], draw: Draw
-) -> Span:
-    """The span of one decode, whose `token` is at `start`."""
+def plain_decode(seq: Sequence, start: int, token: int, table: tuple[tuple[int, ...], ...]) -> Span:
+    """A decode of `token` at `start`, whose draw needs no history and may take any token."""
+    position, sampling = start + 1 - seq.prompt_tokens, seq.request.sampling
+    draw = Draw(seq.seq_id, seq.index, position, sampling, seq.prompt_tokens)
     key = seq.adapter.content_hash if seq.adapter is not None else None
     return Span(seq.seq_id, start, (token,), table, key, (draw,))
-
-
-def plain_draw(seq: Sequence, start: int) -> Draw:
-    """A draw after position `start` that depends on no token before, and may draw all of them."""
-    position = start + 1 - seq.prompt_tokens
-    return Draw(seq.seq_id, seq.index, position, seq.request.sampling, seq.prompt_tokens)
 
 
 def _draw(seq: Sequence) -> Draw:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from tandem.core.plan import UNDRAWN, LanePlan, Span, StepPlan
 from tandem.core.sequence import Sequence, SequenceStatus
 from tandem.kv.cache import KVCache
-from tandem.scheduling.admission import decode_span, plain_draw
+from tandem.scheduling.admission import plain_decode
 from tandem.scheduling.limits import ends_at
 from tandem.scheduling.state import SchedulerState
 
@@ -62,8 +62,7 @@ class Flight:
             table = self._cache.try_slot(seq, span.end)
             if table is None:
                 return None
-            draw = plain_draw(seq, span.end)
-            spans.append(decode_span(seq, span.end, UNDRAWN, table, draw))
+            spans.append(plain_decode(seq, span.end, UNDRAWN, table))
         running = self._state.running.values()
         if not spans or going_on < sum([seq.status is SequenceStatus.RUNNING for seq in running]):
             return None

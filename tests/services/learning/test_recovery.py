@@ -98,13 +98,18 @@ async def test_a_kill_at_any_point_loses_and_repeats_nothing(
         assert len(held_out) == 2
 
 
+async def first_version(made: World) -> None:
+    """Feedback, and the version that is made of it answers."""
+    await made.give([made.sample() for _ in range(4)])
+    made.learner.notify("formal")
+    async with asyncio.timeout(10):
+        while "formal" not in made.engine.adapters:
+            await asyncio.sleep(0.02)
+
+
 async def test_a_version_whose_files_are_gone_is_told_and_stops_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        async with asyncio.timeout(10):
-            while "formal" not in made.engine.adapters:
-                await asyncio.sleep(0.02)
+        await first_version(made)
         version = await made.store.read(adapters.version, "formal", 1)
         assert version is not None
         await made.store.write(
@@ -120,11 +125,7 @@ async def test_a_version_whose_files_are_gone_is_told_and_stops_nothing(tmp_path
 
 async def test_a_version_without_memory_now_does_not_stop_the_start(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
-        await made.give([made.sample() for _ in range(4)])
-        made.learner.notify("formal")
-        async with asyncio.timeout(10):
-            while "formal" not in made.engine.adapters:
-                await asyncio.sleep(0.02)
+        await first_version(made)
         await made.engine.unload_adapter("formal")
 
         async def full(version: AdapterVersion) -> AdapterVersion:
