@@ -145,6 +145,19 @@ def test_without_a_free_block_the_next_plan_waits_for_a_decision():
         check_answer(bench, each, 0)
 
 
+def test_where_not_all_decodes_fit_into_a_plan_each_is_decided():
+    """Six choices of one prompt, and four rows."""
+    bench = Bench(max_sequences=8, max_batch_tokens=4, runs_ahead=True)
+    bench.loop.add(asked := request("r", PROMPT, n=6, max_tokens=6, ignore_eos=True))
+    bench.step()
+    for _ in range(4):
+        bench.step()
+        assert len(bench.scheduler.state.running) == 6 and not ahead(bench)
+    bench.run()
+    for index in range(6):
+        check_answer(bench, asked, index)
+
+
 def test_a_plan_that_cannot_be_given_ahead_is_made_again(caplog):
     bench = Bench(runs_ahead=True)
     bench.loop.add(asked := request("a", PROMPT, max_tokens=6, ignore_eos=True))
