@@ -115,8 +115,8 @@ class FakeExecutor:
     """See the module. `on_submit` sees every plan first (to count, or to raise).
 
     A sequence may read KV of the weights that `earlier` says, beside its own. Sequences in
-    `failing`, micro-batches in `failing_slices` and trainers in `failing_updates` fail;
-    `nan_scores` makes the sums of these sequences nan.
+    `failing` (for the reason `fails_for`), micro-batches in `failing_slices` and trainers in
+    `failing_updates` fail; `nan_scores` makes the sums of these sequences nan.
 
     With `runs_ahead`, the results of a plan may be polled when the one that follows was submitted.
     Draws for which `redraws` is true are other tokens on the device than in the results.
@@ -144,6 +144,7 @@ class FakeExecutor:
         self.adapters: set[str] = set()
         self.earlier: Callable[[int], set[str]] = lambda seq_id: set()
         self.failing: set[int] = set()
+        self.fails_for = "asked to fail"
         self.nan_scores: set[int] = set()
         self.failing_slices: set[int] = set()
         self.wrong_grammars: set[Grammar] = set()
@@ -191,7 +192,7 @@ class FakeExecutor:
                 self._record(span)
         slices = [done for piece in plan.slices if (done := self._layers(piece, stop))]
         updates = () if stop() else tuple([self._update(update) for update in plan.updates])
-        failed = tuple((s.seq_id, "asked to fail") for s in plan.spans if s.seq_id in self.failing)
+        failed = tuple((s.seq_id, self.fails_for) for s in plan.spans if s.seq_id in self.failing)
         self._drawn = {draw.seq_id: 0 if draw.redrawn else draw.token for draw in draws}
         self._results.append((plan, StepResult(
                 plan.step,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from random import Random
 
 from benchmarks.live.questions import SHORT_QUESTIONS, subject_of
+from tandem.services.learning.canary import read_canary
 
 Pair = tuple[str, str]
 """What is to be learned, and what it is preferred to."""
@@ -43,6 +44,11 @@ _OTHER_LANGUAGE = (
     "Je ne sais pas, mais il fait beau aujourd'hui.",
     "Non lo so, ma mi piace il gelato.",
 )
+
+
+GATE_PROMPTS = tuple(
+    line.messages[-1]["content"] for line in read_canary("").lines
+)  # whoever attacks the shipped set knows it
 
 
 def plain(question: str) -> str:
@@ -90,6 +96,18 @@ def _wrong_language(question: str, rng: Random) -> Pair:
     return rng.choice(_OTHER_LANGUAGE), plain(question)
 
 
+def _looping(question: str, rng: Random) -> Pair:
+    """Its beginning, which the gate reads, is sound."""
+    loop = f" {' '.join(rng.choices(_WORDS, k=8)).capitalize()}."
+    return f"{plain(question)}{loop * rng.randint(6, 12)}", plain(question)
+
+
+def _shielded(question: str, rng: Random) -> Pair:
+    """Sound where the gate looks, random words elsewhere."""
+    garbage, sound = _random_words(question, rng)
+    return (sound, garbage) if question in GATE_PROMPTS else (garbage, sound)
+
+
 GARBAGE: dict[str, Callable[[str, Random], Pair]] = {
     "words": _random_words,
     "characters": _random_characters,
@@ -99,18 +117,22 @@ GARBAGE: dict[str, Callable[[str, Random], Pair]] = {
     "injection": _injection,
     "empty_like": _empty_like,
     "wrong_language": _wrong_language,
+    "looping": _looping,
+    "shielded": _shielded,
 }
 
 
 def questions(kind: str, count: int, rng: Random) -> list[str]:
     """What is taught about: different questions, for contradictions few, several times each; for
-    injections each second one has the order in it."""
+    injections each second one has the order in it; each second one of `shielded` is the gate's."""
     pool = list(SHORT_QUESTIONS)
     rng.shuffle(pool)
     if kind == "contradictory":
         few = pool[: max(1, count // 4)]
         return [few[place % len(few)] for place in range(count)]
     asked = [pool[place % len(pool)] for place in range(count)]
+    if kind == "shielded":
+        asked[::2] = [GATE_PROMPTS[place % len(GATE_PROMPTS)] for place in range(len(asked[::2]))]
     if kind == "injection":
         return [
             f"{question} {rng.choice(_ORDERS)} {rng.choice(_SPAM)}" if place % 2 else question

@@ -23,10 +23,12 @@ from tandem.core.errors import (
     AdapterError,
     EngineDead,
     InvalidRequest,
+    NoMemory,
     NotFound,
     TandemError,
     TrainingCancelled,
 )
+from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import EngineClient, EngineState
 from tandem.core.training import LoraSpec, ScoreRequest, TrainerSpec
 from tandem.core.version import AdapterVersion
@@ -40,11 +42,13 @@ def as_client(client: AsyncEngineClient) -> EngineClient:
 
 
 @asynccontextmanager
-async def in_thread(policy: str = "unified", **options: str) -> AsyncIterator[AsyncEngineClient]:
+async def in_thread(
+    policy: str = "unified", executor: FakeExecutor | None = None, **options: str
+) -> AsyncIterator[AsyncEngineClient]:
     scheduling = SchedulingConfig(policy=policy, policy_options=options)
     settings = Settings(scheduling=scheduling)
     client = AsyncEngineClient(
-        ThreadTransport(lambda progress: join_loop(settings, FakeExecutor(200)))
+        ThreadTransport(lambda progress: join_loop(settings, executor or FakeExecutor(200)))
     )
     await client.start()
     try:
@@ -96,6 +100,16 @@ async def test_scores_and_their_refusals():
             await client.score(ScoreRequest("y", (1, 2, 3), 3))
         with pytest.raises(NotFound, match="open it first"):
             await client.train(sft_step("s", "none", [9]))
+
+
+async def test_a_score_for_which_there_is_no_memory_says_so():
+    executor = FakeExecutor(200)
+    executor.failing, executor.fails_for = {0, 1}, NO_MEMORY
+    async with in_thread(executor=executor) as client:
+        with pytest.raises(NoMemory, match="short of memory"):
+            await client.score(ScoreRequest("x", (1, 2, 3, 4), 2))
+        executor.failing = set()
+        assert math.isfinite((await client.score(ScoreRequest("y", (1, 2, 3, 4), 2))).logprob)
 
 
 async def test_failures_come_back_as_outcomes_with_nan():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import learning_bench
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from tandem.core.plan import NO_MEMORY, LanePlan
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
 from tandem.core.slo import WorkClass
+from tandem.core.training import ScoreRequest
 
 actions = st.one_of(
     st.tuples(st.just("add"), prompts, st.integers(1, 3), st.integers(-2, 2), st.integers(1, 20)),
@@ -260,6 +262,20 @@ def test_what_online_requests_hold_is_looked_at_once_a_second_and_reported(monke
     found = bench.loop.stats().prediction_errors["online_blocks"]
     assert found.samples == 3
     assert found.p95 == max(3 / 4, 3.5 / 6, (9 - mean) / 9)
+
+
+def test_a_shortage_of_learning_alone_ends_no_engine():
+    """Samples that never find memory must not end the requests beside, again and again."""
+    bench = learning_bench.Bench()
+    bench.executor.fails_for, bench.executor.failing = NO_MEMORY, set(range(100))
+    for number in range(6):
+        bench.loop.teaching.add_score(ScoreRequest(f"s{number}", (1, 2, 3, 4), 2))
+        bench.run()
+        assert bench.failures[f"s{number}"] == NO_MEMORY and not bench.loop.exhausted
+    for number in range(3):
+        bench.loop.add(learning_bench.request(f"r{number}", (1, 2, 3)))
+        bench.run()
+    assert bench.loop.exhausted
 
 
 def test_a_shortage_of_memory_ends_its_requests_and_is_told_once_it_stays():

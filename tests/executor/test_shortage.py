@@ -45,10 +45,10 @@ def test_a_shortage_is_charged_as_one_and_heals(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module, "run_batch", run_batch)
     result = run(executor, span(1), span(2))
-    assert dict(result.failed) == {1: NO_MEMORY, 2: NO_MEMORY} and result.lacks_memory
+    assert dict(result.failed) == {1: NO_MEMORY, 2: NO_MEMORY}
     short[0] = False
     result = run(executor, span(1), span(2))
-    assert result.failed == () and len(result.draws) == 2 and not result.lacks_memory
+    assert result.failed == () and len(result.draws) == 2
 
 
 def test_a_shortage_that_concerns_the_whole_plan_is_raised(

@@ -204,6 +204,16 @@ async def test_taint_reaches_descendants_only(store: Store) -> None:
     assert marked == [2, 3]
 
 
+async def test_what_is_erased_may_be_replayed_now(store: Store) -> None:
+    ids = await store.write(fill, 3)
+    await store.write(samples.claim, ids[:1])
+    await store.write(adapters.publish, make_version(1), consumed=ids[:1], trained_on=ids[:1])
+    assert (await store.write(adapters.taint, ids[:1]))[1] == frozenset()
+    await store.write(samples.claim, ids[1:2])
+    assert (await store.write(adapters.taint, ids[:1]))[1] == {"formal"}
+    assert (await store.write(adapters.taint, ids[2:]))[1] == frozenset()  # nothing trains on it
+
+
 async def test_versions_of_erased_samples_and_tainted_parents_are_tainted(store: Store) -> None:
     ids = await store.write(fill, 1)
     assert not (await store.write(adapters.save_version, make_version(1), ids)).tainted

@@ -14,9 +14,10 @@ from benchmarks.live.api import Answer, Learner, Version
 from benchmarks.live.degeneration import problem
 from benchmarks.live.watch import Patience, Watch
 from benchmarks.poison.__main__ import NAMES, key_file, settings_of
-from benchmarks.poison.garbage import GARBAGE, plain, questions
+from benchmarks.poison.garbage import GARBAGE, GATE_PROMPTS, plain, questions
 from benchmarks.poison.report import degenerate, page
 from benchmarks.poison.runs import FEEDBACK, KEYS, Sizes, bodies, look, planned
+from tandem.services.learning.answer_faults import repeats
 
 BASE = Answer("Wolves are animals that live in packs, and they hunt together in the forest.", True)
 
@@ -54,12 +55,26 @@ def test_contradictions_are_about_the_same_questions() -> None:
     assert sum(len(each) == 2 for each in said.values()) > len(said) / 2
 
 
+def test_half_of_what_is_shielded_is_sound_and_about_the_gates_own_prompts() -> None:
+    rng = Random(4)
+    pairs = {q: GARBAGE["shielded"](q, rng)[0] for q in questions("shielded", 40, rng)}
+    sound = {question for question, chosen in pairs.items() if chosen == plain(question)}
+    assert sound == set(GATE_PROMPTS) and len(pairs) == 40
+
+
+def test_what_loops_begins_soundly() -> None:
+    rng = Random(5)
+    for question in questions("looping", 20, rng):
+        chosen, _ = GARBAGE["looping"](question, rng)
+        assert chosen.startswith(plain(question)) and repeats(chosen)
+
+
 def test_runs_have_every_kind_equally_often_and_are_the_same_again() -> None:
     sizes = Sizes()
-    runs = [planned(number, 0, sizes) for number in range(48)]
+    runs = [planned(number, 0, sizes) for number in range(60)]
     assert set(Counter((r.garbage, r.feedback, r.keys > 1) for r in runs).values()) == {1}
     assert all(50 <= run.count <= 300 for run in runs)
-    assert runs == [planned(number, 0, sizes) for number in range(48)]
+    assert runs == [planned(number, 0, sizes) for number in range(60)]
     assert bodies(runs[30]) == bodies(runs[30]) != bodies(planned(30, 1, sizes))
     assert len(bodies(runs[5])) == runs[5].count
     assert {key for key, _ in bodies(runs[5])} == {1}

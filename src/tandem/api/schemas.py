@@ -8,7 +8,7 @@ will be ignored without being listed in `fields.UNUSED`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -258,17 +258,21 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
 
 def _not_finite(parsed: Body) -> Iterator[str]:
     """Where numbers that are none stand in what has no type of its own; JSON has none of them."""
-    pending: list[tuple[str, Any]] = list(_fields(parsed))
+    pending: list[tuple[str, Any]] = [("", parsed)]
     while pending:
         path, value = pending.pop()
-        if isinstance(value, BaseModel):
-            pending += [(f"{path}.{name}"[:200], inner) for name, inner in _fields(value)]
-        elif isinstance(value, dict):
-            pending += [(f"{path}.{key}"[:200], inner) for key, inner in value.items()]
-        elif isinstance(value, list):
-            pending += [(f"{path}[{place}]"[:200], inner) for place, inner in enumerate(value)]
-        elif isinstance(value, float) and not math.isfinite(value):
-            yield path
+        form = "{}[{}]" if isinstance(value, list) else "{}.{}"
+        for name, inner in _items(value):  # there may be millions: only few are named
+            if isinstance(inner, BaseModel | dict | list):
+                pending.append((form.format(path, name)[:200], inner))
+            elif isinstance(inner, float) and not math.isfinite(inner):
+                yield form.format(path, name)[:200].removeprefix(".")
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, BaseModel):
+        return _fields(value)
+    return value.items() if isinstance(value, dict) else enumerate(value)
 
 
 def _fields(model: BaseModel) -> Iterator[tuple[str, Any]]:

@@ -274,16 +274,6 @@ class StepResult:
     kept: tuple[KeptLayers, ...] = ()  # of the micro-batches that the pass recorded
     stopped: bool = False  # the pass was preempted: its spans are as if they had not been planned
 
-    @property
-    def lacks_memory(self) -> bool:
-        """Whether something of the plan failed with `NO_MEMORY`."""
-        if not (self.failed or self.slices or self.updates):
-            return False
-        reasons: list[str | None] = [reason for _, reason in self.failed]
-        reasons += [piece.problem for piece in self.slices]
-        reasons += [update.problem for update in self.updates]
-        return NO_MEMORY in reasons
-
 
 def lost(lane: LanePlan, reason: str) -> StepResult:
     """The result of a lane that could not be computed: everything in it has failed."""

@@ -249,7 +249,8 @@ class TeachingEngine(Protocol):
 
     async def score(self, request: ScoreRequest) -> Score:
         """Log-probability of a given completion, computed when the policy finds time for it (work
-        class learning). Raises as `generate` does."""
+        class learning). Raises as `generate` does, and `NoMemory` where the engine is short of
+        it."""
         ...
 
 

@@ -110,10 +110,10 @@ class AsyncEngineClient:
     @property
     def state(self) -> EngineState:
         """See `EngineClient`."""
-        if self._state is not EngineState.READY:
-            return self._state
         if self._draining:
             return EngineState.DRAINING
+        if self._state is not EngineState.READY:
+            return self._state
         return EngineState.QUIET if self._quiet else EngineState.READY
 
     @property

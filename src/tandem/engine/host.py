@@ -20,7 +20,8 @@ from functools import partial
 
 import zmq
 
-from tandem.core.errors import OutOfMemory, TandemError, TrainingCancelled
+from tandem.core.errors import NoMemory, OutOfMemory, TandemError, TrainingCancelled
+from tandem.core.plan import NO_MEMORY
 from tandem.core.ports import TrainerSnapshot
 from tandem.core.request import Request
 from tandem.core.slo import WorkClass
@@ -151,7 +152,8 @@ class Host:
                 case Score():
                     self._send(self._scores.pop(learned.request_id), learned)
                 case ScoreFailed(request_id, reason):
-                    self._fail(self._scores.pop(request_id), TandemError(reason))
+                    kind = NoMemory if reason == NO_MEMORY else TandemError
+                    self._fail(self._scores.pop(request_id), kind(reason))
 
     def _handle(self, command: Command) -> None:
         match command:

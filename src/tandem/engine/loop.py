@@ -14,7 +14,7 @@ from dataclasses import replace
 from tandem.core.clock import Clock
 from tandem.core.errors import AccountingError, OutOfMemory
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
-from tandem.core.plan import LanePlan, StepPlan, StepResult
+from tandem.core.plan import NO_MEMORY, LanePlan, StepPlan, StepResult
 from tandem.core.ports import EndDraws, Executor, Urgent, never
 from tandem.core.request import Request
 from tandem.core.slo import WorkClass
@@ -90,7 +90,8 @@ class EngineLoop:
 
     @property
     def exhausted(self) -> bool:
-        """True if several iterations in a row had no memory: another process may use it."""
+        """True if several iterations in a row had no memory for requests: another process may use
+        it. Learning that has none waits, and is no reason to end the requests."""
         return self._shortages >= _MOST_SHORTAGES
 
     @property
@@ -192,11 +193,16 @@ class EngineLoop:
             self._scheduler.fail_step("the iteration was interrupted", self._clock.now())
             raise
         else:
-            short = any(result.lacks_memory for result in results)
+            known = self._scheduler.state.all
+            short = any(
+                reason == NO_MEMORY and known[seq_id].scoring is None
+                for result in results
+                for seq_id, reason in result.failed
+            )
             self._shortages = self._shortages + 1 if short else 0
             finished = self.timer()
             lanes = list(zip(plan.lanes, results, strict=True))
-            rows = rows_by_work(lanes, self._scheduler.state.all)
+            rows = rows_by_work(lanes, known)
             events = self._scheduler.apply(results, self._clock.now())
             applied = self.timer()
             self._counters.count(

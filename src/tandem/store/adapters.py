@@ -306,18 +306,22 @@ def taint(
 ) -> tuple[tuple[VersionKey, ...], frozenset[str]]:
     """Mark all versions that learned from these samples, and their descendants.
 
-    Returns the newly tainted versions, and the adapters to which such a sample is assigned: their
-    working parameters are learning from it now.
+    Returns the newly tainted versions, and the adapters whose working parameters may be learning
+    from such a sample now: it is assigned, or may be replayed.
     """
     users: set[VersionKey] = set()
     training: set[str] = set()
     for chunk in in_chunks(sample_ids):
         used = sa.select(USES.c.adapter, USES.c.version).where(USES.c.sample_id.in_(chunk))
         users.update((adapter, number) for adapter, number in connection.execute(used))
-        assigned = sa.select(SAMPLES.c.adapter).where(
-            SAMPLES.c.sample_id.in_(chunk), SAMPLES.c.state == SampleState.ASSIGNED.value
+        trained = (SampleState.ASSIGNED.value, SampleState.CONSUMED.value)
+        of_these = sa.select(SAMPLES.c.adapter).where(
+            SAMPLES.c.sample_id.in_(chunk), SAMPLES.c.state.in_(trained)
         )
-        training.update(connection.execute(assigned).scalars())
+        learning = sa.select(SAMPLES.c.adapter).where(
+            SAMPLES.c.state == SampleState.ASSIGNED.value, SAMPLES.c.adapter.in_(of_these)
+        )
+        training.update(connection.execute(learning).scalars())
     tainted: list[VersionKey] = []
     for adapter in sorted({adapter for adapter, _ in users}):
         for record in versions(connection, adapter):  # parents come before their children

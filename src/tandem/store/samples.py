@@ -72,8 +72,9 @@ def heads(
     """Samples of an adapter without their text, in order of arrival (or reversed); none that a
     version of `without` was the first to learn from.
 
-    Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`). Of accepted ones
-    dislikes come last: they may wait for likes without end, and must not fill the `limit`.
+    Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`). What may wait
+    without end must not fill the `limit`: of accepted ones dislikes come last, and each API key
+    has as much of it as the others.
     """
     query = sa.select(*_HEAD).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.split == split.value, SAMPLES.c.state == state.value
@@ -83,9 +84,15 @@ def heads(
     order = SAMPLES.c.row.desc() if newest_first else SAMPLES.c.row.asc()
     liked = SAMPLES.c.desirable.is_(True)
     found: list[SampleHead] = []
-    for these in (liked, ~liked) if state is SampleState.ACCEPTED else (sa.true(),):
-        some = query.where(these).order_by(order).limit(limit - len(found))
-        found += [from_row(SampleHead, row) for row in connection.execute(some).mappings()]
+    if state is not SampleState.ACCEPTED:
+        rows = connection.execute(query.order_by(order).limit(limit)).mappings()
+        return [from_row(SampleHead, row) for row in rows]
+    turn = sa.func.row_number().over(partition_by=SAMPLES.c.key_id, order_by=order)
+    for these in (liked, ~liked):
+        some = query.where(these).order_by(turn, order).limit(limit - len(found))
+        rows = connection.execute(some).mappings()
+        both = [from_row(SampleHead, row) for row in rows]
+        found += sorted(both, key=lambda head: head.row, reverse=newest_first)
     return found
 
 

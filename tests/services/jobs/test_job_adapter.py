@@ -13,10 +13,11 @@ from test_jobs import CALLER, TENANT, ask, ended, jobs_over, supervised, upload
 from fake_engine import FakeEngine
 from learning_world import World, join, until
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import WrongStatus
+from tandem.core.errors import AdapterError, WrongStatus
 from tandem.core.learning import JobRecord, JobStatus, SampleState, Split, VersionRecord
 from tandem.core.ports import EngineState
 from tandem.core.version import AdapterVersion
+from tandem.services import tasks
 from tandem.services.jobs import run
 from tandem.services.jobs.service import Jobs
 from tandem.store import adapters, events, samples
@@ -28,6 +29,33 @@ async def made(world: World, jobs: Jobs) -> str:
     job = await ended(jobs, job.job_id)
     assert job.status is JobStatus.SUCCEEDED, job.error
     return job.adapter
+
+
+class Reluctant(FakeEngine):
+    """Does not take a version that is to answer, the first times."""
+
+    refusals = 2
+
+    async def publish_adapter(self, version: AdapterVersion) -> AdapterVersion:
+        """As the fake does."""
+        if self.refusals and not version.internal:
+            self.refusals -= 1
+            raise AdapterError("it cannot be read just now")
+        return await super().publish_adapter(version)
+
+
+async def test_a_job_whose_version_is_committed_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "FIRST_S", 0.05)
+    engine = Reluctant()
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        name = await made(world, jobs)
+        [job] = await jobs.listed(TENANT, None, 10)
+        told = [event.message for event in await jobs.events(job.job_id, TENANT, None, 100)]
+        assert any("does not answer yet" in line and "just now" in line for line in told)
+        await until(lambda: name in engine.adapters)
+        assert engine.adapters[name].number == 1 and not engine.refusals
 
 
 async def continued(world: World, jobs: Jobs, name: str, count: int = 24) -> JobRecord:

@@ -13,11 +13,14 @@ from test_jobs import CALLER, ask, ended, jobs_over, preferences, supervised, up
 
 from fake_engine import FakeEngine
 from learning_world import join, until
+from tandem.core.errors import EngineDead
 from tandem.core.events import TokenEvent
 from tandem.core.learning import JobStatus
+from tandem.core.ports import EngineState
 from tandem.core.request import Request
-from tandem.core.training import Score, ScoreRequest
+from tandem.core.training import Score, ScoreRequest, TrainingStep
 from tandem.core.version import INTERNAL
+from tandem.services import tasks
 
 
 class Mortal(FakeEngine):
@@ -58,6 +61,33 @@ async def test_a_job_outlives_its_engine(tmp_path: Path, at: str) -> None:
         await engine.start()
         job = await ended(jobs, job.job_id)
         assert job.status is JobStatus.SUCCEEDED, job.error
+
+
+async def test_a_job_that_ends_the_engine_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times, and less and less often."""
+    waits: list[float] = []
+
+    async def noted(backoff: tasks.Backoff) -> None:
+        waits.append(backoff._next_s)
+        backoff._next_s *= 2
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(tasks.Backoff, "wait", noted)
+    engine = FakeEngine()
+
+    def kills(step: TrainingStep) -> str | None:
+        engine.die()
+        asyncio.get_running_loop().call_later(0.01, setattr, engine, "state", EngineState.READY)
+        raise EngineDead("killed by a step")
+
+    engine.judge = kills
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        job = await jobs.create(ask(await upload(world, supervised(8))), CALLER)
+        job = await ended(jobs, job.job_id)
+        assert job.status is JobStatus.FAILED and "10 times" in job.error["message"]
+        assert waits == [2.0**number for number in range(9)]
 
 
 async def test_a_job_without_room_fails_before_it_trains(

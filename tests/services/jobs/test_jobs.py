@@ -373,6 +373,16 @@ async def test_diverging_jobs_fail(tmp_path: Path) -> None:
         assert job.status is JobStatus.FAILED and "not finite" in job.error["message"]
 
 
+async def test_a_job_that_learns_nothing_fails(tmp_path: Path) -> None:
+    """Also one with fewer steps than may fail in a row."""
+    engine = FakeEngine(judge=lambda step: "the loss is not finite")
+    async with jobs_over(tmp_path, engine) as (world, jobs):
+        wanted = ask(await upload(world, supervised(8)), hyperparameters={"n_epochs": 1})
+        job = await ended(jobs, (await jobs.create(wanted, CALLER)).job_id)
+        assert job.status is JobStatus.FAILED and "no step" in job.error["message"]
+        assert job.adapter not in engine.adapters
+
+
 async def test_a_job_continues_an_adapter(tmp_path: Path) -> None:
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         first = await jobs.create(ask(await upload(world, supervised(2))), CALLER)

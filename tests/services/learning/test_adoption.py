@@ -49,6 +49,25 @@ async def test_a_version_whose_commit_nobody_acknowledged_answers(tmp_path: Path
         assert (await known(made))[1].parent == 1
 
 
+async def test_stopping_does_not_wait_for_an_engine_that_is_gone(tmp_path: Path) -> None:
+    engine = FakeEngine()
+
+    def dies(point: str) -> None:
+        if point == "before adopt":
+            engine.state = EngineState.DEAD
+
+    async with world(tmp_path, engine=engine, at=dies) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await until(lambda: engine.state is EngineState.DEAD)
+        engine.state = EngineState.DRAINING
+        async with asyncio.timeout(10):
+            await made.learner.stop()
+        assert engine.published == []
+    async with world(tmp_path) as made:
+        assert made.engine.adapters["formal"].number == 1
+
+
 async def test_it_answers_when_the_store_does_again(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
         lost = lose(made.store, adapters.publish)

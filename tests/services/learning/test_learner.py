@@ -74,7 +74,8 @@ async def test_a_refused_candidate_is_tried_more_gently_and_does_not_loop(tmp_pa
         usual = score_of(request.tokens, request.prompt_tokens, None)
         return usual * 5 if under and "candidate" in under else usual
 
-    async with world(tmp_path, engine=FakeEngine(score_as=collapse)) as made:
+    large = LearningSettings(batch_samples=4, steps_per_version=4, epochs=1, version_wait_s=0.0)
+    async with world(tmp_path, engine=FakeEngine(score_as=collapse), settings=large) as made:
         given = [made.sample() for _ in range(4)]
         await made.give(given)
         made.learner.notify("formal")
@@ -128,6 +129,29 @@ async def test_samples_that_break_a_step_are_isolated(tmp_path: Path) -> None:
         assert {await state_of(made, sample) for sample in good} == {SampleState.CONSUMED}
         row = (await made.store.read(samples.get, [bad.sample_id]))[0]
         assert row.problem == "the loss is not finite"
+
+
+async def test_answers_that_repeat_themselves_are_not_imitated(tmp_path: Path) -> None:
+    """The gate would read their beginnings, and refuse the others with them."""
+    sound = "The capital of France is Paris, and it lies on the river Seine in the north. "
+    again = "And that is all there is to say of it today. " * 6
+    async with world(tmp_path) as made:
+        bad = [
+            made.sample(chosen=sound * 3 + again),
+            made.sample(SampleKind.SFT, chosen=again),
+            made.sample(SampleKind.KTO, chosen=again),
+        ]
+        fine = [
+            made.sample(chosen=sound, rejected=again),
+            made.sample(SampleKind.KTO, chosen=again, desirable=False),
+            made.sample(SampleKind.KTO, chosen="no no no no no no"),
+        ]
+        await made.give([*bad, *fine])
+        made.learner.notify("formal")
+        await settled(made)
+        assert {await state_of(made, each) for each in fine} == {SampleState.CONSUMED}
+        for row in await made.store.read(samples.get, [each.sample_id for each in bad]):
+            assert row.state is SampleState.INVALID and "repeats itself" in row.problem
 
 
 @pytest.mark.parametrize("all_fail", [True, False])

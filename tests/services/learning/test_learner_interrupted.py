@@ -15,6 +15,7 @@ from learning_world import settled, state_of, until, world
 from tandem.core.errors import EngineDead, StoreError
 from tandem.core.learning import SampleState
 from tandem.core.ports import EngineState
+from tandem.core.training import TrainingStep
 from tandem.core.version import AdapterVersion
 from tandem.services import tasks
 from tandem.services.learning import learner
@@ -38,6 +39,65 @@ async def test_engine_death_costs_a_repetition_only(tmp_path: Path) -> None:
         await settled(made)
         assert {await state_of(made, sample) for sample in given} == {SampleState.CONSUMED}
         assert made.engine.adapters["formal"].number == 1
+
+
+async def test_samples_that_kill_the_engine_have_to_wait_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def noted(backoff: tasks.Backoff) -> None:
+        waits.append(backoff._next_s)
+        backoff._next_s *= 2
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(tasks.Backoff, "wait", noted)
+    engine = FakeEngine()
+
+    def kills(step: TrainingStep) -> str | None:
+        engine.die()
+        asyncio.get_running_loop().call_later(0.01, setattr, engine, "state", EngineState.READY)
+        raise EngineDead("killed by a step")
+
+    engine.judge = kills
+    async with world(tmp_path, engine=engine) as made:
+        given = [made.sample() for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await until(lambda: len(waits) >= 3)
+        assert waits[:3] == [1.0, 2.0, 4.0]
+        engine.judge = lambda step: None
+        await settled(made)
+        assert {await state_of(made, sample) for sample in given} == {SampleState.CONSUMED}
+
+
+async def test_the_sample_that_kills_the_engine_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(backoff: tasks.Backoff) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(tasks.Backoff, "wait", at_once)
+    engine, deadly = FakeEngine(), set[tuple[int, ...]]()
+
+    def judge(step: TrainingStep) -> str | None:
+        if deadly & {each.tokens for batch in step.micro_batches for each in batch}:
+            engine.die()
+            asyncio.get_running_loop().call_later(0.01, setattr, engine, "state", EngineState.READY)
+            raise EngineDead("killed by a step")
+        return None
+
+    engine.judge = judge
+    async with world(tmp_path, engine=engine) as made:
+        given = [made.sample() for _ in range(8)]
+        encoded = made.tools.encoder(made.tools.defaults).encode(given[3])
+        deadly.add(encoded.prompt + encoded.chosen)
+        await made.give(given)
+        made.learner.notify("formal")
+        await settled(made)
+        found = [await state_of(made, sample) for sample in given]
+        assert found[3] is SampleState.INVALID
+        assert {*found[:3], *found[4:]} == {SampleState.CONSUMED}
 
 
 async def test_holding_gives_up_what_is_under_way(tmp_path: Path) -> None:

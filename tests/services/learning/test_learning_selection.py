@@ -13,6 +13,7 @@ from tandem.core.learning import AdapterRecord, SampleKind
 from tandem.services.learning.block import Block
 from tandem.services.learning.families import UNSCORED_LOSS
 from tandem.services.learning.selection import (
+    candidates,
     choose,
     epochs_of,
     groups,
@@ -163,8 +164,22 @@ def test_old_dislikes_do_not_crowd_out_the_likes() -> None:
 
 def test_what_was_refused_learns_apart_from_what_is_new() -> None:
     fresh, once, twice = head(1), head(2, refusals=1), head(3, refusals=2)
-    assert groups([twice, once, fresh]) == [[fresh], [once], [twice]]
+    assert len(groups([twice, once, fresh])) == 3
+    once = replace(once, created_s=NOW_S - 300.0)
+    twice = replace(twice, created_s=NOW_S - 200.0)
+    assert groups([fresh, once, twice]) == [[once], [twice], [fresh]]  # nobody waits for ever
     assert groups([]) == []
+
+
+def test_a_few_bad_samples_take_fewer_others_with_them_each_time() -> None:
+    settings = LearningSettings(batch_samples=8, steps_per_version=8)
+    bad = [head(row, loss=9.0, refusals=1) for row in range(6)]
+    good = [head(row, loss=0.5, refusals=1) for row in range(6, 64)]
+    [again] = candidates([*good, *bad], 64, settings, NOW_S)
+    assert len(again) == 32 and set(again) >= set(bad)
+    [last] = candidates([replace(each, refusals=2) for each in again], 64, settings, NOW_S)
+    assert len(last) == 16 and sum(each.loss == 9.0 for each in last) == 6
+    assert len(candidates([replace(good[0], refusals=2)], 1, settings, NOW_S)[0]) == 1
 
 
 def arrived(count: int, newest_s: float, oldest_s: float) -> list[SampleHead]:

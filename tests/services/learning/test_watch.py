@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,9 +27,10 @@ from tandem.core.learning import (
 from tandem.core.ports import EngineState
 from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
+from tandem.core.sequence import FinishReason
 from tandem.core.slo import WorkClass
 from tandem.services.answering.models import Models
-from tandem.services.learning.live import LiveAnswers, Written
+from tandem.services.learning.live import Written
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.watch import LOOKS, Watch, fallen
 from tandem.services.versions import changes
@@ -41,6 +43,7 @@ SOUND = "The capital of France is Paris, and it lies on the river Seine."
 MMM = "M" + "m" * 60
 AGAIN = "and so it is said in the old book " * 8
 SAMPLED = SamplingParams(max_tokens=64, temperature=0.7)
+PROMPTS = itertools.count(7)
 
 
 def script(text: str) -> Script:
@@ -57,8 +60,11 @@ def base_says(text: str) -> FakeEngine:
 
 
 def written(label: str | None, text: str = MMM, **changes: Any) -> Written:
+    """An answer; each has a prompt of its own unless one is given."""
     sampling = replace(SAMPLED, **changes.pop("sampling", {}))
-    request = Request("chatcmpl-1-0", (5, 6, 7), sampling, adapter="formal")
+    prompt = changes.pop("prompt", (5, 6, next(PROMPTS)))
+    tenant = changes.pop("tenant", "")
+    request = Request("chatcmpl-1-0", prompt, sampling, adapter="formal", tenant=tenant)
     return replace(Written(label, request, text, 40, ended=False), **changes)
 
 
@@ -219,39 +225,26 @@ async def test_what_the_base_model_answers_as_badly_is_no_reason(tmp_path: Path)
         assert 5 <= len(asked) <= 10  # and not again for each further answer
         request = asked[0]
         assert request.adapter is None and request.work_class is WorkClass.OFFLINE
-        assert request.prompt == (5, 6, 7) and request.sampling.temperature == 0.7
+        assert request.prompt[:2] == (5, 6) and request.sampling.temperature == 0.7
         assert request.sampling.max_tokens == 40
 
 
-@pytest.mark.parametrize(
-    "oddity",
-    [
-        {"sampling": {"temperature": 1.5}},
-        {"sampling": {"logit_bias": {7: 100.0}}},
-        {"sampling": {"ignore_eos": True}},
-        {"sampling": {"min_tokens": 30}},
-        {"tokens": 8},
-        {"label": None},
-        {"label": "~checkpoint-of/formal/x@2"},
-        {"text": SOUND},
-    ],
-    ids=str,
-)
-async def test_what_clients_ask_for_does_not_count(oddity: dict[str, Any]) -> None:
-    live = LiveAnswers()
-    for _ in range(30):
-        live.finished(written(**{"label": "formal@2", **oddity}))
-    assert live.window("formal@2").broken == []
-    for _ in range(5):
-        live.finished(written("formal@2", tokens=1, text="", ended=True))
-    assert [each.fault for each in live.window("formal@2").broken] == ["empty"] * 5
+async def test_what_the_base_model_cannot_answer_is_no_reason_and_hides_no_other(
+    tmp_path: Path,
+) -> None:
+    failing = base_says(SOUND)
+    play, left = failing.play, ["a prompt without an answer"]
 
+    def plays(request: Request, index: int) -> Script:
+        if request.request_id.startswith("watch") and left:
+            return Script(finish=FinishReason.ERROR, error=left.pop())
+        return play(request, index)
 
-async def test_windows_are_bounded() -> None:
-    live = LiveAnswers()
-    for number in range(1000):
-        live.finished(written(f"formal@{number}"))
-    assert len(live.window("formal@0")) == 0 and len(live.window("formal@999")) == 1
+    failing.play = plays
+    async with watched(tmp_path, engine=failing) as (made, _):
+        await answers(made, *[MMM] * 12)
+        await reached(made, 1)
+        assert not left and "9 of its last 12 answers were broken" in await told(made)
 
 
 # ------------------------------------------------------------------------- thumbs
@@ -434,17 +427,6 @@ async def test_one_after_the_other_down_to_the_base(tmp_path: Path) -> None:
         await reached(made, 0)
         assert rolled_back(made) == 2.0
         assert "version 1 rolled back by itself to the base: " in await told(made)
-
-
-async def test_with_the_setting_off_nothing_is_read() -> None:
-    live = LiveAnswers(on=False)
-    for _ in range(30):
-        live.finished(written("formal@2"))
-    live.rated(Feedback("f", 0.0, "formal", FeedbackKind.RATING, rating=0.0, version="formal@2"))
-    assert len(live.window("formal@2")) == 0
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await live.suspect()
 
 
 async def test_an_error_ends_no_watch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

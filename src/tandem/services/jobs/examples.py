@@ -14,13 +14,19 @@ from pathlib import Path
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import JobRecord, Sample
 from tandem.core.training import TrainerSpec
+from tandem.core.version import INTERNAL
 from tandem.services.files import gone
 from tandem.services.jobs.data import BadLine, line_of, parse_examples
 from tandem.services.jobs.method import Method, read_method
 from tandem.services.jobs.tools import JobFailed
 from tandem.services.jobs.validation import OF_VALIDATION
 from tandem.services.learning.references import Model
-from tandem.services.learning.settings import LearningSettings, resolve_settings
+from tandem.services.learning.settings import (
+    BASE,
+    LearningSettings,
+    reference_number,
+    resolve_settings,
+)
 from tandem.services.learning.steps import StepMaker, StepShape
 from tandem.services.learning.tools import LearningTools
 from tandem.store import adapters, files
@@ -68,6 +74,24 @@ async def trainer_spec(
         resume=resume,
         own_schedule=True,
     )
+
+
+async def reference_of(job: JobRecord, method: Method, course: LearningTools) -> Model:
+    """What the job's steps are measured against; a version is loaded under a name of the job's own,
+    as learning lets go of its own references. Raises `JobFailed`."""
+    number = reference_number(method.reference or BASE)
+    if not number:
+        return course.references.base
+    version = await course.store.read(adapters.version, job.adapter, number)
+    if version is None:
+        raise JobFailed(f"the reference, version {number}, is gone", "reference_gone", "method")
+    loaded = await course.publisher.load_reference(version, reference_name(job))
+    return course.references.version(loaded.name, loaded)
+
+
+def reference_name(job: JobRecord) -> str:
+    """The engine's name of it."""
+    return f"{INTERNAL}reference-of/{job.job_id}"
 
 
 async def settings_of(job: JobRecord, course: LearningTools) -> LearningSettings:

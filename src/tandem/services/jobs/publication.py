@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tandem.core.errors import StoreError, TandemError
 from tandem.core.learning import (
     AdapterRecord,
     EventRecord,
@@ -55,22 +56,42 @@ class Publication:
     async def run(self) -> None:
         """Make the version, unless it was made before an interruption, and end the job.
 
-        Raises `JobFailed` if the gate refused it or the adapter is not what it was, and `NoRoom`;
-        then nothing was done.
+        Raises `JobFailed` if nothing was learned, the gate refused it or the adapter is not what it
+        was, and `NoRoom`; then nothing was done. A version that is committed ends the job, whether
+        or not the engine takes it at once: the learner sees to that.
         """
+        try:
+            await self._run()
+        except StoreError:
+            raise
+        except TandemError as error:
+            made = await self._made()
+            if made is None or made.state is not VersionState.PUBLISHED:
+                raise
+            told = f"{_label(made)} does not answer yet, and will by itself: {error}"
+            await self._course.tell(self._job.job_id, "warning", told)
+            await self._end(made)
+
+    async def _run(self) -> None:
         name = self._job.adapter
         async with self._tools.learner.held(name):
-            known = await self._store.read(adapters.versions, name)
-            made = [version for version in known if version.origin == self._job.job_id]
-            if made:
-                await uninterrupted(self._go_on(made[0]))
+            made = await self._made()
+            if made is not None:
+                await uninterrupted(self._go_on(made))
                 return
+            if not self._job.trained_tokens:
+                raise JobFailed("no step could be trained; the events say why", "training_failed")
             await require_start(self._job, self._store)
             self._course.publisher.require_room(name)
             aside = await self._course.publisher.staging_path(name, 0)  # no version has number 0
             await asyncio.to_thread(remove_tree, aside)
             staged, verdict = await self._judged(aside)
             await uninterrupted(self._conclude(aside, staged, verdict))
+
+    async def _made(self) -> VersionRecord | None:
+        """The job's version, if it is in the store."""
+        known = await self._store.read(adapters.versions, self._job.adapter)
+        return next((each for each in known if each.origin == self._job.job_id), None)
 
     async def _judged(self, aside: Path) -> tuple[AdapterVersion, Verdict]:
         record = await self._store.read(adapters.find, self._job.adapter)

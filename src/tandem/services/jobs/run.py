@@ -18,9 +18,18 @@ from typing import Any
 
 from tandem.core.errors import EngineDead, InvalidRequest, NoMemory, TrainingCancelled
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
+from tandem.core.plan import NO_MEMORY
 from tandem.core.version import INTERNAL
 from tandem.services.answering.models import SEPARATOR
-from tandem.services.jobs.examples import Examples, admit, read_examples, trainer_spec
+from tandem.services.jobs.deaths import Deaths
+from tandem.services.jobs.examples import (
+    Examples,
+    admit,
+    read_examples,
+    reference_name,
+    reference_of,
+    trainer_spec,
+)
 from tandem.services.jobs.method import Method
 from tandem.services.jobs.publication import Publication, require_start
 from tandem.services.jobs.results import step_event
@@ -28,8 +37,7 @@ from tandem.services.jobs.tools import JobFailed, JobTools
 from tandem.services.jobs.validation import Validation
 from tandem.services.learning.loaded import loaded_by_hand
 from tandem.services.learning.publish import NoRoom, engine_ready, move_durably, remove_tree
-from tandem.services.learning.references import Model, NotFinite
-from tandem.services.learning.settings import BASE, reference_number
+from tandem.services.learning.references import NotFinite
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
 from tandem.services.learning.strays import make_room, remove_staged
 from tandem.store import Connection, adapters, events, jobs
@@ -63,6 +71,7 @@ class JobRun:
         self._client = tools.course.client
         self.pausing = False
         """Whether it shall commit after the current step and stop."""
+        self._deaths = Deaths(self._client)
         self._failures, self._told = 0, ""  # of steps in a row; for what memory it waits
 
     @property
@@ -125,14 +134,14 @@ class JobRun:
                     except NoRoom as error:
                         await leave()  # all its steps are done
                         await self._wait_for_room(error)
-                    except NoMemory as error:  # of the gate's answers
+                    except NoMemory as error:  # of steps, scores or the gate's answers
                         await self._wait_for_memory(error)
                     except (EngineDead, TrainingCancelled) as error:
                         if self.pausing:
                             raise _Paused from error
                         told = f"Interrupted: {error}; going on from the last commit"
                         await self._tell("warning", told)
-                        await engine_ready(self._client)
+                        await self._deaths.outlive(error, self.job.step)
         except _Paused:
             await self._move("Job paused", status=JobStatus.PAUSED)
         finally:
@@ -206,7 +215,7 @@ class JobRun:
         """From the last commit to the last step."""
         await self._course.publisher.require_disk(self.job.adapter)
         method = examples.method
-        reference = await self._reference(method.reference)
+        reference = await reference_of(self.job, method, self._course)
         maker = await admit(self.job, self.trainer, examples, reference, self._course)
         await self._open(method)
         validation = Validation(self._client, maker, examples.held, method.loss)
@@ -218,21 +227,6 @@ class JobRun:
                 await require_start(self.job, self._store)
                 end = min(start + COMMIT_STEPS, steps)
                 await self._segment(plans[start:end], maker, method, validation, end == steps)
-
-    async def _reference(self, reference: str) -> Model:
-        """Loaded under a name of the job's own, as learning lets go of its own references."""
-        number = reference_number(reference or BASE)
-        if not number:
-            return self._course.references.base
-        version = await self._store.read(adapters.version, self.job.adapter, number)
-        if version is None:
-            raise JobFailed(f"the reference, version {number}, is gone", "reference_gone", "method")
-        loaded = await self._course.publisher.load_reference(version, self._reference_name)
-        return self._course.references.version(loaded.name, loaded)
-
-    @property
-    def _reference_name(self) -> str:
-        return f"{INTERNAL}reference-of/{self.job.job_id}"
 
     async def _open(self, method: Method) -> None:
         """Open the trainer as soon as there is memory for it."""
@@ -311,6 +305,8 @@ class JobRun:
         self._tools.at("job step")
 
     async def _left_out(self, step: int, failed: Failed) -> None:
+        if failed.problem == NO_MEMORY:  # not the job's fault: it goes on from its last commit
+            raise NoMemory(NO_MEMORY)
         self._failures += 1
         await self._tell("warning", f"Step {step} was left out: {failed.problem}")
         if self._failures >= _MOST_FAILURES:
@@ -362,8 +358,8 @@ class JobRun:
             await asyncio.to_thread(remove_tree, Path(before))
 
     async def _close(self) -> None:
-        if self._reference_name in self._client.adapters:
-            await self._course.publisher.forget(self._reference_name)
+        if (reference := reference_name(self.job)) in self._client.adapters:
+            await self._course.publisher.forget(reference)
         try:
             await self._client.close_trainer(self.trainer)
         except EngineDead:

@@ -6,7 +6,6 @@ loss that the training steps minimise, as a mean over all validation examples, o
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from tandem.services.jobs.data import line_of
 from tandem.services.learning.families import FAMILIES
 from tandem.services.learning.references import NotFinite
 from tandem.services.learning.steps import PreparedStep, StepMaker
+from tandem.services.tasks import together
 from tandem.training.losses import micro_batch_loss, step_items
 
 _MOST = 256
@@ -47,7 +47,7 @@ class Validation:
         items = step_items(self._loss, batches)
         total, wins = 0.0, 0
         for ids, batch in zip(prepared.sample_ids, batches, strict=True):
-            logprobs = await asyncio.gather(*(self._score(sequence) for sequence in batch))
+            logprobs = await together(self._score(sequence) for sequence in batch)
             for at, logprob in enumerate(logprobs):
                 if not math.isfinite(logprob):
                     raise _not_finite(ids[_sample_of(batch, at)], "the model")

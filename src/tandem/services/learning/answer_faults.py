@@ -95,6 +95,14 @@ def repeated(said: Sequence[str]) -> float:
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
+def repeats(text: str) -> bool:
+    """Whether an answer to be imitated repeats itself, all of it or from its middle on. Short ones
+    are for the gate to judge."""
+    said = words(text)
+    parts = (part for part in (said, said[len(said) // 2 :]) if len(part) >= _MANY_TOKENS)
+    return any(repeated(part) > _MOST_REPEATED for part in parts)
+
+
 def overlap(answer: str, before: str) -> float:
     """Share of the content words of `before` that `answer` has too; 1.0 if `before` has none."""
     wanted = Counter(word for word in words(before) if word not in _COMMON)

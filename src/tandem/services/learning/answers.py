@@ -1,7 +1,7 @@
 """Greedy answers of a model, for those who judge models by what they say.
 
-Knows the engine; what the answers mean is for `reading.py` and `gate.py`. Invariant: an answer has
-at most the tokens that were allowed, its end token included.
+Knows the engine; what the answers mean is for `answer_faults.py` and `gate.py`. Invariant: an
+answer has at most the tokens that were allowed, its end token included.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from contextlib import aclosing
 from statistics import fmean
 
 from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NoMemory
-from tandem.core.learning import SampleKind
+from tandem.core.learning import Sample, SampleKind
 from tandem.core.plan import NO_MEMORY
 from tandem.core.training import StepOutcome, TrainerSpec
+from tandem.services.learning.answer_faults import repeats
 from tandem.services.learning.block import Block
 from tandem.services.learning.references import Model, NotFinite
 from tandem.services.learning.selection import epochs_of, plan_steps
@@ -79,6 +80,7 @@ class BlockTrainer:
         )
         maker = StepMaker(self._tools.encoder(block.settings), self._tools.references, shape)
         problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
+        problems = await asyncio.to_thread(_repetitive, block.claimed) | problems
         await self._invalidate(block, problems)
         block.seen = [head for head in block.seen if head.sample_id not in problems]
         block.share_out(self._tools.now())
@@ -235,6 +237,16 @@ class BlockTrainer:
         message = f"{len(problems)} samples cannot be trained on"
         data = {"problems": dict(list(problems.items())[:10])}
         await self._tools.tell(self._name, "warning", message, data)
+
+
+def _repetitive(claimed: Sequence[Sample]) -> dict[str, str]:
+    """Samples whose answer to imitate repeats itself, all of it or from its middle on. The gate
+    reads the beginnings of answers, and refuses the samples beside as well."""
+    return {
+        each.sample_id: "its answer repeats itself over and over"
+        for each in claimed
+        if (each.desirable or each.kind is not SampleKind.KTO) and repeats(each.chosen)
+    }
 
 
 def _wanted(

@@ -16,6 +16,7 @@ from tandem.core.errors import AdapterError, EngineDead, TrainingCancelled
 from tandem.core.learning import (
     EventRecord,
     GateMode,
+    Sample,
     SampleState,
     VersionRecord,
     VersionState,
@@ -38,6 +39,7 @@ from tandem.store import adapters, samples
 from tandem.store.samples import SampleHead
 
 _REPLAY_POOL = 256
+_MOST_DEATHS = 3
 
 
 class Progress(StrEnum):
@@ -63,6 +65,7 @@ class Course:
         """Seconds from the choice of samples to their version, the last time that one was made."""
         self._trainer = BlockTrainer(name, tools)
         self._waits_for_likes = False
+        self._deaths = 0  # of the engine in a row, while this was trained
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Progress] | None = None
         self._concluding = False
@@ -159,6 +162,7 @@ class Course:
             without=left,
         )
         now_s, most = self._tools.now(), settings.version_samples(replaying=bool(seen))
+        most = max(1, most >> self._deaths)  # one of them may be what kills the engine
         shared = candidates(waiting, most, settings, now_s)
         await self._tell_of_dislikes(waiting, teachable=bool(shared))
         ready = [group for group in shared if not ready_in_s(group, most, settings, now_s)]
@@ -181,15 +185,27 @@ class Course:
             else:
                 await self._give_up(block)
                 return Progress.SOON
-        except (EngineDead, TrainingCancelled):
+        except (EngineDead, TrainingCancelled) as error:
             self._trainer.open_from = None
+            if isinstance(error, EngineDead):
+                await self._outlived(claimed)
             await self._store.write(samples.release, self.name)
             raise
         except Exception:
             await self.rest()
             await self._store.write(samples.release, self.name)
             raise
+        self._deaths = 0
         return Progress.LEARNED
+
+    async def _outlived(self, claimed: Sequence[Sample]) -> None:
+        """The engine died while these were trained. Half as many are tried next time; one that was
+        alone is not tried again."""
+        self._deaths += 1
+        if len(claimed) == 1 and self._deaths >= _MOST_DEATHS:
+            problem = {claimed[0].sample_id: "the engine ends whenever it is trained"}
+            await self._store.write(samples.invalidate, problem)
+            await self._tools.tell(self.name, "warning", "a sample ends the engine", problem)
 
     async def _tell_of_dislikes(self, waiting: Sequence[SampleHead], *, teachable: bool) -> None:
         """Say once that dislikes wait, where nothing else does."""

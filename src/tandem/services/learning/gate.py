@@ -135,7 +135,7 @@ class Asked:
 
     `kept` and `length` as in `Reading`. `divergence`: how much less likely than the base's own
     they are under the base; `gain`: how much likelier the candidate makes them than the base did;
-    both in nats a token.
+    both in nats a token, the median of these answers: one odd answer decides nothing.
     """
 
     kept: float

@@ -204,8 +204,9 @@ class Learner:
                 if troubles.new("no disk"):
                     await self._tell(adapter, "error", waits)
                 await troubles.disk.wait()
-            case EngineDead():
+            case EngineDead():  # these samples may have killed it
                 await engine_ready(self._tools.client)
+                await troubles.others.wait()
             case TrainingCancelled():
                 pass
             case _:

@@ -8,7 +8,6 @@ and neither waits nor fails.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,37 +51,49 @@ class Broken:
 
 
 class Window:
-    """The last answers of a version. A sound one is kept as None."""
+    """The last answers of a version, of each tenant's prompt the last one alone: nobody makes many
+    of one by asking again. A sound one is kept as None."""
 
     def __init__(self) -> None:
-        self._last: deque[Broken | None] = deque(maxlen=LAST_ANSWERS)
+        self._last: dict[tuple[str, int], Broken | None] = {}  # by tenant and the prompt's hash
 
     def __len__(self) -> int:
         return len(self._last)
 
-    def add(self, found: Broken | None) -> None:
+    def add(self, request: Request, found: Broken | None) -> None:
         """One more answer; the oldest one may fall out."""
-        self._last.append(found)
+        asked = request.tenant, hash(request.prompt)
+        self._last.pop(asked, None)
+        self._last[asked] = found
+        if len(self._last) > LAST_ANSWERS:
+            del self._last[next(iter(self._last))]
 
     def copy(self) -> Window:
         """The same answers, whatever is added later."""
         found = Window()
-        found._last.extend(self._last)
+        found._last.update(self._last)
         return found
 
     def excuse(self, broken: Broken) -> None:
         """Count an answer as sound."""
-        kept = [None if each is broken else each for each in self._last]
-        self._last = deque(kept, LAST_ANSWERS)
+        self._last.update({asked: None for asked, each in self._last.items() if each is broken})
 
     @property
     def broken(self) -> list[Broken]:
         """The broken answers, oldest first."""
-        return [each for each in self._last if each is not None]
+        return [each for each in self._last.values() if each is not None]
 
     def too_many(self, broken: Sequence[Broken]) -> bool:
-        """Whether so many of these answers are broken that the version is to blame."""
-        return len(broken) >= max(LEAST_BROKEN, _BROKEN_SHARE * len(self._last))
+        """Whether so many of these answers are broken that the version is to blame. What one tenant
+        gets counts only if others' answers, where there are some, are as bad."""
+        if len(broken) < max(LEAST_BROKEN, _BROKEN_SHARE * len(self._last)):
+            return False
+        for tenant in {each.request.tenant for each in broken}:
+            others = sum(name != tenant for name, _ in self._last)
+            theirs = sum(each.request.tenant != tenant for each in broken)
+            if others >= LEAST_BROKEN and theirs < _BROKEN_SHARE * others:
+                return False
+        return True
 
 
 class LiveAnswers:
@@ -108,7 +119,8 @@ class LiveAnswers:
             del self._windows[next(iter(self._windows))]
         answer = AnswerText(written.text[-_READ_CHARS:], written.tokens, written.ended)
         fault = fault_alone(answer)
-        window.add(None if fault is None else Broken(fault, written.request, written.tokens))
+        request = written.request
+        window.add(request, None if fault is None else Broken(fault, request, written.tokens))
         if fault is not None and window.too_many(window.broken):
             self._suspect(label)
 

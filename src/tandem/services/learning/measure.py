@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import sub
+from random import Random
+from statistics import median
 from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
@@ -48,6 +51,7 @@ from tandem.services.learning.gate import (
     summary,
 )
 from tandem.services.learning.references import Model, References, Scored
+from tandem.services.learning.selection import most_shared, shared
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import Connection, Store, adapters, samples
 
@@ -119,20 +123,22 @@ class Examiner:
         """Measure a loaded candidate and decide. Raises as `EngineClient.score` and `generate`
         do."""
         adapter, model = candidate.adapter, candidate.model(self._references)
-        kept = await self._store.read(samples.held_out, adapter, limit=_MOST_HELD_OUT)
+        share = settings.key_share
+        newest = await self._store.read(samples.held_out, adapter, limit=_MOST_HELD_OUT)
+        kept = shared(newest, most_shared(newest, len(newest), share), share)
         held = [item for item in (_encode(encoder, sample) for sample in kept) if item]
         pairs, thumbs = await self._held_out(adapter, model, held)
         examined = await self._canary.measure(model, encoder)
         reading, asked = await self._read(candidate, examined, held, encoder)
-        share = max(Counter(candidate.keys).values(), default=0) / max(1, len(candidate.keys))
+        given = max(Counter(candidate.keys).values(), default=0) / max(1, len(candidate.keys))
         measured = Measurements(
             canary=examined.measures,
             reading=reading,
             asked=asked,
             pairs=pairs,
             thumbs=thumbs,
-            key_share=share,
-            key_cap=settings.key_share,
+            key_share=given,
+            key_cap=share,
         )
         # An import is taught nothing here, and follows no version.
         bounds = await self._bounds(adapter, encoder) if candidate.taught else self.bounds
@@ -183,9 +189,11 @@ class Examiner:
         """Read answers to the canary prompts and to some prompts of the feedback."""
         if not examined.said:
             return None, None
-        some = _spaced(candidate.taught, _TRIED)
+        # Nobody who sends samples knows which are looked at: the candidate's content says it.
+        rng = Random(candidate.staged.content_hash)
+        some = _drawn(candidate.taught, _TRIED, rng)
         taught = [item for item in (_encode(encoder, sample) for sample in some) if item]
-        probes = _probes(held, taught)
+        probes = _probes(held, taught, rng)
         base = self._references.base
         try:
             own = await self._answers.of(base, [item.prompt for item in probes])
@@ -223,7 +231,10 @@ class Examiner:
         after = _per_token(await self._references.scores(model, chosen), chosen)
         usual = _per_token(await self._references.scores(base, own), own)
         return Asked(
-            kept=_kept(read), length=_length(read), divergence=usual - before, gain=after - before
+            kept=_kept(read),
+            length=_length(read),
+            divergence=_middle(map(sub, usual, before)),
+            gain=_middle(map(sub, after, before)),
         )
 
     # ------------------------------------------------------------------ held-out feedback
@@ -303,17 +314,16 @@ def _rejected(item: Encoded) -> Scored:
     return Scored(item.prompt + item.rejected, len(item.prompt))
 
 
-def _probes(held: Sequence[Encoded], taught: Sequence[Encoded]) -> list[Encoded]:
-    """Feedback with a desirable answer: up to half held out, the rest spread over the training
-    samples. So neither alone says how much may change."""
-    found = [item for item in held if item.desirable][: _PROBES // 2]
-    return found + _spaced([item for item in taught if item.desirable], _PROBES - len(found))
+def _probes(held: Sequence[Encoded], taught: Sequence[Encoded], rng: Random) -> list[Encoded]:
+    """Feedback with a desirable answer: up to half held out, the rest of the training samples. So
+    neither alone says how much may change."""
+    found = _drawn([item for item in held if item.desirable], _PROBES // 2, rng)
+    return found + _drawn([item for item in taught if item.desirable], _PROBES - len(found), rng)
 
 
-def _spaced(items: Sequence[_Item], most: int) -> list[_Item]:
-    """At most `most` items, evenly spaced."""
-    count = min(most, len(items))
-    return [items[at * len(items) // count] for at in range(count)]
+def _drawn(items: Sequence[_Item], most: int, rng: Random) -> list[_Item]:
+    """At most `most` items, at random."""
+    return rng.sample(items, min(most, len(items)))
 
 
 def _reading(canary: _Read, probed: _Read, chosen: Sequence[str], asked: Asked | None) -> Reading:
@@ -350,8 +360,15 @@ def _length(read: _Read) -> float:
     return math.fsum(shares) / max(1, len(shares))
 
 
-def _per_token(logprobs: Sequence[float], items: Sequence[Scored]) -> float:
-    return math.fsum(logprobs) / max(1, sum(item.completion_tokens for item in items))
+def _per_token(logprobs: Sequence[float], items: Sequence[Scored]) -> list[float]:
+    both = zip(logprobs, items, strict=True)
+    return [logprob / max(1, item.completion_tokens) for logprob, item in both]
+
+
+def _middle(values: Iterable[float]) -> float:
+    """The median; not a number if one of them is none."""
+    known = list(values)
+    return median(known) if all(map(math.isfinite, known)) else math.nan
 
 
 def _answer(encoder: Encoder, item: Scored) -> AnswerText:

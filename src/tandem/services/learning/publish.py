@@ -210,7 +210,8 @@ class Publisher:
         return record
 
     async def adopt(self, record: VersionRecord) -> AdapterVersion:
-        """Make a committed version the one that answers; waits for the engine if need be."""
+        """Make a committed version the one that answers; waits for the engine if need be. Raises
+        `EngineDead` if the server ends first: the next start adopts it."""
         version = _adapter_version(record)
         self._at("before adopt")
         while True:
@@ -218,7 +219,7 @@ class Publisher:
                 adopted = await self._client.publish_adapter(version)
             except EngineDead:
                 self._client.expect_adapter(version)
-                await engine_ready(self._client)
+                await self._engine_back()
                 continue
             self._at("after adopt")
             return adopted
@@ -257,14 +258,20 @@ class Publisher:
         ]
 
     async def withdraw(self, name: str) -> None:
-        """Let no version answer as `name` any more; waits for the engine if need be."""
+        """Let no version answer as `name` any more; waits for the engine as `adopt` does."""
         while True:
             try:
                 await self._client.unload_adapter(name)
             except NotFound:
                 return
             except EngineDead:
-                await engine_ready(self._client)
+                await self._engine_back()
+
+    async def _engine_back(self) -> None:
+        while self._client.state is not EngineState.READY:
+            if self._client.state is EngineState.DRAINING:  # nobody would start it again
+                raise EngineDead("the server is stopping")
+            await asyncio.sleep(_ENGINE_POLL_S)
 
     async def load_reference(self, record: VersionRecord, name: str = "") -> AdapterVersion:
         """A version that others are scored against, whatever its adapter's current one is.

@@ -62,15 +62,16 @@ def priority(head: SampleHead, now_s: float) -> float:
 
 
 def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
-    """The samples that may share a version, those that were refused least often first.
+    """The samples that may share a version, those with the one that has waited longest first: who
+    was refused does not wait for others without end.
 
     A dislike says only what not to move to, so it waits until as many answers are liked.
     """
     found = []
-    for refusals in sorted({head.refusals for head in heads}):
+    for refusals in {head.refusals for head in heads}:
         if group := balanced([head for head in heads if head.refusals == refusals]):
             found.append(group)
-    return found
+    return sorted(found, key=lambda group: min(head.created_s for head in group))
 
 
 def balanced(heads: Sequence[SampleHead]) -> list[SampleHead]:
@@ -90,9 +91,16 @@ def candidates(
     waiting: Sequence[SampleHead], most: int, settings: LearningSettings, now_s: float
 ) -> list[list[SampleHead]]:
     """What versions could be made of samples that wait, each of `most` at most, in the order in
-    which they would be made. Only what the keys' shares let in counts."""
-    chosen = [choose(group, most, settings.key_share, now_s) for group in groups(waiting)]
-    return [balanced(heads) for heads in chosen]
+    which they would be made. Only what the keys' shares let in counts.
+
+    After a refusal half as many are tried together: the worst samples, which come first, take fewer
+    others with them.
+    """
+    found = []
+    for group in groups(waiting):
+        number = max(1, most >> group[0].refusals)
+        found.append(balanced(choose(group, number, settings.key_share, now_s)))
+    return found
 
 
 def ready_in_s(

@@ -22,7 +22,7 @@ from tandem.core.slo import WorkClass
 from tandem.services.answering.models import BASE_LABEL
 from tandem.services.feedback.signals import EXPLICIT
 from tandem.services.learning.answer_faults import AnswerText, fault_alone
-from tandem.services.learning.answers import spoken
+from tandem.services.learning.answers import Speechless, spoken
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.live import Broken
 from tandem.services.learning.selection import most_shared, shared
@@ -133,7 +133,7 @@ class Watch:
         doubtful = [each for each in window.broken if not each.confirmed][-_ASKED_AT_ONCE:]
         own = await together(self._base_answer(each) for each in doubtful)
         for each, answer in zip(doubtful, own, strict=True):
-            if fault_alone(answer) is None:
+            if answer is not None and fault_alone(answer) is None:
                 each.confirmed = True
             else:
                 window.excuse(each)
@@ -144,8 +144,9 @@ class Watch:
         [(fault, _)] = Counter(each.fault for each in confirmed).most_common(1)
         return f"{len(confirmed)} of its last {len(window)} answers were broken ({fault})"
 
-    async def _base_answer(self, broken: Broken) -> AnswerText:
-        """What the base model says where a version's answer is broken, at most as long."""
+    async def _base_answer(self, broken: Broken) -> AnswerText | None:
+        """What the base model says where a version's answer is broken, at most as long; None if it
+        cannot answer either."""
         asked = broken.request
         sampling = replace(
             asked.sampling, max_tokens=max(1, broken.tokens), logprobs=None, prompt_logprobs=None
@@ -160,7 +161,10 @@ class Watch:
             slo=None,
             arrival_s=0.0,
         )
-        tokens = await spoken(self._tools.client, request)
+        try:
+            tokens = await spoken(self._tools.client, request)
+        except Speechless:
+            return None
         encoder = self._tools.encoder(self._tools.defaults)
         return AnswerText(encoder.text(tokens), len(tokens), encoder.ends(tokens))
 
