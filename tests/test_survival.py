@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import re
@@ -104,11 +105,14 @@ def test_kill_9_of_the_engine_under_load_and_sigterm(server: Server) -> None:
 
     last = Stream(server.url, max_tokens=1000)
     wait_until(lambda: last.started, 20)
+    batch = batch_of(server.url, 200)
+    wait_until(lambda: httpx.get(batch).json()["status"] == "in_progress", 20)
     os.killpg(server.process.pid, signal.SIGTERM)  # as a service manager does
     wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 5)
     last.thread.join(timeout=40)
     assert last.done and not last.error_event, "SIGTERM cut an answer off"
     assert server.process.wait(timeout=20) == 0
+    assert "cut off" not in server.log.read_text(), "it waited for a batch, which goes on later"
 
 
 @pytest.mark.full
@@ -133,6 +137,19 @@ def test_an_engine_without_memory_answers_503_and_is_replaced(server: Server) ->
 
 
 COMPLETION = {"model": "demo", "prompt": "x", "max_tokens": 4}
+
+
+def batch_of(url: str, lines: int) -> str:
+    """A batch with long answers; where its status is."""
+    asked = COMPLETION | {"max_tokens": 1500, "ignore_eos": True}
+    content = "\n".join(
+        json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": asked})
+        for n in range(lines)
+    )
+    sent = {"files": {"file": ("in.jsonl", content)}, "data": {"purpose": "batch"}}
+    file_id = httpx.post(f"{url}/v1/files", **sent).json()["id"]
+    ask = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    return f"{url}/v1/batches/{httpx.post(f'{url}/v1/batches', json=ask).json()['id']}"
 
 
 def answers(url: str) -> bool:

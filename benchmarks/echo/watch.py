@@ -16,8 +16,8 @@ from tandem.engine.loop import EngineLoop
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment. Blocks are counted once, but for `demand`, which counts as `View.held_blocks`
-    does; `predicted` is mu + 2 sigma of it, from earlier samples."""
+    """One moment. A shared block counts once; `predicted` is mu + 2 sigma of `demand`, from earlier
+    samples."""
 
     at_s: float
     online: int  # running requests
@@ -62,7 +62,7 @@ class Watch:
                 left,
                 len(idle) - read - left,
                 cache.free_blocks,
-                cache.holders.held_by(online),
+                cache.held_by_rank[0],
                 scheduler.demand.demand,
             )
         )

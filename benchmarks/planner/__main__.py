@@ -84,8 +84,9 @@ def attained(
     arrivals, _ = arrivals_of(load, Training(), loop.info.vocab_size, 0)
     last_s = max(load[-1].at_s, 1.0)
     report = Simulation(loop, clock, arrivals).run(until_s=PATIENCE * last_s)
-    for name in [name for name, each in report.outcomes.items() if not each.last_s]:
-        loop.abort(name)
+    for name, each in report.outcomes.items():
+        if not (each.finished or each.error):
+            loop.abort(name)
     return summarise(outcomes_of(report), slo).goodput_share or 0.0
 
 

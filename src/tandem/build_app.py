@@ -21,6 +21,7 @@ from tandem.api.lines import Lines
 from tandem.api.surface import Surface
 from tandem.build import resolve_model
 from tandem.config import Settings
+from tandem.core.batches import POOL_TOKENS
 from tandem.core.clock import MonotonicClock
 from tandem.core.ports import EngineClient
 from tandem.core.slo import Objectives, Slo
@@ -65,9 +66,8 @@ from tandem.telemetry.learning import LearningMetrics
 from tandem.telemetry.lengths import LengthMetrics
 from tandem.telemetry.metrics import ServerMetrics
 
-# Lines of batches that are in the engine: so many times as many as sequences run, with so many
-# tokens together.
-_POOL_TIMES, _POOL_TOKENS = 2, 1 << 18
+# Lines of batches that are in the engine: so many times as many as sequences run.
+_POOL_TIMES = 2
 
 
 def build_app(
@@ -178,7 +178,7 @@ def build_batches(
             models=models,
             keys=keys,
             respond=Lines(generation, models, tools.receipts),
-            pool=Pool(_POOL_TIMES * sequences, _POOL_TOKENS),
+            pool=Pool(_POOL_TIMES * sequences, POOL_TOKENS),
             most_lines=settings.batches.max_requests,
             most_file_bytes=settings.batches.max_file_bytes,
             most_bytes=settings.server.max_body_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -176,3 +177,20 @@ def test_a_load_that_is_shorter_than_its_answers_counts() -> None:
     alone, beside = replica(requests), replica(requests, beside="offline")
     assert (alone.online.requests, alone.online.completed, alone.attainment) == (10, 10, 1.0)
     assert beside.online.requests >= 1
+
+
+def test_lines_that_cannot_run_are_told_instead_of_simulated(tmp_path: Path) -> None:
+    """The model's context is 8192 tokens. The stream has no end: none may be refused for ever."""
+    settings, path, told = resolve({}, environ={}), tmp_path / "in.jsonl", io.StringIO()
+    long, short = ({"body": {"prompt": [1] * count, "max_tokens": 4}} for count in (9000, 50))
+    path.write_text(json.dumps(long))
+    requests = [PlannedRequest(n, n / 5, (n + 1,) * 50, 4) for n in range(5)]
+    for batch, tokens in ((path, 64), (None, 9000)):
+        replica = Replica("a100-40g:llama-3-8b", settings, batch, tokens, 8, Console(quiet=True))
+        with pytest.raises(InvalidRequest, match="offline-0 cannot run"):
+            replica(requests, beside="offline")
+    path.write_text(f"{json.dumps(long)}\n{json.dumps(short)}")
+    console = Console(file=told, width=200)
+    replica = Replica("a100-40g:llama-3-8b", settings, path, 64, 8, console)
+    assert replica(requests, beside="offline").offline_tokens_s > 0
+    assert "1 of 2 offline requests are left out; offline-0 cannot run" in told.getvalue()

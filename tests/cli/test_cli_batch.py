@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 from rich.console import Console
@@ -156,6 +158,55 @@ def test_an_interrupt_writes_what_its_own_server_has_answered(
         result = run("run", str(requests(tmp_path)), "-o", str(out), "--serve", "demo")
     assert result.exit_code == (130 if isinstance(reason, KeyboardInterrupt) else 143)
     assert len(ids(out)) == 2 and len(ids(tmp_path / "out.errors.jsonl")) == 3
+
+
+def test_a_download_that_breaks_off_is_begun_again_and_leaves_the_old_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("old")
+    whole, seen = httpx.Response.iter_bytes, list[str]()
+
+    def breaks_off(self: httpx.Response) -> Iterator[bytes]:
+        yield from whole(self)
+        if self.url.path.endswith("/content"):
+            seen.append(out.read_text())
+            if len(seen) == 1:
+                raise httpx.ReadError("the server is away")
+
+    monkeypatch.setattr(httpx.Response, "iter_bytes", breaks_off)
+    result = run("run", str(requests(tmp_path)), "-o", str(out), "--url", url)
+    assert result.exit_code == 0, result.output
+    assert seen == ["old", "old"] and ids(out) == ["r0", "r1", "r2", "r3", "r4"]
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
+
+
+def test_answers_are_written_through_a_link_and_into_a_device(url: str, tmp_path: Path) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(tmp_path / "real.jsonl")
+    assert run("run", str(requests(tmp_path)), "-o", str(link), "--url", url).exit_code == 0
+    assert link.is_symlink() and len(ids(tmp_path / "real.jsonl")) == 5
+    words = ["-o", "/dev/null", "--errors", str(tmp_path / "errors.jsonl"), "--url", url]
+    assert run("run", str(requests(tmp_path)), *words).exit_code == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_interrupt_tells_the_command_that_goes_on(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Remote, path: str, **query: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    out, errors = tmp_path / "my answers.jsonl", tmp_path / "errors.jsonl"
+    monkeypatch.setattr(Remote, "get", interrupted)
+    words = ["-o", str(out), "--errors", str(errors), "--url", url]
+    result = run("run", str(requests(tmp_path)), *words)
+    assert result.exit_code == 130
+    monkeypatch.undo()
+    told = next(line for line in result.output.splitlines() if "tandem batch watch" in line)
+    again = shlex.split(told.partition("tandem batch ")[2])
+    assert run(*again).exit_code == 0
+    assert len(ids(out)) == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -247,9 +247,11 @@ def test_what_can_never_run_is_refused(prompt, max_tokens, needle):
 
 def test_what_online_requests_hold_is_looked_at_once_a_second_and_reported(monkeypatch):
     bench = Bench()
-    looks, held_by = [], bench.cache.holders.held_by
+    looks, observe = [], bench.scheduler.demand.observe
     monkeypatch.setattr(
-        bench.cache.holders, "held_by", lambda *args: looks.append(held_by(*args)) or looks[-1]
+        bench.scheduler.demand,
+        "observe",
+        lambda now, blocks: (looks.append(blocks), observe(now, blocks)),
     )
     offline = replace(request("off", [5, 5], max_tokens=9), work_class=WorkClass.OFFLINE)
     for asked in (request("a", [1, 2, 3], max_tokens=40, ignore_eos=True), offline):

@@ -82,7 +82,7 @@ def test_several_with_the_longest_prefix_are_offered_or_the_oldest():
     assert found == [(0, 0), (1, 0), (2, 0)]
     compute(cache, offline(9, [1] * 5))
     found = [(each.seq.seq_id, each.cached_tokens) for each in cache.offline.best_of_buckets(9)]
-    assert found == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert found == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 0)]
 
 
 def test_blocks_that_were_not_used_keep_their_class_and_age():
@@ -104,3 +104,31 @@ def test_without_prefix_caching_the_oldest_is_offered():
     compute(cache, offline(9, [1] * 8))
     cache.add_reader(offline(1, [1] * 9))
     assert best(cache) == [(0, 0)]
+
+
+def test_one_with_a_prefix_of_its_own_does_not_hide_the_others():
+    """It was preempted, and its blocks are the deepest."""
+    cache = KVCache(20, SIZE)
+    compute(cache, long := offline(0, [1] * 4 + [2] * 8))
+    cache.release(long)
+    cache.add_reader(long)
+    cache.add_reader(offline(1, [9] * 9))
+    for number in (2, 3):
+        cache.add_reader(offline(number, [1] * 4 + [number + 2] * 5))
+    for _ in range(2):
+        found = [(each.seq.seq_id, each.cached_tokens) for each in cache.offline.best_of_buckets(3)]
+        assert found == [(0, 8), (2, 4), (3, 4)]
+        cache.check()
+    found = [(each.seq.seq_id, each.cached_tokens) for each in cache.offline.best_of_buckets(8)]
+    assert found == [(0, 8), (2, 4), (3, 4), (1, 0)]
+
+
+def test_a_long_prefix_of_one_request_ends_the_search_and_the_others_come_by_arrival():
+    cache = KVCache(100, SIZE)
+    compute(cache, long := offline(0, list(range(4 * 90))))
+    cache.release(long)
+    cache.add_reader(long)
+    for number in (1, 2):
+        cache.add_reader(offline(number, [*range(4), *[1000 + number] * 300]))
+    found = [each.seq.seq_id for each in cache.offline.best_of_buckets(8)]
+    assert found == [0, 1, 2] and best(cache) == [(0, 356)]

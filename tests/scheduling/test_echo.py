@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from test_policies import Recording, run
@@ -166,9 +167,16 @@ def test_a_prefix_that_online_requests_share_counts_once():
         step(target)
     add(target, "first", range(300, 320), answer=4)
     add(target, "second", range(400, 420), answer=4)
-    for _ in range(2):
-        step(target)
+    for now in (1.0, 2.0):
+        step(target, now)
     assert target.state.num_running == 8
+    target.demand.observe = lambda now, blocks: seen.append(blocks)
+    seen: list[int] = []
+    add(target, "third", range(600, 604), answer=4, offline=False)
+    plan = target.schedule(3.0)
+    online = [seq for seq in target.state.running.values() if seq.order[0] == 0]
+    tables = [target.cache.table(seq, len(seq.tokens))[0] for seq in online]
+    assert seen == [len(set(chain.from_iterable(tables)))] and plan is not None
 
 
 def test_a_prompt_goes_on_though_somebody_reads_every_other_block():
@@ -206,3 +214,17 @@ def test_lines_whose_answers_will_be_short_run_together(predicted):
     for _ in range(4):
         step(target)
     assert len(target.state.running) == (4 if predicted else 1)
+
+
+def test_no_offline_request_is_preempted_for_prompts_that_get_no_time():
+    """The first of three online prompts takes all of it, and there are blocks for that."""
+    target, _ = scheduler(blocks=100, tokens=512, slo=Slo(1.0, 0.02))
+    add(target, "offline", range(100), answer=20)
+    step(target)
+    add(target, "online", range(200, 208), answer=20, offline=False)
+    step(target)
+    for number in range(3):
+        add(target, f"prompt {number}", [number] * 150, offline=False)
+    step(target)
+    waiting = {seq.request.request_id for seq in target.state.waiting.values()}
+    assert "prompt 2" in waiting and "offline" not in waiting

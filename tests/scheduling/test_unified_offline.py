@@ -128,3 +128,18 @@ def test_of_equal_prompts_that_with_more_tokens_a_second_starts_first(decode_s):
         line = Request(name, prompt, params, work_class=WorkClass.OFFLINE, length=length)
         target.add(line, None)
     assert step(target)[0][0] == names[1], "not the one that came first"
+
+
+def test_a_beginning_that_online_requests_share_is_left_to_them_once():
+    """Six held 30 of 100 blocks together; counted for each they would want all of them."""
+    target = scheduler(100, tokens=200)
+    for number in range(6):
+        add(target, f"online {number}", (*range(120), 500 + number), answer=4, offline=False)
+    now = 0.0
+    while target.state.all:
+        step(target, now := now + 1.0)
+    for number in range(3):
+        add(target, f"offline {number}", [number] * 21, answer=20)
+    for _ in range(5):
+        step(target, now := now + 0.01)
+    assert len(target.state.running) == 3

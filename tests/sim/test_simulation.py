@@ -16,7 +16,9 @@ from tandem.core.clock import VirtualClock
 from tandem.core.decision import Decision
 from tandem.core.errors import PolicyFault
 from tandem.core.plan import DEVICE_LANE, Draw, LanePlan, Span, Update
+from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
+from tandem.core.slo import WorkClass
 from tandem.core.training import (
     LoraSpec,
     LossKind,
@@ -190,6 +192,22 @@ def test_old_work_that_does_not_fit_stops_nobody(options):
     report, _, _ = run_one("mace", arrivals, trainers, small_profile(24), **given_here)
     assert all(outcome.output_tokens == 25 for outcome in report.outcomes.values())
     assert sum(step.applied for step in report.steps) == 6
+
+
+def test_as_many_long_offline_requests_are_in_the_engine_as_a_server_keeps(monkeypatch):
+    monkeypatch.setattr("tandem.sim.run.POOL_TOKENS", 100)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    stream = (
+        Request(str(n), (n % 50,) * 30, params, work_class=WorkClass.OFFLINE) for n in range(20)
+    )
+    clock = VirtualClock()
+    loop, _ = build_simulation(config("unified"), small_profile(), clock)
+    run, most = Simulation(loop, clock, [], offline=stream), 0
+    for tenth in range(100):
+        run.run(until_s=tenth / 10)
+        most = max(most, len(loop.scheduler.state.all))
+    assert most == 4
+    assert sum(each.finished for each in run.report.outcomes.values()) == 20
 
 
 def test_what_can_never_run_is_refused_alone():

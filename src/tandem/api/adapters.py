@@ -16,14 +16,13 @@ from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
-from tandem.api.connection import read
+from tandem.api.connection import as_json, read, who_asks
 from tandem.api.paging import MOST_NUMBER, read_limit, read_number
 from tandem.api.schemas import Body, LoadAdapterRequest
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest, NotFound
 from tandem.core.learning import EventRecord, VersionRecord
 from tandem.core.version import AdapterVersion
-from tandem.services.auth import Caller
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.versions.adapters import Adapters
 from tandem.services.versions.imports import Imports
@@ -66,9 +65,9 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
         """Adapters that learn or are loaded and that the caller may see, by name."""
         loaded = {version.name: version for version in surface.adapters.listed()}
         views = {} if surface.versions is None else await _views(surface.versions)
-        names = sorted(filter(_caller(request).may_see, loaded.keys() | views.keys()))
+        names = sorted(filter(who_asks(request).may_see, loaded.keys() | views.keys()))
         listed = [_adapter_json(surface, name, loaded.get(name), views.get(name)) for name in names]
-        return _json({"object": "list", "data": listed})
+        return as_json({"object": "list", "data": listed})
 
     @app.get("/v1/adapters/{name}")
     async def retrieve_adapter(name: str, request: Request) -> Response:
@@ -78,24 +77,24 @@ def _add_loading(app: FastAPI, surface: Surface) -> None:
         views = {} if surface.versions is None else await _views(surface.versions)
         if name not in loaded.keys() | views.keys():
             raise _unknown(name)
-        return _json(_adapter_json(surface, name, loaded.get(name), views.get(name)))
+        return as_json(_adapter_json(surface, name, loaded.get(name), views.get(name)))
 
     @app.post("/v1/adapters/{name}/load")
     async def load_adapter(name: str, request: Request) -> Response:
         """Load a PEFT directory as the new current version of this name."""
-        _caller(request).require_admin()
+        who_asks(request).require_admin()
         body = await read(LoadAdapterRequest, request, surface.bodies)
         versions = surface.versions
         loading: Adapters | Imports = versions.imports if versions else surface.adapters
         version = await loading.load(name, body.path)
-        return _json(_adapter_json(surface, name, version, None))
+        return as_json(_adapter_json(surface, name, version, None))
 
     @app.delete("/v1/adapters/{name}")
     async def delete_adapter(name: str, request: Request) -> Response:
         """Forget a name, its versions and files; requests that run with it finish."""
-        _caller(request).require_admin()
+        who_asks(request).require_admin()
         await forget(surface, name)
-        return _json({"id": name, "object": "adapter", "deleted": True})
+        return as_json({"id": name, "object": "adapter", "deleted": True})
 
 
 def _add_versions(app: FastAPI, surface: Surface) -> None:
@@ -106,7 +105,7 @@ def _add_versions(app: FastAPI, surface: Surface) -> None:
         listed = await _learning(surface).versions(name)
         current = (await _learning(surface).find(name)).record.current
         data = [_version_json(version, current) for version in listed]
-        return _json({"object": "list", "data": data})
+        return as_json({"object": "list", "data": data})
 
     @app.get("/v1/adapters/{name}/events")
     async def list_adapter_events(name: str, request: Request) -> Response:
@@ -117,12 +116,12 @@ def _add_versions(app: FastAPI, surface: Surface) -> None:
         before = read_number(request, "before")
         found = await _learning(surface).events(name, before, limit + 1)
         data = [_event_json(event) for event in found[:limit]]
-        return _json({"object": "list", "data": data, "has_more": len(found) > limit})
+        return as_json({"object": "list", "data": data, "has_more": len(found) > limit})
 
     @app.get("/v1/adapters/{name}/versions/{version}/export")
     async def export_version(name: str, version: Number, request: Request) -> Response:
         """A zip of the version's PEFT files."""
-        _caller(request).require_admin()
+        who_asks(request).require_admin()
         archive = await _learning(surface).archive(name, version)
         return FileResponse(
             archive,
@@ -136,47 +135,47 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/adapters/{name}")
     async def create_adapter(name: str, request: Request) -> Response:
         """Make an adapter that learns, or replace its settings."""
-        _caller(request).require_admin()
+        who_asks(request).require_admin()
         body = await read(AdapterRequest, request, surface.bodies)
         view = await _learning(surface).create(name, body.settings)
         loaded = {version.name: version for version in surface.adapters.listed()}
-        return _json(_adapter_json(surface, name, loaded.get(name), view))
+        return as_json(_adapter_json(surface, name, loaded.get(name), view))
 
     @app.post("/v1/adapters/{name}/versions/{version}/publish")
     async def publish_version(name: str, version: Number, request: Request) -> Response:
         """Approve a candidate, overrule a refusal, or make a published version answer again."""
-        _caller(request).require_admin()
+        who_asks(request).require_admin()
         published = await _learning(surface).publish(name, version)
-        return _json(_version_json(published, version))
+        return as_json(_version_json(published, version))
 
     @app.post("/v1/adapters/{name}/versions/{version}/refuse")
     async def refuse_version(name: str, version: Number, request: Request) -> Response:
         """Give up a candidate that waits for a decision."""
-        _caller(request).require_admin()
+        who_asks(request).require_admin()
         refused = await _learning(surface).refuse(name, version)
         current = (await _learning(surface).find(name)).record.current
-        return _json(_version_json(refused, current))
+        return as_json(_version_json(refused, current))
 
     @app.delete("/v1/adapters/{name}/versions/{version}")
     async def delete_version(name: str, version: Number, request: Request) -> Response:
         """Forget a version and its files; never the current one."""
-        _caller(request).require_admin()
+        who_asks(request).require_admin()
         await _learning(surface).delete_version(name, version)
         label = f"{name}@{version}"
-        return _json({"id": label, "object": "adapter.version", "deleted": True})
+        return as_json({"id": label, "object": "adapter.version", "deleted": True})
 
     @app.post("/v1/adapters/{name}/rollback")
     async def roll_back(name: str, request: Request) -> Response:
         """Go back to an earlier version; what was being trained is given up."""
-        _caller(request).require_admin()
+        who_asks(request).require_admin()
         body = await read(RollBackRequest, request, surface.bodies)
         number = await _learning(surface).roll_back(name, body.version)
-        return _json({"id": name, "object": "adapter", "version": number})
+        return as_json({"id": name, "object": "adapter", "version": number})
 
     @app.post("/v1/adapters/{name}/import")
     async def import_version(name: str, request: Request) -> Response:
         """Publish PEFT files from elsewhere as the next version; learning continues from it."""
-        caller = _caller(request)
+        caller = who_asks(request)
         caller.require_admin()
         body = await read(ImportRequest, request, surface.bodies)
         if (body.path is None) == (body.file_id is None):
@@ -187,7 +186,7 @@ def _add_changes(app: FastAPI, surface: Surface) -> None:
             imported = await imports.archive(name, archive, surface.files.max_bytes)
         else:
             imported = await imports.directory(name, body.path or "")
-        return _json(_version_json(imported, imported.number))
+        return as_json(_version_json(imported, imported.number))
 
 
 async def forget(surface: Surface, name: str) -> None:
@@ -209,17 +208,12 @@ async def _views(versions: Versions) -> dict[str, AdapterView]:
 
 
 def _require_seen(request: Request, name: str) -> None:
-    if not _caller(request).may_see(name):
+    if not who_asks(request).may_see(name):
         raise _unknown(name)
 
 
 def _unknown(name: str) -> NotFound:
     return NotFound(f"there is no adapter '{name[:64]}'", param="name")
-
-
-def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
 
 
 def _adapter_json(
@@ -285,7 +279,3 @@ def _event_json(event: EventRecord) -> dict[str, Any]:
         "message": event.message,
         "data": event.data,
     }
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -63,6 +63,7 @@ def create_app(
         keys=surface.keys,
         metrics=surface.metrics,
     )
+    app.state.batches = surface.batches
     for add_routes in (
         add_generation_routes,
         add_messages_routes,

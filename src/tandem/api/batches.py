@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tandem.api.connection import read
+from tandem.api.connection import as_json, read, who_asks
+from tandem.api.files import LEAST_KEPT_S, MOST_KEPT_S
 from tandem.api.paging import page_json, read_limit, read_text
 from tandem.api.schemas import Body, Metadata
 from tandem.api.surface import Surface
 from tandem.core.batches import BatchError, BatchRecord, BatchStatus
-from tandem.services.auth import Caller
 from tandem.services.batches.service import BatchAsk
 
 _MOST = 100
-_LEAST_KEPT_S, _MOST_KEPT_S = 3600, 2_592_000  # OpenAI's
 # OpenAI's name of the time at which a status began.
 _STAMPS = {
     BatchStatus.IN_PROGRESS: "in_progress_at",
@@ -40,7 +38,7 @@ class ExpiresAfter(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=_LEAST_KEPT_S, le=_MOST_KEPT_S)]
+    seconds: Annotated[int, Field(ge=LEAST_KEPT_S, le=MOST_KEPT_S)]
 
 
 class CreateBatchRequest(Body):
@@ -71,31 +69,26 @@ def add_batch_routes(app: FastAPI, surface: Surface) -> None:
             output_kept_s=None if kept is None else float(kept.seconds),
             newest=body.adapter_version == "newest",
         )
-        return _json(_batch_json(await surface.batches.create(ask, _caller(request))))
+        return as_json(_batch_json(await surface.batches.create(ask, who_asks(request))))
 
     @app.get("/v1/batches")
     async def list_batches(request: Request) -> Response:
         """Batches of this key, newest first."""
         limit = read_limit(request, 20, _MOST)
         after = read_text(request, "after")
-        found = await surface.batches.listed(_caller(request).tenant, after, limit + 1)
-        return _json(page_json([_batch_json(batch) for batch in found], limit))
+        found = await surface.batches.listed(who_asks(request).tenant, after, limit + 1)
+        return as_json(page_json([_batch_json(batch) for batch in found], limit))
 
     @app.get("/v1/batches/{batch_id}")
     async def retrieve_batch(batch_id: str, request: Request) -> Response:
         """One of them."""
-        return _json(_batch_json(await surface.batches.find(batch_id, _caller(request).tenant)))
+        return as_json(_batch_json(await surface.batches.find(batch_id, who_asks(request).tenant)))
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(batch_id: str, request: Request) -> Response:
         """Give it up; what was answered is kept."""
-        tenant = _caller(request).tenant
-        return _json(_batch_json(await surface.batches.cancel(batch_id, tenant)))
-
-
-def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
+        tenant = who_asks(request).tenant
+        return as_json(_batch_json(await surface.batches.cancel(batch_id, tenant)))
 
 
 def _batch_json(batch: BatchRecord) -> dict[str, Any]:
@@ -149,7 +142,3 @@ def _error_json(error: BatchError) -> dict[str, Any]:
 
 def _whole(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds)
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,7 +1,7 @@
-"""What happens on the connection beside the answer: reading a bounded body, noticing a leave.
+"""What happens on the connection beside the answer: reading a bounded body, noticing a leave, plain
+JSON.
 
-Invariant: work for a client ends as soon as its
-connection does, streamed or not.
+Invariant: work for a client ends as soon as its connection does, streamed or not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -18,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tandem.api.bodies import Bodies
 from tandem.api.errors import CLIENT_CLOSED_REQUEST, BodyTooLarge
 from tandem.api.schemas import Parsed, parse
+from tandem.services.auth import Caller
 
 QUIET_S = 10.0
 COMMENT = b": waiting\n\n"
@@ -28,6 +30,12 @@ async def read(kind: type[Parsed], request: Request, bodies: Bodies) -> Parsed:
     """The checked body; an empty one has no fields. Raises as `read_body` and `parse` do."""
     raw = await read_body(request, bodies.max_body_bytes) or b"{}"
     return await bodies.check(raw, partial(parse, kind, raw))
+
+
+def who_asks(request: Request) -> Caller:
+    """Whose key the request has shown."""
+    caller: Caller = request.state.caller
+    return caller
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -49,6 +57,11 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             f"the request body has more than {limit_bytes} bytes; send less (--max-body)"
         )
     return bytes(body)
+
+
+def as_json(body: dict[str, Any], status: int = 200) -> Response:
+    """A response whose body is JSON."""
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -14,14 +14,13 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tandem.api.connection import read_body
+from tandem.api.connection import as_json, read_body
 from tandem.api.paging import read_limit, read_text
 from tandem.api.schemas import PERSON, Body, Metadata, parse
 from tandem.api.surface import Surface
 from tandem.api.turns import Messages
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleState
-from tandem.services.auth import Caller
 from tandem.services.feedback.service import Said
 from tandem.services.feedback.signals import Signal, SignalType
 from tandem.services.feedback.subject import Ask
@@ -103,39 +102,38 @@ def add_feedback_routes(app: FastAPI, surface: Surface) -> None:
         key = request.headers.get("idempotency-key")
         said = await surface.bodies.check(raw, partial(_said, raw, key))
         stored = await surface.feedback.take(said, request.state.caller)
-        return _json(await _with_outlook(surface, stored), 202)
+        return as_json(await _with_outlook(surface, stored), 202)
 
     @app.get("/v1/feedback")
     async def list_feedback(request: Request) -> Response:
         """Feedback of this key, newest first."""
         limit = read_limit(request, 20, _MOST)
-        caller: Caller = request.state.caller
         found = await surface.feedback.listed(
             _filter(request, "state", "limit", "after"),
-            caller,
+            request.state.caller,
             after=read_text(request, "after"),
             limit=limit + 1,
         )
         page = [feedback_json(surface, stored) for stored in found[:limit]]
-        return _json({"object": "list", "data": page, "has_more": len(found) > limit})
+        return as_json({"object": "list", "data": page, "has_more": len(found) > limit})
 
     @app.delete("/v1/feedback")
     async def erase_feedback(request: Request) -> Response:
         """Erase the feedback of a user, about an adapter, or both."""
         erased = await surface.feedback.erase(_filter(request), request.state.caller)
-        return _json(_erased_json(erased))
+        return as_json(_erased_json(erased))
 
     @app.get("/v1/feedback/{feedback_id}")
     async def retrieve_feedback(feedback_id: str, request: Request) -> Response:
         """One of them."""
         stored = await surface.feedback.find(feedback_id, request.state.caller)
-        return _json(await _with_outlook(surface, stored))
+        return as_json(await _with_outlook(surface, stored))
 
     @app.delete("/v1/feedback/{feedback_id}")
     async def erase_one_feedback(feedback_id: str, request: Request) -> Response:
         """Erase it."""
         erased = await surface.feedback.erase_one(feedback_id, request.state.caller)
-        return _json({"id": feedback_id, **_erased_json(erased)})
+        return as_json({"id": feedback_id, **_erased_json(erased)})
 
 
 def feedback_json(surface: Surface, stored: Stored) -> dict[str, Any]:
@@ -292,7 +290,3 @@ def _filter(request: Request, *others: str) -> Filter:
         key_id=None if whose else request.state.caller.tenant,
         state=state,
     )
-
-
-def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")

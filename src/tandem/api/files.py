@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import FileResponse
 
+from tandem.api.connection import as_json
 from tandem.api.errors import BodyTooLarge
 from tandem.api.paging import page_json, parse_number, read_limit, read_text
 from tandem.api.surface import Surface
@@ -22,13 +22,14 @@ from tandem.core.errors import InvalidRequest
 from tandem.core.learning import FileRecord
 from tandem.services.files import UPLOAD_PURPOSES
 
+# How long a file is kept, if it says so: OpenAI's bounds.
+LEAST_KEPT_S, MOST_KEPT_S = 3600, 2_592_000
 _MOST = 10_000
 _PART_BYTES = 1 << 20
 _FORM_BYTES = 64 * 1024  # for what is in the form beside the file
 _MAX_NAME_CHARS = 255
 _DRAINED_TIMES = 4
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
-_LEAST_KEPT_S, _MOST_KEPT_S = 3600, 2_592_000  # OpenAI's
 
 
 def add_file_routes(app: FastAPI, surface: Surface) -> None:
@@ -45,7 +46,7 @@ def add_file_routes(app: FastAPI, surface: Surface) -> None:
             file = await surface.files.create(name, purpose, tenant, _parts(upload), kept_s)
         finally:
             await form.close()
-        return _json(_file_json(file))
+        return as_json(_file_json(file))
 
     @app.get("/v1/files")
     async def list_files(request: Request) -> Response:
@@ -61,12 +62,12 @@ def add_file_routes(app: FastAPI, surface: Surface) -> None:
             ascending=order == "asc",
             limit=limit + 1,
         )
-        return _json(page_json([_file_json(file) for file in found], limit))
+        return as_json(page_json([_file_json(file) for file in found], limit))
 
     @app.get("/v1/files/{file_id}")
     async def retrieve_file(file_id: str, request: Request) -> Response:
         """One of them."""
-        return _json(_file_json(await surface.files.find(file_id, request.state.caller.tenant)))
+        return as_json(_file_json(await surface.files.find(file_id, request.state.caller.tenant)))
 
     @app.get("/v1/files/{file_id}/content")
     async def file_content(file_id: str, request: Request) -> Response:
@@ -78,7 +79,7 @@ def add_file_routes(app: FastAPI, surface: Surface) -> None:
     async def delete_file(file_id: str, request: Request) -> Response:
         """Forget it."""
         await surface.files.delete(file_id, request.state.caller.tenant)
-        return _json({"id": file_id, "object": "file", "deleted": True})
+        return as_json({"id": file_id, "object": "file", "deleted": True})
 
 
 async def _read_form(request: Request, limit_bytes: int) -> FormData:
@@ -131,9 +132,9 @@ def _kept_s(anchor: object, seconds: object) -> float | None:
     if anchor != "created_at":
         raise InvalidRequest(f"'{_ANCHOR}' must be created_at", param=_ANCHOR)
     number = parse_number(seconds) if isinstance(seconds, str) else None
-    if number is None or not _LEAST_KEPT_S <= number <= _MOST_KEPT_S:
+    if number is None or not LEAST_KEPT_S <= number <= MOST_KEPT_S:
         raise InvalidRequest(
-            f"'{_SECONDS}' must be a whole number from {_LEAST_KEPT_S} to {_MOST_KEPT_S}",
+            f"'{_SECONDS}' must be a whole number from {LEAST_KEPT_S} to {MOST_KEPT_S}",
             param=_SECONDS,
         )
     return float(number)
@@ -156,7 +157,3 @@ def _file_json(file: FileRecord) -> dict[str, Any]:
         "status": file.status,
         "status_details": None,
     }
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

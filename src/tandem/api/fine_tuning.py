@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
-from tandem.api.connection import read
+from tandem.api.connection import as_json, read, who_asks
 from tandem.api.paging import page_json, parse_number, read_limit, read_text
 from tandem.api.schemas import Body, Metadata
 from tandem.api.surface import Surface
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import CheckpointRecord, EventRecord, JobRecord, JobStatus
-from tandem.services.auth import Caller
 from tandem.services.jobs.service import JobAsk, Jobs
 from tandem.services.versions.checkpoints import checkpoint_label
 
@@ -63,66 +61,62 @@ def _add_jobs(app: FastAPI, surface: Surface) -> None:
             hyperparameters=body.hyperparameters,
             metadata=body.metadata,
         )
-        return _job(surface, await _jobs(surface).create(ask, _caller(request)))
+        return _job(surface, await _jobs(surface).create(ask, who_asks(request)))
 
     @app.get("/v1/fine_tuning/jobs")
     async def list_jobs(request: Request) -> Response:
         """List the caller's fine-tuning jobs, newest first."""
         limit = read_limit(request, 20, _LARGEST_PAGE)
         after = read_text(request, "after")
-        found = await _jobs(surface).listed(_caller(request).tenant, after, limit + 1)
-        return _json(page_json([_job_json(surface, job) for job in found], limit))
+        found = await _jobs(surface).listed(who_asks(request).tenant, after, limit + 1)
+        return as_json(page_json([_job_json(surface, job) for job in found], limit))
 
     @app.get("/v1/fine_tuning/jobs/{job_id}")
     async def retrieve_job(job_id: str, request: Request) -> Response:
         """Retrieve a fine-tuning job."""
-        return _job(surface, await _jobs(surface).find(job_id, _caller(request).tenant))
+        return _job(surface, await _jobs(surface).find(job_id, who_asks(request).tenant))
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/events")
     async def list_job_events(job_id: str, request: Request) -> Response:
         """List a job's events, newest first."""
         limit = read_limit(request, 20, _LARGEST_PAGE)
-        tenant = _caller(request).tenant
+        tenant = who_asks(request).tenant
         found = await _jobs(surface).events(job_id, tenant, _event_number(request), limit + 1)
-        return _json(page_json([_event_json(event) for event in found], limit))
+        return as_json(page_json([_event_json(event) for event in found], limit))
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/checkpoints")
     async def list_job_checkpoints(job_id: str, request: Request) -> Response:
         """List a job's checkpoints, newest first."""
         limit = read_limit(request, 10, _LARGEST_PAGE)
-        tenant = _caller(request).tenant
+        tenant = who_asks(request).tenant
         jobs = _jobs(surface)
         job = await jobs.find(job_id, tenant)
         found = await jobs.checkpoints(job_id, tenant, read_text(request, "after"), limit + 1)
-        return _json(page_json([_checkpoint_json(surface, job, record) for record in found], limit))
+        shown = [_checkpoint_json(surface, job, record) for record in found]
+        return as_json(page_json(shown, limit))
 
 
 def _add_control(app: FastAPI, surface: Surface) -> None:
     @app.post("/v1/fine_tuning/jobs/{job_id}/cancel")
     async def cancel_job(job_id: str, request: Request) -> Response:
         """Cancel a job."""
-        return _job(surface, await _jobs(surface).cancel(job_id, _caller(request).tenant))
+        return _job(surface, await _jobs(surface).cancel(job_id, who_asks(request).tenant))
 
     @app.post("/v1/fine_tuning/jobs/{job_id}/pause")
     async def pause_job(job_id: str, request: Request) -> Response:
         """Pause a job after its current step."""
-        return _job(surface, await _jobs(surface).pause(job_id, _caller(request).tenant))
+        return _job(surface, await _jobs(surface).pause(job_id, who_asks(request).tenant))
 
     @app.post("/v1/fine_tuning/jobs/{job_id}/resume")
     async def resume_job(job_id: str, request: Request) -> Response:
         """Resume a paused job."""
-        return _job(surface, await _jobs(surface).resume(job_id, _caller(request).tenant))
+        return _job(surface, await _jobs(surface).resume(job_id, who_asks(request).tenant))
 
 
 def _jobs(surface: Surface) -> Jobs:
     if surface.jobs is None:
         raise InvalidRequest("learning is off on this server (--learning)")
     return surface.jobs
-
-
-def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
 
 
 def _event_number(request: Request) -> int | None:
@@ -137,7 +131,7 @@ def _event_number(request: Request) -> int | None:
 
 
 def _job(surface: Surface, job: JobRecord) -> Response:
-    return _json(_job_json(surface, job))
+    return as_json(_job_json(surface, job))
 
 
 def _job_json(surface: Surface, job: JobRecord) -> dict[str, Any]:
@@ -200,7 +194,3 @@ def _checkpoint_json(surface: Surface, job: JobRecord, record: CheckpointRecord)
         "metrics": {name: value for name, value in shown.items() if value is not None},
         "step_number": record.step,
     }
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

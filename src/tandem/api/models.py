@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 
 from tandem.api.adapters import forget
-from tandem.api.connection import read
+from tandem.api.connection import as_json, read
 from tandem.api.generation import asks
 from tandem.api.schemas import DetokenizeRequest, TokenizeRequest
 from tandem.api.surface import Surface
 from tandem.api.tools import calling_of
 from tandem.core.errors import InvalidRequest
 from tandem.services.answering.models import ServedModel
-from tandem.services.auth import Caller
 
 
 def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
@@ -25,20 +23,18 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
     @app.get("/v1/models")
     async def list_models(request: Request) -> Response:
         """The base model and one model for each adapter, of those that the caller may see."""
-        caller: Caller = request.state.caller
-        listed = [_model_json(surface, model) for model in surface.models.listed(caller)]
-        return _json({"object": "list", "data": listed})
+        found = surface.models.listed(request.state.caller)
+        return as_json({"object": "list", "data": [_model_json(surface, each) for each in found]})
 
     @app.get("/v1/models/{model:path}")
     async def retrieve_model(model: str, request: Request) -> Response:
         """One of them, or a checkpoint of one of the caller's jobs."""
-        return _json(_model_json(surface, await _resolved(surface, request, model)))
+        return as_json(_model_json(surface, await _resolved(surface, request, model)))
 
     @app.delete("/v1/models/{model:path}")
     async def delete_model(model: str, request: Request) -> Response:
         """Forget a fine-tuned model: the adapter of this name, with its versions."""
-        caller: Caller = request.state.caller
-        caller.require_admin()
+        request.state.caller.require_admin()
         found = await _resolved(surface, request, model)
         if found.name is None or found.checkpoint:
             what = "a checkpoint" if found.checkpoint else "the base model"
@@ -46,12 +42,12 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
                 f"{what} cannot be deleted, only an adapter with all that is its own", param="model"
             )
         await forget(surface, found.name)
-        return _json({"id": model, "object": "model", "deleted": True})
+        return as_json({"id": model, "object": "model", "deleted": True})
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
         """Kind of tokenizer, special tokens, chat template."""
-        return _json(surface.generation.tokenizer_description())
+        return as_json(surface.generation.tokenizer_description())
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
@@ -74,7 +70,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
                 body.prompt or "", add_special_tokens=body.add_special_tokens
             )
         limit = surface.client.info.max_model_len
-        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+        return as_json({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
@@ -83,7 +79,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
         if body.model is not None:
             await _resolved(surface, request, body.model)
         text = await asyncio.to_thread(surface.generation.decode, body.tokens)
-        return _json({"prompt": text})
+        return as_json({"prompt": text})
 
 
 async def _resolved(surface: Surface, request: Request, model: str) -> ServedModel:
@@ -102,7 +98,3 @@ def _model_json(surface: Surface, model: ServedModel) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "adapter": model.checkpoint or (version.label if version else None),
     }
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

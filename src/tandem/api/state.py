@@ -11,6 +11,7 @@ import asyncio
 import msgspec
 from fastapi import FastAPI, Request, Response
 
+from tandem.api.connection import as_json
 from tandem.api.errors import failure
 from tandem.api.specification import specification
 from tandem.api.surface import Surface
@@ -81,6 +82,6 @@ async def _stats_soon(engine: ServingEngine) -> EngineStats | None:
 
 def _state(state: EngineState, good: bool) -> Response:
     if good:
-        return Response(msgspec.json.encode({"status": state}), media_type="application/json")
+        return as_json({"status": state})
     message = f"the engine is {state.value}; try again later"
     return failure(EngineDead(message, retry_after_s=_RETRY_AFTER_S)).response()

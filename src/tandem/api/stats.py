@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 
+from tandem.api.connection import as_json
 from tandem.api.paging import read_limit, read_number
 from tandem.api.surface import Surface
 from tandem.core.events import IterationRecord
@@ -43,7 +43,7 @@ def add_stats_routes(app: FastAPI, surface: Surface) -> None:
             "learning": surface.versions is not None,
             "auto_adapters": surface.models.auto_adapters,
         }
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return as_json(body)
 
     @app.get("/v1/stats/iterations")
     async def list_iterations(request: Request) -> Response:
@@ -53,7 +53,7 @@ def add_stats_routes(app: FastAPI, surface: Surface) -> None:
         epoch_s = time.time() - time.monotonic()  # when the clock was 0 that the engine shares
         data = [_iteration_json(record, epoch_s) for record in stats.recent]
         body = {"object": "list", "data": data, "iterations": stats.iterations}
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return as_json(body)
 
 
 def _iteration_json(record: IterationRecord, epoch_s: float) -> dict[str, Any]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -36,6 +38,7 @@ from tandem.cli.remote import (
     plain,
     table,
 )
+from tandem.core.batches import BatchStatus
 from tandem.core.errors import InvalidRequest
 
 app = typer.Typer(help="Files of requests that are answered when there is room.")
@@ -50,7 +53,7 @@ Errors = Annotated[
 ]
 _POLL_S = 0.5
 _SERVE_MEANWHILE = "from tandem.cli.batch import serve_meanwhile; serve_meanwhile()"
-_ENDED = ("completed", "failed", "expired", "cancelled")
+Answer = TypeVar("Answer")
 
 
 @app.command("run")
@@ -83,7 +86,7 @@ def run_command(
         }
         batch = server.post("batches", body)
         console.print(plain(batch["id"]), markup=False, highlight=False)
-        kept = f"tandem batch watch {batch['id']}" if not serve else ""
+        kept = _again(batch["id"], target, failed, url) if not serve else ""
         raise typer.Exit(_finish(server, batch["id"], target, failed, console, kept))
 
 
@@ -99,8 +102,8 @@ def watch_command(
     console = Console(stderr=True)
     target = out or Path(f"{batch_id}.output.jsonl")
     with connected(url, api_key) as server:
-        again = f"tandem batch watch {batch_id}"
         failed = errors or _beside(target)
+        again = _again(batch_id, target, failed, url)
         raise typer.Exit(_finish(server, batch_id, target, failed, console, again))
 
 
@@ -127,6 +130,12 @@ def cancel_command(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: Key = "")
 
 def _beside(out: Path) -> Path:
     return out.with_name(f"{out.stem}.errors{out.suffix}")
+
+
+def _again(batch_id: str, out: Path, errors: Path, url: str) -> str:
+    """The command that goes on with a batch."""
+    words = ["tandem", "batch", "watch", batch_id, "-o", str(out), "--errors", str(errors)]
+    return shlex.join([*words, *(["--url", url] if url != DEFAULT_URL else [])])
 
 
 def _check_files(requests: Path, *targets: Path) -> None:
@@ -174,54 +183,69 @@ def _finish(
     cancels the batch and what was answered is written)."""
     ended_by = 0
     try:
-        batch = _wait(server, batch_id, console, again)
+        batch = _written(server, batch_id, out, errors, console, again)
     except (KeyboardInterrupt, SystemExit) as reason:
         ended_by = int(reason.code or 1) if isinstance(reason, SystemExit) else 130
         if again:
-            told = f"the batch goes on; see it again: {again}"
-            console.print(plain(told), markup=False, highlight=False)
+            told = f"go on with the batch: {again}"
+            console.print(plain(told), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(ended_by) from None
         console.print(
             "the batch is being cancelled; then what was answered is written", highlight=False
         )
         with suppress(RemoteError):  # it has ended just now
             server.post(f"batches/{batch_id}/cancel")
-        batch = _wait(server, batch_id, console, again)
-    for problem in (batch["errors"] or {"data": []})["data"]:
-        where = f"line {problem['line']}: " if problem["line"] else ""
-        console.print(plain(f"{where}{problem['message']}"), markup=False, style="red")
+        batch = _written(server, batch_id, out, errors, console, again)
     counts = batch["request_counts"]
-    for file_id, path in ((batch["output_file_id"], out), (batch["error_file_id"], errors)):
-        if file_id:
-            server.download(f"files/{file_id}/content", path)
-            console.print(plain(f"written to {path}"), markup=False, highlight=False)
-        elif counts["total"] and path.is_file():
-            path.unlink()  # of a run before, and wrong beside the files of this one
     told = f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer"
     console.print(plain(told), markup=False, highlight=False)
     whole = batch["status"] == "completed" and not counts["failed"]
     return ended_by or (0 if whole else 1)
 
 
+def _written(
+    server: Remote, batch_id: str, out: Path, errors: Path, console: Console, again: str
+) -> dict[str, Any]:
+    """A batch that has ended, once its files are written."""
+    batch = _wait(server, batch_id, console, again)
+    for problem in (batch["errors"] or {"data": []})["data"]:
+        where = f"line {problem['line']}: " if problem["line"] else ""
+        console.print(plain(f"{where}{problem['message']}"), markup=False, style="red")
+    for file_id, path in ((batch["output_file_id"], out), (batch["error_file_id"], errors)):
+        if file_id:
+            ask = partial(server.download, f"files/{file_id}/content", path)
+            with console.status("writing") as shown:
+                _patient(ask, again, partial(shown.update, "no answer"))
+            console.print(plain(f"written to {path}"), markup=False, highlight=False)
+        elif batch["request_counts"]["total"] and path.is_file():
+            path.unlink()  # of a run before, and wrong beside the files of this one
+    return batch
+
+
+def _patient(ask: Callable[[], Answer], again: str, away: Callable[[], object]) -> Answer:
+    """What is asked for. A server that is `away` is waited for if it may come back."""
+    while True:
+        try:
+            return ask()
+        except Unreachable:
+            if not again:
+                raise
+        away()
+        time.sleep(_POLL_S)
+
+
 def _wait(server: Remote, batch_id: str, console: Console, again: str) -> dict[str, Any]:
-    """A progress bar until the batch has ended; a server that is away is waited for if it may come
-    back."""
+    """A progress bar until the batch has ended."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         bar = progress.add_task("validating", total=None)
         while True:
-            try:
-                batch = server.get(f"batches/{batch_id}")
-            except Unreachable:
-                if not again:
-                    raise
-                progress.update(bar, description="no answer")
-                time.sleep(_POLL_S)
-                continue
+            ask = partial(server.get, f"batches/{batch_id}")
+            batch = _patient(ask, again, partial(progress.update, bar, description="no answer"))
             counts = batch["request_counts"]
             done, total = counts["completed"] + counts["failed"], counts["total"] or None
             progress.update(bar, description=batch["status"], completed=done, total=total)
-            if batch["status"] in _ENDED:
+            if BatchStatus(batch["status"]).ended:
                 return batch
             time.sleep(_POLL_S)
 

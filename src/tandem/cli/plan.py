@@ -21,10 +21,13 @@ from tandem.bench.workload import PlannedRequest
 from tandem.build import build_simulation
 from tandem.config import Settings
 from tandem.core.clock import VirtualClock
+from tandem.core.errors import InvalidRequest
 from tandem.core.request import Request
 from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import TrainerSpec
 from tandem.estimators.datasheet import load_profile
+from tandem.scheduling.limits import check_request
+from tandem.scheduling.scheduler import Scheduler
 from tandem.sim.run import Simulation
 
 # A run is given up after so many times the load's length, if its last request is due by then: what
@@ -58,7 +61,7 @@ class Replica:
             [TrainerSpec(TRAINER)] if steps else [],
             leaps=executor,
             supply=None if steps is None else steps.__next__,
-            offline=self._offline(vocabulary) if beside == "offline" else None,
+            offline=self._offline(vocabulary, loop.scheduler) if beside == "offline" else None,
         )
         last_s = max(load[-1].at_s, 1.0)
         self.console.print(f"simulating {len(load)} requests, {last_s:.0f} s {beside}".rstrip())
@@ -79,10 +82,25 @@ class Replica:
             step_tokens * sum(step.applied for step in report.steps) / report.ended_s,
         )
 
-    def _offline(self, vocabulary: int) -> Iterator[Request]:
-        if self.batch is not None:
-            return again(read_batch(self.batch, vocabulary))
-        return endless(self.prompt_tokens, self.output_tokens, vocabulary, 0)
+    def _offline(self, vocabulary: int, scheduler: Scheduler) -> Iterator[Request]:
+        """Without end; so what the engine would refuse is left out and told. Raises
+        `InvalidRequest` if that is all there is."""
+        stream = endless(self.prompt_tokens, self.output_tokens, vocabulary, 0)
+        requests = read_batch(self.batch, vocabulary) if self.batch else [next(stream)]
+        limits = scheduler.max_model_len, scheduler.cache.num_blocks * scheduler.cache.block_size
+        refused, fitting = list[str](), list[Request]()
+        for request in requests:
+            try:
+                check_request(request, *limits)
+                fitting.append(request)
+            except InvalidRequest as error:
+                refused.append(f"{request.request_id} cannot run on {self.profile}: {error}")
+        if not fitting:
+            raise InvalidRequest(f"no offline request can run; {refused[0]}")
+        if refused:
+            told = f"{len(refused)} of {len(requests)} offline requests are left out; {refused[0]}"
+            self.console.print(told, markup=False)
+        return again(fitting) if self.batch else stream
 
 
 def table_of(plans: Sequence[Capacity]) -> Table:

@@ -5,6 +5,7 @@ Knows the wire format only. Invariant: what a server sends is shown without its 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -73,18 +74,29 @@ class Remote:
         return str(self._json(answer)["id"])
 
     def download(self, path: str, target: Path) -> int:
-        """Write what is at `path` into a file; its bytes. Raises `RemoteError`."""
+        """Write what is at `path` into a file, which changes once all of it is here; its bytes.
+        Raises `RemoteError`."""
+        whole = target.resolve()  # a link to it stays
+        device = whole.exists() and not whole.is_file()
+        beside = whole if device else whole.with_name(f".tandem-{os.getpid()}.part")
         size_bytes = 0
         try:
             with self._http.stream("GET", path) as answer:
                 if answer.is_error:
                     answer.read()
-                    raise RemoteError(_message(answer))
-                with target.open("wb") as file:
+                    raise _refusal(answer)
+                with beside.open("wb") as file:
                     for part in answer.iter_bytes():
                         size_bytes += file.write(part)
-        except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
+            if not device:
+                beside.replace(whole)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"cannot download to {target}: {error}") from error
+        except (OSError, httpx.InvalidURL) as error:
             raise RemoteError(f"cannot download to {target}: {error}") from error
+        finally:
+            if not device:
+                beside.unlink(missing_ok=True)
         return size_bytes
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -96,10 +108,8 @@ class Remote:
             answer = self._http.send(request)
         except httpx.HTTPError as error:
             raise Unreachable(f"cannot reach {self._http.base_url}: {error}") from error
-        if answer.status_code in _PASSING:
-            raise Unreachable(_message(answer))
         if answer.is_error:
-            raise RemoteError(_message(answer))
+            raise _refusal(answer)
         return answer
 
     @staticmethod
@@ -174,8 +184,9 @@ def plain(text: str) -> str:
     return "".join(c for c in text if c.isprintable() or c == "\n")
 
 
-def _message(answer: httpx.Response) -> str:
+def _refusal(answer: httpx.Response) -> RemoteError:
     try:
-        return str(answer.json()["error"]["message"])
+        message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {answer.status_code}"
+        message = f"the server answered {answer.status_code}"
+    return Unreachable(message) if answer.status_code in _PASSING else RemoteError(message)

@@ -98,6 +98,7 @@ async def _serve(
             serving.result()
             return 1
         console.print("draining: waiting for running requests (once more to stop at once)")
+        await app.state.batches.stop()  # nobody waits here: the next start goes on with them
         if not await client.drain(settings.server.drain_s):
             console.print("some requests did not finish in time and are cut off")
         server.should_exit = True

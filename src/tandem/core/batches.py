@@ -30,6 +30,10 @@ _ENDED = frozenset(
 )
 
 
+POOL_TOKENS = 1 << 20
+"""Tokens of the lines that are in the engine at once, so that many long ones can share what is
+cached. Each takes some 120 bytes in both processes together, so all take about 120 MB."""
+
 WORKED_UNTIL = "worked_until"
 """Among the stamps of a batch: how far its completion window has passed."""
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from tandem.core.plan import KeptLayers
 from tandem.estimators.latency import Rates
+from tandem.estimators.linear import dot
 from tandem.estimators.profile import NO_CACHES, NOTHING_KEPT, Caches, FitError, KeptShare
 from tandem.estimators.terms import FORWARD_TERMS, features, slice_features
 from tandem.estimators.work import BackwardWork, PassWork
@@ -91,7 +92,7 @@ def fit(samples: Samples, guess: Rates) -> Fit:
     rates = Rates(forward, slices, update_s, rho, bool(known), bool(pieces))
 
     def predict(each: TimedPass) -> float:
-        return _dot(forward, features(each.work, each.before_s, forward, rho))
+        return dot(forward, features(each.work, each.before_s, forward, rho))
 
     noise: dict[str, list[float]] = {}
     for each in unseen:
@@ -104,7 +105,7 @@ def fit(samples: Samples, guess: Rates) -> Fit:
         if (error := _error([(predict(u), u.seconds) for u in unseen if member(u.work)]))
         is not None
     }
-    backward = [(_dot(slices, slice_features(r, n)), s) for r, n, s in unseen_pieces]
+    backward = [(dot(slices, slice_features(r, n)), s) for r, n, s in unseen_pieces]
     if backward:
         noise["slice"] = [seconds / predicted - 1.0 for predicted, seconds in backward]
     if (error := _error(backward)) is not None:
@@ -122,7 +123,7 @@ def rough(samples: Samples, guess: Rates) -> Rates:
         return guess
     times = [each.seconds for each in known]
     rows = [features(each.work, each.before_s, guess.forward, 1.0) for each in known]
-    factor = median([s / _dot(guess.forward, x) for x, s in zip(rows, times, strict=True)])
+    factor = median([s / dot(guess.forward, x) for x, s in zip(rows, times, strict=True)])
     near = tuple([factor * value for value in guess.forward])
     forward = list(_least_squares(rows, times, near, few=True))
     row = FORWARD_TERMS.index("row")
@@ -161,7 +162,7 @@ def _fit_passes(known: Sequence[TimedPass], guess: Rates) -> tuple[tuple[float, 
         for _ in range(_ROUNDS if rho < 1.0 else 1):
             coefficients = _least_squares(rows_by(coefficients, rho), times, guess.forward)
         rows = rows_by(coefficients, rho)
-        error = sum(abs(_dot(coefficients, x) / t - 1.0) for x, t in zip(rows, times, strict=True))
+        error = sum(abs(dot(coefficients, x) / t - 1.0) for x, t in zip(rows, times, strict=True))
         if error < best_error:
             best, best_error = (coefficients, rho), error
     return best
@@ -196,7 +197,7 @@ def _least_squares(
     for _ in range(_SWEEPS):
         for place in range(size):
             row = gram[place]
-            others = _dot(row, theta) - row[place] * theta[place]
+            others = dot(row, theta) - row[place] * theta[place]
             theta[place] = max(_LEAST, (target[place] - others) / row[place])
     return tuple(value * scale for value, scale in zip(theta, guess, strict=True))
 
@@ -243,9 +244,9 @@ def _share_left(streaks: Sequence[Sequence[float]]) -> tuple[float, float]:
     def misfit(share: float) -> float:
         powers = [math.pow(share, place) for place in range(len(above))]
         shape = [each - powers[-1] for each in powers]
-        height = _dot(shape, above) / max(_dot(shape, shape), _TINY)
+        height = dot(shape, above) / max(dot(shape, shape), _TINY)
         gaps = [height * x - y for x, y in zip(shape, above, strict=True)]
-        return _dot(gaps, gaps)
+        return dot(gaps, gaps)
 
     share = min(_SHARES, key=misfit)
     return share, 1.0 - math.pow(share, len(above))
@@ -269,7 +270,3 @@ def _error(pairs: Sequence[tuple[float, float]]) -> FitError | None:
 
 def _median(values: Sequence[float]) -> float:
     return median(values) if values else 0.0
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum([a * b for a, b in zip(left, right, strict=True)])

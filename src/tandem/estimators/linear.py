@@ -50,7 +50,7 @@ class LinearModel:
 
     def predict(self, features: Sequence[float]) -> float:
         """Seconds for this much work."""
-        return _dot(self.coefficients, features)
+        return dot(self.coefficients, features)
 
     def observe(self, features: Sequence[float], seconds: float, pace: float = 1.0) -> float | None:
         """Learn from one executed piece of work. A piece that took no time is ignored.
@@ -70,9 +70,9 @@ class LinearModel:
             self._blame(features, believed)
         # Relative to the prediction, so short and long iterations have the same weight.
         x = [s * f / predicted for s, f in zip(self._scale, features, strict=True)]
-        gain = [_dot(row, x) for row in self._covariance]
-        divisor = _FORGETTING + _dot(x, gain)
-        step = (believed / predicted - _dot(self._theta, x)) / divisor
+        gain = [dot(row, x) for row in self._covariance]
+        divisor = _FORGETTING + dot(x, gain)
+        step = (believed / predicted - dot(self._theta, x)) / divisor
         self._theta = [max(_LEAST, t + g * step) for t, g in zip(self._theta, gain, strict=True)]
         # Forgetting must not inflate the variance of features that the samples do not have.
         spread = sum(row[place] for place, row in enumerate(self._covariance))
@@ -154,5 +154,6 @@ def _identity(size: int, value: float) -> list[list[float]]:
     return [[value if row == column else 0.0 for column in range(size)] for row in range(size)]
 
 
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+def dot(left: Sequence[float], right: Sequence[float]) -> float:
+    """The scalar product."""
     return sum([a * b for a, b in zip(left, right, strict=True)])

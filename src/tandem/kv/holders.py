@@ -33,17 +33,16 @@ class Holders:
     def __init__(self, pool: BlockPool, tables: Mapping[int, BlockTable], block_size: int) -> None:
         self._pool, self._tables, self._block_size = pool, tables, block_size
 
-    def held_by(self, sequences: Iterable[Sequence], ahead: int = 0) -> int:
-        """Blocks that these sequences hold. A shared block counts once for each of them.
+    def held_by(self, sequences: Iterable[Sequence]) -> int:
+        """Blocks that these sequences hold. A shared block counts once for each of them."""
+        tables = [self._tables.get(seq.seq_id) for seq in sequences]
+        return sum([len(table) for table in tables if table is not None])
 
-        With `ahead`, the blocks that they will hold after that many more tokens each.
-        """
-        found = 0
-        for seq in sequences:
-            table = self._tables.get(seq.seq_id)
-            if table is not None:
-                found += max(len(table), -(-(seq.computed + ahead) // self._block_size))
-        return found
+    def growth(self, sequences: Iterable[Sequence], ahead: int) -> int:
+        """Blocks that these running sequences will take for so many more tokens each."""
+        size, tables = self._block_size, self._tables
+        wanted = [(-(-(seq.computed + ahead) // size), tables[seq.seq_id]) for seq in sequences]
+        return sum([max(0, blocks - len(table)) for blocks, table in wanted])
 
     def grow_apart(self, sequences: Iterable[Sequence]) -> bool:
         """Whether none of these will fill a block that is cached or that another of them fills too.

@@ -20,11 +20,13 @@ from tandem.core.errors import AccountingError
 from tandem.core.sequence import Sequence
 from tandem.kv.prefix_tree import Node
 
+# Most cached nodes that are looked at for the sequences of one bucket: long prompts have many.
+_MOST_NODES = 64
 _arrival: Callable[[Sequence], tuple[int, float, int]] = attrgetter("order")
 
 
 class Offered(Struct, frozen=True, gc=False):
-    """A waiting offline sequence, and how many of its tokens are cached."""
+    """A waiting offline sequence, and how many of its tokens were found to be cached."""
 
     seq: Sequence
     cached_tokens: int
@@ -71,15 +73,28 @@ class _Bucket:
         self._pushes += 1
         heapq.heappush(self._deepest, (-node.depth, self._pushes, node))
 
-    def best(self, most: int) -> tuple[list[Sequence], int]:
-        """Up to `most` sequences with the longest cached prefix, and its blocks; if nothing is
-        cached, those that came first. The bucket is not empty."""
-        while self._deepest:
-            node = self._deepest[0][2]
-            if node.blocks and node in self.counts:
-                return self._below(node, most), node.depth
-            heapq.heappop(self._deepest)
-        return self.by_arrival[:most], 0
+    def best(self, most: int) -> list[tuple[Sequence, int]]:
+        """Up to `most` sequences: those with the longest cached prefixes, and their blocks; then
+        those that came first, as if nothing of them was cached. The bucket is not empty."""
+        found: dict[int, tuple[Sequence, int]] = {}
+        valid: dict[Node, tuple[int, int, Node]] = {}
+        known: Counter[Node] = Counter()  # sequences below a node that were found
+        while self._deepest and len(found) < most and len(valid) < _MOST_NODES:
+            entry = heapq.heappop(self._deepest)
+            node = entry[2]
+            if not node.blocks or node not in self.counts or node in valid:
+                continue
+            valid[node] = entry
+            if known[node] < self.counts[node]:
+                for seq in self._below(node, most):
+                    found.setdefault(seq.seq_id, (seq, node.depth))
+            if node.parent is not None:
+                known[node.parent] += self.counts[node]
+        for entry in valid.values():
+            heapq.heappush(self._deepest, entry)
+        for seq in self.by_arrival[:most]:
+            found.setdefault(seq.seq_id, (seq, 0))
+        return list(found.values())[:most]
 
     def _below(self, node: Node, most: int) -> list[Sequence]:
         found: list[Sequence] = []
@@ -104,10 +119,9 @@ class OfflinePool:
 
     def best_of_buckets(self, most: int = 1) -> Iterator[Offered]:
         """Of each bucket that has any, shortest prompts first: up to `most` of the sequences with
-        the longest cached prefix; if nothing is cached, those that came first."""
+        the longest cached prefixes, then those that came first."""
         for length in sorted(self._buckets):
-            sequences, blocks = self._buckets[length].best(most)
-            for seq in sequences:
+            for seq, blocks in self._buckets[length].best(most):
                 yield Offered(seq, blocks * self._block_size)
 
     def add(self, seq: Sequence, last: Node | None) -> None:
@@ -170,6 +184,6 @@ class OfflinePool:
             }:
                 raise AccountingError("a bucket of waiting offline requests is counted wrongly")
             most = max([node.depth for node in counted if node.blocks], default=0)
-            offered, blocks = bucket.best(1)
-            if blocks != most or offered[0] not in bucket.by_arrival:
+            [(offered, blocks)] = bucket.best(1)
+            if blocks != most or offered not in bucket.by_arrival:
                 raise AccountingError(f"a bucket offers {blocks} cached blocks, it has {most}")

@@ -201,7 +201,7 @@ class CppLayer:
         gate = projections[4]
         if not isinstance(gate, GroupMember) or gate.out_features % _PANEL:
             return None  # a panel would have both gates and ups
-        norm, mlp_norm = _norm(self._parts.norm), _norm(self._parts.mlp_norm)
+        norm, mlp_norm = norm_of(self._parts.norm), norm_of(self._parts.mlp_norm)
         if not (_alike(attention.q_norm, norm) and _alike(attention.k_norm, norm)):
             return None
         return (
@@ -209,8 +209,8 @@ class CppLayer:
                 norm=norm,
                 qkv=qkv,
                 out=out,
-                query_norm=_weight(attention.q_norm),
-                key_norm=_weight(attention.k_norm),
+                query_norm=weight_of(attention.q_norm),
+                key_norm=weight_of(attention.k_norm),
                 scale=attention.scaling,
                 window=attention.window,
                 softcap=attention.softcap,
@@ -266,7 +266,8 @@ def _panels(layer: nn.Module | None) -> Panels | None:
     return None
 
 
-def _norm(module: FusedRmsNorm) -> NormWeights:
+def norm_of(module: FusedRmsNorm) -> NormWeights:
+    """What kernels need of a norm."""
     return NormWeights(module.weight.detach(), module.eps, module.shifted)
 
 
@@ -277,7 +278,8 @@ def _alike(module: nn.Module | None, norm: NormWeights) -> bool:
     return (module.eps, module.shifted) == (norm.eps, norm.shifted)
 
 
-def _weight(module: nn.Module | None) -> Tensor | None:
+def weight_of(module: nn.Module | None) -> Tensor | None:
+    """The weight of a norm, if it is one."""
     return module.weight.detach() if isinstance(module, FusedRmsNorm) else None
 
 

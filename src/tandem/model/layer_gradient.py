@@ -18,11 +18,10 @@ from tandem.model.attention.base import AttentionParams
 from tandem.model.attention.dense import DenseContext
 from tandem.model.attention.gradient import HeadShape
 from tandem.model.fused import FusedRmsNorm
-from tandem.model.fused_layer import FusedLayer
+from tandem.model.fused_layer import FusedLayer, norm_of, weight_of
 from tandem.model.gradient_rows import GradientKernels
 from tandem.model.joint import STEP, Joint, PairGradients, tiled
 from tandem.model.kernels.backward import HeadTurn
-from tandem.model.kernels.layer import NormWeights
 from tandem.model.linear import GroupMember, PackedLinear
 from tandem.model.lora import LoraLinear
 from tandem.model.lora_files import LoraWeights
@@ -96,8 +95,8 @@ class LayerGradient:
     ) -> None:
         """`angles` are [1, rows, R] each."""
         attention = layer.self_attn
-        self._norm = _norm(layer.input_layernorm)
-        self._mlp_norm = _norm(layer.post_attention_layernorm)
+        self._norm = norm_of(layer.input_layernorm)
+        self._mlp_norm = norm_of(layer.post_attention_layernorm)
         self._qkv, self._out = joints.qkv, joints.out
         self._gate_up, self._down = joints.gate_up, joints.down
         heads, kv_heads = (
@@ -105,9 +104,9 @@ class LayerGradient:
         )
         cos, sin = (each[0].contiguous() for each in angles)
         q_norm, k_norm = attention.q_norm, attention.k_norm
-        head_norm = _norm(q_norm) if isinstance(q_norm, FusedRmsNorm) else self._norm
+        head_norm = norm_of(q_norm) if isinstance(q_norm, FusedRmsNorm) else self._norm
         self._turn = HeadTurn(
-            _weight(q_norm), _weight(k_norm), head_norm, cos, sin, heads, kv_heads
+            weight_of(q_norm), weight_of(k_norm), head_norm, cos, sin, heads, kv_heads
         )
         self._rows = by.rows
         params = AttentionParams(attention.scaling, attention.window, attention.softcap)
@@ -295,11 +294,3 @@ def _joints(layer: FusedLayer, adapter: Mapping[str, LoraWeights]) -> LayerJoint
         ]
         found.append(Joint(frozen, columns, adapter, step))
     return LayerJoints(_on_tiles(layer), *found)
-
-
-def _norm(module: FusedRmsNorm) -> NormWeights:
-    return NormWeights(module.weight.detach(), module.eps, module.shifted)
-
-
-def _weight(module: nn.Module | None) -> Tensor | None:
-    return module.weight.detach() if isinstance(module, FusedRmsNorm) else None

@@ -14,14 +14,13 @@ from tandem.kv.eviction import IdleBlock
 from tandem.kv.holders import Apart
 from tandem.kv.offline_pool import OfflinePool
 from tandem.kv.queries import CacheQueries
-from tandem.scheduling.state import SchedulerState, class_of
 
 
 class KVView:
     """Memory in blocks of `block_size` tokens. `demand` is that of online requests."""
 
-    def __init__(self, cache: CacheQueries, state: SchedulerState, demand: DemandWindow) -> None:
-        self._cache, self._state, self._demand = cache, state, demand
+    def __init__(self, cache: CacheQueries, demand: DemandWindow) -> None:
+        self._cache, self._demand = cache, demand
         self.block_size = cache.block_size
         self.num_blocks = cache.num_blocks
 
@@ -31,14 +30,14 @@ class KVView:
         return self._cache.available_blocks
 
     def held_blocks(self, work_class: WorkClass) -> int:
-        """Blocks of the running sequences of a class; a shared block counts once for each."""
-        running = self._state.running.values()
-        return self.blocks_of(seq for seq in running if class_of(seq) is work_class)
+        """Blocks of the running sequences of a class, without those that a class before it holds
+        too. A shared block counts once."""
+        return self._cache.held_by_rank[list(WorkClass).index(work_class)]
 
     @property
     def online_demand_blocks(self) -> float:
         """Blocks to leave to online requests: the larger of what they hold now and mu + 2 sigma
-        of what they held in the last hour (Echo 5.3). Counted as in `held_blocks`."""
+        of what they held in the last hour (Echo 5.3). A shared block counts once."""
         return max(float(self.held_blocks(WorkClass.ONLINE)), self._demand.demand)
 
     def blocks_of(self, sequences: Iterable[Sequence]) -> int:

@@ -59,7 +59,7 @@ class Scheduler:
         self.budgets = budgets
         self.latency = LatencyModel(rates or Rates.guess_for(model))
         self.demand = DemandWindow()
-        self._kv = KVView(cache, self.state, self.demand)
+        self._kv = KVView(cache, self.demand)
         self._policy = policy
         self._lanes = lanes
         self.max_model_len = model.max_model_len

@@ -72,9 +72,13 @@ class Leaper:
             work.decode(len(seq.tokens))
         made = 0
         online = [seq for seq in running if class_of(seq) is WorkClass.ONLINE]
+        cache = scheduler.cache
         while made < most and (made == 0 or now < until_s):
             if scheduler.demand.due(now):
-                scheduler.demand.observe(now, scheduler.cache.holders.held_by(online, made + 1))
+                if made and not cache.holders.grow_apart(running):
+                    break  # two of the new blocks may be one
+                grown = cache.holders.growth(online, made + 1)
+                scheduler.demand.observe(now, cache.held_by_rank[0] + grown)
             seconds = seconds_of(work)
             scheduler.latency.observe_decodes(work, seconds)
             now += seconds

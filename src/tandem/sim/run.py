@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from tandem.core.batches import POOL_TOKENS
 from tandem.core.clock import WaitingClock
 from tandem.core.errors import InvalidRequest, PolicyFault
 from tandem.core.events import TokenEvent
@@ -24,7 +25,8 @@ from tandem.sim.leap import Leaper
 
 # Steps of a supply to keep queued: one that runs and the next one.
 _STEPS_AHEAD = 2
-# Offline requests of a stream that are in the engine, as the server keeps its batches' lines there.
+# Offline requests of a stream that are in the engine, as the server keeps its batches' lines there;
+# fewer once their prompts have `POOL_TOKENS`.
 _OFFLINE_AHEAD = 256
 # A policy that runs nothing for this long while requests wait is taken to run nothing ever.
 _STALL_S = 10.0
@@ -120,7 +122,7 @@ class Simulation:
         self._sample_due_s = 0.0
         self._supply = supply
         self._offline = offline
-        self._num_offline = 0
+        self._ahead = self._ahead_tokens = 0
         self._unfinished = 0  # choices
         self._ended = (0.0, 0)  # when choices ended last, and how many
         for spec in trainers:
@@ -230,11 +232,12 @@ class Simulation:
                 self._loop.teaching.add_step(arrival.work)
             else:
                 self._add(arrival.work, arrival.at_s)
-        while self._offline is not None and self._num_offline < _OFFLINE_AHEAD:
+        while self._offline and self._ahead < _OFFLINE_AHEAD and self._ahead_tokens < POOL_TOKENS:
             if (request := next(self._offline, None)) is None:
                 self._offline = None
             elif self._add(request, now):
-                self._num_offline += request.n
+                self._ahead += request.n
+                self._ahead_tokens += request.n * len(request.prompt)
 
     def _add(self, request: Request, at_s: float) -> bool:
         """False if the engine refuses it; a server would continue, too."""
@@ -301,7 +304,8 @@ class Simulation:
                 continue
             self._unfinished -= 1
             if self._offline is not None and outcome.work_class is WorkClass.OFFLINE:
-                self._num_offline -= 1
+                self._ahead -= 1
+                self._ahead_tokens -= outcome.prompt_tokens
             outcome.finished = event.finish_reason is not FinishReason.ERROR
             if not outcome.finished:
                 outcome.error = event.error or "failed"

@@ -87,9 +87,12 @@ def update(connection: Connection, batch: BatchRecord, was: Sequence[BatchStatus
 
 
 def cancel(connection: Connection, batch_id: str, now_s: float) -> BatchRecord | None:
-    """Ask for the end of a batch, whoever works on it; the batch as it is then."""
+    """Ask for the end of a batch, whoever works on it; the batch as it is then. One that ends
+    already, for whatever reason, goes on with that."""
     batch = find(connection, batch_id)
     if batch is None or batch.status.ended or batch.status is BatchStatus.FINALIZING:
+        return batch
+    if batch.errors or BatchStatus.EXPIRED.value in batch.stamps:
         return batch
     if batch.status is not BatchStatus.CANCELLING:
         stamps = {**batch.stamps, BatchStatus.CANCELLING.value: now_s}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from batch_stage import Stage, until
 
-from tandem.core.batches import BatchStatus, LineResult
+from tandem.core.batches import BatchRecord, BatchStatus, LineResult
 from tandem.core.errors import StoreError
 from tandem.services.auth import ApiKeys, Caller
 from tandem.services.batches.reply import Reply
@@ -177,11 +177,35 @@ async def test_a_batch_that_has_expired_answers_no_line_after_a_restart(store: S
     kept = await old.now_of(made)
     expired = replace(kept, stamps={**kept.stamps, "expired": 1001.0})
     assert await store.write(rows.update, expired, (kept.status,))
+    late = await old.batches.cancel(made.batch_id, "")
+    assert late.status is BatchStatus.IN_PROGRESS
     new = Stage(store)
     await new.batches.start()
     batch = await new.ended(made)
     assert (batch.status, batch.failed) == (BatchStatus.EXPIRED, 2)
-    assert new.answered == []
+    assert new.answered == [] and "cancelling" not in batch.stamps
+
+
+async def test_a_batch_that_is_cancelled_as_it_expires_is_cancelled(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(store)
+    stage.wait.clear()
+    made = await stage.make(2)
+    await until(lambda: stage.at_once == 2)
+    whole = rows.update
+
+    def cancelled_before(connection: Any, batch: BatchRecord, was: Any) -> bool:
+        if "expired" in batch.stamps:
+            rows.cancel(connection, batch.batch_id, stage.now_s)
+        return whole(connection, batch, was)
+
+    monkeypatch.setattr(rows, "update", cancelled_before)
+    stage.ran_s += 86_401
+    batch = await stage.ended(made)
+    assert batch.status is BatchStatus.CANCELLED and "expired" not in batch.stamps
+    codes = [line["error"]["code"] for line in await stage.lines(batch.error_file)]
+    assert codes == ["batch_cancelled"] * 2
 
 
 async def test_a_store_that_cannot_note_the_time_expires_no_line(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from batch_stage import Stage, until
 
-from tandem.core.batches import BatchStatus
+from tandem.core.batches import BatchError, BatchStatus
 from tandem.core.errors import AdapterError
 from tandem.core.learning import AdapterRecord, VersionRecord, VersionState
 from tandem.core.version import AdapterVersion
@@ -89,7 +90,9 @@ async def test_what_is_loaded_by_hand_answers_although_the_adapter_has_no_versio
     assert {pin for _, pin in stage.answered} == {None}
 
 
-async def test_a_batch_whose_version_is_lost_fails_with_what_was_answered(store: Store) -> None:
+async def test_a_batch_whose_version_is_lost_fails_and_has_a_result_for_each_line(
+    store: Store,
+) -> None:
     stage = Stage(store)
     loaded = await formal(stage)
 
@@ -101,4 +104,28 @@ async def test_a_batch_whose_version_is_lost_fails_with_what_was_answered(store:
     assert not Path(loaded.path).exists()
     assert batch.status is BatchStatus.FAILED
     assert [error.code for error in batch.errors] == ["version_gone"]
-    assert (batch.completed, batch.failed, stage.answered) == (0, 0, [])
+    assert (batch.completed, batch.failed, stage.answered) == (0, 3, [])
+    assert "expired" not in batch.stamps
+    errors = [line["error"] for line in await stage.lines(batch.error_file)]
+    assert [error["code"] for error in errors] == ["version_gone"] * 3
+    assert errors[0]["message"] == batch.errors[0].message
+
+
+async def test_a_start_that_closes_lines_of_a_lost_version_is_continued(store: Store) -> None:
+    """Also where its files are there again: no line is answered any more."""
+    before = Stage(store)
+    await formal(before)
+    before.wait.clear()
+    made = await before.make(3, "demo:formal")
+    await until(lambda: before.at_once == 3)
+    await before.batches.stop()
+    kept = await before.now_of(made)
+    gone = replace(kept, errors=(BatchError("version_gone", "it is gone"),))
+    assert await store.write(rows.update, gone, (kept.status,))
+    await before.batches.cancel(made.batch_id, "")
+    after = Stage(store)
+    await after.engine.publish_adapter(before.engine.adapters["formal"])
+    await after.batches.start()
+    batch = await after.ended(made)
+    assert (batch.status, batch.failed, after.answered) == (BatchStatus.FAILED, 3, [])
+    assert "cancelling" not in batch.stamps

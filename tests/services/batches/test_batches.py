@@ -6,15 +6,19 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from batch_stage import CHAT, HERE, Stage, until
 
-from tandem.core.batches import BatchStatus
+from tandem.build_app import build_batches
+from tandem.config import Settings
+from tandem.core.batches import BatchRecord, BatchStatus
 from tandem.core.errors import Conflict, EngineDead, NotFound, QuotaExceeded
 from tandem.services.answering.answer import GenerationFailed
-from tandem.services.auth import Caller
+from tandem.services.answering.models import Pin
+from tandem.services.auth import ApiKeys, Caller
 from tandem.services.batches.plan import read_asks, read_plan
 from tandem.services.batches.reply import Reply
 from tandem.services.batches.service import BatchAsk
@@ -168,6 +172,35 @@ async def test_a_line_that_always_fails_costs_no_other(
     assert told["code"] == "generation_failed" and "ours" not in told["message"]
 
 
+class Deadly(Stage):
+    """One line ends the engine, and with it all that are in it."""
+
+    deaths = 0
+
+    async def respond(
+        self, batch: BatchRecord, body: bytes, caller: Caller, pinned: Pin | None
+    ) -> Reply:
+        before = self.deaths
+        if json.loads(body)["prompt"] == "p2":
+            await asyncio.sleep(0.005)
+            self.deaths += 1
+            raise EngineDead("p2")
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+            if self.deaths > before:
+                raise EngineDead("another line")
+        return Reply(200, {})
+
+
+async def test_a_line_that_kills_the_engine_fails_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.services.tasks.FIRST_S", 0.001)
+    stage = Deadly(store)
+    batch = await stage.ended(await stage.make(8))
+    assert (batch.completed, batch.failed, stage.deaths) == (7, 1, 10)
+
+
 async def test_results_are_cleared_once_they_are_in_files(store: Store) -> None:
     stage = Stage(store)
     batch = await stage.ended(await stage.make(12))
@@ -204,3 +237,12 @@ async def test_a_file_is_not_deleted_under_a_batch(store: Store) -> None:
     await stage.files.delete(made.input_file, "")
     with pytest.raises(NotFound):
         await stage.batches.create(BatchAsk(made.input_file, CHAT, "24h"), HERE)
+
+
+async def test_a_server_has_thirty_lines_with_long_documents_in_its_engine(store: Store) -> None:
+    stage, rest = Stage(store), cast(Any, None)
+    tools = cast(Any, SimpleNamespace(client=stage.engine, receipts=None))
+    made = build_batches(Settings(), store, tools, stage.files, ApiKeys(), rest, rest)
+    async with asyncio.timeout(1):
+        for _ in range(30):
+            await made._tools.pool.take(33_000)  # 99 kB of text

@@ -99,14 +99,14 @@ class _Batch:
     seconds: float = math.inf  # that the pass may take
     benefit: float = 0.0  # of what is in it
     full: bool = False  # whether something was cut or is late
-    starting: list[Sequence] = field(default_factory=list)  # what waits and gets rows
+    starting: list[Sequence] = field(default_factory=list)  # what waits and gets rows in time
 
     def add(self, view: View, seq: Sequence, weight: float) -> None:
         """Add what is left of a sequence, as far as there are rows; each is worth `weight`."""
         if self.rows <= 0:
             self.full = True
             return
-        if is_waiting(seq):
+        if is_waiting(seq) and not self.full:
             self.starting.append(seq)
         start = seq.computed or view.kv.match(seq)
         wanted = len(seq.tokens) - start

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import nullcontext
 
 from tandem.core.batches import BatchRecord
 from tandem.core.errors import (
@@ -28,6 +29,9 @@ from tandem.services.tasks import Backoff
 logger = logging.getLogger(__name__)
 
 _TRIES, _DEATHS = 3, 10
+# After so many deaths of the engine under it, a line is sent while no other such line is: the one
+# that kills the engine then has no others with it.
+_SUSPECTED = 2
 
 
 async def reply_to(
@@ -37,9 +41,10 @@ async def reply_to(
     times where it may be the line after all."""
     backoff, met = Backoff(), Counter[type[Exception]]()
     while True:
-        await engine_ready(tools.client)
         try:
-            reply = await tools.respond(batch, body, caller, pin)
+            async with tools.alone if met[EngineDead] >= _SUSPECTED else nullcontext():
+                await engine_ready(tools.client)
+                reply = await tools.respond(batch, body, caller, pin)
             if reply.status != 404 or pin is None or pin.version is None or met[NotFound]:
                 return reply
             met[NotFound] += 1  # was it the pinned version that is not there?

@@ -2,7 +2,7 @@
 
 Each result is committed before it counts, so a server that starts again goes on with the lines that
 have none. Knows one batch; who works on which is the service's. Invariant: at the end every line
-has one result, which stands in one of the two files, unless the input or its version was lost.
+has one result, which stands in one of the two files, unless the input was lost.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class BatchRun:
         else:
             try:
                 await self._answer_for(self._tools.keys.of_tenant(self.batch.tenant), *read)
-                await self._close_lines(*read)
             except VersionGone as error:
                 self.batch = replace(self.batch, errors=(BatchError("version_gone", str(error)),))
+            await self._close_lines(*read)
         counted = await self._store.read(rows.find, self.batch.batch_id)
         named = replace(
             self.batch,
@@ -114,7 +114,7 @@ class BatchRun:
         """Whether no line is answered any more. What has passed of the window is committed now and
         then, so the next start goes on from there. Raises `Superseded`, `StoreError`."""
         batch = self.batch
-        if self.cancelling.is_set() or BatchStatus.EXPIRED.value in batch.stamps:
+        if self.cancelling.is_set() or BatchStatus.EXPIRED.value in batch.stamps or batch.errors:
             return True
         time_s = self._began_s + self._tools.passed.ran_s() - self._ran_s
         if time_s >= batch.expires_s:
@@ -286,16 +286,10 @@ class BatchRun:
             return
         # Why they end is committed first: a start that goes on from here says the same.
         stamps = {**self.batch.stamps}
-        if not self.cancelling.is_set():
+        if not (self.cancelling.is_set() or self.batch.errors):
             stamps.setdefault(BatchStatus.EXPIRED.value, self._tools.now())
         await self._move(replace(self.batch, stamps=stamps), BatchStatus.IN_PROGRESS)
-        code = "batch_cancelled" if self._cancelled else "batch_expired"
-        message = (
-            "the batch was cancelled before this request was answered"
-            if self._cancelled
-            else "the batch's completion window ended before this request was answered"
-        )
-        error = {"code": code, "message": message}
+        error = self._why()
         for start in range(0, len(left), _AT_ONCE):
             some = left[start : start + _AT_ONCE]
             asks = await asyncio.to_thread(read_asks, file, some)
@@ -306,6 +300,15 @@ class BatchRun:
                 for line, ask in zip(some, asks, strict=True)
             ]
             await self._store.write(rows.keep, self.batch, results)
+
+    def _why(self) -> dict[str, str]:
+        """The error of a line that is not answered."""
+        if self.batch.errors:
+            return {"code": self.batch.errors[0].code, "message": self.batch.errors[0].message}
+        code, why = "batch_expired", "the batch's completion window ended"
+        if self._cancelled:
+            code, why = "batch_cancelled", "the batch was cancelled"
+        return {"code": code, "message": f"{why} before this request was answered"}
 
     async def _write(self, file_id: str, *, ok: bool) -> None:
         if await self._tools.files.known(file_id):
@@ -347,7 +350,9 @@ class BatchRun:
         assert kept is not None and kept.status is BatchStatus.CANCELLING
         self.cancelling.set()
         self.batch = replace(self.batch, status=kept.status)
-        await self._move(replace(changed, stamps=changed.stamps | kept.stamps), status)
+        stamps = changed.stamps | kept.stamps
+        stamps.pop(BatchStatus.EXPIRED.value, None)  # it was cancelled before
+        await self._move(replace(changed, stamps=stamps), status)
 
 
 def _give_back(pool: Pool, taken: int, _: asyncio.Task[None]) -> None:

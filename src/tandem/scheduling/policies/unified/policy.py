@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.decision import Candidate, Decision, SliceCandidate
 from tandem.core.sequence import Sequence
+from tandem.core.slo import WorkClass
 from tandem.kv.eviction import ByClass
 from tandem.scheduling.policies.unified.deadlines import Deadlines, margin
 from tandem.scheduling.policies.unified.ledger import Ledger
@@ -215,7 +216,7 @@ class Unified:
                 ranked.append((value, [seq], start, view.kv.new_blocks(seq, length)))
         ranked.sort(key=lambda each: -each[0])
         learning = view.running_in_order[len(view.serving) :]
-        more = view.kv.online_demand_blocks - view.kv.blocks_of(scene.running)  # that come
+        more = view.kv.online_demand_blocks - view.kv.held_blocks(WorkClass.ONLINE)  # that come
         running = [*scene.running, *scene.offline]
         memory = PeakMemory(view, self._ends, running, learning, max(0.0, more))
         fitting: list[_Ranked] = []
