@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from tandem.api.adapters import forget
-from tandem.api.connection import as_json, read
+from tandem.api.connection import as_json, read, who_asks
 from tandem.api.generation import asks
 from tandem.api.schemas import DetokenizeRequest, TokenizeRequest
 from tandem.api.surface import Surface
@@ -23,7 +23,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
     @app.get("/v1/models")
     async def list_models(request: Request) -> Response:
         """The base model and one model for each adapter, of those that the caller may see."""
-        found = surface.models.listed(request.state.caller)
+        found = surface.models.listed(who_asks(request))
         return as_json({"object": "list", "data": [_model_json(surface, each) for each in found]})
 
     @app.get("/v1/models/{model:path}")
@@ -34,7 +34,7 @@ def add_model_routes(app: FastAPI, surface: Surface) -> None:  # noqa: C901
     @app.delete("/v1/models/{model:path}")
     async def delete_model(model: str, request: Request) -> Response:
         """Forget a fine-tuned model: the adapter of this name, with its versions."""
-        request.state.caller.require_admin()
+        who_asks(request).require_admin()
         found = await _resolved(surface, request, model)
         if found.name is None or found.checkpoint:
             what = "a checkpoint" if found.checkpoint else "the base model"
