@@ -178,7 +178,9 @@ def build_batches(
             models=models,
             keys=keys,
             respond=Lines(generation, models, tools.receipts),
-            pool=Pool(_POOL_TIMES * sequences, POOL_TOKENS),
+            pool=Pool(
+                _POOL_TIMES * sequences, min(POOL_TOKENS, settings.server.max_waiting_tokens // 2)
+            ),
             most_lines=settings.batches.max_requests,
             most_file_bytes=settings.batches.max_file_bytes,
             most_bytes=settings.server.max_body_bytes,

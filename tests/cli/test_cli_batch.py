@@ -189,6 +189,12 @@ def test_answers_are_written_through_a_link_and_into_a_device(url: str, tmp_path
     words = ["-o", "/dev/null", "--errors", str(tmp_path / "errors.jsonl"), "--url", url]
     assert run("run", str(requests(tmp_path)), *words).exit_code == 0
     assert Path("/dev/null").is_char_device()
+    read, write = os.pipe()
+    words = ["-o", f"/dev/fd/{write}", "--errors", str(tmp_path / "errors.jsonl"), "--url", url]
+    assert run("run", str(requests(tmp_path)), *words).exit_code == 0
+    os.close(write)
+    with os.fdopen(read) as piped:
+        assert len(piped.read().splitlines()) == 5
 
 
 def test_an_interrupt_tells_the_command_that_goes_on(

@@ -274,8 +274,10 @@ def test_a_shortage_of_learning_alone_ends_no_engine():
         bench.loop.teaching.add_score(ScoreRequest(f"s{number}", (1, 2, 3, 4), 2))
         bench.run()
         assert bench.failures[f"s{number}"] == NO_MEMORY and not bench.loop.exhausted
-    for number in range(3):
+    for number in range(3):  # and it hides none of theirs
         bench.loop.add(learning_bench.request(f"r{number}", (1, 2, 3)))
+        bench.run()
+        bench.loop.teaching.add_score(ScoreRequest(f"t{number}", (1, 2, 3, 4), 2))
         bench.run()
     assert bench.loop.exhausted
 

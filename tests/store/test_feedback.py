@@ -12,7 +12,6 @@ from tandem.core.learning import (
     AdapterRecord,
     AnswerTokens,
     Ending,
-    FeedbackKind,
     PromptTokens,
     Receipt,
     ReceiptChoice,
@@ -39,19 +38,6 @@ async def test_feedback_comes_back_as_it_went(store: Store) -> None:
     assert await store.read(feedback.find_by_key, "k", "once") == stored
     assert await store.read(feedback.find_by_key, "other", "once") is None
     assert await store.read(feedback.find, "f2") is None
-
-
-async def test_comments_hide_no_ratings(store: Store) -> None:
-    await store.write(adapters.create, AdapterRecord("formal", 0.0))
-    rating = {"kind": FeedbackKind.RATING, "version": "formal@1", "signal": "explicit"}
-    for number in range(3):
-        said = make_feedback(f"r{number}", rating=1.0, completion_id=f"c{number}", **rating)
-        await store.write(feedback.add, said, [])
-    for number in range(5):
-        said = make_feedback(f"f{number}", kind=FeedbackKind.COMMENT, comment="hm")
-        await store.write(feedback.add, said, [])
-    found = await store.read(feedback.ratings, "formal", "explicit", 2)
-    assert [thumb.up for thumb in found["formal@1"]] == [True, True]
 
 
 async def test_what_was_served_is_kept_with_the_sample(store: Store) -> None:

@@ -40,8 +40,10 @@ async def test_no_key_keeps_another_out(store: Store) -> None:
     """One key's samples may wait for others without end (`key_share`)."""
     await store.write(fill, 4, key_id="many")
     await store.write(samples.add, [make_sample("late", key_id="few")])
-    heads = await store.read(samples.heads, "formal", limit=3)
+    heads = await store.read(samples.heads, "formal", limit=3, fair=True)
     assert [head.sample_id for head in heads] == ["s0", "s1", "late"]
+    heads = await store.read(samples.heads, "formal", limit=3)
+    assert [head.sample_id for head in heads] == ["s0", "s1", "s2"]
 
 
 async def test_a_roll_back_refuses_only_what_the_version_learned_from(store: Store) -> None:

@@ -76,9 +76,10 @@ class Remote:
     def download(self, path: str, target: Path) -> int:
         """Write what is at `path` into a file, which changes once all of it is here; its bytes.
         Raises `RemoteError`."""
-        whole = target.resolve()  # a link to it stays
-        device = whole.exists() and not whole.is_file()
-        beside = whole if device else whole.with_name(f".tandem-{os.getpid()}.part")
+        # A device, a pipe, and a file in a folder that takes no other are written as they are.
+        as_it_is = target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK))
+        whole = target if as_it_is else target.resolve()  # a link to it stays
+        beside = whole if as_it_is else whole.with_name(f".tandem-{os.getpid()}.part")
         size_bytes = 0
         try:
             with self._http.stream("GET", path) as answer:
@@ -88,14 +89,14 @@ class Remote:
                 with beside.open("wb") as file:
                     for part in answer.iter_bytes():
                         size_bytes += file.write(part)
-            if not device:
+            if not as_it_is:
                 beside.replace(whole)
         except httpx.HTTPError as error:
             raise Unreachable(f"cannot download to {target}: {error}") from error
         except (OSError, httpx.InvalidURL) as error:
             raise RemoteError(f"cannot download to {target}: {error}") from error
         finally:
-            if not device:
+            if not as_it_is:
                 beside.unlink(missing_ok=True)
         return size_bytes
 

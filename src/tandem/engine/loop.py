@@ -193,16 +193,10 @@ class EngineLoop:
             self._scheduler.fail_step("the iteration was interrupted", self._clock.now())
             raise
         else:
-            known = self._scheduler.state.all
-            short = any(
-                reason == NO_MEMORY and known[seq_id].scoring is None
-                for result in results
-                for seq_id, reason in result.failed
-            )
-            self._shortages = self._shortages + 1 if short else 0
+            self._count_shortages(plan, results)
             finished = self.timer()
             lanes = list(zip(plan.lanes, results, strict=True))
-            rows = rows_by_work(lanes, known)
+            rows = rows_by_work(lanes, self._scheduler.state.all)
             events = self._scheduler.apply(results, self._clock.now())
             applied = self.timer()
             self._counters.count(
@@ -241,6 +235,18 @@ class EngineLoop:
             self._counters.check_failures += 1
             return False
         return True
+
+    def _count_shortages(self, plan: StepPlan, results: list[StepResult]) -> None:
+        """Of iterations with requests, how many in a row had no memory for one of them."""
+        known = self._scheduler.state.all
+        spans = (span for lane in plan.lanes for span in lane.spans)
+        if any(known[span.seq_id].scoring is None for span in spans):
+            short = any(
+                reason == NO_MEMORY and known[seq_id].scoring is None
+                for result in results
+                for seq_id, reason in result.failed
+            )
+            self._shortages = self._shortages + 1 if short else 0
 
     def _report_stall(self, now: float) -> None:
         """Report once that requests wait and the policy runs nothing."""

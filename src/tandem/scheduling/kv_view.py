@@ -15,6 +15,8 @@ from tandem.kv.holders import Apart
 from tandem.kv.offline_pool import OfflinePool
 from tandem.kv.queries import CacheQueries
 
+_RANKS = {work_class: rank for rank, work_class in enumerate(WorkClass)}
+
 
 class KVView:
     """Memory in blocks of `block_size` tokens. `demand` is that of online requests."""
@@ -32,7 +34,7 @@ class KVView:
     def held_blocks(self, work_class: WorkClass) -> int:
         """Blocks of the running sequences of a class, without those that a class before it holds
         too. A shared block counts once."""
-        return self._cache.held_by_rank[list(WorkClass).index(work_class)]
+        return self._cache.held_by_rank[_RANKS[work_class]]
 
     @property
     def online_demand_blocks(self) -> float:

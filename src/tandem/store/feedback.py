@@ -111,24 +111,25 @@ class Thumb:
 def ratings(
     connection: Connection, adapter: str, signal: str, limit: int
 ) -> dict[str, list[Thumb]]:
-    """An adapter's newest `limit` ratings of one signal, oldest first, by the label of the rated
-    version. If an answer has several ratings, the last one counts; one of 0.5 takes
+    """Ratings of one signal among an adapter's newest `limit` feedback, oldest first, by the label
+    of the rated version. If an answer has several ratings, the last one counts; one of 0.5 takes
     them back."""
     newest = (
         sa.select(FEEDBACK)
-        .where(
-            FEEDBACK.c.adapter == adapter,
-            FEEDBACK.c.kind == FeedbackKind.RATING.value,
-            FEEDBACK.c.signal == signal,
-            FEEDBACK.c.version != "",
-        )
+        .where(FEEDBACK.c.adapter == adapter)
         .order_by(FEEDBACK.c.row.desc())
         .limit(limit)
         .subquery()
     ).c
-    query = sa.select(
-        newest.version, newest.completion_id, newest.chosen, newest.rating, newest.key_id
-    ).order_by(newest.row)
+    query = (
+        sa.select(newest.version, newest.completion_id, newest.chosen, newest.rating, newest.key_id)
+        .where(
+            newest.kind == FeedbackKind.RATING.value,
+            newest.signal == signal,
+            newest.version != "",
+        )
+        .order_by(newest.row)
+    )
     last: dict[tuple[str, str, str], tuple[float, str]] = {}
     for version, completion_id, chosen, rating, key_id in connection.execute(query):
         last[version, completion_id, chosen] = rating, key_id

@@ -33,6 +33,7 @@ class SampleHead:
     key_id: str
     desirable: bool = True
     refusals: int = 0  # refused candidates that learned from it
+    deaths: int = 0  # of the engine that trained it; not kept in the store
 
 
 _REFUSALS = (
@@ -48,7 +49,7 @@ _REFUSALS = (
     .label("refusals")
 )
 _HEAD = (
-    *(SAMPLES.c[name] for name in SampleHead.__dataclass_fields__ if name != "refusals"),
+    *(SAMPLES.c[name] for name in SampleHead.__dataclass_fields__ if name in SAMPLES.c),
     _REFUSALS,
 )
 
@@ -68,13 +69,14 @@ def heads(
     newest_first: bool = False,
     limit: int = 10_000,
     without: Collection[int] = (),
+    fair: bool = False,
 ) -> list[SampleHead]:
     """Samples of an adapter without their text, in order of arrival (or reversed); none that a
     version of `without` was the first to learn from.
 
     Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`). What may wait
-    without end must not fill the `limit`: of accepted ones dislikes come last, and each API key
-    has as much of it as the others.
+    without end must not fill the `limit`: of accepted ones dislikes come last, and with `fair` each
+    API key has as much of it as the others.
     """
     query = sa.select(*_HEAD).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.split == split.value, SAMPLES.c.state == state.value
@@ -84,15 +86,14 @@ def heads(
     order = SAMPLES.c.row.desc() if newest_first else SAMPLES.c.row.asc()
     liked = SAMPLES.c.desirable.is_(True)
     found: list[SampleHead] = []
-    if state is not SampleState.ACCEPTED:
-        rows = connection.execute(query.order_by(order).limit(limit)).mappings()
-        return [from_row(SampleHead, row) for row in rows]
     turn = sa.func.row_number().over(partition_by=SAMPLES.c.key_id, order_by=order)
-    for these in (liked, ~liked):
-        some = query.where(these).order_by(turn, order).limit(limit - len(found))
-        rows = connection.execute(some).mappings()
-        both = [from_row(SampleHead, row) for row in rows]
-        found += sorted(both, key=lambda head: head.row, reverse=newest_first)
+    for these in (liked, ~liked) if state is SampleState.ACCEPTED else (sa.true(),):
+        some, left = query.where(these), limit - len(found)
+        rows = connection.execute(some.order_by(order).limit(left)).mappings().all()
+        if fair and len(rows) == left:  # there may be more: each key in its turn
+            rows = connection.execute(some.order_by(turn, order).limit(left)).mappings().all()
+            rows = sorted(rows, key=lambda row: int(row["row"]), reverse=newest_first)
+        found += [from_row(SampleHead, row) for row in rows]
     return found
 
 

@@ -66,7 +66,7 @@ async def test_a_job_outlives_its_engine(tmp_path: Path, at: str) -> None:
 async def test_a_job_that_ends_the_engine_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten times, and less and less often."""
+    """Less and less often until then."""
     waits: list[float] = []
 
     async def noted(backoff: tasks.Backoff) -> None:
@@ -86,8 +86,8 @@ async def test_a_job_that_ends_the_engine_ends(
     async with jobs_over(tmp_path, engine) as (world, jobs):
         job = await jobs.create(ask(await upload(world, supervised(8))), CALLER)
         job = await ended(jobs, job.job_id)
-        assert job.status is JobStatus.FAILED and "10 times" in job.error["message"]
-        assert waits == [2.0**number for number in range(9)]
+        assert job.status is JobStatus.FAILED and "20 times" in job.error["message"]
+        assert waits == [2.0**number for number in range(19)]
 
 
 async def test_a_job_without_room_fails_before_it_trains(

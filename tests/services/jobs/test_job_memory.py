@@ -24,6 +24,11 @@ from tandem.services.learning import loaded
 from tandem.services.learning.conclude import Concluder
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "FIRST_S", 0.02)
+
+
 @pytest.mark.parametrize("paused", [False, True])
 async def test_a_job_waits_for_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paused: bool

@@ -11,6 +11,7 @@ import pytest
 from fake_engine import FakeEngine
 from fake_scores import score_of
 from learning_world import settled, state_of, until, world
+from tandem.core.errors import NoMemory
 from tandem.core.learning import Sample, SampleKind, SampleState, VersionState
 from tandem.core.plan import NO_MEMORY
 from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
@@ -129,6 +130,26 @@ async def test_samples_that_break_a_step_are_isolated(tmp_path: Path) -> None:
         assert {await state_of(made, sample) for sample in good} == {SampleState.CONSUMED}
         row = (await made.store.read(samples.get, [bad.sample_id]))[0]
         assert row.problem == "the loss is not finite"
+
+
+async def test_a_shortage_for_reference_scores_is_no_samples_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one sample is alone, which could be too large for a step."""
+    monkeypatch.setattr("tandem.services.learning.learner._LOOK_FOR_ROOM_S", 0.02)
+    short = [NoMemory(NO_MEMORY)] * 5
+
+    def score_as(request: ScoreRequest, under: str | None) -> float:
+        if short:
+            raise short.pop()
+        return score_of(request.tokens, request.prompt_tokens, under)
+
+    async with world(tmp_path, engine=FakeEngine(score_as=score_as)) as made:
+        sample = made.sample()
+        await made.give([sample])
+        made.learner.notify("formal")
+        await settled(made)
+        assert not short and await state_of(made, sample) is SampleState.CONSUMED
 
 
 async def test_answers_that_repeat_themselves_are_not_imitated(tmp_path: Path) -> None:

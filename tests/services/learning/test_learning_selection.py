@@ -180,6 +180,11 @@ def test_a_few_bad_samples_take_fewer_others_with_them_each_time() -> None:
     [last] = candidates([replace(each, refusals=2) for each in again], 64, settings, NOW_S)
     assert len(last) == 16 and sum(each.loss == 9.0 for each in last) == 6
     assert len(candidates([replace(good[0], refusals=2)], 1, settings, NOW_S)[0]) == 1
+    # No fewer than the keys' shares need, or they would wait without end.
+    shares = replace(settings, key_share=0.25)
+    few = [head(row, refusals=2, key_id=str(row % 4)) for row in range(16)]
+    [again] = candidates(few, 8, shares, NOW_S)
+    assert len(again) == 4 and ready_in_s(again, 8, shares, NOW_S) == 0.0
 
 
 def arrived(count: int, newest_s: float, oldest_s: float) -> list[SampleHead]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from tandem.core.batches import BatchRecord
 from tandem.core.errors import (
@@ -29,9 +29,9 @@ from tandem.services.tasks import Backoff
 logger = logging.getLogger(__name__)
 
 _TRIES, _DEATHS = 3, 10
-# After so many deaths of the engine under it, a line is sent while no other such line is: the one
-# that kills the engine then has no others with it.
-_SUSPECTED = 2
+# After so many deaths of the engine under it, a line is sent beside few such lines, then beside
+# none: the one that kills the engine has ever fewer others with it.
+_SUSPECTED, _ALONE = 2, 5
 
 
 async def reply_to(
@@ -42,7 +42,7 @@ async def reply_to(
     backoff, met = Backoff(), Counter[type[Exception]]()
     while True:
         try:
-            async with tools.alone if met[EngineDead] >= _SUSPECTED else nullcontext():
+            async with _beside(met[EngineDead], tools):
                 await engine_ready(tools.client)
                 reply = await tools.respond(batch, body, caller, pin)
             if reply.status != 404 or pin is None or pin.version is None or met[NotFound]:
@@ -57,6 +57,13 @@ async def reply_to(
                 return _failed(error)
             logger.debug("a line of %s waits: %s", batch.batch_id, error)
         await backoff.wait()
+
+
+def _beside(deaths: int, tools: BatchTools) -> AbstractAsyncContextManager[None]:
+    """Held while a line is answered under which the engine has died so often."""
+    if deaths >= _ALONE:
+        return tools.alone
+    return tools.few if deaths >= _SUSPECTED else nullcontext()
 
 
 def _most_tries(error: Exception) -> int | None:

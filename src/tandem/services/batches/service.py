@@ -78,7 +78,6 @@ class Batches:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._tasks.clear()
 
     async def create(self, ask: BatchAsk, caller: Caller) -> BatchRecord:
         """Make a batch, which is validated next.

@@ -35,5 +35,6 @@ class BatchTools:
     passed: Passed
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the lines of an input file are read: one file at a time."""
-    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a line is answered that may be what kills the engine: one such line at a time."""
+    few: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
+    alone: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Held while a line is answered that may be what kills the engine: few of such, or one."""

@@ -12,7 +12,8 @@ from tandem.services.jobs.tools import JobFailed
 from tandem.services.learning.publish import engine_ready
 from tandem.services.tasks import Backoff
 
-_MOST = 10
+# More than one line of a batch may cause.
+_MOST = 20
 
 
 class Deaths:
@@ -26,18 +27,14 @@ class Deaths:
 
     async def outlive(self, error: EngineDead | TrainingCancelled, step: int) -> None:
         """Wait for the engine after an interruption; the last commit is that of `step`. After a
-        death longer each time; the tenth one without a commit raises `JobFailed`."""
+        death longer each time; the twentieth one without a commit raises `JobFailed`."""
         if step > self._step:
             self._step, self._number = step, 0
             self._backoff.reset()
+        if isinstance(error, EngineDead):
+            self._number += 1
+            if self._number >= _MOST:
+                told = f"the engine ended {_MOST} times in a row after step {step} of this job"
+                raise JobFailed(f"{told}, the last time: {error}", "training_failed")
+            await self._backoff.wait()
         await engine_ready(self._client)
-        if isinstance(error, TrainingCancelled):
-            return
-        self._number += 1
-        if self._number >= _MOST:
-            raise JobFailed(
-                f"the engine ended {_MOST} times in a row while step {step + 1} and the next were "
-                f"trained, the last time: {error}",
-                "training_failed",
-            )
-        await self._backoff.wait()

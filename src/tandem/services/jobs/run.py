@@ -40,6 +40,7 @@ from tandem.services.learning.publish import NoRoom, engine_ready, move_durably,
 from tandem.services.learning.references import NotFinite
 from tandem.services.learning.steps import Failed, StepMaker, Wanted, run_steps
 from tandem.services.learning.strays import make_room, remove_staged
+from tandem.services.tasks import Backoff
 from tandem.store import Connection, adapters, events, jobs
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class JobRun:
         self._client = tools.course.client
         self.pausing = False
         """Whether it shall commit after the current step and stop."""
-        self._deaths = Deaths(self._client)
+        self._deaths, self._backoff = Deaths(self._client), Backoff()
         self._failures, self._told = 0, ""  # of steps in a row; for what memory it waits
 
     @property
@@ -136,6 +137,7 @@ class JobRun:
                         await self._wait_for_room(error)
                     except NoMemory as error:  # of steps, scores or the gate's answers
                         await self._wait_for_memory(error)
+                        await self._backoff.wait()  # steps since the last commit are done again
                     except (EngineDead, TrainingCancelled) as error:
                         if self.pausing:
                             raise _Paused from error
@@ -287,6 +289,7 @@ class JobRun:
         epoch_ends = epoch_ends and done == len(plans)
         if done:
             await self._commit(first + done, tokens, numbers if epoch_ends else None)
+            self._backoff.reset()
         if self.pausing and self.job.step < self.job.total_steps:
             raise _Paused
 

@@ -102,6 +102,8 @@ class BlockTrainer:
             wanted = _wanted(plan.sample_ids, plan.kind, block.settings, 0.0)
             try:
                 prepared = await maker.prepare(*wanted, judged=True)
+            except NoMemory:
+                raise
             except (NotFinite, InvalidRequest):
                 continue  # training finds out which of them it is
             given = await maker.scored(prepared)

@@ -7,6 +7,7 @@ the end, consumed, refused, invalid, kept by a held candidate, or accepted again
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -39,7 +40,7 @@ from tandem.store import adapters, samples
 from tandem.store.samples import SampleHead
 
 _REPLAY_POOL = 256
-_MOST_DEATHS = 3
+_MOST_DEATHS = 8
 
 
 class Progress(StrEnum):
@@ -65,7 +66,7 @@ class Course:
         """Seconds from the choice of samples to their version, the last time that one was made."""
         self._trainer = BlockTrainer(name, tools)
         self._waits_for_likes = False
-        self._deaths = 0  # of the engine in a row, while this was trained
+        self._deaths = Counter[str]()  # of the engine, while it trained these samples
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Progress] | None = None
         self._concluding = False
@@ -147,7 +148,8 @@ class Course:
         if record is None:
             return Progress.IDLE
         settings = resolve_settings(self._tools.defaults, record.settings)
-        waiting = await self._store.read(samples.heads, self.name)
+        fair = settings.key_share < 1.0
+        waiting = await self._store.read(samples.heads, self.name, fair=fair)
         if not waiting or await self._tools.others_first(self.name):
             return Progress.IDLE
         if await self._keeper.keep():
@@ -162,7 +164,8 @@ class Course:
             without=left,
         )
         now_s, most = self._tools.now(), settings.version_samples(replaying=bool(seen))
-        most = max(1, most >> self._deaths)  # one of them may be what kills the engine
+        if self._deaths:
+            waiting = [replace(head, deaths=self._deaths[head.sample_id]) for head in waiting]
         shared = candidates(waiting, most, settings, now_s)
         await self._tell_of_dislikes(waiting, teachable=bool(shared))
         ready = [group for group in shared if not ready_in_s(group, most, settings, now_s)]
@@ -195,15 +198,17 @@ class Course:
             await self.rest()
             await self._store.write(samples.release, self.name)
             raise
-        self._deaths = 0
+        for sample_id in claimed_ids:
+            self._deaths.pop(sample_id, None)
         return Progress.LEARNED
 
     async def _outlived(self, claimed: Sequence[Sample]) -> None:
-        """The engine died while these were trained. Half as many are tried next time; one that was
-        alone is not tried again."""
-        self._deaths += 1
-        if len(claimed) == 1 and self._deaths >= _MOST_DEATHS:
-            problem = {claimed[0].sample_id: "the engine ends whenever it is trained"}
+        """The engine died while these were trained: half as many of them are tried next time. One
+        that was alone, after many deaths, is not tried again."""
+        self._deaths.update(sample.sample_id for sample in claimed)
+        last = claimed[-1].sample_id
+        if len(claimed) == 1 and self._deaths[last] >= _MOST_DEATHS:
+            problem = {last: "the engine ends whenever it is trained"}
             await self._store.write(samples.invalidate, problem)
             await self._tools.tell(self.name, "warning", "a sample ends the engine", problem)
 

@@ -205,8 +205,8 @@ class Learner:
                     await self._tell(adapter, "error", waits)
                 await troubles.disk.wait()
             case EngineDead():  # these samples may have killed it
-                await engine_ready(self._tools.client)
                 await troubles.others.wait()
+                await engine_ready(self._tools.client)
             case TrainingCancelled():
                 pass
             case _:

@@ -219,7 +219,7 @@ class Publisher:
                 adopted = await self._client.publish_adapter(version)
             except EngineDead:
                 self._client.expect_adapter(version)
-                await self._engine_back()
+                await engine_ready(self._client, or_end=True)
                 continue
             self._at("after adopt")
             return adopted
@@ -265,13 +265,7 @@ class Publisher:
             except NotFound:
                 return
             except EngineDead:
-                await self._engine_back()
-
-    async def _engine_back(self) -> None:
-        while self._client.state is not EngineState.READY:
-            if self._client.state is EngineState.DRAINING:  # nobody would start it again
-                raise EngineDead("the server is stopping")
-            await asyncio.sleep(_ENGINE_POLL_S)
+                await engine_ready(self._client, or_end=True)
 
     async def load_reference(self, record: VersionRecord, name: str = "") -> AdapterVersion:
         """A version that others are scored against, whatever its adapter's current one is.
@@ -333,9 +327,12 @@ def _adapter_version(record: VersionRecord) -> AdapterVersion:
     return AdapterVersion(record.adapter, record.number, record.content_hash, record.path)
 
 
-async def engine_ready(client: ServingEngine) -> None:
-    """Wait until the engine takes requests again."""
+async def engine_ready(client: ServingEngine, *, or_end: bool = False) -> None:
+    """Wait until the engine takes requests again. With `or_end`, where nobody may cancel the wait,
+    raises `EngineDead` once the server ends, as the engine may not come back then."""
     while client.state is not EngineState.READY:
+        if or_end and client.state is EngineState.DRAINING:
+            raise EngineDead("the server is stopping")
         await asyncio.sleep(_ENGINE_POLL_S)
 
 

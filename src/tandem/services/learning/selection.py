@@ -62,14 +62,14 @@ def priority(head: SampleHead, now_s: float) -> float:
 
 
 def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
-    """The samples that may share a version, those with the one that has waited longest first: who
-    was refused does not wait for others without end.
+    """The samples that may share a version, as they were refused and outlived the engine equally
+    often. Those with the one that has waited longest are first: none waits for others without end.
 
     A dislike says only what not to move to, so it waits until as many answers are liked.
     """
     found = []
-    for refusals in {head.refusals for head in heads}:
-        if group := balanced([head for head in heads if head.refusals == refusals]):
+    for tries in {(head.refusals, head.deaths) for head in heads}:
+        if group := balanced([head for head in heads if (head.refusals, head.deaths) == tries]):
             found.append(group)
     return sorted(found, key=lambda group: min(head.created_s for head in group))
 
@@ -93,14 +93,19 @@ def candidates(
     """What versions could be made of samples that wait, each of `most` at most, in the order in
     which they would be made. Only what the keys' shares let in counts.
 
-    After a refusal half as many are tried together: the worst samples, which come first, take fewer
-    others with them.
+    After a refusal, or a death of the engine, half as many are tried together: bad ones, of which
+    the loss is high, come first and take fewer others with them.
     """
     found = []
     for group in groups(waiting):
-        number = max(1, most >> group[0].refusals)
+        number = _together(group, most, settings.key_share)
         found.append(balanced(choose(group, number, settings.key_share, now_s)))
     return found
+
+
+def _together(group: Sequence[SampleHead], most: int, key_share: float) -> int:
+    """How many of a group share a version; not so few that no key may give one."""
+    return max(math.ceil(1.0 / key_share - 1e-9), most >> group[0].refusals + group[0].deaths)
 
 
 def ready_in_s(
@@ -113,7 +118,7 @@ def ready_in_s(
     """
     if not group:
         return math.inf
-    if len(group) >= most:
+    if len(group) >= _together(group, most, settings.key_share):
         return 0.0
     arrived = [head.created_s for head in group]
     quiet_s, waited_s = now_s - max(arrived), now_s - min(arrived)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tandem.core.errors import EngineDead, InvalidRequest
+from tandem.core.errors import EngineDead, InvalidRequest, NoMemory
 from tandem.core.learning import Sample, SampleKind
 from tandem.core.ports import TeachingEngine
 from tandem.core.training import LossSpec, Role, StepOutcome, TrainingStep
@@ -197,8 +197,8 @@ async def run_steps(
     """Train steps in order, a few submitted ahead; what became of each.
 
     Once `more()` is false, none is submitted any more, and those in the engine are waited for.
-    Raises `TrainingCancelled` and `EngineDead`; steps that are still in the engine when the
-    generator is closed are cancelled.
+    Raises `TrainingCancelled`, `EngineDead` and, where a reference cannot be scored now,
+    `NoMemory`; steps that are still in the engine when the generator is closed are cancelled.
     """
     waiting = list(wanted)
     running: list[tuple[PreparedStep, asyncio.Task[StepOutcome]]] = []
@@ -208,6 +208,8 @@ async def run_steps(
                 request = waiting.pop(0)
                 try:
                     prepared = await maker.prepare(*request)
+                except NoMemory:  # of the reference's scores: not the samples' fault
+                    raise
                 except (NotFinite, InvalidRequest) as error:
                     yield Failed(tuple(request[1]), str(error))
                     continue

@@ -39,7 +39,7 @@ LOOKS = (8, 16, 32, 64, 128, 256)
 """At how many ratings of a version they are compared with those of the version before."""
 
 _CONFIDENCE = 0.95
-_FEEDBACK_READ = 2000
+_FEEDBACK_READ = 20_000
 _ASKED_AT_ONCE = 10
 _ASK_EVERY_S = 60.0
 
