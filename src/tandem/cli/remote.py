@@ -77,8 +77,9 @@ class Remote:
         """Write what is at `path` into a file, which changes once all of it is here; its bytes.
         Raises `RemoteError`."""
         # A device, a pipe, and a file in a folder that takes no other are written as they are.
-        as_it_is = target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK))
-        whole = target if as_it_is else target.resolve()  # a link to it stays
+        whole = target.resolve()  # a link to it stays
+        as_it_is = target.exists() and not (target.is_file() and os.access(whole.parent, os.W_OK))
+        whole = target if as_it_is else whole
         beside = whole if as_it_is else whole.with_name(f".tandem-{os.getpid()}.part")
         size_bytes = 0
         try:

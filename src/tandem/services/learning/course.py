@@ -206,9 +206,9 @@ class Course:
         """The engine died while these were trained: half as many of them are tried next time. One
         that was alone, after many deaths, is not tried again."""
         self._deaths.update(sample.sample_id for sample in claimed)
-        last = claimed[-1].sample_id
-        if len(claimed) == 1 and self._deaths[last] >= _MOST_DEATHS:
-            problem = {last: "the engine ends whenever it is trained"}
+        [alone, *others] = [sample.sample_id for sample in claimed] or [""]
+        if not others and self._deaths[alone] >= _MOST_DEATHS:
+            problem = {alone: "the engine ends whenever it is trained"}
             await self._store.write(samples.invalidate, problem)
             await self._tools.tell(self.name, "warning", "a sample ends the engine", problem)
 
