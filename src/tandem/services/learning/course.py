@@ -205,10 +205,10 @@ class Course:
     async def _outlived(self, claimed: Sequence[Sample]) -> None:
         """The engine died while these were trained: half as many of them are tried next time. One
         that was alone, after many deaths, is not tried again."""
-        self._deaths.update(sample.sample_id for sample in claimed)
-        [alone, *others] = [sample.sample_id for sample in claimed] or [""]
-        if not others and self._deaths[alone] >= _MOST_DEATHS:
-            problem = {alone: "the engine ends whenever it is trained"}
+        ids = [sample.sample_id for sample in claimed]
+        self._deaths.update(ids)
+        if len(ids) == 1 and self._deaths[ids[0]] >= _MOST_DEATHS:
+            problem = {ids[0]: "the engine ends whenever it is trained"}
             await self._store.write(samples.invalidate, problem)
             await self._tools.tell(self.name, "warning", "a sample ends the engine", problem)
 
