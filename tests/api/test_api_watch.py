@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from feedback_client import TURNS, served
+from feedback_client import served
 
 from fake_engine import FakeEngine, Script
 from learning_world import CANARY
@@ -18,6 +19,7 @@ from tandem.core.request import Request
 
 SOUND = "I am very well, thank you for asking me today."
 MMM = "M" + "m" * 60
+NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -47,17 +49,22 @@ def taught(
     with served(make_app(engine, learning=config)) as http:
         for version in ("formal@1", "formal@2"):
             for number in range(4):
-                asked = [{"role": "user", "content": f"{version}: what is {number} plus 1?"}]
+                turns = [{"role": "user", "content": f"{version}: what is {number} plus 1?"}]
                 pair = {"chosen": f"It is {number + 1}.", "rejected": f"{number + 1}"}
-                body = {"messages": asked, "adapter": "formal", "preference": pair}
+                body = {"messages": turns, "adapter": "formal", "preference": pair}
                 assert http.post("/feedback", json=body).status_code == 202
             wait_for(lambda version=version: answer(http)[1] == version, 20.0)  # type: ignore[misc]
         yield http
 
 
+def asked() -> list[dict[str, str]]:
+    """A prompt that was not sent before: of one prompt the last answer counts."""
+    return [{"role": "user", "content": f"How are you, {next(NUMBERS)}?"}]
+
+
 def answer(http: httpx.Client) -> tuple[str, str]:
     """The id of an answer, and who wrote it."""
-    found = http.post("/chat/completions", json={"model": "demo:formal", "messages": TURNS})
+    found = http.post("/chat/completions", json={"model": "demo:formal", "messages": asked()})
     assert found.status_code == 200, found.text
     return found.json()["id"], found.headers["x-tandem-adapter"]
 
@@ -97,9 +104,9 @@ def test_without_the_setting_nothing_is_rolled_back(tmp_path: Path) -> None:
 
 def test_an_answer_that_its_reader_gives_up_is_read_too(tmp_path: Path) -> None:
     with taught(tmp_path, "formal@2", delay_s=0.05) as http:
-        asked = {"model": "demo:formal", "messages": TURNS, "stream": True}
         for _ in range(5):
-            with http.stream("POST", "/chat/completions", json=asked) as stream:
+            body = {"model": "demo:formal", "messages": asked(), "stream": True}
+            with http.stream("POST", "/chat/completions", json=body) as stream:
                 lines = stream.iter_lines()
                 for _ in range(36):  # two a token; the answer goes on
                     next(lines)
