@@ -20,7 +20,7 @@ from benchmarks.live.code import learning_code
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
 from benchmarks.poison.report import degenerate, page
-from benchmarks.poison.runs import KEYS, Poisoner, Sizes, planned
+from benchmarks.poison.runs import KEYS, Poisoner, Sizes, planned, tried
 from benchmarks.reporting.machine import describe, slug
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -72,6 +72,9 @@ async def study(url: str, plan: Plan, path: Path) -> None:
                     row = await poisoner.run(planned(number, plan.seed, plan.sizes))
                 except (Refused, httpx.HTTPError) as error:
                     print(f"run {number} failed and has no row: {error!r}", flush=True)
+                    continue
+                if not tried(row):
+                    print(f"run {number} waited only and has no row: fewer --at-once", flush=True)
                     continue
                 rows.append(path, row | made)
                 print(

@@ -94,6 +94,12 @@ def look(answers: Sequence[Answer], base: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
+def tried(row: dict[str, Any]) -> bool:
+    """Whether the server came to learn from the run's feedback: two adapters learn at a time, and
+    if others did all the time, the run says nothing."""
+    return set(row["samples"]) != {"accepted"}
+
+
 class Poisoner:
     """Runs on one server. `base` are the base's answers to the neutral questions."""
 

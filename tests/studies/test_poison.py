@@ -16,7 +16,7 @@ from benchmarks.live.watch import Patience, Watch
 from benchmarks.poison.__main__ import NAMES, key_file, settings_of
 from benchmarks.poison.garbage import GARBAGE, GATE_PROMPTS, plain, questions
 from benchmarks.poison.report import degenerate, page
-from benchmarks.poison.runs import FEEDBACK, KEYS, Sizes, bodies, look, planned
+from benchmarks.poison.runs import FEEDBACK, KEYS, Sizes, bodies, look, planned, tried
 from tandem.services.learning.answer_faults import repeats
 
 BASE = Answer("Wolves are animals that live in packs, and they hunt together in the forest.", True)
@@ -80,6 +80,11 @@ def test_runs_have_every_kind_equally_often_and_are_the_same_again() -> None:
     assert {key for key, _ in bodies(runs[5])} == {1}
     assert {key for key, _ in bodies(runs[30])} == set(range(1, KEYS + 1))
     assert {run.feedback for run in runs} == set(FEEDBACK)
+
+
+def test_a_run_whose_feedback_only_waited_says_nothing() -> None:
+    assert not tried({"samples": {"accepted": 58}})
+    assert tried({"samples": {"accepted": 9, "invalid": 64}}) and tried({"samples": {}})
 
 
 def test_keys_of_users_teach_and_only_the_first_is_an_administrator() -> None:
