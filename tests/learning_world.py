@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from fake_engine import FakeEngine
 from serving import demo_tokenizer
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import NoMemory, StoreError
+from tandem.core.errors import EngineDead, NoMemory, StoreError
 from tandem.core.learning import (
     AdapterRecord,
     Feedback,
@@ -27,7 +28,9 @@ from tandem.core.learning import (
     SampleState,
     Split,
 )
+from tandem.core.ports import EngineState
 from tandem.core.training import TrainerSpec, TrainerState
+from tandem.services import tasks
 from tandem.services.learning.answers import Answers
 from tandem.services.learning.canary import Canary, read_canary
 from tandem.services.learning.freshness import Freshness
@@ -55,6 +58,26 @@ class OneTrainer(FakeEngine):
         if self.trainers.keys() - {spec.name}:
             raise NoMemory("the open trainer needs it")
         return await super().open_trainer(spec)
+
+
+def kill(engine: FakeEngine) -> NoReturn:
+    """What a step does that ends the engine; a new one is there soon."""
+    engine.die()
+    asyncio.get_running_loop().call_later(0.01, setattr, engine, "state", EngineState.READY)
+    raise EngineDead("killed by a step")
+
+
+def note_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that back-offs would wait from now on, without a bound; they do not wait."""
+    waits: list[float] = []
+
+    async def noted(backoff: tasks.Backoff) -> None:
+        waits.append(backoff._next_s)
+        backoff._next_s *= 2
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(tasks.Backoff, "wait", noted)
+    return waits
 
 
 @dataclass

@@ -31,9 +31,9 @@ _ENDED = frozenset(
 
 
 POOL_TOKENS = 500_000
-"""Tokens of the lines that are in the engine at once, so that many long ones can share what is
-cached. Each takes some 120 bytes in both processes together, so all take about 60 MB. Lines share
-the bound of waiting tokens (`max_waiting_tokens`) with `flex` requests: half of it is theirs."""
+"""Tokens of the lines that are in the engine at once: so many that long ones can share what is
+cached, and so few that their memory is bounded. Lines share the bound of what waits
+(`max_waiting_tokens`) with `flex` requests: half of it is theirs."""
 
 WORKED_UNTIL = "worked_until"
 """Among the stamps of a batch: how far its completion window has passed."""

@@ -12,15 +12,12 @@ import test_jobs
 from test_jobs import CALLER, ask, ended, jobs_over, preferences, supervised, upload
 
 from fake_engine import FakeEngine
-from learning_world import join, until
-from tandem.core.errors import EngineDead
+from learning_world import join, kill, note_waits, until
 from tandem.core.events import TokenEvent
 from tandem.core.learning import JobStatus
-from tandem.core.ports import EngineState
 from tandem.core.request import Request
-from tandem.core.training import Score, ScoreRequest, TrainingStep
+from tandem.core.training import Score, ScoreRequest
 from tandem.core.version import INTERNAL
-from tandem.services import tasks
 
 
 class Mortal(FakeEngine):
@@ -67,22 +64,8 @@ async def test_a_job_that_ends_the_engine_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Less and less often until then."""
-    waits: list[float] = []
-
-    async def noted(backoff: tasks.Backoff) -> None:
-        waits.append(backoff._next_s)
-        backoff._next_s *= 2
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(tasks.Backoff, "wait", noted)
-    engine = FakeEngine()
-
-    def kills(step: TrainingStep) -> str | None:
-        engine.die()
-        asyncio.get_running_loop().call_later(0.01, setattr, engine, "state", EngineState.READY)
-        raise EngineDead("killed by a step")
-
-    engine.judge = kills
+    waits, engine = note_waits(monkeypatch), FakeEngine()
+    engine.judge = lambda step: kill(engine)
     async with jobs_over(tmp_path, engine) as (world, jobs):
         job = await jobs.create(ask(await upload(world, supervised(8))), CALLER)
         job = await ended(jobs, job.job_id)

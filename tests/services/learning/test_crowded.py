@@ -1,4 +1,4 @@
-"""More trainers than there is memory for: adapters take turns with it."""
+"""Too little memory: adapters take turns with it, and its lack is no fault of the samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from learning_world import OneTrainer, until, world
+from fake_engine import FakeEngine
+from fake_scores import score_of
+from learning_world import OneTrainer, settled, state_of, until, world
+from tandem.core.errors import NoMemory
+from tandem.core.learning import Sample, SampleState
+from tandem.core.plan import NO_MEMORY
+from tandem.core.training import ScoreRequest, TrainingStep
 from tandem.services.learning import learner
 from tandem.store import events
 
@@ -59,3 +65,54 @@ async def test_one_that_always_learns_lets_another_one_learn(tmp_path: Path) -> 
             await until(lambda: made.engine.adapters["formal"].number > number)
         finally:
             feeding.cancel()
+
+
+async def test_a_shortage_for_reference_scores_is_no_samples_fault(tmp_path: Path) -> None:
+    """Also where one sample is alone, which could be too large for a step."""
+    short = [NoMemory(NO_MEMORY)] * 5
+
+    def score_as(request: ScoreRequest, under: str | None) -> float:
+        if short:
+            raise short.pop()
+        return score_of(request.tokens, request.prompt_tokens, under)
+
+    async with world(tmp_path, engine=FakeEngine(score_as=score_as)) as made:
+        sample = made.sample()
+        await made.give([sample])
+        made.learner.notify("formal")
+        await settled(made)
+        assert not short and await state_of(made, sample) is SampleState.CONSUMED
+
+
+@pytest.mark.parametrize("all_fail", [True, False])
+async def test_a_shortage_of_memory_is_no_fault_of_the_samples_unless_others_find_some(
+    tmp_path: Path, all_fail: bool
+) -> None:
+    large: set[tuple[int, ...]] = set()
+    judged = list[TrainingStep]()
+
+    def judge(step: TrainingStep) -> str | None:
+        judged.append(step)
+        short = all_fail and len(judged) <= 20  # twice two steps, and each sample alone
+        tokens = {s.tokens for batch in step.micro_batches for s in batch}
+        return NO_MEMORY if short or tokens & large else None
+
+    async def learned(sample: Sample) -> None:
+        async with asyncio.timeout(20):
+            while await state_of(made, sample) is not SampleState.CONSUMED:
+                await asyncio.sleep(0.02)
+
+    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
+        given = [made.sample() for _ in range(8)]
+        few = given[:2] if not all_fail else []
+        for each in few:
+            encoded = made.tools.encoder(made.tools.defaults).encode(each)
+            large.add(encoded.prompt + encoded.chosen)
+        await made.give(given)
+        made.learner.notify("formal")
+        for each in given:
+            if each not in few:
+                await learned(each)
+        for each in few:
+            assert await state_of(made, each) is SampleState.INVALID
+        assert not all_fail or len(judged) > 20

@@ -11,9 +11,7 @@ import pytest
 from fake_engine import FakeEngine
 from fake_scores import score_of
 from learning_world import settled, state_of, until, world
-from tandem.core.errors import NoMemory
-from tandem.core.learning import Sample, SampleKind, SampleState, VersionState
-from tandem.core.plan import NO_MEMORY
+from tandem.core.learning import SampleKind, SampleState, VersionState
 from tandem.core.training import LossKind, Role, ScoreRequest, TrainingStep
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters, events, feedback, samples
@@ -132,26 +130,6 @@ async def test_samples_that_break_a_step_are_isolated(tmp_path: Path) -> None:
         assert row.problem == "the loss is not finite"
 
 
-async def test_a_shortage_for_reference_scores_is_no_samples_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where one sample is alone, which could be too large for a step."""
-    monkeypatch.setattr("tandem.services.learning.learner._LOOK_FOR_ROOM_S", 0.02)
-    short = [NoMemory(NO_MEMORY)] * 5
-
-    def score_as(request: ScoreRequest, under: str | None) -> float:
-        if short:
-            raise short.pop()
-        return score_of(request.tokens, request.prompt_tokens, under)
-
-    async with world(tmp_path, engine=FakeEngine(score_as=score_as)) as made:
-        sample = made.sample()
-        await made.give([sample])
-        made.learner.notify("formal")
-        await settled(made)
-        assert not short and await state_of(made, sample) is SampleState.CONSUMED
-
-
 async def test_answers_that_repeat_themselves_are_not_imitated(tmp_path: Path) -> None:
     """The gate would read their beginnings, and refuse the others with them."""
     sound = "The capital of France is Paris, and it lies on the river Seine in the north. "
@@ -173,41 +151,6 @@ async def test_answers_that_repeat_themselves_are_not_imitated(tmp_path: Path) -
         assert {await state_of(made, each) for each in fine} == {SampleState.CONSUMED}
         for row in await made.store.read(samples.get, [each.sample_id for each in bad]):
             assert row.state is SampleState.INVALID and "repeats itself" in row.problem
-
-
-@pytest.mark.parametrize("all_fail", [True, False])
-async def test_a_shortage_of_memory_is_no_fault_of_the_samples_unless_others_find_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_fail: bool
-) -> None:
-    monkeypatch.setattr("tandem.services.learning.learner._LOOK_FOR_ROOM_S", 0.05)
-    large: set[tuple[int, ...]] = set()
-    judged = list[TrainingStep]()
-
-    def judge(step: TrainingStep) -> str | None:
-        judged.append(step)
-        short = all_fail and len(judged) <= 20  # twice two steps, and each sample alone
-        tokens = {s.tokens for batch in step.micro_batches for s in batch}
-        return NO_MEMORY if short or tokens & large else None
-
-    async def learned(sample: Sample) -> None:
-        async with asyncio.timeout(20):
-            while await state_of(made, sample) is not SampleState.CONSUMED:
-                await asyncio.sleep(0.02)
-
-    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
-        given = [made.sample() for _ in range(8)]
-        few = given[:2] if not all_fail else []
-        for each in few:
-            encoded = made.tools.encoder(made.tools.defaults).encode(each)
-            large.add(encoded.prompt + encoded.chosen)
-        await made.give(given)
-        made.learner.notify("formal")
-        for each in given:
-            if each not in few:
-                await learned(each)
-        for each in few:
-            assert await state_of(made, each) is SampleState.INVALID
-        assert not all_fail or len(judged) > 20
 
 
 async def test_the_gauge_of_samples_falls_with_the_last_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fake_engine import FakeEngine
-from learning_world import settled, state_of, until, world
+from learning_world import kill, note_waits, settled, state_of, until, world
 from tandem.core.errors import EngineDead, StoreError
 from tandem.core.learning import SampleState
 from tandem.core.ports import EngineState
@@ -44,22 +44,8 @@ async def test_engine_death_costs_a_repetition_only(tmp_path: Path) -> None:
 async def test_samples_that_kill_the_engine_have_to_wait_longer_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits: list[float] = []
-
-    async def noted(backoff: tasks.Backoff) -> None:
-        waits.append(backoff._next_s)
-        backoff._next_s *= 2
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(tasks.Backoff, "wait", noted)
-    engine = FakeEngine()
-
-    def kills(step: TrainingStep) -> str | None:
-        engine.die()
-        asyncio.get_running_loop().call_later(0.01, setattr, engine, "state", EngineState.READY)
-        raise EngineDead("killed by a step")
-
-    engine.judge = kills
+    waits, engine = note_waits(monkeypatch), FakeEngine()
+    engine.judge = lambda step: kill(engine)
     async with world(tmp_path, engine=engine) as made:
         given = [made.sample() for _ in range(4)]
         await made.give(given)
@@ -74,17 +60,12 @@ async def test_samples_that_kill_the_engine_have_to_wait_longer_each_time(
 async def test_the_sample_that_kills_the_engine_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def at_once(backoff: tasks.Backoff) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(tasks.Backoff, "wait", at_once)
+    note_waits(monkeypatch)
     engine, deadly = FakeEngine(), set[tuple[int, ...]]()
 
     def judge(step: TrainingStep) -> str | None:
         if deadly & {each.tokens for batch in step.micro_batches for each in batch}:
-            engine.die()
-            asyncio.get_running_loop().call_later(0.01, setattr, engine, "state", EngineState.READY)
-            raise EngineDead("killed by a step")
+            kill(engine)
         return None
 
     engine.judge = judge
