@@ -204,7 +204,7 @@ class Course:
 
     async def _outlived(self, claimed: Sequence[Sample]) -> None:
         """The engine died while these were trained: half as many of them are tried next time. One
-        that was alone, after many deaths, is not tried again."""
+        that is alone, after many deaths, is not tried again."""
         ids = [sample.sample_id for sample in claimed]
         self._deaths.update(ids)
         if len(ids) == 1 and self._deaths[ids[0]] >= _MOST_DEATHS:

@@ -62,8 +62,8 @@ def priority(head: SampleHead, now_s: float) -> float:
 
 
 def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
-    """The samples that may share a version, as they were refused and outlived the engine equally
-    often. Those with the one that has waited longest are first: none waits for others without end.
+    """The samples that may share a version: those with as many refusals, and as many deaths of the
+    engine. Whoever has waited longest is in the first group, so none waits without end.
 
     A dislike says only what not to move to, so it waits until as many answers are liked.
     """
