@@ -68,7 +68,7 @@ class Tally:
         self.iterations += 1
         self.recorded_rows += sum(len(each.tokens) for each in plan.spans if each.record)
         self.layers += sum(each.hi - each.lo for each in result.slices)
-        self.work_s += result.elapsed_s
+        self.work_s += result.elapsed_s + sum(each.elapsed_s for each in result.timed)
 
     def row(self, seconds: float) -> Row:
         """Means an iteration, over a window of so many seconds. What the device did not compute in

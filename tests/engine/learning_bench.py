@@ -55,10 +55,11 @@ class Bench:
         costs: Costs = SMALL,
         prefix_caching: bool = True,
         lanes: tuple[str, ...] = (DEVICE_LANE,),
+        executor: type[FakeExecutor] = FakeExecutor,
     ) -> None:
         self.plans: list[LanePlan] = []
         self.clock = VirtualClock()
-        self.executor = FakeExecutor(
+        self.executor = executor(
             num_blocks,
             on_submit=self.plans.append,
             recording_tokens=recording_tokens,

@@ -73,6 +73,7 @@ class Mix:
     max_batch_tokens: int
     policy: str
     requests: list[tuple[list[int], list[LossKind], int]] = field(default_factory=list)
+    trails: bool = False  # as on a GPU: slices may end after the result of their plan
 
 
 @st.composite
@@ -84,6 +85,7 @@ def mixes(draw: Any) -> Mix:
         draw(st.integers(least, 5 * least)),
         draw(st.integers(8, 80)),
         draw(st.sampled_from(["unified", "fcfs", "adainf", "ekya", "priority"])),
+        trails=draw(st.booleans()),
     )
     for _ in range(draw(st.integers(2, 4))):
         steps = draw(st.lists(st.sampled_from(sorted(LossKind)), max_size=2))
@@ -137,6 +139,7 @@ def answers(model: LoadedModel, mix: Mix, met: Met, *, leak: bool = False) -> li
     learning = LearningConfig(recording_tokens=200)
     make = Leaking if leak else DeviceExecutor
     executor = make(model, cache_config, scheduling, AdapterConfig(), learning)
+    executor._trails = mix.trails
     config = Settings(cache=cache_config, scheduling=scheduling)
     loop = join_loop(config, executor, check_every_step=True)
     submit = executor.submit

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -219,35 +221,75 @@ def test_discard_forgets_and_other_trainers_go_on(executor):
         assert torch.allclose(found[key], value, rtol=1e-4, atol=1e-6)
 
 
-def test_times_count_what_a_device_still_computes(executor, monkeypatch):
-    """One that computes behind the CPU takes 30 ms longer for everything here."""
-    delays_s = iter((0.0, 0.03, 0.03))  # the plan begins on an idle device
+class Behind:
+    """A mark that the device reaches after the host: everything takes it 30 ms longer."""
 
-    class Behind:
-        """A place that the device reaches after the host."""
+    given = 0
+    waited: ClassVar[list[int]] = []
 
-        def __init__(self, device):
-            self.at = time.perf_counter() + next(delays_s)
+    def __init__(self, device):
+        self.number = Behind.given
+        Behind.given += 1
+        self.at = time.perf_counter() + 0.03 * self.number
 
-        def wait(self):
-            time.sleep(max(0.0, self.at - time.perf_counter()))
+    def wait(self):
+        Behind.waited.append(self.number)
 
-        def seconds_until(self, later):
-            return later.at - self.at
+    def seconds_until(self, later):
+        later.wait()
+        return later.at - self.at
 
+
+@pytest.fixture
+def behind(monkeypatch):
+    """Marks of a device that computes asynchronously."""
+    Behind.given = 0
+    Behind.waited.clear()
+    monkeypatch.setattr(forward_half, "mark", Behind)
+    monkeypatch.setattr(training, "mark", Behind)
     monkeypatch.setattr(training, "wait_for", lambda device: time.sleep(0.03))
-    driver = Driver(executor)
-    open_trainer(executor)
+    return Behind
+
+
+def recorded(executor, driver):
+    """A micro-batch of one sequence, and a slice for each of its layers."""
     (sequence,) = random_sequences(random.Random(6), 1, ROLES[LossKind.SFT])
     number, _ = driver.record("t", 0, [sequence])
-    layers = executor.info.num_layers
-    parts = [BackwardSlice(number, hi, hi - 1, (1.0,)) for hi in range(layers, 0, -1)]
-    span = Span(9, 0, (5, 6), ((200,),), draws=(Draw(9, 0, 0, SamplingParams(temperature=0.0)),))
-    monkeypatch.setattr(forward_half, "mark", Behind)
-    result = driver.run(span, slices=tuple(parts), updates=(Update("t", 0),))
-    assert 0.03 <= result.forward_s < result.elapsed_s
+    layers = range(executor.info.num_layers, 0, -1)
+    return tuple([BackwardSlice(number, hi, hi - 1, (1.0,)) for hi in layers])
+
+
+SPAN = Span(9, 0, (5, 6), ((200,),), draws=(Draw(9, 0, 0, SamplingParams(temperature=0.0)),))
+
+
+def test_times_count_what_a_device_still_computes(executor, behind):
+    driver = Driver(executor)
+    open_trainer(executor)
+    parts = recorded(executor, driver)
+    result = driver.run(SPAN, slices=parts, updates=(Update("t", 0),))
+    assert 0.03 <= result.forward_s < result.elapsed_s and not result.timed
     times = [*(piece.elapsed_s for piece in result.slices), result.updates[0].elapsed_s]
-    assert len(times) == layers + 1 and all(seconds >= 0.03 for seconds in times)
+    assert len(times) == len(parts) + 1 and all(seconds >= 0.03 for seconds in times)
+
+
+def test_tokens_do_not_wait_for_slices_and_their_times_come_with_the_next_plan(executor, behind):
+    driver = Driver(executor)
+    open_trainer(executor)
+    executor._trails = True
+    parts = recorded(executor, driver)
+    behind.waited.clear()
+    first = driver.run(SPAN, slices=parts[:2])
+    assert first.draws and [each.hi for each in first.slices] == [3, 2]
+    assert all(math.isnan(each.elapsed_s) for each in first.slices)
+    assert first.elapsed_s == first.forward_s > 0.0 == first.backward_s
+    assert max(behind.waited) < behind.given - 5, "the pass's mark, not those of slices after it"
+    second = driver.run(SPAN, slices=parts[2:])
+    assert [(each.hi, each.lo) for each in second.timed] == [(3, 2), (2, 1)]
+    assert all(each.elapsed_s >= 0.03 for each in second.timed)
+    assert second.backward_s == pytest.approx(sum(each.elapsed_s for each in second.timed))
+    learned = driver.run(slices=(), updates=(Update("t", 0),))
+    assert [each.hi for each in learned.timed] == [1]
+    assert learned.updates[0].applied
 
 
 def test_the_account_names_every_purpose(executor):

@@ -96,6 +96,7 @@ class Account:
     def __init__(self, latency: LatencyModel, *, learns: bool = False) -> None:
         self._latency, self._learns = latency, learns
         self._backward: dict[int, BackwardWork] = {}
+        self._untimed: dict[tuple[int, int], float] = {}  # predictions, by recording and layer
         self.parts: dict[str, Part] = {}
         self.trained_rows = 0
         self.executed_s = 0.0
@@ -111,16 +112,22 @@ class Account:
             if (opened_before := self._backward.get(kept.micro_batch)) is not None:
                 self._backward[kept.micro_batch] = opened_before.with_kept(kept)
         before = dict(self._backward)
-        self.executed_s += result.elapsed_s
+        self.executed_s += result.elapsed_s + sum(each.elapsed_s for each in result.timed)
         self.trained_rows += work.recorded
         if work.tokens:
             self.count(kind_of(work), result.forward_s, latency.forward_s(work))
+        for piece in result.timed:
+            if (predicted_s := self._untimed.pop((piece.micro_batch, piece.hi), None)) is not None:
+                self.count("slice", piece.elapsed_s, predicted_s)
         for piece in result.slices:
             backward = self._backward.pop(piece.micro_batch, None)
             if backward is None or piece.problem is not None:  # None: its iteration failed
                 continue
             predicted_s = latency.slice_s(backward, piece.hi - piece.lo)
-            self.count("slice", piece.elapsed_s, predicted_s)
+            if math.isnan(piece.elapsed_s):
+                self._untimed[piece.micro_batch, piece.hi] = predicted_s
+            else:
+                self.count("slice", piece.elapsed_s, predicted_s)
             if piece.lo > 0:
                 self._backward[piece.micro_batch] = backward.after_slice()
         for update in result.updates:

@@ -219,7 +219,11 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """A backward slice was computed in `elapsed_s` seconds, or failed with `problem`."""
+    """A backward slice was computed in `elapsed_s` seconds, or failed with `problem`.
+
+    nan seconds: the device still computes it, before all later plans. `StepResult.timed` of one of
+    them has its time.
+    """
 
     micro_batch: int
     hi: int
@@ -262,7 +266,7 @@ class StepResult:
 
     step: int
     lane: str
-    elapsed_s: float  # of the whole iteration
+    elapsed_s: float  # of the whole iteration, but for slices that are still computed
     draws: tuple[DrawResult, ...] = ()  # in the order of the plan's spans and their draws
     scores: tuple[ScoreResult, ...] = ()
     # Sequences that could not be computed, each with the reason, for example logits that are not
@@ -273,6 +277,13 @@ class StepResult:
     updates: tuple[UpdateResult, ...] = ()
     kept: tuple[KeptLayers, ...] = ()  # of the micro-batches that the pass recorded
     stopped: bool = False  # the pass was preempted: its spans are as if they had not been planned
+    timed: tuple[SliceResult, ...] = ()  # slices of earlier plans whose times are known only now
+
+    @property
+    def backward_s(self) -> float:
+        """Seconds of slices and updates, as far as they are known."""
+        pieces: tuple[SliceResult | UpdateResult, ...] = (*self.slices, *self.timed, *self.updates)
+        return sum([each.elapsed_s for each in pieces if not math.isnan(each.elapsed_s)])
 
 
 def lost(lane: LanePlan, reason: str) -> StepResult:

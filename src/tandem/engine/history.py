@@ -44,8 +44,7 @@ class History:
         layers = sum(each.hi - each.lo for _, result in lanes for each in result.slices)
         updates = sum(len(result.updates) for _, result in lanes)
         forward_s = sum(result.forward_s for _, result in lanes)
-        backward_s = sum(each.elapsed_s for _, result in lanes for each in result.slices)
-        backward_s += sum(each.elapsed_s for _, result in lanes for each in result.updates)
+        backward_s = sum(result.backward_s for _, result in lanes)
         decode, prefill, offline, forward = (rows[work] for work in _OF_PASS)
         record = IterationRecord(
             number, start_s, elapsed_s, forward_s, backward_s, decode, prefill, offline, forward,

@@ -146,6 +146,7 @@ class LatencyModel:
         self.backward = LinearModel(rates.slices, slice_variance)
         self.update = LinearModel((rates.update_s,), slice_variance)
         self._rho = rates.rho
+        self._untimed: dict[tuple[int, int], BackwardWork] = {}  # by recording and upper layer
         self._pace = 1.0
         self._cold = 1.0
         self._usual_rows = 0
@@ -229,9 +230,12 @@ class LatencyModel:
         self, lane: LanePlan, result: StepResult, backward: Callable[[int], BackwardWork | None]
     ) -> None:
         """Learn from an executed lane. `backward` gives the work of a recording (None: unknown)."""
-        beside = sum([piece.elapsed_s for piece in result.slices])
-        beside += sum([update.elapsed_s for update in result.updates])
-        forward_s = result.forward_s or result.elapsed_s - beside
+        forward_s = result.forward_s or result.elapsed_s - result.backward_s
+        for piece in result.timed:
+            work = self._untimed.pop((piece.micro_batch, piece.hi), None)
+            if work is not None:
+                self.observe_slice(work, piece.hi - piece.lo, piece.elapsed_s)
+        self._untimed.clear()
         if not self._routine(lane):
             self._learn(lane, result, forward_s, backward)
         if lane.spans:
@@ -285,7 +289,11 @@ class LatencyModel:
             self.observe_forward(PassWork.of(lane), forward_s)
         for piece in result.slices:
             work = backward(piece.micro_batch)
-            if piece.problem is None and work is not None:
+            if piece.problem is not None or work is None:
+                continue
+            if math.isnan(piece.elapsed_s):
+                self._untimed[piece.micro_batch, piece.hi] = work
+            else:
                 self.observe_slice(work, piece.hi - piece.lo, piece.elapsed_s)
         for update in result.updates:
             self.observe_update(update.elapsed_s)

@@ -23,21 +23,19 @@ from tandem.core.version import AdapterVersion
 from tandem.executor.batch import Batch, SpanLimits, build_batch
 from tandem.executor.capture import Capture
 from tandem.executor.captured import CapturedPasses, PassLimits
-from tandem.executor.device import mark
+from tandem.executor.device import RunAhead, mark
 from tandem.executor.forward import CapturedPass, Drawn, Preempted, RunningBatch, run_batch
 from tandem.executor.kv_storage import (
     KVStorage,
     choose_num_blocks,
-    free_memory_bytes,
-    lazy_zeros,
 )
 from tandem.executor.memory import whole_account
 from tandem.executor.recorder import Recorder
 from tandem.executor.replay import as_lora
 from tandem.executor.shortage import lacks_memory, reason_of, relieve, shortage_raised
 from tandem.executor.starts import trainable_linears
-from tandem.executor.submitted import SubmittedPlan, charge
-from tandem.executor.training import TrainingState
+from tandem.executor.submitted import RunningSlice, SubmittedPlan, charge
+from tandem.executor.training import TrainingState, training_state
 from tandem.model.account import model_bytes
 from tandem.model.load import LoadedModel
 from tandem.model.lora_files import read_lora
@@ -46,12 +44,6 @@ from tandem.training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-# Share of free memory for recordings, the same again for trainers, and again for graphs. Graphs may
-# have more of a GPU's: it is taken at the start, so a shortage shows then. The number of recording
-# tokens has a limit too: more are never needed.
-_RECORDING_SHARE = 0.1
-_DEVICE_GRAPH_SHARE = 0.25
-_MOST_RECORDING_TOKENS = 1 << 17
 _DEFAULT_LEARNING = LearningConfig()
 
 
@@ -82,7 +74,7 @@ class DeviceExecutor:
         self._limits = SpanLimits(
             model.vocab_size, model.max_model_len, num_blocks, cache.block_size
         )
-        self._training = _make_training(model, learning, adapters.max_rank)
+        self._training = training_state(model, learning, adapters.max_rank)
         self.info = ModelInfo(
             model=model.name,
             architecture=model.architecture,
@@ -105,6 +97,8 @@ class DeviceExecutor:
             threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
         )
         self.runs_ahead = False
+        self._trails = model.device.type == "cuda"  # slices may go on after a result
+        self._trailing: tuple[RunningSlice, ...] = ()
         self._threads = self.info.threads
         shares = share_cores and self._threads > 1
         self._free_cores = FreeCores(self._threads) if shares else None
@@ -148,7 +142,8 @@ class DeviceExecutor:
     def _execute(self, plan: LanePlan, stop: Urgent) -> SubmittedPlan:
         device = self._model.device
         inputs = self._drawn_before() if plan.follows else None
-        submitted = SubmittedPlan(plan, mark(device), inputs=inputs)
+        submitted = SubmittedPlan(plan, mark(device), inputs=inputs, trailing=self._trailing)
+        self._trailing = ()
         self._use(plan.share)
         self._prepare(plan)
         runnable: list[int] = []
@@ -165,22 +160,34 @@ class DeviceExecutor:
             submitted.plan = plan = replace(plan, spans=(), slices=(), updates=())
             submitted.stopped = True
             submitted.failed.clear()
-        if plan.slices or plan.updates:
-            submitted.take_outcomes()  # an error in them must not lose what follows
         submitted.forwarded = submitted.ended = mark(device)
         if self._captured is not None:
             submitted.recording_s = self._captured.take_recording_s()
         if self._training is not None:
             submitted.kept = self._training.kept(plan.spans)
         if plan.slices or plan.updates:
-            submitted.forwarded.wait()
-            train = self._required_training()
-            slices = [found for each in plan.slices if (found := train.run_slice(each, stop))]
-            due = takewhile(lambda _: not stop(), plan.updates)
-            submitted.slices = tuple(slices)
-            submitted.updates = tuple([train.run_update(each) for each in due])
-            submitted.ended = mark(device)
+            self._learn(submitted, stop)
+        if submitted.trailed:
+            self._trailing = submitted.slices
         return submitted
+
+    def _learn(self, submitted: SubmittedPlan, stop: Urgent) -> None:
+        """Slices behind the pass, so that the device need not wait for them to be prepared; then
+        updates, once all that is done."""
+        plan, train = submitted.plan, self._required_training()
+        ahead = RunAhead(self._model.device) if plan.preemptible else None
+        if ahead is not None:
+            ahead.given()  # the pass
+        slices = [found for each in plan.slices if (found := train.run_slice(each, stop, ahead))]
+        submitted.slices = tuple(slices)
+        waits = not (plan.preemptible or any(span.draws for span in plan.spans))
+        submitted.trailed = self._trails and not (waits or plan.updates)
+        if plan.updates:
+            submitted.take_outcomes()
+            mark(self._model.device).wait()
+            due = takewhile(lambda _: not stop(), plan.updates)
+            submitted.updates = tuple([train.run_update(each) for each in due])
+        submitted.ended = mark(self._model.device)
 
     def _drawn_before(self) -> Drawn:
         """What the plan in flight draws. Raises `RuntimeError` if it was not one pass."""
@@ -358,31 +365,6 @@ class DeviceExecutor:
         graphs = training.graph_keeper(batch) if captured is None else None
         inner = training.inner_keeper(batch) if graphs is None else None
         return Recorder(training.recordings, batch, graphs, inner)
-
-
-def _make_training(
-    model: LoadedModel, learning: LearningConfig, max_rank: int
-) -> TrainingState | None:
-    """Memory for recordings and trainers, as configured or as shares of free memory. None if the
-    engine does not train."""
-    if not learning.enabled or model.stack is None:
-        return None
-    each = len(model.layers) * model.width * model.dtype.itemsize
-    tokens = learning.recording_tokens
-    if not tokens:
-        tokens = int(free_memory_bytes(model.device) * _RECORDING_SHARE) // each
-        tokens = min(tokens, _MOST_RECORDING_TOKENS)
-    size = (len(model.layers), max(tokens, 1), model.width)
-    arena = lazy_zeros(size, model.device, model.dtype)
-    free = free_memory_bytes(model.device)
-    graphs = _DEVICE_GRAPH_SHARE if model.device.type == "cuda" else _RECORDING_SHARE
-    return TrainingState(
-        model,
-        arena,
-        max_rank,
-        graph_budget=min(learning.graph_bytes, int(free * graphs)),
-        trainer_budget=learning.trainer_bytes or int(free * _RECORDING_SHARE),
-    )
 
 
 def _context(model_tokens: int, cache_tokens: int) -> int:

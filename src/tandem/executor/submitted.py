@@ -29,13 +29,33 @@ from tandem.model.sampling import NOT_FINITE
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class RunningSlice:
+    """Layers `[hi, lo)` of a recording that the device was given between two marks, or why they
+    cannot be computed."""
+
+    micro_batch: int
+    hi: int
+    lo: int
+    problem: str | None
+    began: Mark
+    ended: Mark
+
+    def result(self, *, timed: bool) -> SliceResult:
+        """Waits for its end if it is to be `timed`."""
+        seconds = self.began.seconds_until(self.ended) if timed else math.nan
+        return SliceResult(self.micro_batch, self.hi, self.lo, seconds, self.problem)
+
+
 @dataclass(slots=True)
 class SubmittedPlan:
     """One plan between `submit` and `poll`.
 
     `passes` are those of the plan's spans, each with their places in the plan: one, or one a span
     if the pass failed as a whole. `outcomes` have the places of spans. `failed` has the reasons of
-    sequences that were not computed. `inputs` are the tokens of a plan that follows.
+    sequences that were not computed. `inputs` are the tokens of a plan that follows. The slices of
+    a plan that is `trailed` are computed while its result is used. `trailing` are such of plans
+    before.
     """
 
     plan: LanePlan
@@ -49,8 +69,10 @@ class SubmittedPlan:
     recording_s: float = 0.0  # time for recording a new kind of pass: it comes once
     inputs: Drawn | None = None
     kept: tuple[KeptLayers, ...] = ()
-    slices: tuple[SliceResult, ...] = ()
+    slices: tuple[RunningSlice, ...] = ()
     updates: tuple[UpdateResult, ...] = ()
+    trailed: bool = False
+    trailing: tuple[RunningSlice, ...] = ()
 
     def take_outcomes(self) -> None:
         """Wait for the passes, and take what they left. An error is one of the pass's spans."""
@@ -72,24 +94,27 @@ class SubmittedPlan:
 
         Times are from the plan's beginning, on an idle device, to the end of the device's work:
         they are what the next plan of this kind will take. What the host does while it waits is not
-        in them. A plan that follows begins at the end of the one before, if it was given by then.
+        in them. A plan that follows begins at the end of the one before, if it was given by then,
+        and so does one after trailing slices.
         """
         assert self.forwarded is not None and self.ended is not None
-        self.ended.wait()
+        ended = self.forwarded if self.trailed else self.ended
+        ended.wait()
         self.take_outcomes()
         draws, scores = self._collect(self.outcomes, scrub)
         return StepResult(
             self.plan.step,
             self.plan.lane,
-            max(0.0, self.began.seconds_until(self.ended) - self.recording_s),
+            max(0.0, self.began.seconds_until(ended) - self.recording_s),
             draws,
             scores,
             tuple(self.failed.items()),
             forward_s=max(0.0, self.began.seconds_until(self.forwarded) - self.recording_s),
-            slices=self.slices,
+            slices=tuple([each.result(timed=not self.trailed) for each in self.slices]),
             updates=self.updates,
             kept=self.kept,
             stopped=self.stopped,
+            timed=tuple([each.result(timed=True) for each in self.trailing]),
         )
 
     def _collect(

@@ -16,13 +16,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tandem.config import LearningConfig
 from tandem.core.errors import AccountingError, AdapterError, NoMemory
 from tandem.core.plan import (
     BackwardSlice,
     Discard,
     KeptLayers,
     OpenMicroBatch,
-    SliceResult,
     Span,
     Update,
     UpdateResult,
@@ -31,12 +31,14 @@ from tandem.core.plan import (
 from tandem.core.ports import Urgent, never
 from tandem.core.training import TrainerSpec, TrainerState
 from tandem.executor.batch import Batch
-from tandem.executor.device import RunAhead, wait_for
+from tandem.executor.device import RunAhead, mark, wait_for
 from tandem.executor.graphs import GraphKeeper, graph_keeper
 from tandem.executor.inner import InnerKeeper, inner_arena, inner_keeper
+from tandem.executor.kv_storage import free_memory_bytes, lazy_zeros
 from tandem.executor.replay import LoraReplay, Working, as_lora, within
 from tandem.executor.shortage import lacks_memory, reason_of
 from tandem.executor.starts import make_start, trainable_prefixes
+from tandem.executor.submitted import RunningSlice
 from tandem.model.attention.dense import DenseContext
 from tandem.model.gradient_rows import gradient_kernels
 from tandem.model.layer_gradient import Inner, LayerGradients, inner_room, joined_numbers
@@ -51,6 +53,12 @@ from tandem.training.trainer import Start, Trainer
 
 logger = logging.getLogger(__name__)
 
+# Share of free memory for recordings, the same again for trainers, and again for graphs. Graphs may
+# have more of a GPU's: it is taken at the start, so a shortage shows then. The number of recording
+# tokens has a limit too: more are never needed.
+_RECORDING_SHARE = 0.1
+_DEVICE_GRAPH_SHARE = 0.25
+_MOST_RECORDING_TOKENS = 1 << 17
 _FAILURES = (RuntimeError, MemoryError, ValueError, IndexError)
 
 
@@ -185,30 +193,33 @@ class TrainingState:
         found = [each for number in numbers if (each := self.recordings.get(number)) is not None]
         return tuple([self._kept(recording) for recording in found])
 
-    def run_slice(self, plan: BackwardSlice, urgent: Urgent = never) -> SliceResult | None:
-        """Compute a slice. The last one of its micro-batch closes the recording.
+    def run_slice(
+        self, plan: BackwardSlice, urgent: Urgent = never, ahead: RunAhead | None = None
+    ) -> RunningSlice | None:
+        """Give a slice to the device. The last one of its micro-batch closes the recording.
 
-        It ends between two layers if something is `urgent`. None if that is so before the first.
+        It ends between two layers if something is `urgent`: with `ahead`, only few layers were
+        given by then. None if that is so before the first.
         """
-        started = time.perf_counter()
+        device = self._model.device
+        began = mark(device)
         recording = self.recordings.get(plan.micro_batch)
         problem = slice_problem(recording, plan, self.recordings.num_layers)
         if problem is not None:
-            return SliceResult(plan.micro_batch, plan.hi, plan.lo, 0.0, problem)
+            return RunningSlice(plan.micro_batch, plan.hi, plan.lo, problem, began, began)
         assert recording is not None
         # Without recorded inputs, every slice computes all layers below it again.
         dropped = recording.first_row is None
         at_once = plan.hi - plan.lo if dropped or urgent is never else 1
-        lo, ahead = plan.hi, RunAhead(self._model.device)
+        lo = plan.hi
         while lo > plan.lo and problem is None and not urgent():
             problem = self._run_layers(recording, replace(plan, hi=lo, lo=lo - at_once))
             lo -= at_once
-            ahead.given()
-        wait_for(self._model.device)
+            if ahead is not None:
+                ahead.given()
         if lo == plan.hi:
             return None
-        elapsed = time.perf_counter() - started
-        return SliceResult(plan.micro_batch, plan.hi, lo, elapsed, problem)
+        return RunningSlice(plan.micro_batch, plan.hi, lo, problem, began, mark(device))
 
     def _run_layers(self, recording: Recording, plan: BackwardSlice) -> str | None:
         """Give layers to the device. Returns why they cannot be computed, if so."""
@@ -342,6 +353,31 @@ class TrainingState:
         )
         segment = Segment(working_key(trainer), 0, len(tokens))
         return LoraReplay(self._model, replay, segment, self._working[trainer])
+
+
+def training_state(
+    model: LoadedModel, learning: LearningConfig, max_rank: int
+) -> TrainingState | None:
+    """Memory for recordings and trainers, as configured or as shares of free memory. None if the
+    engine does not train."""
+    if not learning.enabled or model.stack is None:
+        return None
+    each = len(model.layers) * model.width * model.dtype.itemsize
+    tokens = learning.recording_tokens
+    if not tokens:
+        tokens = int(free_memory_bytes(model.device) * _RECORDING_SHARE) // each
+        tokens = min(tokens, _MOST_RECORDING_TOKENS)
+    size = (len(model.layers), max(tokens, 1), model.width)
+    arena = lazy_zeros(size, model.device, model.dtype)
+    free = free_memory_bytes(model.device)
+    graphs = _DEVICE_GRAPH_SHARE if model.device.type == "cuda" else _RECORDING_SHARE
+    return TrainingState(
+        model,
+        arena,
+        max_rank,
+        graph_budget=min(learning.graph_bytes, int(free * graphs)),
+        trainer_budget=learning.trainer_bytes or int(free * _RECORDING_SHARE),
+    )
 
 
 @contextmanager

@@ -89,6 +89,8 @@ class Scheduler:
         )
         self.next_decision = NextDecision()
         self._was_quiet, self._decided_at = False, moment_of(self.state)
+        # When the last plan that was decided could begin, and when its slices are computed.
+        self._began_s = self._free_s = -math.inf
         self._last_plan: StepPlan | None = None
         self._last_results: tuple[StepResult, ...] = ()
 
@@ -188,8 +190,10 @@ class Scheduler:
         assert not self.flight.plans, "the last plan has not been applied"
         if not (self.state.all or self.learning.has_work):
             return None
+        trailing_s = max(0.0, self._free_s - now)
+        self._began_s = now + trailing_s
         view = View(
-            now,
+            self._began_s,
             self.budgets,
             self._last_plan,
             self._last_results,
@@ -198,6 +202,7 @@ class Scheduler:
             self._kv,
             self.state.starts,
             self.state.default_slo,
+            trailing_s,
             self.state,
             self.learning,
         )
@@ -252,6 +257,7 @@ class Scheduler:
         lanes = {lane.lane: lane for lane in plan.lanes}
         for result in results:
             lane = lanes[result.lane]
+            self._free_s = self._began_s + result.elapsed_s + self._trailing_s(result)
             if lane.lane == self._lanes[0] and lane.share == 1.0 and not lane.follows:
                 self.latency.observe(lane, result, self.learning.backward_of)
             elif lane.lane == self._lanes[0]:
@@ -262,6 +268,13 @@ class Scheduler:
                 self.learning.take_slice(piece, now)
             for update in result.updates:
                 self.learning.take_update(update, now)
+
+    def _trailing_s(self, result: StepResult) -> float:
+        """Predicted seconds of the slices that the device still computes."""
+        trailing = [piece for piece in result.slices if math.isnan(piece.elapsed_s)]
+        works = [(self.learning.backward_of(each.micro_batch), each) for each in trailing]
+        slice_s = self.latency.slice_s
+        return sum([slice_s(work, each.hi - each.lo) for work, each in works if work is not None])
 
     def _observe_demand(self, now: float) -> None:
         if self.demand.due(now):

@@ -39,6 +39,9 @@ class View:
     learning: those of training steps (with `scoring.step_id`) and scores requested on their own.
     `starts` has the online sequences of `waiting` by the latest start that meets their objective.
     It and the lists are the scheduler's own, not to be changed.
+
+    `now` is when the plan can begin. The device still computes slices of the last one for
+    `trailing_s` until then, as predicted.
     """
 
     now: float
@@ -50,6 +53,7 @@ class View:
     kv: KVView
     starts: StartTimes
     default_slo: Slo  # of requests that bring none
+    trailing_s: float
     _state: SchedulerState
     _learning: Learning
 

@@ -124,7 +124,8 @@ class Observer:
         step = last_step(view)
         if step is not None and step != self._ended[1] and view.last_results:
             took_s = max([each.elapsed_s for each in view.last_results])
-            self._beside_s.append(max(0.0, view.now - self._ended[0] - took_s))
+            ended_s = view.now - view.trailing_s
+            self._beside_s.append(max(0.0, ended_s - self._ended[0] - took_s))
         self._ended = (view.now, step)
 
     def look_again(self, now: float, *, full: bool) -> None:
