@@ -153,6 +153,41 @@ async def test_answers_that_repeat_themselves_are_not_imitated(tmp_path: Path) -
             assert row.state is SampleState.INVALID and "repeats itself" in row.problem
 
 
+@pytest.mark.parametrize(
+    ("noise", "gate", "invalid"), [(5, "auto", 5), (3, "auto", 0), (5, "always", 0)]
+)
+async def test_answers_that_read_like_noise_are_not_trained_on_where_they_are_most(
+    tmp_path: Path, noise: int, gate: str, invalid: int
+) -> None:
+    """The gate would refuse what is learned from them, so nothing is. A few decide nothing."""
+    strange: set[tuple[int, ...]] = set()
+
+    def score_as(request: ScoreRequest, under: str | None) -> float:
+        tokens, first = request.tokens, request.prompt_tokens
+        lost = 6.0 * (len(tokens) - first) if tokens[first:] in strange else 0.0
+        return score_of(tokens, first, under) - lost
+
+    trained = set[tuple[int, ...]]()
+
+    def judge(step: TrainingStep) -> None:
+        trained.update(s.tokens[s.prompt_tokens :] for batch in step.micro_batches for s in batch)
+
+    engine = FakeEngine(score_as=score_as, judge=judge)
+    async with world(tmp_path, engine=engine) as made:
+        given = [made.sample() for _ in range(8)]
+        encoder = made.tools.encoder(made.tools.defaults)
+        strange.update(encoder.encode(each).chosen for each in given[:noise])
+        await made.give(given, {"gate": gate})
+        made.learner.notify("formal")
+        await settled(made)
+        rows = await made.store.read(samples.get, [each.sample_id for each in given])
+        found = [row for row in rows if row.state is SampleState.INVALID]
+        assert {row.sample_id for row in found} == {s.sample_id for s in given[:invalid]}
+        assert all("reads like noise" in row.problem for row in found)
+        assert bool(strange & trained) == (not invalid)
+        assert len(rows) - len(found) == sum(row.state is SampleState.CONSUMED for row in rows)
+
+
 async def test_the_gauge_of_samples_falls_with_the_last_one(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
 

@@ -30,6 +30,7 @@ from tandem.core.training import ScoreRequest
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.canary import DEFAULT_FILE
 from tandem.services.learning.gate import Bounds
+from tandem.services.learning.measure import Examiner
 from tandem.services.learning.selection import TRIES
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters, events, samples
@@ -128,7 +129,12 @@ def refusals(made: World, adapter: str) -> float:
 async def test_consistent_garbage_is_never_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, count: int, rate: float
 ) -> None:
-    """It raises its own held-out win rate."""
+    """It raises its own held-out win rate. Also where it is not found before it is trained."""
+
+    async def finds_nothing(*_: object) -> dict[str, float]:
+        return {}
+
+    monkeypatch.setattr(Examiner, "noise", finds_nothing)
     settings = LearningSettings(learning_rate=rate)
     async with live_world(tmp_path, monkeypatch, settings) as made:
         given = preferences(made, "formal", None, count, 10)
@@ -169,6 +175,21 @@ async def test_consistent_garbage_is_never_served(
         states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
         assert SampleState.ACCEPTED not in states
         assert sum(states.values()) == count
+
+
+async def test_garbage_that_reads_like_noise_is_found_before_it_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_world(tmp_path, monkeypatch, LearningSettings()) as made:
+        sound = preferences(made, "formal", Style.RUDE, 8, 60)
+        await made.give([*preferences(made, "formal", None, 24, 10), *sound])
+        made.learner.notify("formal")
+        await learned(made, ["formal"], 120)
+        await idle(made, "formal")
+        states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
+        assert states == {SampleState.INVALID: 24, SampleState.CONSUMED: 8}
+        for version in await made.store.read(adapters.versions, "formal"):
+            assert version.state is VersionState.PUBLISHED and version.metrics["samples"] <= 8
 
 
 async def test_bad_feedback_of_every_kind_does_not_stop_good_feedback(

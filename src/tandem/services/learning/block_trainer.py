@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import aclosing
 from statistics import fmean
 
 from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NoMemory
-from tandem.core.learning import Sample, SampleKind
+from tandem.core.learning import GateMode, Sample, SampleKind
 from tandem.core.plan import NO_MEMORY
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.answer_faults import repeats
@@ -81,6 +81,7 @@ class BlockTrainer:
         maker = StepMaker(self._tools.encoder(block.settings), self._tools.references, shape)
         problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
         problems = await asyncio.to_thread(_repetitive, block.claimed) | problems
+        problems |= await self._noise(block, problems)
         await self._invalidate(block, problems)
         block.seen = [head for head in block.seen if head.sample_id not in problems]
         block.share_out(self._tools.now())
@@ -90,6 +91,19 @@ class BlockTrainer:
             losses, misjudged = await self._judge(block, maker, block.chosen)
             block.meet(losses, misjudged, self._tools.now())
         return maker
+
+    async def _noise(self, block: Block, unusable: Container[str]) -> dict[str, str]:
+        """Samples that are not worth a version, which the gate would refuse for them."""
+        if block.settings.gate is GateMode.ALWAYS:
+            return {}
+        claimed = [each for each in block.claimed if each.sample_id not in unusable]
+        encoder = self._tools.encoder(block.settings)
+        found = await self._tools.examiner.noise(claimed, encoder)
+        return {
+            key: f"its answer reads like noise to the base model: {each:.1f} nats a token less "
+            "likely than the model's own"
+            for key, each in found.items()
+        }
 
     async def _judge(
         self, block: Block, maker: StepMaker, heads: Sequence[SampleHead]

@@ -174,6 +174,12 @@ class Canary:
         own = await self._answers.of(base, prompts)
         return Examined(measures, tuple(own), tuple(spoken))
 
+    async def usual(self, encoder: Encoder) -> float:
+        """How likely the base finds the trusted answers, in nats a token (below 0). Raises
+        `NotFinite` and as the engine client does."""
+        trusted = await self._trusted(self._prompts(encoder), encoder)
+        return math.fsum(await self._base_scores(trusted)) / _tokens(trusted)
+
     async def drop_under(self, trainer: str, encoder: Encoder) -> float:
         """How much log-probability the trusted answers have lost under the working parameters of
         `trainer`, against the base, in nats a token: an estimate of the KL divergence of the base

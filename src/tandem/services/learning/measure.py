@@ -148,6 +148,22 @@ class Examiner:
             verdict.metrics["gate"] = GateMode.ALWAYS.value
         return verdict
 
+    async def noise(self, taught: Sequence[Sample], encoder: Encoder) -> dict[str, float]:
+        """How much less likely than its usual answers the base finds the chosen ones, in nats a
+        token: of samples beyond `Bounds.noise`, where most are beyond it. The gate would refuse
+        what is learned from them, however it is trained. Raises as the engine client does."""
+        both = [(sample.sample_id, _encode(encoder, sample)) for sample in taught]
+        asked = {key: _chosen(item) for key, item in both if item and item.desirable}
+        if not asked:
+            return {}
+        wanted = list(asked.values())
+        found = _per_token(await self._references.scores(self._references.base, wanted), wanted)
+        usual = await self._canary.usual(encoder)
+        beyond = {key: usual - each for key, each in zip(asked, found, strict=True)}
+        if not median(beyond.values()) > self.bounds.noise:
+            return {}
+        return {key: each for key, each in beyond.items() if each > self.bounds.noise}
+
     async def drift(self, trainer: str, adapter: str, encoder: Encoder) -> float:
         """How far the working parameters of `trainer` are from the base on trusted prompts, as a
         share of what the gate allows. Where it allows `adapter` more, the rest of it is as large a
