@@ -147,11 +147,12 @@ class Window:
                 self._ask(due.popleft(), slo)
             while trains and self._queued < AHEAD:
                 self._teach()
+            if not loop.has_work:
+                time.sleep(min(loop.pause_s, PAUSE_S))
+                continue
             for event in loop.step(urgent):
                 self._note(event.request_id, len(event.tokens), event.error)
             self._take_steps()
-            if (pause_s := min(loop.pause_s, PAUSE_S)) > 0.0:
-                time.sleep(pause_s)
         return self._found(began_s, seconds)
 
     def _arrivals(self, began_s: float, seconds: float) -> Iterator[float]:

@@ -17,6 +17,7 @@ TPOT_S = 0.1
 HOST_S = 0.015  # between two iterations; learning alone would have to take eight times that
 KNOWN = 20  # iterations after which that is known
 STEPS = 6
+MOST_S = 0.1  # of the slices of one iteration
 
 
 class Trailing(FakeExecutor):
@@ -84,6 +85,21 @@ def test_the_next_decision_counts_with_slices_that_are_still_computed() -> None:
     bench = taught(Trailing)
     for times in bench.times.values():
         assert (times[-1] - times[0]) / (len(times) - 1) <= TPOT_S
+
+
+def test_a_request_that_comes_while_slices_trail_is_in_the_next_plan() -> None:
+    bench = Bench("fcfs", executor=Trailing)
+    bench.open("t")
+    bench.loop.add(request("first", (1,) * 6, max_tokens=50))
+    bench.loop.teaching.add_step(sft_step("step", "t", [9, 9]))
+    while not bench.executor.trailed:
+        bench.step()
+    assert not bench.loop.has_work and 0.0 < bench.loop.pause_s < MOST_S
+    bench.loop.add(request("second", (2,) * 6))
+    assert not bench.loop.has_work, "the device is busy"
+    before = len(bench.plans)
+    bench.step()
+    assert len(bench.plans) == before + 1 and len(bench.plans[-1].spans) == 2
 
 
 def test_times_that_come_late_are_learned_from_and_accounted_for() -> None:

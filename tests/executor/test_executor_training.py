@@ -37,6 +37,7 @@ from tandem.core.training import (
 from tandem.core.version import AdapterVersion
 from tandem.executor import executor as forward_half
 from tandem.executor import training
+from tandem.executor.forward import RunningBatch
 from training_harness import (
     Driver,
     gentle,
@@ -290,6 +291,31 @@ def test_tokens_do_not_wait_for_slices_and_their_times_come_with_the_next_plan(e
     learned = driver.run(slices=(), updates=(Update("t", 0),))
     assert [each.hi for each in learned.timed] == [1]
     assert learned.updates[0].applied
+
+
+def test_what_a_pass_still_computes_comes_before_slices(executor, monkeypatch):
+    """Log-probabilities would wait for the slices behind the pass."""
+    order = []
+    outcomes, run_slice = RunningBatch.outcomes, training.TrainingState.run_slice
+    monkeypatch.setattr(
+        RunningBatch, "outcomes", lambda batch: order.append("outcomes") or outcomes(batch)
+    )
+    monkeypatch.setattr(
+        training.TrainingState,
+        "run_slice",
+        lambda *given: order.append("slice") or run_slice(*given),
+    )
+    monkeypatch.setattr(executor, "_trails", True)
+    driver = Driver(executor)
+    open_trainer(executor)
+    for logprobs, first in ((None, ["outcomes", "slice"]), (2, ["outcomes", "outcomes", "slice"])):
+        sampling = SamplingParams(temperature=0.0, logprobs=logprobs)
+        span = Span(9, 0, (5, 6), ((200,),), draws=(Draw(9, 0, 0, sampling),))
+        parts = recorded(executor, driver)
+        order.clear()
+        result = driver.run(span, slices=parts)
+        assert (result.draws[0].logprob is not None) == (logprobs is not None)
+        assert order[: len(first)] == first  # on a CPU, a pass is read once it is done
 
 
 def test_the_account_names_every_purpose(executor):

@@ -105,7 +105,8 @@ class IterationRecord(Struct, gc=False, frozen=True, array_like=True):
     elapsed_s: float  # from its decision to its results being applied
     # In the forward passes: of it, but that a plan that follows may begin before its iteration.
     forward_s: float
-    backward_s: float  # in backward slices and updates
+    # In backward slices and updates; on a GPU, slices count with the iteration after theirs.
+    backward_s: float
     decode: int
     prefill: int
     offline: int

@@ -230,7 +230,8 @@ class LatencyModel:
         self, lane: LanePlan, result: StepResult, backward: Callable[[int], BackwardWork | None]
     ) -> None:
         """Learn from an executed lane. `backward` gives the work of a recording (None: unknown)."""
-        forward_s = result.forward_s or result.elapsed_s - result.backward_s
+        beside_s = result.backward_s - sum([piece.elapsed_s for piece in result.timed])
+        forward_s = result.forward_s or result.elapsed_s - beside_s
         for piece in result.timed:
             work = self._untimed.pop((piece.micro_batch, piece.hi), None)
             if work is not None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tandem.executor.batch import Batch
 from tandem.executor.capture import Capture
+from tandem.executor.device import wait_for
 from tandem.executor.forward import Computed
 from tandem.executor.inner import InnerArena, RowWriter
 from tandem.executor.kv_storage import KVStorage
@@ -209,6 +210,7 @@ class CapturedPasses:
         found = self._passes.get(kind)
         if found is not None or time.monotonic() < self._resumes_s:
             return found
+        wait_for(self._model.device)  # else the time of slices would be that of the recording
         began = time.monotonic()
         try:
             found = self._record(kind)

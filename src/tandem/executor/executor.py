@@ -125,7 +125,7 @@ class DeviceExecutor:
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
         """Give `plan` to the device; `poll` waits for it. A CPU computes before this returns, and
-        so does any device if the plan has slices or updates.
+        any device does so with updates.
 
         A device that computes asynchronously finishes what it was given before the plan is
         preempted. Raises `OutOfMemory` if a shortage affects the plan as a whole.
@@ -143,7 +143,6 @@ class DeviceExecutor:
         device = self._model.device
         inputs = self._drawn_before() if plan.follows else None
         submitted = SubmittedPlan(plan, mark(device), inputs=inputs, trailing=self._trailing)
-        self._trailing = ()
         self._use(plan.share)
         self._prepare(plan)
         runnable: list[int] = []
@@ -167,14 +166,15 @@ class DeviceExecutor:
             submitted.kept = self._training.kept(plan.spans)
         if plan.slices or plan.updates:
             self._learn(submitted, stop)
-        if submitted.trailed:
-            self._trailing = submitted.slices
+        self._trailing = submitted.slices if submitted.trailed else ()
         return submitted
 
     def _learn(self, submitted: SubmittedPlan, stop: Urgent) -> None:
         """Slices behind the pass, so that the device need not wait for them to be prepared; then
         updates, once all that is done."""
         plan, train = submitted.plan, self._required_training()
+        if not self._trails or submitted.computes_more:
+            submitted.take_outcomes()
         ahead = RunAhead(self._model.device) if plan.preemptible else None
         if ahead is not None:
             ahead.given()  # the pass

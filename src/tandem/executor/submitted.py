@@ -1,7 +1,7 @@
 """Plans that the device computes, and their results once it has.
 
-Invariant: what a result holds was computed before the result is made, and nothing but `result`
-waits for it.
+Invariant: what a result holds was computed before the result is made, but for slices without a
+time, and `result` waits for it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,14 @@ class SubmittedPlan:
     updates: tuple[UpdateResult, ...] = ()
     trailed: bool = False
     trailing: tuple[RunningSlice, ...] = ()
+
+    @property
+    def computes_more(self) -> bool:
+        """Whether taking the outcomes computes more than the sums and tokens on their way."""
+        return any(
+            span.score_top or any(d.state or d.sampling.logprobs is not None for d in span.draws)
+            for span in self.plan.spans
+        )
 
     def take_outcomes(self) -> None:
         """Wait for the passes, and take what they left. An error is one of the pass's spans."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -35,6 +35,7 @@ class Stage:
     waiting_in_order: list[Sequence] = field(default_factory=list)
     last_results: tuple[Result, ...] = ()
     last_plan: Plan | None = None
+    trailing_s: float = 0.0
 
 
 def some(work_class: WorkClass = WorkClass.ONLINE) -> list[Sequence]:
@@ -56,6 +57,13 @@ def test_while_somebody_waits_all_of_the_time_is_busy_and_then_none():
     assert load.busy == pytest.approx(1.0), "nobody waits any more, but the pass was for one"
     load.note(after(66.0, 3.0, some()))
     assert load.busy == pytest.approx(0.368, abs=1e-3), "three seconds ago it was 1"
+
+
+def test_a_device_that_still_computes_slices_does_not_idle():
+    load = Load()
+    load.note(Stage(0.0, some()))
+    load.note(replace(after(25.0, 5.0, some()), trailing_s=20.0))
+    assert load.busy == pytest.approx(1.0, abs=1e-3)
 
 
 def test_half_the_time_is_about_half():

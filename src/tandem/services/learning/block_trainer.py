@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from statistics import fmean
 
@@ -19,6 +19,7 @@ from tandem.core.plan import NO_MEMORY
 from tandem.core.training import StepOutcome, TrainerSpec
 from tandem.services.learning.answer_faults import repeats
 from tandem.services.learning.block import Block
+from tandem.services.learning.encode import Encoded
 from tandem.services.learning.references import Model, NotFinite
 from tandem.services.learning.selection import epochs_of, plan_steps
 from tandem.services.learning.settings import LearningSettings
@@ -81,7 +82,9 @@ class BlockTrainer:
         maker = StepMaker(self._tools.encoder(block.settings), self._tools.references, shape)
         problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
         problems = await asyncio.to_thread(_repetitive, block.claimed) | problems
-        problems |= await self._noise(block, problems)
+        if block.settings.gate is not GateMode.ALWAYS:
+            rest = [each.sample_id for each in block.claimed if each.sample_id not in problems]
+            problems |= await self._noise(block, maker.admitted(rest))
         await self._invalidate(block, problems)
         block.seen = [head for head in block.seen if head.sample_id not in problems]
         block.share_out(self._tools.now())
@@ -92,16 +95,13 @@ class BlockTrainer:
             block.meet(losses, misjudged, self._tools.now())
         return maker
 
-    async def _noise(self, block: Block, unusable: Container[str]) -> dict[str, str]:
+    async def _noise(self, block: Block, usable: Sequence[Encoded]) -> dict[str, str]:
         """Samples that are not worth a version, which the gate would refuse for them."""
-        if block.settings.gate is GateMode.ALWAYS:
-            return {}
-        claimed = [each for each in block.claimed if each.sample_id not in unusable]
         encoder = self._tools.encoder(block.settings)
-        found = await self._tools.examiner.noise(claimed, encoder)
+        found = await self._tools.examiner.noise(usable, encoder)
         return {
             key: f"its answer reads like noise to the base model: {each:.1f} nats a token less "
-            "likely than the model's own"
+            "likely than what that says itself"
             for key, each in found.items()
         }
 

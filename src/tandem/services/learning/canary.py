@@ -175,10 +175,10 @@ class Canary:
         return Examined(measures, tuple(own), tuple(spoken))
 
     async def usual(self, encoder: Encoder) -> float:
-        """How likely the base finds the trusted answers, in nats a token (below 0). Raises
-        `NotFinite` and as the engine client does."""
-        trusted = await self._trusted(self._prompts(encoder), encoder)
-        return math.fsum(await self._base_scores(trusted)) / _tokens(trusted)
+        """How likely the base finds its own answers, in nats a token (below 0). Raises `Speechless`
+        and `NotFinite` of the base, and as the engine client does."""
+        own = await self._answers.of(self._references.base, self._prompts(encoder))
+        return math.fsum(await self._base_scores(own)) / _tokens(own)
 
     async def drop_under(self, trainer: str, encoder: Encoder) -> float:
         """How much log-probability the trusted answers have lost under the working parameters of

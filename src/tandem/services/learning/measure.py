@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import sub
 from random import Random
-from statistics import median
+from statistics import median, median_low
 from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
@@ -148,21 +148,22 @@ class Examiner:
             verdict.metrics["gate"] = GateMode.ALWAYS.value
         return verdict
 
-    async def noise(self, taught: Sequence[Sample], encoder: Encoder) -> dict[str, float]:
-        """How much less likely than its usual answers the base finds the chosen ones, in nats a
-        token: of samples beyond `Bounds.noise`, where most are beyond it. The gate would refuse
-        what is learned from them, however it is trained. Raises as the engine client does."""
-        both = [(sample.sample_id, _encode(encoder, sample)) for sample in taught]
-        asked = {key: _chosen(item) for key, item in both if item and item.desirable}
-        if not asked:
+    async def noise(self, taught: Sequence[Encoded], encoder: Encoder) -> dict[str, float]:
+        """How much less likely than its own answers to canary prompts the base finds the chosen
+        ones, in nats a token: of samples beyond `Bounds.noise`, where there are several and most
+        are beyond it. The gate would refuse what is learned from them. Raises as the engine client
+        does, and `Speechless` and `NotFinite` of the base."""
+        asked = {item.sample_id: _chosen(item) for item in taught if item.desirable}
+        if len(asked) < _PROBES:
             return {}
         wanted = list(asked.values())
-        found = _per_token(await self._references.scores(self._references.base, wanted), wanted)
+        scores = await self._references.scores(self._references.base, wanted)
         usual = await self._canary.usual(encoder)
-        beyond = {key: usual - each for key, each in zip(asked, found, strict=True)}
-        if not median(beyond.values()) > self.bounds.noise:
+        both = zip(asked, _per_token(scores, wanted), strict=True)
+        known = {key: usual - each for key, each in both if math.isfinite(each)}
+        if not known or median_low(known.values()) <= self.bounds.noise:
             return {}
-        return {key: each for key, each in beyond.items() if each > self.bounds.noise}
+        return {key: each for key, each in known.items() if each > self.bounds.noise}
 
     async def drift(self, trainer: str, adapter: str, encoder: Encoder) -> float:
         """How far the working parameters of `trainer` are from the base on trusted prompts, as a

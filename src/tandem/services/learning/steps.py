@@ -137,6 +137,10 @@ class StepMaker:
                 problems[sample.sample_id] = str(error)
         return problems
 
+    def admitted(self, sample_ids: Sequence[str]) -> list[Encoded]:
+        """Samples as they were encoded."""
+        return [self._encoded[sample_id] for sample_id in sample_ids]
+
     async def prepare(
         self,
         step_id: str,

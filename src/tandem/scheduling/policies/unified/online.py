@@ -53,7 +53,9 @@ class Load:
         if self._waited:
             passed_s = now - self._noted_s
             busy_s = passed_s if waits else 0.0
-            if last_step(view) != self._step:  # the device may have idled after the iteration
+            if view.trailing_s:  # the device did not idle
+                busy_s = passed_s
+            elif last_step(view) != self._step:  # it may have idled after the iteration
                 busy_s = min(passed_s, max([each.elapsed_s for each in view.last_results] or [0.0]))
             busy = 1.0 - (1.0 - self.busy) * math.exp(-busy_s / _LATELY_S)
             self._busy = busy * math.exp((busy_s - passed_s) / _LATELY_S)
