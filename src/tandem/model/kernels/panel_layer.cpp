@@ -52,8 +52,7 @@ template <typename F>
 void for_each_grouped(const Groups& groups, const F& f) {
   const int64_t grain = std::max<int64_t>(1, GRAIN / (groups.inputs * groups.height));
   at::parallel_for(0, groups.count, grain, [&](int64_t begin, int64_t end) {
-    const int64_t last = std::min(groups.rows, end * groups.height);
-    for (int64_t r = begin * groups.height; r < last; ++r) f(r);
+    for (int64_t r = groups.begin(begin); r < groups.begin(end); ++r) f(r);
   });
 }
 
@@ -119,15 +118,15 @@ struct Updates {
   static void add_one(const GroupedRows<Rows>& x, int64_t start, int64_t stop,
                       at::TensorList adapter, T* out, int64_t columns) {
     const at::Tensor &a = adapter[0], &factors = adapter[1];
-    const int64_t ranks = factors.numel(), height = x.groups.height, rows = stop - start;
+    const int64_t ranks = factors.numel(), rows = stop - start;
     TORCH_CHECK(start >= 0 && start < stop && stop <= x.groups.rows &&
                     a.size(0) == (ranks + COLUMNS - 1) / COLUMNS &&
                     factors.scalar_type() == at::kFloat && factors.is_contiguous(),
                 "segments and adapters fit the product");
     if (ranks == 0) return;
-    const GroupRange range{start / height, (stop + height - 1) / height};
-    const int64_t first = range.begin * height;
-    LineFloats low((range.end - range.begin) * height * ranks);
+    const GroupRange range{x.groups.of(start), x.groups.of(stop - 1) + 1};
+    const int64_t first = x.groups.begin(range.begin);
+    LineFloats low((x.groups.begin(range.end) - first) * ranks);
     multiply_with<1>(x, a,
                      PanelsToRows<float>{low.data() - first * ranks, nullptr, nullptr, ranks},
                      range);

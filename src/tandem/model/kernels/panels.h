@@ -191,17 +191,26 @@ constexpr MultiplyGroup<Stored, Rows> group_product(int64_t height, std::index_s
   return all[height - 1];
 }
 
-// Rows divided evenly into groups of at most MOST_HEIGHT; the last may lack some.
+// Rows divided into groups of at most MOST_HEIGHT: the first `tall` have `height` rows, the others
+// one less, so that no row is computed in vain.
 struct Groups {
-  int64_t rows, inputs, count, height, pairs;
+  int64_t rows, inputs, count, height, tall, pairs;
 
   Groups(int64_t rows, int64_t inputs)
       : rows(rows),
         inputs(inputs),
         count((rows + MOST_HEIGHT - 1) / MOST_HEIGHT),
         height(count > 0 ? (rows + count - 1) / count : 0),
+        tall(rows - count * (height - 1)),
         pairs((inputs + 1) / 2) {}
-  int64_t real(int64_t group) const { return std::min(height, rows - group * height); }
+  int64_t height_of(int64_t group) const { return group < tall ? height : height - 1; }
+  int64_t begin(int64_t group) const {  // its first row
+    return group * height - std::max<int64_t>(0, group - tall);
+  }
+  int64_t of(int64_t row) const {
+    const int64_t rest = row - tall * height;
+    return rest < 0 ? row / height : tall + rest / (height - 1);
+  }
 };
 
 // Rows in groups: float32, or pairs of bfloat16.
@@ -211,14 +220,11 @@ class GroupedRows {
   explicit GroupedRows(const Groups& groups)
       : groups(groups),
         values_(groups.count * groups.pairs * groups.height * Rows::per_pair) {
-    if (groups.count == 0) return;
-    // What is missing is zero: anything else could be a slow number.
-    const int64_t last = groups.count - 1, real = groups.real(last);
-    if (real < groups.height) std::fill_n(group(last), size(), typename Rows::Element{});
     if (groups.inputs % 2 == 0) return;
+    // What is missing is zero: anything else could be a slow number.
     for (int64_t g = 0; g < groups.count; ++g) {
-      std::fill_n(group(g) + (groups.pairs - 1) * groups.height * Rows::per_pair,
-                  groups.height * Rows::per_pair, typename Rows::Element{});
+      const int64_t size = groups.height_of(g) * Rows::per_pair;
+      std::fill_n(group(g) + (groups.pairs - 1) * size, size, typename Rows::Element{});
     }
   }
   typename Rows::Element* group(int64_t g) { return values_.data() + g * size(); }
@@ -228,12 +234,12 @@ class GroupedRows {
   // Inputs begin:end of row `r`, from `x`; `begin` is even.
   template <typename T>
   void put(int64_t r, int64_t begin, int64_t end, const T* x) {
-    const int64_t height = groups.height;
+    const int64_t g = groups.of(r), height = groups.height_of(g), place = r - groups.begin(g);
     if constexpr (std::is_same_v<Rows, FloatRows>) {
-      float* to = group(r / height) + r % height;
+      float* to = group(g) + place;
       for (int64_t i = begin; i < end; ++i) to[i * height] = widen(x[i - begin]);
     } else {
-      uint32_t* to = group(r / height) + r % height + begin / 2 * height;
+      uint32_t* to = group(g) + place + begin / 2 * height;
       const int64_t count = end - begin;
       for (int64_t i = 0; i < count / 2; ++i) {
         to[i * height] = x[2 * i].x | static_cast<uint32_t>(x[2 * i + 1].x) << 16;
@@ -252,10 +258,10 @@ class GroupedRows {
 template <typename Rows, typename T>
 GroupedRows<Rows> grouped(const T* x, int64_t rows, int64_t inputs, int64_t stride) {
   GroupedRows<Rows> out(Groups(rows, inputs));
-  const int64_t height = out.groups.height;
-  at::parallel_for(0, out.groups.count, std::max<int64_t>(1, 16384 / (inputs * MOST_HEIGHT)),
+  const Groups& groups = out.groups;
+  at::parallel_for(0, groups.count, std::max<int64_t>(1, 16384 / (inputs * MOST_HEIGHT)),
                    [&](int64_t begin, int64_t end) {
-                     for (int64_t r = begin * height; r < std::min(rows, end * height); ++r) {
+                     for (int64_t r = groups.begin(begin); r < groups.begin(end); ++r) {
                        out.put(r, 0, inputs, x + r * stride);
                      }
                    });
@@ -268,12 +274,12 @@ void write_unit(const Out& out, const Groups& groups, int64_t first, int64_t las
                 const float* sums) {
   const int64_t part = (last - first) * groups.height * COLUMNS;
   for (int64_t g = first; g < last; ++g) {
-    for (int64_t r = 0; r < groups.real(g); ++r) {
+    for (int64_t r = 0; r < groups.height_of(g); ++r) {
       std::array<const float*, PARTS> rows;
       for (int p = 0; p < PARTS; ++p) {
         rows[p] = sums + p * part + ((g - first) * groups.height + r) * COLUMNS;
       }
-      out.write(rows, g * groups.height + r, unit);
+      out.write(rows, groups.begin(g) + r, unit);
     }
   }
 }
@@ -317,7 +323,8 @@ void run_panels(const GroupedRows<Rows>& rows, const typename Stored::Element* w
   const int64_t count = end_group - range.begin, units = panels / PARTS;
   if (count == 0 || panels == 0) return;
   const bool few = count == 1 && groups.height <= FEW_HEIGHT;
-  const auto one = group_product<Stored, Rows, 1>(groups.height, heights);
+  const auto tall = group_product<Stored, Rows, 1>(groups.height, heights);
+  const auto low = group_product<Stored, Rows, 1>(std::max<int64_t>(1, groups.height - 1), heights);
   const auto two = group_product<Stored, Rows, 2>(few ? groups.height : 1, few_heights);
   const PanelDivision<Stored> d(groups, count, units, PARTS);
   for_each_item(d.blocks * d.sets, 1, [&](const auto& take) {
@@ -339,7 +346,8 @@ void run_panels(const GroupedRows<Rows>& rows, const typename Stored::Element* w
           const auto* next = i + 1 < all ? w[1] : panel_at(0, p0 + pairs);
           const int64_t step = count == 1 ? pair_bytes : pair_bytes / (last - first);
           for (int64_t g = first; g < last; ++g) {
-            const auto* x = rows.group(g) + p0 * groups.height * Rows::per_pair;
+            const auto one = g < groups.tall ? tall : low;
+            const auto* x = rows.group(g) + p0 * groups.height_of(g) * Rows::per_pair;
             float* at = sums.data() + i * size + (g - first) * groups.height * COLUMNS;
             float* to[2] = {at, at + size};
             if (at_once == 2) {
