@@ -12,6 +12,7 @@ from fake_executor import FakeExecutor
 from tandem.core.plan import BackwardSlice, LanePlan, SliceResult
 from tandem.core.ports import Urgent, never
 from tandem.core.slo import Slo
+from tandem.estimators.latency import LatencyModel
 
 TPOT_S = 0.1
 HOST_S = 0.015  # between two iterations; learning alone would have to take eight times that
@@ -81,19 +82,38 @@ def test_answers_and_steps_are_those_of_a_device_that_is_waited_for() -> None:
     assert bench.executor.trainers["t"].weights == usual.executor.trainers["t"].weights
 
 
-def test_the_next_decision_counts_with_slices_that_are_still_computed() -> None:
+def test_the_next_decision_counts_with_slices_that_are_still_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LatencyModel, "guessed", False)
     bench = taught(Trailing)
+    assert bench.executor.trailed > 3
     for times in bench.times.values():
         assert (times[-1] - times[0]) / (len(times) - 1) <= TPOT_S
 
 
-def test_a_request_that_comes_while_slices_trail_is_in_the_next_plan() -> None:
+def trailing() -> Bench:
+    """A device that computes slices behind a decode."""
     bench = Bench("fcfs", executor=Trailing)
     bench.open("t")
     bench.loop.add(request("first", (1,) * 6, max_tokens=50))
     bench.loop.teaching.add_step(sft_step("step", "t", [9, 9]))
     while not bench.executor.trailed:
         bench.step()
+    return bench
+
+
+def test_nothing_waits_for_a_time_that_is_a_guess() -> None:
+    """The first guesses are for a small machine: a device would idle for seconds."""
+    bench = trailing()
+    assert bench.scheduler.latency.guessed and bench.loop.has_work
+
+
+def test_a_request_that_comes_while_slices_trail_is_in_the_next_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LatencyModel, "guessed", False)
+    bench = trailing()
     assert not bench.loop.has_work and 0.0 < bench.loop.pause_s < MOST_S
     bench.loop.add(request("second", (2,) * 6))
     assert not bench.loop.has_work, "the device is busy"

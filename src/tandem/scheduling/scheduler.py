@@ -278,7 +278,10 @@ class Scheduler:
                 self.learning.take_update(update, now)
 
     def _trailing_s(self, result: StepResult) -> float:
-        """Predicted seconds of the slices that the device still computes."""
+        """Predicted seconds of the slices that the device still computes; 0 while that would be a
+        guess, since nothing else is given to the device meanwhile."""
+        if self.latency.guessed:
+            return 0.0
         trailing = [piece for piece in result.slices if math.isnan(piece.elapsed_s)]
         works = [(self.learning.backward_of(each.micro_batch), each) for each in trailing]
         slice_s = self.latency.slice_s
