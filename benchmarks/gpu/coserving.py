@@ -7,6 +7,7 @@ Invariant: a window's training counts until its last step has ended, its request
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -208,7 +209,8 @@ class Window:
             self._loop.abort(name)
         self._loop.teaching.cancel_steps(TRAINER)
         ends_s = time.monotonic() + DRAIN_S
-        while self._loop.has_work and time.monotonic() < ends_s:
+        while math.isfinite(self._loop.pause_s) and time.monotonic() < ends_s:
+            time.sleep(self._loop.pause_s)
             self._loop.step()
         self._loop.teaching.take_learned()
 

@@ -63,6 +63,7 @@ HEARTBEAT_S = 0.25
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _IDLE_WAIT_S = 0.5  # for a command
 _BESIDE_WAIT_S = 0.01  # the same while a thread reads, writes or compiles
+_BRIEF_S = 0.25  # longer than a device computes slices for: it is idle
 _IDLE_CHECK_S = 10.0  # between two checks of the block accounting
 
 MakeLoop = Callable[[Callable[[str, float], None]], EngineLoop]
@@ -103,7 +104,9 @@ class Host:
                 self._conclude()
                 if self._loop.has_work:
                     self._iterate()
-                elif time.monotonic() - self._checked_s > _IDLE_CHECK_S:
+                elif self._loop.pause_s > _BRIEF_S and (
+                    time.monotonic() - self._checked_s > _IDLE_CHECK_S
+                ):
                     self._loop.check()
                     self._checked_s = time.monotonic()
         finally:

@@ -124,8 +124,9 @@ class DeviceExecutor:
             self._captured.warm(seconds)
 
     def submit(self, plan: LanePlan, urgent: Urgent = never) -> int:
-        """Give `plan` to the device; `poll` waits for it. A CPU computes before this returns, and
-        any device does so with updates.
+        """Give `plan` to the device; `poll` waits for it. A CPU computes before this returns, any
+        device does so with updates, and with a pass before slices of which more is asked than
+        tokens and sums.
 
         A device that computes asynchronously finishes what it was given before the plan is
         preempted. Raises `OutOfMemory` if a shortage affects the plan as a whole.

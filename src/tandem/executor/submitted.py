@@ -78,7 +78,8 @@ class SubmittedPlan:
     def computes_more(self) -> bool:
         """Whether taking the outcomes computes more than the sums and tokens on their way."""
         return any(
-            span.score_top or any(d.state or d.sampling.logprobs is not None for d in span.draws)
+            (span.score_targets and span.score_top is not None)
+            or any(draw.state or draw.sampling.logprobs is not None for draw in span.draws)
             for span in self.plan.spans
         )
 

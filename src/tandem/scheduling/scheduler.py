@@ -14,7 +14,7 @@ from itertools import count
 from tandem.core.errors import InvalidRequest
 from tandem.core.events import ModelInfo, TokenEvent
 from tandem.core.lengths import Forecast
-from tandem.core.plan import DEVICE_LANE, StepPlan, StepResult, lost
+from tandem.core.plan import DEVICE_LANE, LanePlan, StepPlan, StepResult, lost
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason, Sequence
 from tandem.core.slo import DEFAULT_SLO, Slo, WorkClass
@@ -36,6 +36,8 @@ from tandem.scheduling.view import Budgets, Policy, View
 # The next plan is decided so long before the device is free. On hosts of GPUs, deciding and
 # preparing a pass took 1.5 ms.
 _LEAD_S = 2e-3
+# Of a preemptible plan's layers, those that the device has not computed when its result comes.
+_LAYERS_AHEAD = 2
 
 
 class Scheduler:
@@ -265,7 +267,7 @@ class Scheduler:
         for result in results:
             lane = lanes[result.lane]
             ended_s = min(now, self._began_s + result.elapsed_s)
-            self._free_s = max(self._began_s, ended_s) + self._trailing_s(result)
+            self._free_s = max(self._began_s, ended_s) + self._trailing_s(lane, result)
             if lane.lane == self._lanes[0] and lane.share == 1.0 and not lane.follows:
                 self.latency.observe(lane, result, self.learning.backward_of)
             elif lane.lane == self._lanes[0]:
@@ -277,15 +279,22 @@ class Scheduler:
             for update in result.updates:
                 self.learning.take_update(update, now)
 
-    def _trailing_s(self, result: StepResult) -> float:
+    def _trailing_s(self, lane: LanePlan, result: StepResult) -> float:
         """Predicted seconds of the slices that the device still computes; 0 while that would be a
         guess, since nothing else is given to the device meanwhile."""
         if self.latency.guessed:
             return 0.0
-        trailing = [piece for piece in result.slices if math.isnan(piece.elapsed_s)]
-        works = [(self.learning.backward_of(each.micro_batch), each) for each in trailing]
-        slice_s = self.latency.slice_s
-        return sum([slice_s(work, each.hi - each.lo) for work, each in works if work is not None])
+        pieces = [each for each in result.slices if math.isnan(each.elapsed_s) and not each.problem]
+        if lane.preemptible:  # the device had few layers left when its result came
+            pieces = pieces[-1:]
+        seconds = 0.0
+        for each in pieces:
+            layers = each.hi - each.lo
+            if lane.preemptible:
+                layers = min(layers, _LAYERS_AHEAD)
+            if (work := self.learning.backward_of(each.micro_batch)) is not None:
+                seconds += self.latency.slice_s(work, layers)
+        return seconds
 
     def _observe_demand(self, now: float) -> None:
         if self.demand.due(now):

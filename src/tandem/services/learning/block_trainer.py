@@ -96,7 +96,7 @@ class BlockTrainer:
         return maker
 
     async def _noise(self, block: Block, usable: Sequence[Encoded]) -> dict[str, str]:
-        """Samples that are not worth a version, which the gate would refuse for them."""
+        """Samples that are not worth a version, which the gate would most likely refuse."""
         encoder = self._tools.encoder(block.settings)
         found = await self._tools.examiner.noise(usable, encoder)
         return {

@@ -151,8 +151,8 @@ class Examiner:
     async def noise(self, taught: Sequence[Encoded], encoder: Encoder) -> dict[str, float]:
         """How much less likely than its own answers to canary prompts the base finds the chosen
         ones, in nats a token: of samples beyond `Bounds.noise`, where there are several and most
-        are beyond it. The gate would refuse what is learned from them. Raises as the engine client
-        does, and `Speechless` and `NotFinite` of the base."""
+        are beyond it. The gate would most likely refuse what is learned from them. Raises as the
+        engine client does, and `Speechless` and `NotFinite` of the base."""
         asked = {item.sample_id: _chosen(item) for item in taught if item.desirable}
         if len(asked) < _PROBES:
             return {}

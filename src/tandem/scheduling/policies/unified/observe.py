@@ -122,14 +122,10 @@ class Observer:
 
     def _note_overhead(self, view: View) -> None:
         step = last_step(view)
-        plan, results = view.last_plan, view.last_results
-        # Slices of a preemptible plan are nearly done when its result, which does not count them,
-        # is there.
-        known = plan is not None and not (
-            any(lane.preemptible for lane in plan.lanes)
-            and any(math.isnan(each.elapsed_s) for result in results for each in result.slices)
-        )
-        if known and step != self._ended[1] and results:
+        results = view.last_results
+        # After a plan whose slices trail, the loop also waits for these.
+        trails = any(math.isnan(each.elapsed_s) for result in results for each in result.slices)
+        if step is not None and step != self._ended[1] and results and not trails:
             took_s = max([each.elapsed_s for each in view.last_results])
             ended_s = view.now - view.trailing_s
             self._beside_s.append(max(0.0, ended_s - self._ended[0] - took_s))
