@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
-import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -35,9 +32,6 @@ from tandem.core.training import (
     TrainerSpec,
 )
 from tandem.core.version import AdapterVersion
-from tandem.executor import executor as forward_half
-from tandem.executor import training
-from tandem.executor.forward import RunningBatch
 from training_harness import (
     Driver,
     gentle,
@@ -220,102 +214,6 @@ def test_discard_forgets_and_other_trainers_go_on(executor):
     driver.backward(driver.record("alone", 0, batch)[0], (1.0, 1.0))
     for key, value in our_gradients(executor, "alone").items():
         assert torch.allclose(found[key], value, rtol=1e-4, atol=1e-6)
-
-
-class Behind:
-    """A mark that the device reaches after the host: everything takes it 30 ms longer."""
-
-    given = 0
-    waited: ClassVar[list[int]] = []
-
-    def __init__(self, device):
-        self.number = Behind.given
-        Behind.given += 1
-        self.at = time.perf_counter() + 0.03 * self.number
-
-    def wait(self):
-        Behind.waited.append(self.number)
-
-    def seconds_until(self, later):
-        later.wait()
-        return later.at - self.at
-
-
-@pytest.fixture
-def behind(monkeypatch):
-    """Marks of a device that computes asynchronously."""
-    Behind.given = 0
-    Behind.waited.clear()
-    monkeypatch.setattr(forward_half, "mark", Behind)
-    monkeypatch.setattr(training, "mark", Behind)
-    monkeypatch.setattr(training, "wait_for", lambda device: time.sleep(0.03))
-    return Behind
-
-
-def recorded(executor, driver):
-    """A micro-batch of one sequence, and a slice for each of its layers."""
-    (sequence,) = random_sequences(random.Random(6), 1, ROLES[LossKind.SFT])
-    number, _ = driver.record("t", 0, [sequence])
-    layers = range(executor.info.num_layers, 0, -1)
-    return tuple([BackwardSlice(number, hi, hi - 1, (1.0,)) for hi in layers])
-
-
-SPAN = Span(9, 0, (5, 6), ((200,),), draws=(Draw(9, 0, 0, SamplingParams(temperature=0.0)),))
-
-
-def test_times_count_what_a_device_still_computes(executor, behind):
-    driver = Driver(executor)
-    open_trainer(executor)
-    parts = recorded(executor, driver)
-    result = driver.run(SPAN, slices=parts, updates=(Update("t", 0),))
-    assert 0.03 <= result.forward_s < result.elapsed_s and not result.timed
-    times = [*(piece.elapsed_s for piece in result.slices), result.updates[0].elapsed_s]
-    assert len(times) == len(parts) + 1 and all(seconds >= 0.03 for seconds in times)
-
-
-def test_tokens_do_not_wait_for_slices_and_their_times_come_with_the_next_plan(executor, behind):
-    driver = Driver(executor)
-    open_trainer(executor)
-    executor._trails = True
-    parts = recorded(executor, driver)
-    behind.waited.clear()
-    first = driver.run(SPAN, slices=parts[:2])
-    assert first.draws and [each.hi for each in first.slices] == [3, 2]
-    assert all(math.isnan(each.elapsed_s) for each in first.slices)
-    assert first.elapsed_s == first.forward_s > 0.0 == first.backward_s
-    assert max(behind.waited) < behind.given - 5, "the pass's mark, not those of slices after it"
-    second = driver.run(SPAN, slices=parts[2:])
-    assert [(each.hi, each.lo) for each in second.timed] == [(3, 2), (2, 1)]
-    assert all(each.elapsed_s >= 0.03 for each in second.timed)
-    assert second.backward_s == pytest.approx(sum(each.elapsed_s for each in second.timed))
-    learned = driver.run(slices=(), updates=(Update("t", 0),))
-    assert [each.hi for each in learned.timed] == [1]
-    assert learned.updates[0].applied
-
-
-def test_what_a_pass_still_computes_comes_before_slices(executor, monkeypatch):
-    """Log-probabilities would wait for the slices behind the pass."""
-    order = []
-    outcomes, run_slice = RunningBatch.outcomes, training.TrainingState.run_slice
-    monkeypatch.setattr(
-        RunningBatch, "outcomes", lambda batch: order.append("outcomes") or outcomes(batch)
-    )
-    monkeypatch.setattr(
-        training.TrainingState,
-        "run_slice",
-        lambda *given: order.append("slice") or run_slice(*given),
-    )
-    monkeypatch.setattr(executor, "_trails", True)
-    driver = Driver(executor)
-    open_trainer(executor)
-    for logprobs, first in ((None, ["outcomes", "slice"]), (2, ["outcomes", "outcomes", "slice"])):
-        sampling = SamplingParams(temperature=0.0, logprobs=logprobs)
-        span = Span(9, 0, (5, 6), ((200,),), draws=(Draw(9, 0, 0, sampling),))
-        parts = recorded(executor, driver)
-        order.clear()
-        result = driver.run(span, slices=parts)
-        assert (result.draws[0].logprob is not None) == (logprobs is not None)
-        assert order[: len(first)] == first  # on a CPU, a pass is read once it is done
 
 
 def test_the_account_names_every_purpose(executor):

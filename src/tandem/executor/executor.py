@@ -25,10 +25,7 @@ from tandem.executor.capture import Capture
 from tandem.executor.captured import CapturedPasses, PassLimits
 from tandem.executor.device import RunAhead, mark
 from tandem.executor.forward import CapturedPass, Drawn, Preempted, RunningBatch, run_batch
-from tandem.executor.kv_storage import (
-    KVStorage,
-    choose_num_blocks,
-)
+from tandem.executor.kv_storage import KVStorage, choose_num_blocks
 from tandem.executor.memory import whole_account
 from tandem.executor.recorder import Recorder
 from tandem.executor.replay import as_lora

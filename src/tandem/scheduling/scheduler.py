@@ -266,8 +266,9 @@ class Scheduler:
         lanes = {lane.lane: lane for lane in plan.lanes}
         for result in results:
             lane = lanes[result.lane]
-            ended_s = min(now, self._began_s + result.elapsed_s)
-            self._free_s = max(self._began_s, ended_s) + self._trailing_s(lane, result)
+            if lane.lane == self._lanes[0]:
+                ended_s = min(now, self._began_s + result.elapsed_s)
+                self._free_s = max(self._began_s, ended_s) + self._trailing_s(lane, result)
             if lane.lane == self._lanes[0] and lane.share == 1.0 and not lane.follows:
                 self.latency.observe(lane, result, self.learning.backward_of)
             elif lane.lane == self._lanes[0]:
