@@ -12,7 +12,7 @@ ARGS ?=
 # keep two cores busy.
 WORKERS ?= 3
 
-.PHONY: setup serve chat test test-full lint format bench clean
+.PHONY: setup serve chat test test-full lint format commands bench clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,9 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+commands: setup
+	$(BIN)/python -m typer tandem.cli utils docs --name tandem --title Commands --output docs/commands.md
 
 bench: setup
 	$(BIN)/python -m benchmarks peers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import re
 import subprocess
 from dataclasses import fields
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 
 import tandem
 from benchmarks.__main__ import studies
@@ -191,6 +193,21 @@ def test_named_commands_exist(document: Path) -> None:
     commands = {command.name for command in app.registered_commands}
     commands |= {group.name for group in app.registered_groups}
     assert set(re.findall(r"(?:`|^)tandem ([a-z-]+)", text, re.MULTILINE)) <= commands
+
+
+def test_every_command_and_option_is_documented() -> None:
+    """`make commands` writes the page."""
+    text = html.unescape((ROOT / "docs" / "commands.md").read_text())
+    sections = dict(re.findall(r"^##+ `(.+?)`\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL))
+    waiting = {"tandem": typer.main.get_command(app)}
+    while waiting:
+        name, command = waiting.popitem()
+        waiting |= {f"{name} {each}": sub for each, sub in getattr(command, "commands", {}).items()}
+        flags = {flag for each in command.params for flag in each.opts if flag.startswith("--")}
+        if name != "tandem":
+            told = set(re.findall(r"--[a-z][a-z-]*", sections.pop(name)))
+            assert flags <= told, name
+    assert sections == {}
 
 
 def test_make_serve_passes_flags_on() -> None:

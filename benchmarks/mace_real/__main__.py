@@ -3,73 +3,75 @@
 from __future__ import annotations
 
 import os
-import shutil
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import msgspec
 import typer
 
 from benchmarks.learning.figures import draw
 from benchmarks.learning.report import RunKey, as_json, report
+from benchmarks.live import rows
+from benchmarks.live.api import Refused
 from benchmarks.mace_real.load import POLICIES, Loads, Options
 from benchmarks.mace_real.page import page
-from benchmarks.mace_real.run import Kept, run, scoring_settings, server_of
+from benchmarks.mace_real.run import Kept, as_row, of_row, run, scoring_settings, server_of
 from benchmarks.reporting.machine import describe, slug
 from tandem.build import resolve_model
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def path_of(folder: Path, key: RunKey) -> Path:
-    """Of a kept run."""
-    return folder / f"{key.policy}-{key.retrain_rate:g}-{key.seed}.json"
-
-
-def finished(folder: Path, keys: Sequence[RunKey]) -> dict[RunKey, Kept]:
-    """The runs that are kept."""
-    return {
-        key: msgspec.json.decode(path_of(folder, key).read_bytes(), type=Kept)
-        for key in keys
-        if path_of(folder, key).exists()
+def finished(path: Path, name: str, keys: Sequence[RunKey]) -> dict[RunKey, Kept]:
+    """The runs that have a row made as `name` says, in the order of `keys`."""
+    kept = {
+        RunKey(row["retrain_rate"], row["policy"], row["seed"]): of_row(row)
+        for row in rows.read(path)
+        if row["made"] == name
     }
+    return {key: kept[key] for key in keys if key in kept}
 
 
-def make(options: Options, loads: Loads, folder: Path, port: int, until_s: float) -> None:
-    """The missing runs, none of which begins after `until_s`."""
+def make(options: Options, loads: Loads, path: Path, port: int, until_s: float) -> None:
+    """The missing runs, none of which begins after `until_s`. One that fails has no row and is
+    made again by the next command."""
+    done, name = finished(path, loads.name(), options.keys), loads.name()
     for key in options.keys:
-        if path_of(folder, key).exists():
+        if key in done:
             continue
         if time.monotonic() > until_s:
             return
-        print(f"{key.policy}, retrain rate {key.retrain_rate:g}, seed {key.seed}", flush=True)
-        versions = path_of(folder, key).with_suffix("")
-        shutil.rmtree(versions, ignore_errors=True)
-        versions.mkdir(parents=True)
-        kept = run(server_of(key, options, port, versions), loads.load(key), loads.texts)
-        aside = versions.with_suffix(".part")
-        aside.write_bytes(msgspec.json.encode(kept))
-        aside.replace(path_of(folder, key))
-        shutil.rmtree(versions)
+        with tempfile.TemporaryDirectory(prefix="mace-real-") as folder:
+            server = server_of(key, options, port, Path(folder))
+            try:
+                kept = run(server, loads.load(key), loads.texts, options.settings)
+            except (Refused, RuntimeError, httpx.HTTPError) as error:
+                print(f"{key} failed and has no row: {error!r}", flush=True)
+                continue
+        rows.append(path, {"made": name, **asdict(key), **as_row(kept)})
+        answered = ", ".join(f"{each.number} from {each.at_s:.0f} s" for each in kept.moments)
+        print(f"{key} versions: {answered or 'none'}; refused {len(kept.refused)}", flush=True)
 
 
 def main(
     model: Annotated[str, typer.Option(help="What is served.")] = "smollm2",
     data: Annotated[Path, typer.Option(help="The shared data's folder.")] = Path("../shared/data"),
-    cache: Annotated[Path, typer.Option(help="Finished runs.")] = Path(".bench-cache"),
     policy: Annotated[list[str] | None, typer.Option(help="Repeatable; default: all.")] = None,
     retrain_rate: Annotated[
         list[float] | None, typer.Option(help="Preferences per request; repeatable.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each policy at each rate.")] = 3,
-    rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = 0.3,
-    pairs: Annotated[int, typer.Option(help="Preferences of a run at the highest rate.")] = 48,
-    max_tokens: Annotated[int, typer.Option(help="Longer pairs are left out.")] = 192,
+    rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = 0.5,
+    pairs: Annotated[int, typer.Option(help="Preferences of a run at the highest rate.")] = 60,
+    max_tokens: Annotated[int, typer.Option(help="Longer pairs are left out.")] = 96,
     minutes: Annotated[float, typer.Option(help="No run begins later; 0: any time.")] = 0.0,
     port: Annotated[int, typer.Option(help="Of the servers that are started.")] = 8033,
-    out: Annotated[Path, typer.Option(help="Folder of page and figures.")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="Folder of rows, page and figures.")] = RESULTS,
 ) -> None:
     """Serve, teach, score, compare."""
     if not (data / "preferences").is_dir():
@@ -86,21 +88,21 @@ def main(
         policies=tuple(policy or POLICIES),
     )
     loads = Loads(options, resolve_model(scoring_settings(model)).model.model, data)
-    folder = cache.resolve() / "mace-real" / loads.name()
-    print(f"runs are kept in {folder}", flush=True)
-    make(options, loads, folder, port, until_s)
-    runs = finished(folder, options.keys)
+    machine = describe("cpu", len(os.sched_getaffinity(0)))
+    stem = f"mace-real-{slug(machine)}"
+    path = out / f"{stem}.jsonl"
+    make(options, loads, path, port, until_s)
+    runs = finished(path, loads.name(), options.keys)
     if not runs:
         print("no run is finished")
         return
-    machine = describe("cpu", len(os.sched_getaffinity(0)))
+    learning = ", ".join(f"{name} {value}" for name, value in options.settings.items())
     heading = (
         f"{', '.join(f'{name}: {value}' for name, value in machine.items())}\n\n{model}, {rate:g}"
-        f" requests/s, {pairs} pairs a run at the highest rate, of up to {max_tokens} tokens."
+        f" requests/s, {pairs} pairs a run at the highest rate, of up to {max_tokens} tokens; of"
+        f" the adapter's settings, {learning}, else the server's."
     )
     found = report({key: kept.record for key, kept in runs.items()})
-    stem = f"mace-real-{slug(machine)}"
-    out.mkdir(parents=True, exist_ok=True)
     text = page(heading, found, runs, len(options.keys))
     (out / f"{stem}.md").write_text(text)
     (out / f"{stem}.json").write_bytes(as_json(msgspec.to_builtins(options), found))

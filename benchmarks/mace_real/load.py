@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import tandem
 from benchmarks.learning.experiment import end_of_turn
 from benchmarks.learning.preferences import (
     PreferencePair,
@@ -21,26 +21,30 @@ from benchmarks.learning.preferences import (
 )
 from benchmarks.learning.report import RunKey
 from benchmarks.learning.stream import EncodedPair, Load, LoadOptions, draw_load, encode_pairs
+from benchmarks.live.code import learning_code
 from tandem.services.answering.tokenizer import Tokenizer
 
 POLICIES = ("no_retrain", "ekya", "adainf", "mace", "unified")
-_CODE = {".py", ".cpp", ".h", ".jsonl"}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """`pairs` are those of a run at the highest retrain rate; the others are as long. Pairs whose
-    longer sequence has over `max_tokens` are left out."""
+    longer sequence has over `max_tokens` are left out. `settings` of the adapter are the same for
+    every policy: with the server's own, a version takes longer than a run."""
 
     model: str
-    rate: float = 0.3
-    pairs: int = 48
+    rate: float = 0.5
+    pairs: int = 60
     output_tokens: int = 16
-    max_tokens: int = 192
+    max_tokens: int = 96
+    settings: Mapping[str, Any] = field(
+        default_factory=lambda: {"epochs": 2, "batch_samples": 4, "version_wait_s": 10}
+    )
     retrain_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
     seeds: tuple[int, ...] = (1, 2, 3)
     policies: tuple[str, ...] = POLICIES
-    ekya_interval_s: float = 60.0
+    ekya_interval_s: float = 30.0
 
     @property
     def keys(self) -> list[RunKey]:
@@ -98,10 +102,7 @@ class Loads:
         digest.update(repr(sorted(self.texts)).encode())
         for path in sorted(Path(self._directory).glob("*.safetensors")):
             digest.update(path.read_bytes())
-        code = Path(tandem.__file__).parent
-        for path in sorted(code.rglob("*")):
-            if path.suffix in _CODE:
-                digest.update(path.read_bytes())
+        digest.update(learning_code("mace_real").encode())
         return digest.hexdigest()[:12]
 
     def _stream(self, seed: int) -> Sequence[EncodedPair]:

@@ -1,17 +1,24 @@
 """The page: averages, paired comparisons and what they say about the paper's claim.
 
-Knows reports only. Invariant: a difference is called one only where its interval leaves out 1.
+Knows reports only. Invariant: a difference is called one only where its interval leaves out none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from benchmarks.learning.report import LearningReport, RunKey, as_markdown
+from benchmarks.learning.runs import RunRecord
 from benchmarks.mace_real.run import Kept
-from benchmarks.reporting.bootstrap import Interval
+from benchmarks.reporting.bootstrap import Interval, difference
 
-PAPER_GAIN = 1.1
+BASE = "no_retrain"
+BAR = 1.1
+IN_THE_PAPER = (
+    "MACE reports up to 1.19 times for periodic and 1.24 times for continuous retraining (3.1)."
+)
+PARTS = 3
 
 
 def page(heading: str, found: LearningReport, runs: Mapping[RunKey, Kept], wanted: int) -> str:
@@ -25,7 +32,11 @@ def page(heading: str, found: LearningReport, runs: Mapping[RunKey, Kept], wante
         "",
         *_verdicts(found),
         "",
+        "Intervals are of pairs drawn anew, with the versions as these runs made them. They do not"
+        " say what other runs would have learned.",
+        "",
         as_markdown(found),
+        *_over_time(runs),
         *_gate(runs),
     ]
     return "\n".join(lines) + "\n"
@@ -36,35 +47,88 @@ def _verdicts(found: LearningReport) -> list[str]:
     lines, gains = [], dict[float, Interval]()
     for rate, compared in found.comparisons.items():
         for each in compared:
-            said = verdict(each.win_rate_ratio)
+            ratio, clpd = each.win_rate_ratio, each.clpd_difference
             lines.append(
-                f"* retrain rate {rate:g}: win rate of `unified` over `{each.theirs}`"
-                f" {_shown(each.win_rate_ratio)}: {said}"
+                f"* retrain rate {rate:g}, `unified` against `{each.theirs}`: win rate"
+                f" {_shown(ratio)} times, {verdict(ratio, 1.0)}; CLPD {_shown(clpd)} nats more,"
+                f" {verdict(clpd, 0.0)}"
             )
-            if each.theirs == "no_retrain":
-                gains[rate] = each.win_rate_ratio
+            if each.theirs == BASE:
+                gains[rate] = ratio
     if gains:
         best = max(gains, key=lambda rate: gains[rate].value)
-        everywhere = min(gain.value for gain in gains.values()) >= 1.0
-        reached = "reached" if gains[best].value >= PAPER_GAIN else "not reached"
-        lines += [
-            f"* `unified` wins {'at least as often as' if everywhere else 'less often than'}"
-            f" `no_retrain` at {'every retrain rate' if everywhere else 'some retrain rate'}.",
-            f"* Best gain over `no_retrain`: {_shown(gains[best])} at {best:g}; the paper's is"
-            f" {PAPER_GAIN:g}: {reached}.",
-        ]
+        gain = gains[best]
+        lines.append(
+            f"* Best gain in win rate over `{BASE}` (of {len(gains)} retrain rates, so rather too"
+            f" high): {_shown(gain)} at {best:g}. The bar is {BAR:g}: {_reached(gain)}."
+            f" {IN_THE_PAPER}"
+        )
     return lines
 
 
-def verdict(ratio: Interval) -> str:
-    """Whether two policies can be told apart."""
-    if ratio.low > 1.0:
+def verdict(interval: Interval, none: float) -> str:
+    """Whether two policies can be told apart; `none` is the value of no difference."""
+    if interval.low > none:
         return "higher"
-    return "lower" if ratio.high < 1.0 else "not separable"
+    return "lower" if interval.high < none else "not separable"
+
+
+def _reached(gain: Interval) -> str:
+    if gain.low >= BAR:
+        return "reached"
+    return "missed" if gain.high < BAR else "not separable from it"
 
 
 def _shown(interval: Interval) -> str:
     return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+
+
+def _over_time(runs: Mapping[RunKey, Kept]) -> list[str]:
+    """Each policy against no retraining on the same pairs, by parts of the run."""
+    lines = [
+        f"| retrain rate | policy less `{BASE}` | part of the run | pairs | under a version | win"
+        " rate | CLPD, nats |",
+        "|---:|---|---|---:|---:|---:|---:|",
+    ]
+    for rate in sorted({key.retrain_rate for key in runs}):
+        for policy in dict.fromkeys(key.policy for key in runs):
+            both = [
+                (kept.record, runs[RunKey(rate, BASE, key.seed)].record)
+                for key, kept in runs.items()
+                if (key.retrain_rate, key.policy) == (rate, policy) != (rate, BASE)
+                and RunKey(rate, BASE, key.seed) in runs
+            ]
+            for part in range(PARTS):
+                lines += _part(rate, policy, both, part)
+    return [*lines, ""]
+
+
+def _part(
+    rate: float, policy: str, both: Sequence[tuple[RunRecord, RunRecord]], part: int
+) -> list[str]:
+    pairs = [
+        (mine, other)
+        for ours, base in both
+        for mine, other in zip(ours.pairs, base.pairs, strict=True)
+        if min(PARTS - 1, int(PARTS * mine.at_s / ours.seconds)) == part
+    ]
+    if not pairs:
+        return []
+    wins, clpd = defaultdict[str, list[tuple[float, float]]](list), defaultdict(list)
+    for mine, other in pairs:
+        assert mine.key == other.key
+        wins[mine.key].append((float(mine.difference > 0.0), float(other.difference > 0.0)))
+        clpd[mine.key].append((mine.difference, other.difference))
+    cells = (
+        f"{rate:g}",
+        policy,
+        f"{part + 1} of {PARTS}",
+        f"{len(pairs)}",
+        f"{sum(mine.version > 0 for mine, _ in pairs)}",
+        _shown(difference(wins)),
+        _shown(difference(clpd)),
+    )
+    return [f"| {' | '.join(cells)} |"]
 
 
 def _gate(runs: Mapping[RunKey, Kept]) -> list[str]:

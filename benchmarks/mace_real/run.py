@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.learning.preferences import PreferencePair
 from benchmarks.learning.report import RunKey
@@ -31,16 +32,6 @@ LOOK_S = 0.25
 KV_BYTES = 256 << 20
 
 
-@dataclass(slots=True)
-class Kept:
-    """A run with what the report of runs does not have: versions the gate refused, with its
-    reasons, and the samples by state at the end."""
-
-    record: RunRecord
-    refused: list[str] = field(default_factory=list)
-    samples: dict[str, int] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class Moment:
     """From `at_s` on this version answered; 0: the base."""
@@ -48,6 +39,56 @@ class Moment:
     at_s: float
     number: int
     content_hash: str
+
+
+@dataclass(slots=True)
+class Kept:
+    """A run with what the report of runs does not have: which version answered when, what the gate
+    refused, with its reasons, and the samples by state at the end."""
+
+    record: RunRecord
+    moments: list[Moment] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    samples: dict[str, int] = field(default_factory=dict)
+
+
+def as_row(kept: Kept) -> dict[str, Any]:
+    """What is kept of a run, as a row of JSON. Of a request's tokens the first and the last."""
+    record = kept.record
+    return {
+        "seconds": record.seconds,
+        "pairs": [astuple(pair) for pair in record.pairs],
+        "requests": [
+            [each.intended_s, each.output_s[:1] + each.output_s[-1:], each.output_tokens]
+            for each in record.outcomes
+        ],
+        "errors": {each.index: each.error for each in record.outcomes if each.error is not None},
+        "losses": record.lessons.losses,
+        "uses": record.lessons.uses,
+        "moments": [astuple(moment) for moment in kept.moments],
+        "refused": kept.refused,
+        "samples": kept.samples,
+    }
+
+
+def of_row(row: Mapping[str, Any]) -> Kept:
+    """The run of a row."""
+    outcomes = [
+        Outcome(
+            place,
+            intended_s,
+            intended_s,
+            list(output_s),
+            output_tokens=tokens,
+            error=row["errors"].get(str(place)),
+        )
+        for place, (intended_s, output_s, tokens) in enumerate(row["requests"])
+    ]
+    moments = [Moment(*each) for each in row["moments"]]
+    lessons = Lessons(_versions(moments), list(row["losses"]), row["uses"])
+    pairs = [PairScore(*each) for each in row["pairs"]]
+    record = RunRecord(row["seconds"], outcomes, lessons, pairs)
+    return Kept(record, moments, list(row["refused"]), dict(row["samples"]))
 
 
 def server_of(key: RunKey, options: Options, port: int, folder: Path) -> ServerSpec:
@@ -58,13 +99,17 @@ def server_of(key: RunKey, options: Options, port: int, folder: Path) -> ServerS
     return ServerSpec(options.model, port, folder / "store", folder / "server.log", flags)
 
 
-def run(spec: ServerSpec, load: Load, texts: Mapping[str, PreferencePair]) -> Kept:
-    """Serve, teach, end the server, score."""
+def run(
+    spec: ServerSpec,
+    load: Load,
+    texts: Mapping[str, PreferencePair],
+    settings: Mapping[str, Any],
+) -> Kept:
+    """Serve, teach, end the server, score. `settings` are the adapter's."""
     with serving(spec):
-        moments, outcomes, kept = asyncio.run(_serve(spec.url, load, texts))
+        kept = asyncio.run(_serve(spec.url, load, texts, settings))
     folder = spec.store / "adapters" / ADAPTER
-    served = [_published(moments, each, folder) for each in load.feedback]
-    kept.record.outcomes = outcomes
+    served = [_published(kept.moments, each, folder) for each in load.feedback]
     kept.record.pairs = asyncio.run(_score(spec.model, load.feedback, served))
     return kept
 
@@ -87,10 +132,10 @@ def scoring_settings(model: str) -> Settings:
 
 
 async def _serve(
-    url: str, load: Load, texts: Mapping[str, PreferencePair]
-) -> tuple[list[Moment], list[Outcome], Kept]:
+    url: str, load: Load, texts: Mapping[str, PreferencePair], settings: Mapping[str, Any]
+) -> Kept:
     async with Api(url) as api:
-        await api.create(ADAPTER, {})
+        await api.create(ADAPTER, dict(settings))
         target = Target(Origin.parse(url), f"{api.model}:{ADAPTER}")
         asks = [
             PlannedRequest(place, ask.at_s, ask.prompt, ask.output_tokens)
@@ -105,10 +150,12 @@ async def _serve(
         try:
             outcomes = await run_load(asks, target, lambda _: None)
             await teaching
+            if watching.done():
+                watching.result()  # it ends by an error only
         finally:
             watching.cancel()
             teaching.cancel()
-        return moments, outcomes, await _kept(api, load, moments)
+        return await _kept(api, RunRecord(load.seconds, outcomes, Lessons()), moments)
 
 
 async def _teach(
@@ -137,21 +184,26 @@ async def _watch(api: Api, began_s: float, moments: list[Moment]) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def _kept(api: Api, load: Load, moments: Sequence[Moment]) -> Kept:
+async def _kept(api: Api, record: RunRecord, moments: list[Moment]) -> Kept:
     """What was learned; the steps of a version have its mean loss."""
     versions = await api.versions(ADAPTER)
     samples = (await api.learner(ADAPTER)).samples
-    lessons = Lessons(uses=samples.get("consumed", 0))
+    losses = []
     for version in versions:
         steps, loss = version.metrics.get("steps", 0), version.metrics.get("loss", 0.0)
-        lessons.losses += [float(loss)] * int(steps)
-    lessons.versions = [
-        Published(each.at_s, place + 1, each.content_hash, "", 0)
-        for place, each in enumerate(moments)
-        if each.number
-    ]
+        losses += [float(loss)] * int(steps)
+    record.lessons = Lessons(_versions(moments), losses, samples.get("consumed", 0))
     refused = [version.reason for version in versions if version.state == "refused"]
-    return Kept(RunRecord(load.seconds, [], lessons), refused, samples)
+    return Kept(record, moments, refused, samples)
+
+
+def _versions(moments: Sequence[Moment]) -> list[Published]:
+    """Each version once, from when it first answered."""
+    first = {each.number: each for each in reversed(moments) if each.number}
+    return [
+        Published(each.at_s, number, each.content_hash, "", 0)
+        for number, each in sorted(first.items())
+    ]
 
 
 def _published(moments: Sequence[Moment], feedback: Feedback, folder: Path) -> Published | None:

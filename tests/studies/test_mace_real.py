@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 from benchmarks.learning.report import RunKey, report
 from benchmarks.learning.runs import PairScore, RunRecord
 from benchmarks.learning.stream import EncodedPair, Feedback
-from benchmarks.learning.teaching import Lessons
+from benchmarks.learning.teaching import Lessons, Published
+from benchmarks.live import rows
+from benchmarks.mace_real.__main__ import finished
 from benchmarks.mace_real.load import POLICIES, Options
 from benchmarks.mace_real.page import page, verdict
-from benchmarks.mace_real.run import Kept, Moment, _published, server_of
+from benchmarks.mace_real.run import Kept, Moment, _published, as_row, of_row, server_of
 from benchmarks.reporting.bootstrap import Interval
 from tandem.bench.measure import Outcome
 
@@ -46,48 +48,79 @@ def test_servers_differ_in_their_policy_alone(tmp_path: Path) -> None:
     ekya = server_of(RunKey(0.5, "ekya", 1), options, 8000, tmp_path)
     mace = server_of(RunKey(0.5, "mace", 1), options, 8000, tmp_path)
     assert list(mace.flags) == ["--policy", "mace"]
-    assert list(ekya.flags) == ["--policy", "ekya", "--policy-option", "interval_s=60"]
+    assert list(ekya.flags) == ["--policy", "ekya", "--policy-option", "interval_s=30"]
     assert replace(ekya, flags=()) == replace(mace, flags=())
 
 
 def kept(gain: float, refused: int = 0) -> Kept:
+    """A version from the 21st pair on, which gives pairs `gain` nats more; none without a gain."""
+    taught = [gain * (n > 20) for n in range(40)]
     pairs = [
-        PairScore(f"pair {n}", float(n), "set", 0, (-1.0, 1.0)[n % 2] + gain * (n > 20), 0.0)
-        for n in range(40)
+        PairScore(f"pair {n}", float(n), "set", int(more > 0), (-1.0, 1.0)[n % 2] + more, 0.0)
+        for n, more in enumerate(taught)
     ]
-    outcomes = [Outcome(n, n, n, [n + 0.1, n + 0.2], n + 1.0, 5, 2, True) for n in range(40)]
-    record = RunRecord(40.0, outcomes, Lessons(), pairs)
-    return Kept(record, ["it repeats itself"] * refused, {"consumed": 30})
+    outcomes = [Outcome(n, n, n, [n + 0.1, n + 0.2], output_tokens=2) for n in range(40)]
+    moments = [Moment(20.5, 1, "hash")] if gain else []
+    published = [Published(each.at_s, 1, each.content_hash, "", 0) for each in moments]
+    record = RunRecord(40.0, outcomes, Lessons(published, [0.5], 30), pairs)
+    return Kept(record, moments, ["it repeats itself"] * refused, {"consumed": 30})
+
+
+def page_of(gains: dict[str, float]) -> str:
+    """Of two seeds; half of the pairs are lost without a gain."""
+    runs = {
+        RunKey(0.5, policy, seed): kept(gain, 1)
+        for seed in (1, 2)
+        for policy, gain in gains.items()
+    }
+    return page("here", report({key: each.record for key, each in runs.items()}), runs, 45)
 
 
 def test_the_page_says_which_policies_can_be_told_apart() -> None:
-    runs = {
-        RunKey(0.5, policy, seed): kept(gain, refused)
-        for seed in (1, 2)
-        for policy, gain, refused in (
-            ("no_retrain", 0.0, 0),
-            ("mace", 2.0, 0),
-            ("unified", 2.0, 1),
-        )
-    }
-    text = page("here", report({key: each.record for key, each in runs.items()}), runs, 45)
+    text = page_of({"no_retrain": 0.0, "mace": 2.0, "unified": 2.0})
     assert "6 of 45 runs" in text and text.startswith("# MACE's figures")
-    assert "`unified` over `no_retrain` 1.450" in text and ": higher" in text
-    assert "`unified` over `mace` 1.000 (1.000 to 1.000): not separable" in text
-    assert "wins at least as often as `no_retrain` at every retrain rate" in text
-    assert "the paper's is 1.1: reached" in text
-    assert "| 0.5 | unified | 2 | 0 | 2 | 60 consumed |" in text
+    assert "`unified` against `no_retrain`: win rate 1.450" in text
+    assert "times, higher; CLPD 0.950" in text
+    assert "`mace`: win rate 1.000 (1.000 to 1.000) times, not separable" in text
+    assert "1.450 (1.182 to 1.938) at 0.5. The bar is 1.1: reached." in text
+    assert "| 0.5 | unified | 2 | 2 | 2 | 60 consumed |" in text
 
 
-def test_verdicts() -> None:
-    assert verdict(Interval(1.2, 1.1, 1.3)) == "higher"
-    assert verdict(Interval(0.8, 0.7, 0.9)) == "lower"
-    assert verdict(Interval(1.2, 0.9, 1.3)) == "not separable"
+def test_the_page_claims_nothing_where_nothing_was_learned() -> None:
+    text = page_of({"no_retrain": 0.0, "unified": 0.0})
+    assert "win rate 1.000 (1.000 to 1.000) times, not separable" in text
+    assert "The bar is 1.1: missed." in text
+    assert "| 0.5 | unified | 3 of 3 | 26 | 0 | 0.000 (0.000 to 0.000)" in text
+
+
+def test_the_page_shows_how_a_gain_comes_with_time() -> None:
+    text = page_of({"no_retrain": 0.0, "unified": 2.0})
+    rows = [line for line in text.splitlines() if "of 3 |" in line]
+    assert [row.split(" | ")[3:5] for row in rows] == [["28", "0"], ["26", "12"], ["26", "26"]]
+    assert "| 0.000 (0.000 to 0.000) | 0.000" in rows[0] and "| 2.000 (2.000 to 2.000) |" in rows[2]
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [((1.2, 1.1, 1.3), "higher"), ((0.8, 0.7, 0.9), "lower"), ((1.2, 0.9, 1.3), "not separable")],
+)
+def test_verdicts(interval: tuple[float, float, float], said: str) -> None:
+    assert verdict(Interval(*interval), 1.0) == said
 
 
 def test_a_kept_run_is_read_back() -> None:
     run = kept(1.0, 1)
-    assert msgspec.json.decode(msgspec.json.encode(run), type=Kept) == run
+    failed = run.record.outcomes[3] = Outcome(3, 3, 3, [], error="http 503")
+    again = of_row(json.loads(json.dumps(as_row(run))))
+    assert again == run
+    assert again.record.outcomes[3].error == failed.error
+
+
+def test_runs_of_other_code_or_options_are_not_of_the_page(tmp_path: Path) -> None:
+    keys, path = [RunKey(0.5, "mace", 1), RunKey(0.5, "unified", 1)], tmp_path / "rows.jsonl"
+    for key, name in zip(keys, ("older", "this"), strict=True):
+        rows.append(path, {"made": name, **asdict(key), **as_row(kept(1.0))})
+    assert list(finished(path, "this", keys)) == [keys[1]]
 
 
 def test_without_shared_data_nothing_is_run(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ HELP = {
     ),
     "model.max_model_len": "Longest prompt + output of one choice in tokens; 0: the model's own",
     "model.threads": "CPU threads for computing; 0: as many as other processes leave cores",
-    "model.kernels": "Kernels for the frozen weights; auto picks the fastest that works",
+    "model.kernels": "Kernels for the frozen weights: auto picks the fastest that works; off uses "
+    "torch's",
     "model.packing": "Whose products with the weights a CPU without AMX computes: panels (ours), "
     "onednn, or auto",
     "cache.block_size": "Tokens in one KV block",
