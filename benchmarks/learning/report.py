@@ -69,15 +69,15 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Ours against theirs on the same pairs and requests."""
+    """Ours against theirs on the same pairs and requests; no latencies where one served none."""
 
     ours: str
     theirs: str
     win_rate_ratio: Interval
     win_rate_difference: Interval
     clpd_difference: Interval
-    ttft_ratio: Interval
-    tpot_ratio: Interval
+    ttft_ratio: Interval | None
+    tpot_ratio: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ def _row(rate: float, policy: str, each: Averages) -> str:
         f"{each.pairs}",
         f"{each.win_rate:.3f}",
         f"{each.clpd:.2f}",
-        f"{1e3 * each.ttft_p50_s:.0f} / {1e3 * each.ttft_p99_s:.0f}",
-        f"{1e3 * each.tpot_p50_s:.1f} / {1e3 * each.tpot_p99_s:.1f}",
+        f"{1e3 * each.ttft_p50_s:.0f} / {1e3 * each.ttft_p99_s:.0f}" if each.requests else "-",
+        f"{1e3 * each.tpot_p50_s:.1f} / {1e3 * each.tpot_p99_s:.1f}" if each.requests else "-",
         f"{each.updates}",
         f"{each.versions}",
         f"{each.uses}",
@@ -182,7 +182,9 @@ def _row(rate: float, policy: str, each: Averages) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _interval(interval: Interval, form: str = ".3f") -> str:
+def _interval(interval: Interval | None, form: str = ".3f") -> str:
+    if interval is None:
+        return "-"
     return f"{interval.value:{form}} ({interval.low:{form}} to {interval.high:{form}})"
 
 
@@ -274,8 +276,8 @@ def compare(
         ratio(wins),
         difference(wins),
         difference(clpd),
-        ratio(ttft),
-        ratio(tpot),
+        ratio(ttft) if ttft else None,
+        ratio(tpot) if tpot else None,
     )
 
 
@@ -295,9 +297,10 @@ def _pairs(both: Both, value: Callable[[PairScore], float]) -> dict[str, list[tu
 def _requests(
     both: Both, value: Callable[[Outcome], float | None]
 ) -> dict[str, list[tuple[float, float]]]:
-    """By request, where both answered it."""
+    """By request, where both answered it; none of a run that served nobody."""
     clusters: dict[str, list[tuple[float, float]]] = {}
-    for seed, ours, theirs in both:
+    served = [each for each in both if each[1].outcomes and each[2].outcomes]
+    for seed, ours, theirs in served:
         for mine, other in zip(ours.outcomes, theirs.outcomes, strict=True):
             if mine.error is not None or other.error is not None:
                 continue

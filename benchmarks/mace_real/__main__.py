@@ -19,8 +19,16 @@ from benchmarks.learning.report import RunKey, as_json, report
 from benchmarks.live import rows
 from benchmarks.live.api import Refused
 from benchmarks.mace_real.load import POLICIES, Loads, Options
-from benchmarks.mace_real.page import page
-from benchmarks.mace_real.run import Kept, as_row, of_row, run, scoring_settings, server_of
+from benchmarks.mace_real.page import BASE, page
+from benchmarks.mace_real.run import (
+    Kept,
+    as_row,
+    base_run,
+    of_row,
+    run,
+    scoring_settings,
+    server_of,
+)
 from benchmarks.reporting.machine import describe, slug
 from tandem.build import resolve_model
 
@@ -46,10 +54,15 @@ def make(options: Options, loads: Loads, path: Path, port: int, until_s: float) 
             continue
         if time.monotonic() > until_s:
             return
+        load = loads.load(key)
         with tempfile.TemporaryDirectory(prefix="mace-real-") as folder:
             server = server_of(key, options, port, Path(folder))
             try:
-                kept = run(server, loads.load(key), loads.texts, options.settings)
+                kept = (
+                    base_run(options.model, load)
+                    if key.policy == BASE
+                    else run(server, load, loads.texts, options.settings)
+                )
             except (Refused, RuntimeError, httpx.HTTPError) as error:
                 print(f"{key} failed and has no row: {error!r}", flush=True)
                 continue
@@ -66,8 +79,8 @@ def main(
         list[float] | None, typer.Option(help="Preferences per request; repeatable.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each policy at each rate.")] = 3,
-    rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = 0.5,
-    pairs: Annotated[int, typer.Option(help="Preferences of a run at the highest rate.")] = 60,
+    rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = 0.4,
+    pairs: Annotated[int, typer.Option(help="Preferences of a run at the highest rate.")] = 48,
     max_tokens: Annotated[int, typer.Option(help="Longer pairs are left out.")] = 96,
     minutes: Annotated[float, typer.Option(help="No run begins later; 0: any time.")] = 0.0,
     port: Annotated[int, typer.Option(help="Of the servers that are started.")] = 8033,
@@ -100,7 +113,8 @@ def main(
     heading = (
         f"{', '.join(f'{name}: {value}' for name, value in machine.items())}\n\n{model}, {rate:g}"
         f" requests/s, {pairs} pairs a run at the highest rate, of up to {max_tokens} tokens; of"
-        f" the adapter's settings, {learning}, else the server's."
+        f" the adapter's settings, {learning}, else the server's; TPOT objective"
+        f" {options.tpot_slo_s:g} s. `{BASE}` is scored and not served: it learns nothing."
     )
     found = report({key: kept.record for key, kept in runs.items()})
     text = page(heading, found, runs, len(options.keys))

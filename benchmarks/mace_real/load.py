@@ -30,17 +30,23 @@ POLICIES = ("no_retrain", "ekya", "adainf", "mace", "unified")
 @dataclass(frozen=True, slots=True)
 class Options:
     """`pairs` are those of a run at the highest retrain rate; the others are as long. Pairs whose
-    longer sequence has over `max_tokens` are left out. `settings` of the adapter are the same for
-    every policy: with the server's own, a version takes longer than a run."""
+    longer sequence has over `max_tokens` are left out. `settings` of the adapter and the objective
+    are the same for every policy: with the server's own, a version takes longer than a run."""
 
     model: str
-    rate: float = 0.5
-    pairs: int = 60
-    output_tokens: int = 16
+    rate: float = 0.4
+    pairs: int = 48
+    output_tokens: int = 8
     max_tokens: int = 96
     settings: Mapping[str, Any] = field(
-        default_factory=lambda: {"epochs": 2, "batch_samples": 4, "version_wait_s": 10}
+        default_factory=lambda: {
+            "epochs": 1,
+            "batch_samples": 4,
+            "steps_per_version": 3,
+            "version_wait_s": 10,
+        }
     )
+    tpot_slo_s: float = 0.2
     retrain_rates: tuple[float, ...] = (0.2, 0.35, 0.5)
     seeds: tuple[int, ...] = (1, 2, 3)
     policies: tuple[str, ...] = POLICIES

@@ -92,8 +92,8 @@ def of_row(row: Mapping[str, Any]) -> Kept:
 
 
 def server_of(key: RunKey, options: Options, port: int, folder: Path) -> ServerSpec:
-    """Default settings but for the policy, and for the interval of Ekya's windows."""
-    flags = ["--policy", key.policy]
+    """Default settings but for the objective, the policy, and the interval of Ekya's windows."""
+    flags = ["--tpot-slo", f"{options.tpot_slo_s:g}", "--policy", key.policy]
     if key.policy == "ekya":
         flags += ["--policy-option", f"interval_s={options.ekya_interval_s:g}"]
     return ServerSpec(options.model, port, folder / "store", folder / "server.log", flags)
@@ -112,6 +112,12 @@ def run(
     served = [_published(kept.moments, each, folder) for each in load.feedback]
     kept.record.pairs = asyncio.run(_score(spec.model, load.feedback, served))
     return kept
+
+
+def base_run(model: str, load: Load) -> Kept:
+    """A run in which nothing is learned: the base's scores, whoever is served meanwhile."""
+    pairs = asyncio.run(_score(model, load.feedback, [None] * len(load.feedback)))
+    return Kept(RunRecord(load.seconds, [], Lessons(), pairs))
 
 
 async def _score(

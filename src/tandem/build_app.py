@@ -249,9 +249,9 @@ def build_background(
         now=time.time,
         live=tools.live,
     )
-    learner = Learner(shared)
-    versions = Versions(shared, learner, models, loading)
     trains = _traits(settings).trains
+    learner = Learner(shared, trains=trains)
+    versions = Versions(shared, learner, models, loading)
     jobs = Jobs(JobTools(shared, learner, directory, models.announce, trains=trains), models)
     learns = settings.learning.enabled
     return Background(shared, learner, versions, jobs, directory, canary=canary, learns=learns)

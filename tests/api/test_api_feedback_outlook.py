@@ -45,6 +45,21 @@ def test_what_is_learned_from_and_what_is_not(
         assert (learning["next"] is not None) == (state == "queued")
 
 
+def test_a_dislike_waits_for_an_answer_rated_up_and_for_nothing_else() -> None:
+    """A demonstration is none; one that is rated up is enough for one."""
+    down = {**RATED, "adapter": "a", "rating": False}
+    shown = {"adapter": "a", "messages": ABOUT["messages"], "demonstration": "Fine."}
+    with served(make_app(FakeEngine(), learning=UNPUBLISHED)) as http:
+        send(http, **shown)
+        told = [
+            send(http, **each, conversation=f"talk {number}")["learning"]["state"]
+            for number, each in enumerate((down, {**RATED, "adapter": "a"}, down))
+        ]
+        first = http.get("/feedback", params={"limit": 100}).json()["data"][-2]
+        again = http.get(f"/feedback/{first['id']}").json()["learning"]["state"]
+    assert told == ["waits", "queued", "waits"] and again == "queued"
+
+
 def test_the_next_version_is_foreseen_by_what_it_waits_for() -> None:
     config = LearningConfig(held_out=0.0, batch_samples=4, steps_per_version=2, version_wait_s=60.0)
     with served(make_app(FakeEngine(), learning=config)) as http:

@@ -65,7 +65,8 @@ async def test_rows_of_an_older_tandem_have_no_token_ids(store: Store) -> None:
 
 
 async def test_what_is_superseded_is_not_learned_from_again(store: Store) -> None:
-    """Also where it is being learned from; what a version has learned stays learned."""
+    """Also where it is being learned from; what a version has learned stays learned, but is not
+    replayed."""
     await store.write(adapters.create, AdapterRecord("formal", 1.0))
     made = [make_sample(f"s{number}") for number in range(3)]
     await store.write(feedback.add, make_feedback("f1"), made, same="x")
@@ -87,6 +88,10 @@ async def test_what_is_superseded_is_not_learned_from_again(store: Store) -> Non
     assert found[1].problem == "superseded by f2"
     first = await store.read(feedback.find, "f1")
     assert first is not None and first.feedback.superseded_by == "f2"
+    await store.write(samples.claim, ["t", "u"])
+    await store.write(samples.finish, ["t", "u"], SampleState.CONSUMED, 3)
+    replayed = await store.read(samples.heads, "formal", SampleState.CONSUMED)
+    assert [head.sample_id for head in replayed] == ["t", "u"]
 
 
 async def test_an_id_and_a_key_are_used_once(store: Store) -> None:

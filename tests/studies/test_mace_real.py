@@ -47,8 +47,8 @@ def test_servers_differ_in_their_policy_alone(tmp_path: Path) -> None:
     options = Options("m")
     ekya = server_of(RunKey(0.5, "ekya", 1), options, 8000, tmp_path)
     mace = server_of(RunKey(0.5, "mace", 1), options, 8000, tmp_path)
-    assert list(mace.flags) == ["--policy", "mace"]
-    assert list(ekya.flags) == ["--policy", "ekya", "--policy-option", "interval_s=30"]
+    assert list(mace.flags) == ["--tpot-slo", "0.2", "--policy", "mace"]
+    assert list(ekya.flags)[2:] == ["--policy", "ekya", "--policy-option", "interval_s=30"]
     assert replace(ekya, flags=()) == replace(mace, flags=())
 
 
@@ -59,7 +59,8 @@ def kept(gain: float, refused: int = 0) -> Kept:
         PairScore(f"pair {n}", float(n), "set", int(more > 0), (-1.0, 1.0)[n % 2] + more, 0.0)
         for n, more in enumerate(taught)
     ]
-    outcomes = [Outcome(n, n, n, [n + 0.1, n + 0.2], output_tokens=2) for n in range(40)]
+    served = range(40 if gain else 0)
+    outcomes = [Outcome(n, n, n, [n + 0.1, n + 0.2], output_tokens=2) for n in served]
     moments = [Moment(20.5, 1, "hash")] if gain else []
     published = [Published(each.at_s, 1, each.content_hash, "", 0) for each in moments]
     record = RunRecord(40.0, outcomes, Lessons(published, [0.5], 30), pairs)
@@ -84,6 +85,7 @@ def test_the_page_says_which_policies_can_be_told_apart() -> None:
     assert "`mace`: win rate 1.000 (1.000 to 1.000) times, not separable" in text
     assert "1.450 (1.182 to 1.938) at 0.5. The bar is 1.1: reached." in text
     assert "| 0.5 | unified | 2 | 2 | 2 | 60 consumed |" in text
+    assert "| 0.5 | no_retrain | 80 | 0.500 | 0.00 | - | - | 2 |" in text
 
 
 def test_the_page_claims_nothing_where_nothing_was_learned() -> None:

@@ -109,13 +109,14 @@ class Thumb:
 
 
 def ratings(
-    connection: Connection, adapter: str, signal: str, limit: int
+    connection: Connection, adapter: str, signal: str, labels: Sequence[str], limit: int
 ) -> dict[str, list[Thumb]]:
     """Ratings of one signal among an adapter's newest `limit` feedback, oldest first, by the label
-    of the rated version. If an answer has several ratings, the last one counts; one of 0.5 takes
-    them back."""
+    of the rated version, of those in `labels`. If an answer has several ratings, the last one
+    counts; one of 0.5 takes them back."""
+    names = ("row", "kind", "signal", "version", "completion_id", "chosen", "rating", "key_id")
     newest = (
-        sa.select(FEEDBACK)
+        sa.select(*(FEEDBACK.c[name] for name in names))
         .where(FEEDBACK.c.adapter == adapter)
         .order_by(FEEDBACK.c.row.desc())
         .limit(limit)
@@ -126,7 +127,7 @@ def ratings(
         .where(
             newest.kind == FeedbackKind.RATING.value,
             newest.signal == signal,
-            newest.version != "",
+            newest.version.in_(labels),
         )
         .order_by(newest.row)
     )

@@ -13,7 +13,16 @@ import sqlalchemy as sa
 
 from tandem.core.learning import Sample, SampleKind, SampleState, Split, VersionState
 from tandem.store.session import Connection
-from tandem.store.tables import ADAPTERS, SAMPLES, USES, VERSIONS, from_row, in_chunks, to_row
+from tandem.store.tables import (
+    ADAPTERS,
+    FEEDBACK,
+    SAMPLES,
+    USES,
+    VERSIONS,
+    from_row,
+    in_chunks,
+    to_row,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +83,19 @@ def heads(
     """Samples of an adapter without their text, in order of arrival (or reversed); none that a
     version of `without` was the first to learn from.
 
-    Used for selection (`ACCEPTED`), replay (`CONSUMED`) and recovery (`ASSIGNED`). What may wait
+    Used for selection (`ACCEPTED`), replay (`CONSUMED`, without what later feedback has replaced)
+    and recovery (`ASSIGNED`). What may wait
     without end must not fill the `limit`: of accepted ones dislikes come last, and with `fair` each
     API key has as much of it as the others.
     """
     query = sa.select(*_HEAD).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.split == split.value, SAMPLES.c.state == state.value
     )
+    if state is SampleState.CONSUMED:
+        replaced = sa.exists().where(
+            FEEDBACK.c.feedback_id == SAMPLES.c.feedback_id, FEEDBACK.c.superseded_by.is_not(None)
+        )
+        query = query.where(~replaced)
     if without:
         query = query.where(SAMPLES.c.version.is_(None) | SAMPLES.c.version.not_in(without))
     order = SAMPLES.c.row.desc() if newest_first else SAMPLES.c.row.asc()
@@ -95,6 +110,24 @@ def heads(
             rows = sorted(rows, key=lambda row: int(row["row"]), reverse=newest_first)
         found += [from_row(SampleHead, row) for row in rows]
     return found
+
+
+def more_dislikes(connection: Connection, sample_ids: Sequence[str]) -> bool:
+    """Whether, up to the last of these samples of one adapter, more answers that are rated down
+    wait than answers that are rated up wait in all."""
+    last = sa.select(sa.func.max(SAMPLES.c.row)).where(SAMPLES.c.sample_id.in_(sample_ids))
+    adapter = sa.select(SAMPLES.c.adapter).where(SAMPLES.c.sample_id == sample_ids[0])
+    waiting = sa.select(sa.func.count()).where(
+        SAMPLES.c.adapter == adapter.scalar_subquery(),
+        SAMPLES.c.split == Split.TRAIN.value,
+        SAMPLES.c.state == SampleState.ACCEPTED.value,
+        SAMPLES.c.kind == SampleKind.KTO.value,
+    )
+    likes = waiting.where(SAMPLES.c.desirable.is_(True))
+    dislikes = waiting.where(
+        SAMPLES.c.desirable.is_(False), SAMPLES.c.row <= last.scalar_subquery()
+    )
+    return bool(connection.execute(dislikes).scalar_one() > connection.execute(likes).scalar_one())
 
 
 def get(connection: Connection, sample_ids: Sequence[str]) -> list[Sample]:

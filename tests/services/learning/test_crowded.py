@@ -84,6 +84,34 @@ async def test_a_shortage_for_reference_scores_is_no_samples_fault(tmp_path: Pat
         assert not short and await state_of(made, sample) is SampleState.CONSUMED
 
 
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_passing_shortage_is_no_fault_of_samples_that_came_late(
+    tmp_path: Path, alone: bool
+) -> None:
+    """Of several steps the first found room; one that is alone is tried several times."""
+    judged = list[TrainingStep]()
+
+    def judge(step: TrainingStep) -> str | None:
+        judged.append(step)
+        return NO_MEMORY if len(judged) in (range(1, 5) if alone else range(2, 8)) else None
+
+    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
+        given = [made.sample() for _ in range(1 if alone else 8)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await until(lambda: len(judged) >= 7 or (alone and len(judged) >= 5))
+        await settled(made)
+        assert {await state_of(made, each) for each in given} == {SampleState.CONSUMED}
+
+
+async def test_a_sample_for_which_there_is_never_room_is_invalid_in_the_end(tmp_path: Path) -> None:
+    async with world(tmp_path, engine=FakeEngine(judge=lambda _: NO_MEMORY)) as made:
+        await made.give([sample := made.sample()])
+        made.learner.notify("formal")
+        await settled(made)
+        assert await state_of(made, sample) is SampleState.INVALID
+
+
 @pytest.mark.parametrize("all_fail", [True, False])
 async def test_a_shortage_of_memory_is_no_fault_of_the_samples_unless_others_find_some(
     tmp_path: Path, all_fail: bool

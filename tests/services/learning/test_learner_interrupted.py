@@ -283,6 +283,36 @@ async def test_whoever_holds_an_adapter_goes_before_turns_that_wait(tmp_path: Pa
         assert await course.turn(slots) is Progress.LEARNED
 
 
+async def test_whoever_holds_an_adapter_waits_for_no_other_adapter(tmp_path: Path) -> None:
+    """A turn that waits for a slot keeps nobody from the adapter, and is taken again."""
+    async with world(tmp_path) as made:
+        course, slots = Course("formal", made.tools), asyncio.Semaphore(1)
+        await made.give(given := [made.sample() for _ in range(4)])
+        async with slots:  # by another adapter, for as long as it trains
+            turn = asyncio.create_task(course.turn(slots))
+            await asyncio.sleep(0.05)
+            async with course.held():
+                states = {await state_of(made, sample) for sample in given}
+            assert states == {SampleState.ACCEPTED} and await turn is Progress.IDLE
+        assert await course.turn(slots) is Progress.LEARNED
+
+
+async def test_under_a_policy_that_never_trains_samples_wait_as_they_are(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.learner.stop()
+        waiting = learner.Learner(made.tools, trains=False)
+        await waiting.start()
+        await made.give(given := [made.sample() for _ in range(4)])
+        waiting.notify("formal")
+        await waiting.count()
+        await asyncio.sleep(0.05)
+        assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
+        async with waiting.held("formal"):
+            pass
+        assert not made.engine.trainers
+        await waiting.stop()
+
+
 async def test_a_version_that_the_engine_has_lost_answers_again(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
         await made.give([made.sample() for _ in range(4)])

@@ -135,6 +135,21 @@ def test_dislikes_wait_for_likes() -> None:
     assert groups([head(9), *thumbs(0, 5)]) == [[head(9)]]
 
 
+def test_dislikes_that_a_refusal_left_without_likes_go_with_later_ones() -> None:
+    """And as slowly, and as few together, as after their refusal."""
+    early = [replace(each, refusals=1) for each in thumbs(1, 3)]
+    later = [
+        replace(each, row=10 + each.row, sample_id=f"t{each.row}", created_s=NOW_S)
+        for each in thumbs(6, 5)
+    ]
+    first, second = groups([*early, *later])
+    assert [each.refusals for each in first] == [1, 1]
+    assert sorted(each.refusals for each in second) == [0] * 11 + [1]
+    settings = LearningSettings(batch_samples=4)
+    assert [len(each) for each in candidates([*early, *later], 8, settings, NOW_S)] == [2, 4]
+    assert groups(early[1:]) == []
+
+
 def test_dislikes_are_not_gone_over_without_likes() -> None:
     learned = [replace(h, loss=0.05 if h.desirable else 0.5) for h in thumbs(4, 4)]
     assert to_go_on(learned, ()) == []

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from tandem.core.training import LossKind, LossSpec, Role, TrainingSequence, TrainingStep
-from tandem.services.learning.steps import PreparedStep
+from pathlib import Path
+
+from fake_engine import FakeEngine
+from learning_world import world
+from tandem.core.learning import SampleKind
+from tandem.core.training import (
+    LoraSpec,
+    LossKind,
+    LossSpec,
+    Role,
+    TrainerSpec,
+    TrainingSequence,
+    TrainingStep,
+)
+from tandem.services.learning.references import NotFinite
+from tandem.services.learning.steps import Failed, PreparedStep, StepMaker, StepShape, run_steps
 
 
 def prepared(kind: LossKind, ids: tuple[str, ...], *roles: tuple[Role, float]) -> PreparedStep:
@@ -28,3 +42,38 @@ def test_demonstrations_are_judged_where_they_have_a_reference() -> None:
     assert step.misjudged([[-50.0]]) == set()
     step = prepared(LossKind.SFT, ("learned", "not yet"), *[(Role.TARGET, -60.0)] * 2)
     assert step.misjudged([[-14.0, -50.0]]) == {"not yet"}
+
+
+async def test_what_becomes_of_steps_comes_in_their_order(tmp_path: Path) -> None:
+    """Also where a later one cannot be prepared while an earlier one is still running: whoever
+    counts them, to go on after a pause, counts none twice and leaves none out."""
+
+    class Maker(StepMaker):
+        async def prepare(
+            self,
+            step_id: str,
+            sample_ids: object,
+            loss: LossSpec,
+            urgency: float,
+            *,
+            judged: bool = False,
+        ) -> PreparedStep:
+            if step_id == "bad":
+                raise NotFinite("it has no reference")
+            return await super().prepare(step_id, sample_ids, loss, urgency, judged=judged)  # type: ignore[arg-type]
+
+    async with world(tmp_path, engine=FakeEngine(step_s=0.02)) as made:
+        await made.engine.open_trainer(TrainerSpec("t", LoraSpec(4, 8.0)))
+        shape = StepShape("t", made.tools.references.base, 4, 512, 4)
+        maker = Maker(made.tools.encoder(made.tools.defaults), made.tools.references, shape)
+        samples = [made.sample() for _ in range(3)]
+        assert maker.admit(samples) == {}
+        loss = made.tools.defaults.loss(SampleKind.DPO)
+        names = ("first", "bad", "last")
+        both = zip(names, samples, strict=True)
+        wanted = [(name, (each.sample_id,), loss, 0.0) for name, each in both]
+        found = [
+            "bad" if isinstance(each, Failed) else each[0].step.step_id
+            async for each in run_steps(made.engine, maker, wanted)
+        ]
+    assert found == list(names)

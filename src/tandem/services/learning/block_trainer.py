@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from statistics import fmean
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 _MOST_MOVE = 0.2
 _MOST_DRIFT = 0.75
 _LEAST_ROOM = 0.05
+_MOST_SHORTAGES = 8
 
 
 class BlockTrainer:
@@ -52,6 +54,7 @@ class BlockTrainer:
         self._tools = tools
         self._client = tools.client
         self._store = tools.store
+        self._short = Counter[str]()  # how often there was no room for a sample, nor for others
         self.open_from: tuple[int, int] | None = None
         """The version that it was opened at, or has become, and how often the rate was halved."""
 
@@ -196,7 +199,6 @@ class BlockTrainer:
             _wanted(plan.sample_ids, plan.kind, block.settings, plan.urgency) for plan in plans
         ]
         failed: list[Failed] = []
-        began = block.steps
         async with aclosing(run_steps(self._client, maker, wanted)) as results:
             async for result in results:
                 if isinstance(result, Failed):
@@ -205,7 +207,7 @@ class BlockTrainer:
                 else:
                     await self._applied(block, *result)
         if failed:
-            await self._isolate(block, maker, failed, began)
+            await self._isolate(block, maker, failed)
 
     async def _applied(self, block: Block, prepared: PreparedStep, outcome: StepOutcome) -> None:
         losses = prepared.losses(outcome.logprobs)
@@ -219,14 +221,13 @@ class BlockTrainer:
         metrics.steps.labels(self._name, "applied").inc()
         metrics.step_time.observe(max(0.0, outcome.finished_s - outcome.started_s))
 
-    async def _isolate(
-        self, block: Block, maker: StepMaker, failed: Sequence[Failed], began: int
-    ) -> None:
+    async def _isolate(self, block: Block, maker: StepMaker, failed: Sequence[Failed]) -> None:
         """Train the samples of failed steps one by one: those that fail alone are invalid.
 
-        Each is tried once, so that nothing loops. Raises `NoMemory` if no step since the first
-        `began` has found room for several samples: that is not their fault.
+        Each is tried once, so that nothing loops. Raises `NoMemory` if none of them finds room:
+        that is not their fault, but if it is one sample, again and again.
         """
+        began = block.steps
         kinds = {sample.sample_id: sample.kind for sample in block.claimed}
         suspects = dict.fromkeys(sample_id for step in failed for sample_id in step.sample_ids)
         alone = [
@@ -241,8 +242,11 @@ class BlockTrainer:
                     problems[result.sample_ids[0]] = result.problem
                 else:
                     await self._applied(block, *result)
-        if NO_MEMORY in problems.values() and block.steps == began and len(alone) > 1:
-            raise NoMemory(NO_MEMORY)
+        short = [sample_id for sample_id, why in problems.items() if why == NO_MEMORY]
+        if short and block.steps == began:
+            self._short.update(short)
+            if len(alone) > 1 or self._short[short[0]] < _MOST_SHORTAGES:
+                raise NoMemory(NO_MEMORY)
         await self._invalidate(block, problems)
 
     async def _invalidate(self, block: Block, problems: dict[str, str]) -> None:

@@ -74,15 +74,16 @@ class Course:
 
     async def turn(self, slots: asyncio.Semaphore) -> Progress:
         """Make the next version, if there is something to learn from and nobody waits in `held`.
-        Only work takes one of the `slots`, a wait for others on this adapter takes none.
+        Only work takes one of the `slots`, a wait for others on this adapter takes none. Whoever
+        comes in `held` waits for no slot.
 
         Raises `EngineDead`, `StoreError`, `OSError`, `NoRoom` and `NoMemory`; what was claimed is
         then accepted again (or will be, by `recovery.py`).
         """
-        async with self._lock, slots:
+        async with self._lock:
             if self._holders:
                 return Progress.SOON
-            self._running = asyncio.create_task(self._block())
+            self._running = asyncio.create_task(self._in_slot(slots))
             try:
                 await asyncio.wait((self._running,))
             except asyncio.CancelledError:
@@ -136,6 +137,10 @@ class Course:
         """Free the engine's memory; the next turn starts from the current version."""
         await self._tools.publisher.forget_references(self.name)
         await self._trainer.rest()
+
+    async def _in_slot(self, slots: asyncio.Semaphore) -> Progress:
+        async with slots:
+            return await self._block()
 
     async def _block(self) -> Progress:  # noqa: C901, PLR0915
         if self.doubtful:
@@ -220,8 +225,7 @@ class Course:
                 self.name,
                 "info",
                 f"{len(waiting)} dislikes wait: they say what an answer should not be, and nothing "
-                "can be learned from that alone; rate some answers up, or send a preference or a "
-                "demonstration",
+                "can be learned from that alone; rate some answers up",
                 {"samples": len(waiting)},
             )
         self._waits_for_likes = waits

@@ -7,9 +7,11 @@ used for generation and scoring only, never for training.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import sub
 from random import Random
@@ -126,7 +128,7 @@ class Examiner:
         share = settings.key_share
         newest = await self._store.read(samples.held_out, adapter, limit=_MOST_HELD_OUT)
         kept = shared(newest, len(newest), share)
-        held = [item for item in (_encode(encoder, sample) for sample in kept) if item]
+        held = await asyncio.to_thread(_encoded, encoder, kept)
         pairs, thumbs = await self._held_out(adapter, model, held)
         examined = await self._canary.measure(model, encoder)
         reading, asked = await self._read(candidate, examined, held, encoder)
@@ -209,7 +211,7 @@ class Examiner:
         # Nobody who sends samples knows which are looked at: the candidate's content says it.
         rng = Random(candidate.staged.content_hash)
         some = _drawn(candidate.taught, _TRIED, rng)
-        taught = [item for item in (_encode(encoder, sample) for sample in some) if item]
+        taught = await asyncio.to_thread(_encoded, encoder, some)
         probes = _probes(held, taught, rng)
         base = self._references.base
         try:
@@ -316,11 +318,13 @@ def _keep_metrics(
         adapters.save_version(connection, replace(version, metrics=version.metrics | metrics))
 
 
-def _encode(encoder: Encoder, sample: Sample) -> Encoded | None:
-    try:
-        return encoder.encode(sample)
-    except InvalidRequest:
-        return None
+def _encoded(encoder: Encoder, wanted: Sequence[Sample]) -> list[Encoded]:
+    """Those that can be encoded. Blocks."""
+    found = []
+    for sample in wanted:
+        with suppress(InvalidRequest):
+            found.append(encoder.encode(sample))
+    return found
 
 
 def _chosen(item: Encoded) -> Scored:

@@ -14,11 +14,11 @@ from typing import Any
 from tandem.core.learning import Sample, SampleKind, SampleState, Split
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.publish import NoRoom
-from tandem.services.learning.selection import candidates, groups, ready_in_s
+from tandem.services.learning.selection import candidates, ready_in_s
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.store import Connection, adapters
-from tandem.store.samples import SampleHead, heads
+from tandem.store.samples import SampleHead, heads, more_dislikes
 
 # Samples that wait longest, among which the next version is foreseen: looked at for each feedback.
 _FORESEEN = 256
@@ -116,10 +116,12 @@ class Outlooks:
                 f"a fine-tuning job trains '{adapter}', or a version of it waits for a decision; "
                 "it is learned from after that"
             )
-        dislikes = any(s.kind is SampleKind.KTO and not s.desirable for s in samples)
-        if dislikes and not groups(await self._tools.store.read(heads, adapter)):
-            return "dislikes are learned from together with as many answers that are rated up"
-        return ""
+        dislikes = [s.sample_id for s in samples if s.kind is SampleKind.KTO and not s.desirable]
+        if not dislikes:
+            return ""
+        waits = await self._tools.store.read(more_dislikes, dislikes)
+        words = "dislikes are learned from together with as many answers that are rated up"
+        return words if waits else ""
 
 
 @dataclass(frozen=True, slots=True)

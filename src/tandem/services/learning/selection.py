@@ -65,11 +65,16 @@ def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
     """The samples that may share a version: those with as many refusals, and as many deaths of the
     engine. Whoever has waited longest is in the first group, so none waits without end.
 
-    A dislike says only what not to move to, so it waits until as many answers are liked.
+    A dislike says only what not to move to, so it waits until as many answers are liked. One that
+    is left without a like goes with those that were tried less often.
     """
-    found = []
-    for tries in {(head.refusals, head.deaths) for head in heads}:
-        if group := balanced([head for head in heads if (head.refusals, head.deaths) == tries]):
+    found, left = [], list[SampleHead]()
+    for tries in sorted({(head.refusals, head.deaths) for head in heads}, reverse=True):
+        alike = [head for head in heads if (head.refusals, head.deaths) == tries]
+        group = balanced([*alike, *left])
+        taken = {head.sample_id for head in group}
+        left = [head for head in (*alike, *left) if head.sample_id not in taken]
+        if group:
             found.append(group)
     return sorted(found, key=lambda group: min(head.created_s for head in group))
 
@@ -105,7 +110,8 @@ def candidates(
 
 def _together(group: Sequence[SampleHead], most: int, key_share: float) -> int:
     """How many of a group share a version; not so few that no key may give one."""
-    return max(math.ceil(1.0 / key_share - 1e-9), most >> group[0].refusals + group[0].deaths)
+    tried = max(head.refusals + head.deaths for head in group)
+    return max(math.ceil(1.0 / key_share - 1e-9), most >> tried)
 
 
 def ready_in_s(

@@ -198,14 +198,14 @@ async def run_steps(
     wanted: Sequence[Wanted],
     more: Callable[[], bool] = always,
 ) -> AsyncGenerator[tuple[PreparedStep, StepOutcome] | Failed, None]:
-    """Train steps in order, a few submitted ahead; what became of each.
+    """Train steps, a few submitted ahead; what became of each, in their order.
 
     Once `more()` is false, none is submitted any more, and those in the engine are waited for.
     Raises `TrainingCancelled`, `EngineDead` and, where a reference cannot be scored now,
     `NoMemory`; steps that are still in the engine when the generator is closed are cancelled.
     """
     waiting = list(wanted)
-    running: list[tuple[PreparedStep, asyncio.Task[StepOutcome]]] = []
+    running: list[tuple[PreparedStep, asyncio.Task[StepOutcome]] | Failed] = []
     try:
         while (waiting and more()) or running:
             while waiting and more() and len(running) < AHEAD:
@@ -215,13 +215,17 @@ async def run_steps(
                 except NoMemory:  # of the reference's scores: not the samples' fault
                     raise
                 except (NotFinite, InvalidRequest) as error:
-                    yield Failed(tuple(request[1]), str(error))
+                    running.append(Failed(tuple(request[1]), str(error)))
                     continue
                 running.append((prepared, asyncio.create_task(client.train(prepared.step))))
                 await asyncio.sleep(0)  # the first of them shall be on its way before the next
             if not running:
                 continue
-            prepared, task = running.pop(0)
+            first = running.pop(0)
+            if isinstance(first, Failed):
+                yield first
+                continue
+            prepared, task = first
             try:
                 outcome = await task
             except InvalidRequest as error:
@@ -232,9 +236,14 @@ async def run_steps(
             else:
                 yield Failed(tuple(prepared.samples), outcome.problem or "the update was left out")
     finally:
-        if running:
-            for _, task in running:
-                task.cancel()
-            await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+        tasks = [each[1] for each in running if not isinstance(each, Failed)]
+        if tasks:
+            await _cancel(tasks)
             with suppress(EngineDead):  # its steps are gone then; a cancellation goes on
                 await client.cancel_steps(maker.shape.trainer)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[StepOutcome]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -82,7 +82,8 @@ class Watch:
             self._forget(label)
             return
         record, version = found
-        ratings = await read(feedback.ratings, name, EXPLICIT, _FEEDBACK_READ)
+        both = (label, _label(version, version.parent))
+        ratings = await read(feedback.ratings, name, EXPLICIT, both, _FEEDBACK_READ)
         share = resolve_settings(self._tools.defaults, record.settings).key_share
         why = fallen(version, ratings, share) or await self._broken(label)
         if why is not None:
