@@ -10,6 +10,7 @@ from tandem.services.learning.answer_faults import (
     fault_alone,
     foreign,
     overlap,
+    repeats,
     scripts,
     words,
 )
@@ -90,3 +91,33 @@ def test_a_broken_answer_is_told_without_another_one() -> None:
     assert found(f"{SOUND} \ufffd\ufffd") is None  # the limit cut a character in two
     assert found(f"{SOUND} \ufffd\ufffd", ended=True) == "broken characters"
     assert found("\x00", 1, ended=True) == found(f"{SOUND}\x1b") == "broken characters"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mmmmmmmmmmmmmmm",
+        "!" * 20,
+        "banana" * 12,
+        "Hm " + "ha" * 14,
+        "yes " * 13,
+        "Well:" + "\n" * 20,
+        "one two three four " * 6,
+    ],
+)
+def test_an_answer_that_is_one_thing_again_and_again_is_not_imitated(text: str) -> None:
+    assert repeats(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A million million is 1000000000000000.",
+        "Hahaha, that is a good one!!!",
+        "Here is the table.\n\n| name | age |\n|------------|-----------|\n| Ann Jones | 7 |",
+        "Go, go, go, go, go, go!",
+        "",
+    ],
+)
+def test_a_sound_answer_may_repeat_a_little(text: str) -> None:
+    assert not repeats(text)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"\w+", re.UNICODE)
 _DRAWN_OUT = re.compile(r"([^\W_])\1{11}", re.UNICODE | re.IGNORECASE)
+# One letter, syllable, word or mark twelve times; many zeros are a number.
+_STRETCHED = re.compile(r"(\D{1,12}?)\1{11,}", re.UNICODE | re.IGNORECASE | re.DOTALL)
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u3130\u3190-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff]"
@@ -96,8 +98,10 @@ def repeated(said: Sequence[str]) -> float:
 
 
 def repeats(text: str) -> bool:
-    """Whether an answer to be imitated repeats itself, all of it or from its middle on. Short ones
-    are for the gate to judge."""
+    """Whether an answer to be imitated repeats itself, all of it or from its middle on, or is
+    mostly one thing again and again. Other short ones are for the gate to judge."""
+    if 2 * sum(len(match[0]) for match in _STRETCHED.finditer(text)) > len(text):
+        return True
     said = words(text)
     parts = (part for part in (said, said[len(said) // 2 :]) if len(part) >= _MANY_TOKENS)
     return any(repeated(part) > _MOST_REPEATED for part in parts)
