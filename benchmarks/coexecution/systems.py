@@ -143,9 +143,14 @@ def with_scheduling(
         if TANDEM in (row.serving, row.training) and (slo or options):
             own = row.scheduling.get("policy_options", {})
             scheduling = {**row.scheduling, **slo, "policy_options": {**own, **options}}
-            row = replace(row, scheduling=scheduling)
+            title = row.title if tpot_slo is None else _with_objective(row.title, tpot_slo)
+            row = replace(row, scheduling=scheduling, title=title)
         changed.append(row)
     return changed
+
+
+def _with_objective(title: str, tpot_slo: float) -> str:
+    return title.replace("default objective", f"objective {1e3 * tpot_slo:g} ms a token")
 
 
 def workers_of(chosen: list[System]) -> list[str]:

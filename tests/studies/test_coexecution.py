@@ -230,6 +230,7 @@ def test_scheduling_settings_reach_our_rows_alone() -> None:
         "ceiling_s": "1",
     }
     assert rows["pinned"].scheduling == {}
+    assert rows["fused-dpo"].title == "tandem, fused with DPO, objective 200 ms a token"
     assert with_scheduling(systems((0, 1)), None, {}) == systems((0, 1))
 
 
