@@ -139,6 +139,7 @@ def join(
     at: Callable[[str], None] = nothing,
     max_adapters: int = 0,
     keep_versions: int = 0,
+    trains: bool = True,
 ) -> World:
     """Parts over an engine and an open store."""
     canary_file = directory / "canary.jsonl"
@@ -171,6 +172,7 @@ def join(
             batch_samples=4, steps_per_version=2, replay=0.25, epochs=1, version_wait_s=0.0
         ),
         now=time.time,
+        trains=trains,
     )
     return World(engine, store, tools, Learner(tools), directory, registry)
 

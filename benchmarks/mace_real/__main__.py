@@ -18,7 +18,7 @@ from benchmarks.learning.figures import draw
 from benchmarks.learning.report import RunKey, as_json, report
 from benchmarks.live import rows
 from benchmarks.live.api import Refused
-from benchmarks.mace_real.load import POLICIES, Loads, Options
+from benchmarks.mace_real.load import POLICIES, Loads, Options, code
 from benchmarks.mace_real.page import BASE, page
 from benchmarks.mace_real.run import (
     Kept,
@@ -45,10 +45,11 @@ def finished(path: Path, name: str, keys: Sequence[RunKey]) -> dict[RunKey, Kept
     return {key: kept[key] for key in keys if key in kept}
 
 
-def make(options: Options, loads: Loads, path: Path, port: int, until_s: float) -> None:
-    """The missing runs, none of which begins after `until_s`. One that fails has no row and is
-    made again by the next command."""
-    done, name = finished(path, loads.name(), options.keys), loads.name()
+def make(options: Options, loads: Loads, name: str, path: Path, port: int, until_s: float) -> None:
+    """The runs that are missing under this name, none of which begins after `until_s`. One that
+    fails has no row and is made again by the next command. Raises `RuntimeError` if the code has
+    changed meanwhile, which each server reads anew."""
+    done, began = finished(path, name, options.keys), code()
     for key in options.keys:
         if key in done:
             continue
@@ -66,6 +67,8 @@ def make(options: Options, loads: Loads, path: Path, port: int, until_s: float) 
             except (Refused, RuntimeError, httpx.HTTPError) as error:
                 print(f"{key} failed and has no row: {error!r}", flush=True)
                 continue
+        if code() != began:
+            raise RuntimeError("the code has changed: run the study in a checkout that stays")
         rows.append(path, {"made": name, **asdict(key), **as_row(kept)})
         answered = ", ".join(f"{each.number} from {each.at_s:.0f} s" for each in kept.moments)
         print(f"{key} versions: {answered or 'none'}; refused {len(kept.refused)}", flush=True)
@@ -104,8 +107,9 @@ def main(
     machine = describe("cpu", len(os.sched_getaffinity(0)))
     stem = f"mace-real-{slug(machine)}"
     path = out / f"{stem}.jsonl"
-    make(options, loads, path, port, until_s)
-    runs = finished(path, loads.name(), options.keys)
+    name = loads.name()
+    make(options, loads, name, path, port, until_s)
+    runs = finished(path, name, options.keys)
     if not runs:
         print("no run is finished")
         return

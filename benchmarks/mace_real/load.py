@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import tandem
 from benchmarks.learning.experiment import end_of_turn
 from benchmarks.learning.preferences import (
     PreferencePair,
@@ -21,10 +22,24 @@ from benchmarks.learning.preferences import (
 )
 from benchmarks.learning.report import RunKey
 from benchmarks.learning.stream import EncodedPair, Load, LoadOptions, draw_load, encode_pairs
-from benchmarks.live.code import learning_code
 from tandem.services.answering.tokenizer import Tokenizer
 
 POLICIES = ("no_retrain", "ekya", "adainf", "mace", "unified")
+_SUFFIXES = {".py", ".cpp", ".h", ".jsonl"}
+_STUDY = (
+    *("learning/preferences.py", "learning/runs.py", "learning/stream.py"),
+    *("mace_real/load.py", "mace_real/run.py"),
+)
+
+
+def code() -> str:
+    """Names the product's code and what of the study's shapes a run."""
+    package, studies = Path(tandem.__file__).parent, Path(__file__).parents[1]
+    files = [path for path in sorted(package.rglob("*")) if path.suffix in _SUFFIXES]
+    digest = hashlib.sha256()
+    for path in [*files, *(studies / name for name in _STUDY)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +123,7 @@ class Loads:
         digest.update(repr(sorted(self.texts)).encode())
         for path in sorted(Path(self._directory).glob("*.safetensors")):
             digest.update(path.read_bytes())
-        digest.update(learning_code("mace_real").encode())
+        digest.update(code().encode())
         return digest.hexdigest()[:12]
 
     def _stream(self, seed: int) -> Sequence[EncodedPair]:

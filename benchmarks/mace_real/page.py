@@ -1,6 +1,6 @@
 """The page: averages, paired comparisons and what they say about the paper's claim.
 
-Knows reports only. Invariant: a difference is called one only where its interval leaves out none.
+Knows reports only. Invariant: policies are said to differ only where the interval says so.
 """
 
 from __future__ import annotations

@@ -134,7 +134,9 @@ def build_app(
         objectives=tools.objectives,
         versions=background.versions if settings.learning.enabled else None,
         jobs=background.jobs if settings.learning.enabled else None,
-        outlooks=build_outlooks(settings, background) if settings.learning.enabled else None,
+        outlooks=(
+            Outlooks(background.tools, background.learner) if settings.learning.enabled else None
+        ),
         others=client.others if isinstance(client, EngineGroup) else {},
     )
     return create_app(surface, _running(background, receipts, files, batches, lengths))
@@ -208,12 +210,6 @@ def build_feedback(
     )
 
 
-def build_outlooks(settings: Settings, background: Background) -> Outlooks:
-    """Says what becomes of feedback."""
-    trains = _traits(settings).trains
-    return Outlooks(background.tools, background.learner, trains=trains)
-
-
 def build_background(
     settings: Settings,
     client: EngineClient,
@@ -248,11 +244,11 @@ def build_background(
         defaults=defaults(settings.learning),
         now=time.time,
         live=tools.live,
+        trains=_traits(settings).trains,
     )
-    trains = _traits(settings).trains
-    learner = Learner(shared, trains=trains)
+    learner = Learner(shared)
     versions = Versions(shared, learner, models, loading)
-    jobs = Jobs(JobTools(shared, learner, directory, models.announce, trains=trains), models)
+    jobs = Jobs(JobTools(shared, learner, directory, models.announce), models)
     learns = settings.learning.enabled
     return Background(shared, learner, versions, jobs, directory, canary=canary, learns=learns)
 

@@ -94,6 +94,21 @@ async def test_what_is_superseded_is_not_learned_from_again(store: Store) -> Non
     assert [head.sample_id for head in replayed] == ["t", "u"]
 
 
+async def test_what_is_superseded_does_not_come_back_with_a_roll_back(store: Store) -> None:
+    """What the version learned from is refused; what it only knew would be learned again."""
+    await store.write(adapters.create, AdapterRecord("formal", 1.0))
+    made = [make_sample("learned"), make_sample("known")]
+    await store.write(feedback.add, make_feedback("f1"), made, same="x")
+    ids = ["learned", "known"]
+    await store.write(samples.claim, ids)
+    await store.write(adapters.publish, make_version(1), consumed=ids, trained_on=ids[:1])
+    await store.write(feedback.add, make_feedback("f2"), [], same="x")
+    change = (samples.change_of_version, "formal", 1)
+    assert await store.write(*change, SampleState.CONSUMED, SampleState.REFUSED) == 1
+    found = await store.read(samples.get, ids)
+    assert [sample.state.value for sample in found] == ["refused", "invalid"]
+
+
 async def test_an_id_and_a_key_are_used_once(store: Store) -> None:
     def add(name: str, key: str | None) -> asyncio.Future[None]:
         return asyncio.ensure_future(

@@ -57,6 +57,9 @@ _REFUSALS = (
     .scalar_subquery()
     .label("refusals")
 )
+_REPLACED = sa.exists().where(
+    FEEDBACK.c.feedback_id == SAMPLES.c.feedback_id, FEEDBACK.c.superseded_by.is_not(None)
+)
 _HEAD = (
     *(SAMPLES.c[name] for name in SampleHead.__dataclass_fields__ if name in SAMPLES.c),
     _REFUSALS,
@@ -84,18 +87,14 @@ def heads(
     version of `without` was the first to learn from.
 
     Used for selection (`ACCEPTED`), replay (`CONSUMED`, without what later feedback has replaced)
-    and recovery (`ASSIGNED`). What may wait
-    without end must not fill the `limit`: of accepted ones dislikes come last, and with `fair` each
-    API key has as much of it as the others.
+    and recovery (`ASSIGNED`). What may wait without end must not fill the `limit`: of accepted ones
+    dislikes come last, and with `fair` each API key has as much of it as the others.
     """
     query = sa.select(*_HEAD).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.split == split.value, SAMPLES.c.state == state.value
     )
     if state is SampleState.CONSUMED:
-        replaced = sa.exists().where(
-            FEEDBACK.c.feedback_id == SAMPLES.c.feedback_id, FEEDBACK.c.superseded_by.is_not(None)
-        )
-        query = query.where(~replaced)
+        query = query.where(~_REPLACED)
     if without:
         query = query.where(SAMPLES.c.version.is_(None) | SAMPLES.c.version.not_in(without))
     order = SAMPLES.c.row.desc() if newest_first else SAMPLES.c.row.asc()
@@ -228,7 +227,8 @@ def change_of_version(
 ) -> int:
     """`CONSUMED -> REFUSED` for all samples that a version learned from first, or back; how many.
 
-    What it only knew already (`selection.known`) is accepted again.
+    What it only knew already (`selection.known`) is accepted again, unless later feedback has
+    replaced it.
     """
     assert {start, end} == {SampleState.CONSUMED, SampleState.REFUSED}
     learned = sa.exists().where(
@@ -242,6 +242,8 @@ def change_of_version(
         SAMPLES.c.state == start.value,
     )
     if end is SampleState.REFUSED:
+        replaced = {"state": SampleState.INVALID.value, "problem": "superseded"}
+        connection.execute(change.where(~learned, _REPLACED).values(replaced))
         connection.execute(change.where(~learned).values(state=SampleState.ACCEPTED.value))
     return connection.execute(change.where(learned).values(state=end.value)).rowcount
 

@@ -42,9 +42,9 @@ async def jobs_over(
     trains: bool = True,
 ) -> AsyncIterator[tuple[World, Jobs]]:
     store = Store.open(directory)
-    made = join(engine, store, directory)
+    made = join(engine, store, directory, trains=trains)
     models = Models(engine, "demo", 0)
-    tools = JobTools(made.tools, made.learner, directory, models.announce, trains, at)
+    tools = JobTools(made.tools, made.learner, directory, models.announce, at)
     jobs = Jobs(tools, models)
     try:
         await recover(made.tools, directory)

@@ -101,7 +101,6 @@ def test_a_broken_answer_is_told_without_another_one() -> None:
         "banana" * 12,
         "Hm " + "ha" * 14,
         "yes " * 13,
-        "Well:" + "\n" * 20,
         "one two three four " * 6,
     ],
 )
@@ -116,6 +115,11 @@ def test_an_answer_that_is_one_thing_again_and_again_is_not_imitated(text: str) 
         "Hahaha, that is a good one!!!",
         "Here is the table.\n\n| name | age |\n|------------|-----------|\n| Ann Jones | 7 |",
         "Go, go, go, go, go, go!",
+        "Name: ______________________",
+        "Title\n-------------------",
+        "[====================>    ]",
+        "Yes.            ",
+        "if a:\n            b = 1\n            c = 2\n",
         "",
     ],
 )

@@ -11,9 +11,9 @@ from fake_engine import FakeEngine
 from fake_scores import score_of
 from learning_world import OneTrainer, settled, state_of, until, world
 from tandem.core.errors import NoMemory
-from tandem.core.learning import Sample, SampleState
+from tandem.core.learning import Sample, SampleKind, SampleState
 from tandem.core.plan import NO_MEMORY
-from tandem.core.training import ScoreRequest, TrainingStep
+from tandem.core.training import LossKind, ScoreRequest, TrainingStep
 from tandem.services.learning import learner
 from tandem.store import events
 
@@ -104,12 +104,24 @@ async def test_a_passing_shortage_is_no_fault_of_samples_that_came_late(
         assert {await state_of(made, each) for each in given} == {SampleState.CONSUMED}
 
 
-async def test_a_sample_for_which_there_is_never_room_is_invalid_in_the_end(tmp_path: Path) -> None:
-    async with world(tmp_path, engine=FakeEngine(judge=lambda _: NO_MEMORY)) as made:
-        await made.give([sample := made.sample()])
+@pytest.mark.parametrize("others", [0, 8])
+async def test_samples_for_which_there_is_never_room_are_invalid_in_the_end(
+    tmp_path: Path, others: int
+) -> None:
+    """One that is alone, and two of another kind beside some that are trained."""
+    number = 2 if others else 1
+
+    def judge(step: TrainingStep) -> str | None:
+        return NO_MEMORY if step.loss.kind is LossKind.SFT else None
+
+    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
+        large = [made.sample(SampleKind.SFT) for _ in range(number)]
+        small = [made.sample() for _ in range(others)]
+        await made.give([*large, *small])
         made.learner.notify("formal")
         await settled(made)
-        assert await state_of(made, sample) is SampleState.INVALID
+        assert {await state_of(made, each) for each in large} == {SampleState.INVALID}
+        assert all([await state_of(made, each) is SampleState.CONSUMED for each in small])
 
 
 @pytest.mark.parametrize("all_fail", [True, False])

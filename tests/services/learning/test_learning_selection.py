@@ -136,17 +136,23 @@ def test_dislikes_wait_for_likes() -> None:
 
 
 def test_dislikes_that_a_refusal_left_without_likes_go_with_later_ones() -> None:
-    """And as slowly, and as few together, as after their refusal."""
+    """Before newer dislikes, also where there are as many of those as likes. The likes say how many
+    are tried together, and at which rate."""
     early = [replace(each, refusals=1) for each in thumbs(1, 3)]
     later = [
         replace(each, row=10 + each.row, sample_id=f"t{each.row}", created_s=NOW_S)
-        for each in thumbs(6, 5)
+        for each in thumbs(6, 6)
     ]
     first, second = groups([*early, *later])
-    assert [each.refusals for each in first] == [1, 1]
-    assert sorted(each.refusals for each in second) == [0] * 11 + [1]
+    assert [each.sample_id for each in first] == ["s0", "s1"]
+    assert [each.sample_id for each in second if not each.desirable] == [
+        *("s2", "s3"),
+        *("t6", "t7", "t8", "t9"),
+    ]
     settings = LearningSettings(batch_samples=4)
-    assert [len(each) for each in candidates([*early, *later], 8, settings, NOW_S)] == [2, 4]
+    assert [len(each) for each in candidates([*early, *later], 8, settings, NOW_S)] == [2, 8]
+    block = Block(AdapterRecord("a", 0.0), settings, [], second, [])
+    assert block.refusals == 0
     assert groups(early[1:]) == []
 
 

@@ -81,7 +81,7 @@ class Jobs:
         await trim_jobs(self._store)
         under_way = await self._store.read(jobs.in_status, OPEN)
         for job in sorted(under_way, key=_begun, reverse=True):  # feedback waits for these
-            if self._tools.trains:
+            if self._tools.course.trains:
                 self._workers.launch(job)
             else:
                 await self._tools.course.tell(job.job_id, "warning", f"Job waits: {_NO_TRAINING}")
@@ -109,7 +109,7 @@ class Jobs:
         job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
         adapter = model.name or _adapter_name(ask.suffix, job_id)
         caller.require_train(adapter)
-        if not self._tools.trains:
+        if not self._tools.course.trains:
             raise InvalidRequest(_NO_TRAINING)
         record = await self._store.read(adapters.find, adapter)
         own = {} if record is None else record.settings
@@ -214,7 +214,7 @@ class Jobs:
         Raises `NotFound`, and `WrongStatus`: also if its adapter has gone on without it.
         """
         await self.find(job_id, tenant)
-        if not self._tools.trains:
+        if not self._tools.course.trains:
             raise InvalidRequest(_NO_TRAINING)
         async with self._steered(job_id):
             job = _require(await self.find(job_id, tenant), (JobStatus.PAUSED,), "resumed")
@@ -258,7 +258,7 @@ class Jobs:
         try:
             return await self._store.write(_move, known, status.value, told, status, finished_s)
         except (StoreError, _Made):
-            if job.status in OPEN and self._tools.trains:
+            if job.status in OPEN and self._tools.course.trains:
                 self._workers.launch(job)
             raise
 

@@ -46,12 +46,11 @@ def departure(job: JobRecord, adapter: AdapterRecord | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class JobTools:
-    """What all jobs work with. `directory` is the store's; `trains` is False where the policy never
-    lets a step begin; `at` is called at points where tests may end the process."""
+    """What all jobs work with. `directory` is the store's; `at` is called at points where tests may
+    end the process."""
 
     course: LearningTools
     learner: Learner
     directory: Path
     announce: Callable[[str], None]
-    trains: bool = True
     at: Callable[[str], None] = nothing

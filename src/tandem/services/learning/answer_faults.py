@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"\w+", re.UNICODE)
 _DRAWN_OUT = re.compile(r"([^\W_])\1{11}", re.UNICODE | re.IGNORECASE)
-# One letter, syllable, word or mark twelve times; many zeros are a number.
-_STRETCHED = re.compile(r"(\D{1,12}?)\1{11,}", re.UNICODE | re.IGNORECASE | re.DOTALL)
+# One letter, syllable or word twelve times, or its mark; digits, lines and blanks may be sound.
+_STRETCHED = re.compile(r"((?:[^\W\d_]|[!?])\D{0,11}?)\1{11,}", re.UNICODE | re.IGNORECASE)
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u3130\u3190-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff]"

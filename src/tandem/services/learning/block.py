@@ -9,7 +9,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.core.learning import AdapterRecord, Sample
-from tandem.services.learning.selection import balanced, choose, known, to_go_on, within_shares
+from tandem.services.learning.selection import (
+    balanced,
+    choose,
+    is_dislike,
+    known,
+    to_go_on,
+    within_shares,
+)
 from tandem.services.learning.settings import LearningSettings
 from tandem.store.samples import SampleHead
 
@@ -51,8 +58,9 @@ class Block:
 
     @property
     def refusals(self) -> int:
-        """How many candidates that learned from these samples were refused before."""
-        return max((head.refusals for head in self.chosen), default=0)
+        """How many candidates that learned from these samples were refused before. Dislikes may
+        have joined others that were tried less often."""
+        return max((head.refusals for head in self.chosen if not is_dislike(head)), default=0)
 
     def meet(self, losses: Mapping[str, float], misjudged: Collection[str], now_s: float) -> None:
         """The current version has scored the new samples: leave out what it knows, which then

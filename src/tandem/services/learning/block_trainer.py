@@ -10,7 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import aclosing
 from statistics import fmean
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _MOST_MOVE = 0.2
 _MOST_DRIFT = 0.75
 _LEAST_ROOM = 0.05
-_MOST_SHORTAGES = 8
+_MOST_SHORTAGES = 4
 
 
 class BlockTrainer:
@@ -54,7 +54,7 @@ class BlockTrainer:
         self._tools = tools
         self._client = tools.client
         self._store = tools.store
-        self._short = Counter[str]()  # how often there was no room for a sample, nor for others
+        self._short = Counter[str]()  # of samples: how often there was no room
         self.open_from: tuple[int, int] | None = None
         """The version that it was opened at, or has become, and how often the rate was halved."""
 
@@ -211,6 +211,8 @@ class BlockTrainer:
 
     async def _applied(self, block: Block, prepared: PreparedStep, outcome: StepOutcome) -> None:
         losses = prepared.losses(outcome.logprobs)
+        for sample_id in losses:
+            self._short.pop(sample_id, None)
         await self._store.write(samples.record_losses, losses)
         block.latest.update(losses)
         block.misjudged = (block.misjudged - losses.keys()) | prepared.misjudged(outcome.logprobs)
@@ -224,8 +226,9 @@ class BlockTrainer:
     async def _isolate(self, block: Block, maker: StepMaker, failed: Sequence[Failed]) -> None:
         """Train the samples of failed steps one by one: those that fail alone are invalid.
 
-        Each is tried once, so that nothing loops. Raises `NoMemory` if none of them finds room:
-        that is not their fault, but if it is one sample, again and again.
+        Each is tried once, so that nothing loops. Raises `NoMemory` if none of them finds room.
+        That is not their fault, unless it happens to one that is alone, or to the same ones beside
+        others that were trained, again and again.
         """
         began = block.steps
         kinds = {sample.sample_id: sample.kind for sample in block.claimed}
@@ -242,17 +245,25 @@ class BlockTrainer:
                     problems[result.sample_ids[0]] = result.problem
                 else:
                     await self._applied(block, *result)
-        short = [sample_id for sample_id, why in problems.items() if why == NO_MEMORY]
-        if short and block.steps == began:
-            self._short.update(short)
-            if len(alone) > 1 or self._short[short[0]] < _MOST_SHORTAGES:
-                raise NoMemory(NO_MEMORY)
+        short = {sample_id for sample_id, why in problems.items() if why == NO_MEMORY}
+        if block.steps == began and self._may_find_room(short, sole=not began and len(alone) > 1):
+            await self._invalidate(block, {k: v for k, v in problems.items() if k not in short})
+            raise NoMemory(NO_MEMORY)
         await self._invalidate(block, problems)
+
+    def _may_find_room(self, short: Collection[str], *, sole: bool) -> bool:
+        """Whether samples without room are tried again: always where several are the `sole` ones
+        that were tried, else a few times."""
+        if short and not sole:
+            self._short.update(short)
+        return bool(short) and (sole or min(self._short[each] for each in short) < _MOST_SHORTAGES)
 
     async def _invalidate(self, block: Block, problems: dict[str, str]) -> None:
         if not problems:
             return
         block.chosen = [head for head in block.chosen if head.sample_id not in problems]
+        for sample_id in problems:
+            self._short.pop(sample_id, None)
         await self._store.write(samples.invalidate, problems)
         message = f"{len(problems)} samples cannot be trained on"
         data = {"problems": dict(list(problems.items())[:10])}

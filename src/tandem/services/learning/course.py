@@ -150,7 +150,7 @@ class Course:
             await self._store.write(samples.release, self.name)  # it may have failed as well
             self.doubtful = False
         record = await self._store.read(adapters.find, self.name)
-        if record is None:
+        if record is None or not self._tools.trains:
             return Progress.IDLE
         settings = resolve_settings(self._tools.defaults, record.settings)
         fair = settings.key_share < 1.0

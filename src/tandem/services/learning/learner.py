@@ -51,14 +51,10 @@ class _Troubles:
 
 
 class Learner:
-    """The learning of all adapters. `start` and `stop` run in the server's event loop.
+    """The learning of all adapters. `start` and `stop` run in the server's event loop."""
 
-    `trains` is false under a policy that never trains: samples then wait as they are.
-    """
-
-    def __init__(self, tools: LearningTools, *, trains: bool = True) -> None:
+    def __init__(self, tools: LearningTools) -> None:
         self._tools = tools
-        self._trains = trains
         self._courses: dict[str, Course] = {}
         self._wake: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -81,7 +77,7 @@ class Learner:
 
     def notify(self, adapter: str) -> None:
         """There may be new samples for `adapter`. Saves the wait for the next look."""
-        if self._watching is None or not self._trains:
+        if self._watching is None:
             return
         self._wake.setdefault(adapter, asyncio.Event()).set()
         if adapter not in self._tasks:

@@ -19,14 +19,7 @@ from statistics import median, median_low
 from typing import Any, TypeVar
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import (
-    FEEDBACK,
-    IMPORTED,
-    GateMode,
-    Sample,
-    SampleKind,
-    VersionRecord,
-)
+from tandem.core.learning import FEEDBACK, IMPORTED, GateMode, Sample, SampleKind, VersionRecord
 from tandem.core.ports import EngineClient
 from tandem.core.version import AdapterVersion
 from tandem.services.learning.answer_faults import (

@@ -58,12 +58,11 @@ class Outlook:
 
 
 class Outlooks:
-    """For all adapters. `trains` is false under a policy that never trains."""
+    """For all adapters."""
 
-    def __init__(self, tools: LearningTools, learner: Learner, *, trains: bool) -> None:
+    def __init__(self, tools: LearningTools, learner: Learner) -> None:
         self._tools = tools
         self._learner = learner
-        self._trains = trains
 
     async def of(self, adapter: str, samples: Sequence[Sample]) -> Outlook:
         """What becomes of the samples of one feedback. Raises `StoreError`."""
@@ -105,7 +104,7 @@ class Outlooks:
 
     async def _wait(self, adapter: str, samples: Sequence[Sample]) -> str:
         """Why accepted samples are not learned from; empty if they are."""
-        if not self._trains:
+        if not self._tools.trains:
             return "nothing is trained under this server's policy"
         try:
             self._tools.publisher.require_room(adapter, self._learner.ahead_of(adapter))

@@ -71,7 +71,7 @@ def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
     found, left = [], list[SampleHead]()
     for tries in sorted({(head.refusals, head.deaths) for head in heads}, reverse=True):
         alike = [head for head in heads if (head.refusals, head.deaths) == tries]
-        group = balanced([*alike, *left])
+        group = balanced(sorted([*alike, *left], key=lambda head: head.row))
         taken = {head.sample_id for head in group}
         left = [head for head in (*alike, *left) if head.sample_id not in taken]
         if group:
@@ -110,8 +110,8 @@ def candidates(
 
 def _together(group: Sequence[SampleHead], most: int, key_share: float) -> int:
     """How many of a group share a version; not so few that no key may give one."""
-    tried = max(head.refusals + head.deaths for head in group)
-    return max(math.ceil(1.0 / key_share - 1e-9), most >> tried)
+    first = next(head for head in group if not is_dislike(head))
+    return max(math.ceil(1.0 / key_share - 1e-9), most >> first.refusals + first.deaths)
 
 
 def ready_in_s(

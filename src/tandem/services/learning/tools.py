@@ -22,7 +22,8 @@ from tandem.telemetry.learning import LearningMetrics
 
 @dataclass(frozen=True, slots=True)
 class LearningTools:
-    """See the module. `now` is in seconds since the epoch."""
+    """See the module. `now` is in seconds since the epoch. `trains` is false where the policy never
+    lets a training step begin: samples then wait as they are."""
 
     client: EngineClient
     store: Store
@@ -35,6 +36,7 @@ class LearningTools:
     defaults: LearningSettings
     now: Callable[[], float]
     live: LiveAnswers = field(default_factory=LiveAnswers)
+    trains: bool = True
 
     async def rolled_back(self, adapter: str, number: int, version: VersionRecord | None) -> None:
         """Let the engine answer with what a roll back has committed: that version, which is
