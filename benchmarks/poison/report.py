@@ -5,6 +5,7 @@ Knows rows only. Invariant: of several rows of one run the last one counts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,8 +33,18 @@ def page(machine: dict[str, object], rows: Sequence[Row]) -> str:
     for model in sorted({row["model"] for row in rows}):
         latest = {(row["seed"], row["run"]): row for row in rows if row["model"] == model}
         lines += ["", f"## {model}", "", *_table(list(latest.values()))]
+        lines += ["", *_codes(list(latest.values()))]
         lines += _bad(list(latest.values()))
     return "\n".join(lines) + "\n"
+
+
+def _codes(rows: Sequence[Row]) -> list[str]:
+    """How many runs were made by which code (`benchmarks.live.code`)."""
+    counted = Counter(row["code"] for row in rows)
+    made = ", ".join(f"{number} by code {code}" for code, number in sorted(counted.items()))
+    samples = sum(sum(row["samples"].values()) for row in rows)
+    invalid = sum(row["samples"].get("invalid", 0) for row in rows)
+    return [f"Runs: {made}. {invalid / max(1, samples):.0%} of their samples were `invalid`."]
 
 
 def degenerate(rows: Sequence[Row]) -> int:

@@ -119,10 +119,13 @@ def test_the_page_counts_published_versions() -> None:
         "ended": "learned",
         "published": [{**found, "example": "Mm `mm`"}],
         "refused": ["it repeats itself"],
+        "samples": {"consumed": 10, "invalid": 40},
+        "code": "abc",
     }
     text = page({"device": "cpu"}, [row, row, {**row, "run": 1, "published": []}])
     assert "| words | thumbs | 2 | 100 | 1 | 2 | 1 | 0 | 1 | 0 |" in text
     assert "version 3: run: `Mm 'mm'`" in text
+    assert "Runs: 2 by code abc. 80% of their samples were `invalid`." in text
     assert degenerate([row]) == 1
 
 
