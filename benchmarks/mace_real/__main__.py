@@ -66,9 +66,11 @@ def make(options: Options, loads: Loads, name: str, path: Path, port: int, until
                 )
             except (Refused, RuntimeError, httpx.HTTPError) as error:
                 print(f"{key} failed and has no row: {error!r}", flush=True)
-                continue
+                kept = None
         if code() != began:
             raise RuntimeError("the code has changed: run the study in a checkout that stays")
+        if kept is None:
+            continue
         rows.append(path, {"made": name, **asdict(key), **as_row(kept)})
         answered = ", ".join(f"{each.number} from {each.at_s:.0f} s" for each in kept.moments)
         print(f"{key} versions: {answered or 'none'}; refused {len(kept.refused)}", flush=True)

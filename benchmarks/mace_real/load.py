@@ -27,8 +27,8 @@ from tandem.services.answering.tokenizer import Tokenizer
 POLICIES = ("no_retrain", "ekya", "adainf", "mace", "unified")
 _SUFFIXES = {".py", ".cpp", ".h", ".jsonl"}
 _STUDY = (
-    *("learning/preferences.py", "learning/runs.py", "learning/stream.py"),
-    *("mace_real/load.py", "mace_real/run.py"),
+    *(f"learning/{name}.py" for name in ("experiment", "preferences", "runs", "stream")),
+    *("live/api.py", "live/server.py", "mace_real/load.py", "mace_real/run.py"),
 )
 
 

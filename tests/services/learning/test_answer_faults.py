@@ -98,6 +98,8 @@ def test_a_broken_answer_is_told_without_another_one() -> None:
     [
         "Mmmmmmmmmmmmmmm",
         "!" * 20,
+        "\N{FACE WITH TEARS OF JOY}" * 20,
+        "\N{FULLWIDTH EXCLAMATION MARK}" * 20,
         "banana" * 12,
         "Hm " + "ha" * 14,
         "yes " * 13,

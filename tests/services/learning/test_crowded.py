@@ -14,7 +14,7 @@ from tandem.core.errors import NoMemory
 from tandem.core.learning import Sample, SampleKind, SampleState
 from tandem.core.plan import NO_MEMORY
 from tandem.core.training import LossKind, ScoreRequest, TrainingStep
-from tandem.services.learning import learner
+from tandem.services.learning import block_trainer, learner
 from tandem.store import events
 
 
@@ -105,29 +105,50 @@ async def test_a_passing_shortage_is_no_fault_of_samples_that_came_late(
 
 
 @pytest.mark.parametrize("others", [0, 8])
-async def test_samples_for_which_there_is_never_room_are_invalid_in_the_end(
-    tmp_path: Path, others: int
+async def test_a_sample_for_which_there_is_never_room_is_invalid_in_the_end(
+    tmp_path: Path, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is alone, and two of another kind beside some that are trained."""
-    number = 2 if others else 1
+    """Alone, and beside some that are learned meanwhile."""
+    monkeypatch.setattr(block_trainer, "_SHORT_FOR_S", 0.2)
+    tried = list[TrainingStep]()
 
     def judge(step: TrainingStep) -> str | None:
-        return NO_MEMORY if step.loss.kind is LossKind.SFT else None
+        if step.loss.kind is not LossKind.SFT:
+            return None
+        tried.append(step)
+        return NO_MEMORY
 
     async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
-        large = [made.sample(SampleKind.SFT) for _ in range(number)]
-        small = [made.sample() for _ in range(others)]
-        await made.give([*large, *small])
+        large, small = made.sample(SampleKind.SFT), [made.sample() for _ in range(others)]
+        await made.give([large, *small])
         made.learner.notify("formal")
         await settled(made)
-        assert {await state_of(made, each) for each in large} == {SampleState.INVALID}
+        assert await state_of(made, large) is SampleState.INVALID and len(tried) >= 8
         assert all([await state_of(made, each) is SampleState.CONSUMED for each in small])
+
+
+async def test_samples_that_find_no_room_beside_others_are_tried_again(tmp_path: Path) -> None:
+    """Also where, one by one, the first of them finds some before it is gone again."""
+    judged = list[TrainingStep]()
+
+    def judge(step: TrainingStep) -> str | None:
+        judged.append(step)
+        return NO_MEMORY if len(judged) in {2, 4, 5, 6} else None  # step 2 of 2; three of its four
+
+    async with world(tmp_path, engine=FakeEngine(judge=judge)) as made:
+        given = [made.sample() for _ in range(8)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await settled(made)
+        assert {await state_of(made, each) for each in given} == {SampleState.CONSUMED}
+        assert made.engine.adapters["formal"].number == 2
 
 
 @pytest.mark.parametrize("all_fail", [True, False])
 async def test_a_shortage_of_memory_is_no_fault_of_the_samples_unless_others_find_some(
-    tmp_path: Path, all_fail: bool
+    tmp_path: Path, all_fail: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(block_trainer, "_SHORT_FOR_S", 0.2)
     large: set[tuple[int, ...]] = set()
     judged = list[TrainingStep]()
 
@@ -153,6 +174,7 @@ async def test_a_shortage_of_memory_is_no_fault_of_the_samples_unless_others_fin
         for each in given:
             if each not in few:
                 await learned(each)
+        await settled(made)
         for each in few:
             assert await state_of(made, each) is SampleState.INVALID
         assert not all_fail or len(judged) > 20

@@ -303,9 +303,9 @@ async def test_under_a_policy_that_never_trains_samples_wait_as_they_are(tmp_pat
         made.learner.notify("formal")
         await asyncio.sleep(0.1)
         assert {await state_of(made, sample) for sample in given} == {SampleState.ACCEPTED}
+        assert not made.engine.trainers
         async with made.learner.held("formal"):
             pass
-        assert not made.engine.trainers
 
 
 async def test_a_version_that_the_engine_has_lost_answers_again(tmp_path: Path) -> None:

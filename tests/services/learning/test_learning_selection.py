@@ -154,6 +154,8 @@ def test_dislikes_that_a_refusal_left_without_likes_go_with_later_ones() -> None
     block = Block(AdapterRecord("a", 0.0), settings, [], second, [])
     assert block.refusals == 0
     assert groups(early[1:]) == []
+    deadly = [replace(each, deaths=1) for each in early[1:]]
+    assert [each.deaths for group in groups([*deadly, *later]) for each in group] == [0] * 12
 
 
 def test_dislikes_are_not_gone_over_without_likes() -> None:

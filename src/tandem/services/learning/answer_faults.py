@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"\w+", re.UNICODE)
 _DRAWN_OUT = re.compile(r"([^\W_])\1{11}", re.UNICODE | re.IGNORECASE)
-# One letter, syllable or word twelve times, or its mark; digits, lines and blanks may be sound.
-_STRETCHED = re.compile(r"((?:[^\W\d_]|[!?])\D{0,11}?)\1{11,}", re.UNICODE | re.IGNORECASE)
+# One letter, syllable, word or symbol twelve times; digits, lines and blanks may be sound.
+_STRETCHED = re.compile(
+    r"((?:[^\W\d_]|[!?]|[^\x00-\x7f\s\u2010-\u2027\u2500-\u259f])\D{0,11}?)\1{11,}",
+    re.UNICODE | re.IGNORECASE,
+)
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u3130\u3190-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff]"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import aclosing
 from statistics import fmean
@@ -43,7 +42,9 @@ logger = logging.getLogger(__name__)
 _MOST_MOVE = 0.2
 _MOST_DRIFT = 0.75
 _LEAST_ROOM = 0.05
+# So often, and for so long, there was no room for a sample that is too large.
 _MOST_SHORTAGES = 4
+_SHORT_FOR_S = 60.0
 
 
 class BlockTrainer:
@@ -54,7 +55,7 @@ class BlockTrainer:
         self._tools = tools
         self._client = tools.client
         self._store = tools.store
-        self._short = Counter[str]()  # of samples: how often there was no room
+        self._short: dict[str, tuple[int, float]] = {}  # without room: how often, and since when
         self.open_from: tuple[int, int] | None = None
         """The version that it was opened at, or has become, and how often the rate was halved."""
 
@@ -84,7 +85,8 @@ class BlockTrainer:
         )
         maker = StepMaker(self._tools.encoder(block.settings), self._tools.references, shape)
         problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
-        problems = await asyncio.to_thread(_repetitive, block.claimed) | problems
+        sound = [each for each in block.claimed if each.sample_id not in problems]
+        problems |= await asyncio.to_thread(_repetitive, sound)
         if block.settings.gate is not GateMode.ALWAYS:
             rest = [each.sample_id for each in block.claimed if each.sample_id not in problems]
             problems |= await self._noise(block, maker.admitted(rest))
@@ -226,11 +228,9 @@ class BlockTrainer:
     async def _isolate(self, block: Block, maker: StepMaker, failed: Sequence[Failed]) -> None:
         """Train the samples of failed steps one by one: those that fail alone are invalid.
 
-        Each is tried once, so that nothing loops. Raises `NoMemory` if none of them finds room.
-        That is not their fault, unless it happens to one that is alone, or to the same ones beside
-        others that were trained, again and again.
+        Each is tried once, so that nothing loops. What finds no room is accepted again, so that the
+        others are learned. Raises `NoMemory` if nothing of the block has found any.
         """
-        began = block.steps
         kinds = {sample.sample_id: sample.kind for sample in block.claimed}
         suspects = dict.fromkeys(sample_id for step in failed for sample_id in step.sample_ids)
         alone = [
@@ -246,17 +246,24 @@ class BlockTrainer:
                 else:
                     await self._applied(block, *result)
         short = {sample_id for sample_id, why in problems.items() if why == NO_MEMORY}
-        if block.steps == began and self._may_find_room(short, sole=not began and len(alone) > 1):
-            await self._invalidate(block, {k: v for k, v in problems.items() if k not in short})
+        # Where several find no room for the first time, and nothing else has, none is too large.
+        told = block.steps or len(alone) == 1 or short <= self._short.keys()
+        lasting = self._lasting(short) if told else set[str]()
+        left = short - lasting
+        await self._invalidate(block, {k: why for k, why in problems.items() if k not in left})
+        block.chosen = [head for head in block.chosen if head.sample_id not in left]
+        if left and not block.steps:
             raise NoMemory(NO_MEMORY)
-        await self._invalidate(block, problems)
 
-    def _may_find_room(self, short: Collection[str], *, sole: bool) -> bool:
-        """Whether samples without room are tried again: always where several are the `sole` ones
-        that were tried, else a few times."""
-        if short and not sole:
-            self._short.update(short)
-        return bool(short) and (sole or min(self._short[each] for each in short) < _MOST_SHORTAGES)
+    def _lasting(self, short: Collection[str]) -> set[str]:
+        """Samples that have found no room several times, for a while."""
+        found, now_s = set[str](), self._tools.now()
+        for sample_id in short:
+            times, since_s = self._short.get(sample_id, (0, now_s))
+            self._short[sample_id] = times + 1, since_s
+            if times + 1 >= _MOST_SHORTAGES and now_s - since_s >= _SHORT_FOR_S:
+                found.add(sample_id)
+        return found
 
     async def _invalidate(self, block: Block, problems: dict[str, str]) -> None:
         if not problems:

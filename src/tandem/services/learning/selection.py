@@ -66,14 +66,16 @@ def groups(heads: Sequence[SampleHead]) -> list[list[SampleHead]]:
     engine. Whoever has waited longest is in the first group, so none waits without end.
 
     A dislike says only what not to move to, so it waits until as many answers are liked. One that
-    is left without a like goes with those that were tried less often.
+    a refusal has left without a like goes with those that were tried less often; not one that may
+    have ended the engine.
     """
     found, left = [], list[SampleHead]()
     for tries in sorted({(head.refusals, head.deaths) for head in heads}, reverse=True):
         alike = [head for head in heads if (head.refusals, head.deaths) == tries]
         group = balanced(sorted([*alike, *left], key=lambda head: head.row))
         taken = {head.sample_id for head in group}
-        left = [head for head in (*alike, *left) if head.sample_id not in taken]
+        apart = [head for head in (*alike, *left) if head.sample_id not in taken]
+        left = [head for head in apart if not head.deaths]
         if group:
             found.append(group)
     return sorted(found, key=lambda group: min(head.created_s for head in group))
