@@ -88,6 +88,19 @@ def test_leaps_give_what_single_iterations_give(policy, shapes, steps_s, offline
     assert single == leaping
 
 
+def test_learning_that_comes_with_a_request_is_considered_as_often_after_a_leap():
+    """Time without learning is no time in which it had no place."""
+    noise = (-0.2, -0.05, 0.1, 0.3)
+    profile = small_profile(
+        20, noise, 0.005, decode_s=0.008, prompt_s=0.003, cold_s=0.006, host_s=0.0013
+    )
+    shapes = [(4.25, 1, 1), (4.1875, 1, 6)]
+    single, leaping = run_both_ways(
+        "unified", profile, shapes, [4.25], options=IMPATIENT["unified"], ttft_slo=0.1
+    )
+    assert single == leaping
+
+
 def test_learning_that_comes_in_a_leap_runs_when_it_would_have():
     """The first step ends alone, between two tokens of an answer that then leaps."""
     shapes = [(0.0, 4, 60)]

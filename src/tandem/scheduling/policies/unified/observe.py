@@ -81,7 +81,8 @@ class Observer:
         self._begun = 0  # those that began since the one that came first had its turn
         self._ended: tuple[float, int | None] = (0.0, None)  # the last decision: its time and step
         self._beside_s: deque[float] = deque((0.0,), maxlen=_RECENT)
-        self._had_place_s: float | None = None  # when learning last had a place
+        self._learns = False  # whether there was learning at the last decision
+        self._had_place_s = 0.0  # when learning last had a place, or came
         self._again_s = -math.inf  # when it is considered again
 
     @property
@@ -113,9 +114,12 @@ class Observer:
             self._offline.forget()
             self.starving = None
         busy = bool(scene.running or scene.queue)
+        if not self._learns:
+            self._had_place_s = view.now
+        self._learns = learns
         if not learns:
             self.learning.forget()
-            self._had_place_s, self._again_s, self.starving_item = None, -math.inf, None
+            self._again_s, self.starving_item = -math.inf, None
         elif batch or not busy or view.now >= self._again_s:
             self._add_learning(view, scene, running[len(serving) :])
         return scene
@@ -133,9 +137,9 @@ class Observer:
 
     def look_again(self, now: float, *, full: bool) -> None:
         """Note when to consider learning again; `full`: it was considered and had no place."""
-        if full and self._had_place_s is not None:
+        if full:
             self._again_s = now + min(_AGAIN_S, now - self._had_place_s)
-        elif full or now >= self._again_s:
+        elif now >= self._again_s:
             self._had_place_s = now
 
     def _count_late(self, view: View) -> None:
@@ -204,7 +208,7 @@ class Observer:
         if not items:
             self.learning.forget()
             return
-        full = self._had_place_s is not None and view.now - self._had_place_s > _FULL_S
+        full = view.now - self._had_place_s > _FULL_S
         trial = (view.latency.guessed or full) and not scene.queue
         self.learning.patience_s = min(self._patience_s, _TRIAL_S if trial else math.inf)
         self.learning.earn(view.now)
