@@ -37,7 +37,7 @@ SHAPE = {
 def options(tmp_path: Path) -> Options:
     LlamaConfig(**SHAPE, tie_word_embeddings=False).save_pretrained(tmp_path / "tiny")
     models = (str(tmp_path / "tiny"),)
-    return small(Options(parts=(*PARTS, *FURTHER), models=models, device="cpu", seconds=0.3))
+    return small(Options(parts=(*PARTS, *FURTHER), models=models, device="cpu", seconds=3.0))
 
 
 def test_every_part_runs_and_is_written(options: Options, tmp_path: Path) -> None:
