@@ -247,7 +247,7 @@ def _curve(records: Sequence[RunRecord]) -> Curve:
     for point in range(CURVE_POINTS):
         share = (point + 0.5) / CURVE_POINTS
         low = min(max(0.0, share - half), 1.0 - CURVE_WINDOW)
-        windows = [_within(record, low, low + CURVE_WINDOW) for record in records]
+        windows = [within(record, low, low + CURVE_WINDOW) for record in records]
         windows = [window for window in windows if window]
         if windows:
             at_s.append(share * sum(record.seconds for record in records) / len(records))
@@ -256,7 +256,8 @@ def _curve(records: Sequence[RunRecord]) -> Curve:
     return Curve(tuple(at_s), tuple(wins), tuple(clpds))
 
 
-def _within(record: RunRecord, low: float, high: float) -> list[PairScore]:
+def within(record: RunRecord, low: float, high: float) -> list[PairScore]:
+    """The pairs that came between these shares of a run's time."""
     return [pair for pair in record.pairs if low <= pair.at_s / record.seconds <= high]
 
 
@@ -266,8 +267,8 @@ def compare(
     """Over the seeds that both have, paired by pair and by request."""
     seeds = sorted(set(ours) & set(theirs))
     both = [(seed, ours[seed], theirs[seed]) for seed in seeds]
-    wins = _pairs(both, lambda pair: float(pair.difference > 0.0))
-    clpd = _pairs(both, lambda pair: pair.difference)
+    wins = paired(both, lambda pair: float(pair.difference > 0.0))
+    clpd = paired(both, lambda pair: pair.difference)
     ttft = _requests(both, lambda outcome: outcome.ttft_s)
     tpot = _requests(both, lambda outcome: outcome.tpot_s)
     return Comparison(
@@ -284,7 +285,7 @@ def compare(
 Both = Sequence[tuple[int, RunRecord, RunRecord]]
 
 
-def _pairs(both: Both, value: Callable[[PairScore], float]) -> dict[str, list[tuple[float, float]]]:
+def paired(both: Both, value: Callable[[PairScore], float]) -> dict[str, list[tuple[float, float]]]:
     """By pair: one that several seeds met is one cluster."""
     clusters: dict[str, list[tuple[float, float]]] = {}
     for _, ours, theirs in both:

@@ -5,11 +5,17 @@ Knows reports only. Invariant: policies are said to differ only where the interv
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
-from benchmarks.learning.report import LearningReport, RunKey, as_markdown
-from benchmarks.learning.runs import RunRecord
+from benchmarks.learning.report import (
+    Both,
+    LearningReport,
+    RunKey,
+    as_markdown,
+    paired,
+    within,
+)
 from benchmarks.mace_real.run import Kept
 from benchmarks.reporting.bootstrap import Interval, difference
 
@@ -93,7 +99,7 @@ def _over_time(runs: Mapping[RunKey, Kept]) -> list[str]:
     for rate in sorted({key.retrain_rate for key in runs}):
         for policy in dict.fromkeys(key.policy for key in runs):
             both = [
-                (kept.record, runs[RunKey(rate, BASE, key.seed)].record)
+                (key.seed, kept.record, runs[RunKey(rate, BASE, key.seed)].record)
                 for key, kept in runs.items()
                 if (key.retrain_rate, key.policy) == (rate, policy) != (rate, BASE)
                 and RunKey(rate, BASE, key.seed) in runs
@@ -103,30 +109,23 @@ def _over_time(runs: Mapping[RunKey, Kept]) -> list[str]:
     return [*lines, ""]
 
 
-def _part(
-    rate: float, policy: str, both: Sequence[tuple[RunRecord, RunRecord]], part: int
-) -> list[str]:
-    pairs = [
-        (mine, other)
-        for ours, base in both
-        for mine, other in zip(ours.pairs, base.pairs, strict=True)
-        if min(PARTS - 1, int(PARTS * mine.at_s / ours.seconds)) == part
+def _part(rate: float, policy: str, both: Both, part: int) -> list[str]:
+    low, high = part / PARTS, (part + 1) / PARTS
+    cut = [
+        (seed, *(replace(record, pairs=within(record, low, high)) for record in records))
+        for seed, *records in both
     ]
+    pairs = [pair for _, ours, _ in cut for pair in ours.pairs]
     if not pairs:
         return []
-    wins, clpd = defaultdict[str, list[tuple[float, float]]](list), defaultdict(list)
-    for mine, other in pairs:
-        assert mine.key == other.key
-        wins[mine.key].append((float(mine.difference > 0.0), float(other.difference > 0.0)))
-        clpd[mine.key].append((mine.difference, other.difference))
     cells = (
         f"{rate:g}",
         policy,
         f"{part + 1} of {PARTS}",
         f"{len(pairs)}",
-        f"{sum(mine.version > 0 for mine, _ in pairs)}",
-        _shown(difference(wins)),
-        _shown(difference(clpd)),
+        f"{sum(pair.version > 0 for pair in pairs)}",
+        _shown(difference(paired(cut, lambda pair: float(pair.difference > 0.0)))),
+        _shown(difference(paired(cut, lambda pair: pair.difference))),
     )
     return [f"| {' | '.join(cells)} |"]
 

@@ -66,6 +66,13 @@ def run_both_ways(
     return found
 
 
+def noisy(blocks: int) -> Profile:
+    noise = (-0.2, -0.05, 0.1, 0.3)
+    return small_profile(
+        blocks, noise, 0.005, decode_s=0.008, prompt_s=0.003, cold_s=0.006, host_s=0.0013
+    )
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     shapes=SHAPES,
@@ -77,10 +84,7 @@ def run_both_ways(
 @example([(0.0, 16, 9), (0.0, 16, 9), (0.0, 29, 5)], [], set(), 20, 1.0)  # one does not fit
 @pytest.mark.parametrize("policy", ["adainf", "fcfs", "fifo", "no_retrain", "rt_lm", "unified"])
 def test_leaps_give_what_single_iterations_give(policy, shapes, steps_s, offline, blocks, ttft_slo):
-    noise = (-0.2, -0.05, 0.1, 0.3)
-    profile = small_profile(
-        blocks, noise, 0.005, decode_s=0.008, prompt_s=0.003, cold_s=0.006, host_s=0.0013
-    )
+    profile = noisy(blocks)
     options = (IMPATIENT | FEW).get(policy, {})
     single, leaping = run_both_ways(
         policy, profile, shapes, steps_s, offline, options, ttft_slo=ttft_slo
@@ -90,10 +94,7 @@ def test_leaps_give_what_single_iterations_give(policy, shapes, steps_s, offline
 
 def test_learning_that_comes_with_a_request_is_considered_as_often_after_a_leap():
     """Time without learning is no time in which it had no place."""
-    noise = (-0.2, -0.05, 0.1, 0.3)
-    profile = small_profile(
-        20, noise, 0.005, decode_s=0.008, prompt_s=0.003, cold_s=0.006, host_s=0.0013
-    )
+    profile = noisy(20)
     shapes = [(4.25, 1, 1), (4.1875, 1, 6)]
     single, leaping = run_both_ways(
         "unified", profile, shapes, [4.25], options=IMPATIENT["unified"], ttft_slo=0.1
