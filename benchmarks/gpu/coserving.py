@@ -63,6 +63,8 @@ class Tally:
     recorded_rows: int = 0
     layers: int = 0  # of backward slices
     work_s: float = 0.0  # of the device
+    forward_s: float = 0.0
+    backward_s: float = 0.0
 
     def note(self, plan: LanePlan, result: StepResult) -> None:
         """An iteration has ended."""
@@ -70,6 +72,8 @@ class Tally:
         self.recorded_rows += sum(len(each.tokens) for each in plan.spans if each.record)
         self.layers += sum(each.hi - each.lo for each in result.slices)
         self.work_s += result.elapsed_s + sum(each.elapsed_s for each in result.timed)
+        self.forward_s += result.forward_s
+        self.backward_s += result.backward_s
 
     def row(self, seconds: float) -> Row:
         """Means an iteration, over a window of so many seconds. What the device did not compute in
@@ -79,6 +83,8 @@ class Tally:
             "iterations": self.iterations,
             "recorded_rows": each * self.recorded_rows,
             "layers": each * self.layers,
+            "forward_ms": 1e3 * each * self.forward_s,
+            "backward_ms": 1e3 * each * self.backward_s,
             "beside_ms": 1e3 * each * (seconds - self.work_s),
         }
 

@@ -58,6 +58,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "iterations": ("iterations", ""),
     "recorded_rows": ("recorded rows an iteration", ".1f"),
     "layers": ("layers of backward an iteration", ".2f"),
+    "forward_ms": ("passes, ms an iteration", ".2f"),
+    "backward_ms": ("backward, ms an iteration", ".2f"),
     "beside_ms": ("beside the device's work, ms an iteration", ".2f"),
     "problem": ("problem", ""),
 }

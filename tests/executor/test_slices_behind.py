@@ -8,15 +8,18 @@ import time
 from typing import ClassVar
 
 import pytest
+import torch
 
 import tiny_models
+from devices import CUDA
 from tandem.core.plan import BackwardSlice, Draw, Span, Update
 from tandem.core.sampling import SamplingParams
-from tandem.core.training import Role
+from tandem.core.training import LossKind, LossSpec, Role
 from tandem.executor import executor as forward_half
 from tandem.executor import training
+from tandem.executor.capture import CudaCapture
 from tandem.executor.forward import RunningBatch
-from training_harness import Driver, make_executor, open_trainer, random_sequences
+from training_harness import Driver, make_executor, open_trainer, random_sequences, wide
 
 
 @pytest.fixture
@@ -118,3 +121,53 @@ def test_what_a_pass_still_computes_comes_before_slices(executor, monkeypatch):
         result = driver.run(span, slices=parts)
         assert (result.draws[0].logprob is not None) == (logprobs is not None)
         assert order[: len(first)] == first  # on a CPU, a pass is read once it is done
+
+
+class Asked(Driver):
+    """A request decodes in every pass, and beside every slice."""
+
+    def __init__(self, executor, rng):
+        super().__init__(executor, rng, pool=list(range(200)))
+        self.tokens, self.computed, self.trailed, self.timed = [5, 6], 0, 0, []
+
+    def neighbours(self):
+        draw = Draw(9, 0, len(self.tokens), SamplingParams(temperature=0.0))
+        new = tuple(self.tokens[self.computed :])
+        return [Span(9, self.computed, new, (tuple(range(200, 256)),), draws=(draw,))]
+
+    def run(self, *spans, **parts):
+        result = super().run(*spans, **parts)
+        for draw in result.draws:
+            self.computed = len(self.tokens)
+            self.tokens.append(draw.token)
+        self.trailed += sum(math.isnan(each.elapsed_s) for each in result.slices)
+        self.timed += [each.elapsed_s for each in result.timed]
+        return result
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_slices_that_trail_passes_change_neither_tokens_nor_what_is_learned(device):
+    found = []
+    for trails in (False, True):
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        executor = make_executor(wide("llama", dtype).to(device), "auto")
+        if device == "cuda":
+            executor.capture_passes(CudaCapture(torch.device("cuda")), 0.0)
+        executor._trails = trails
+        open_trainer(executor, learning_rate=1e-2)
+        driver = Asked(executor, random.Random(3))
+        pairs = random_sequences(random.Random(1), 4, (Role.CHOSEN, Role.REJECTED))
+        losses, norms = [], []
+        for revision in range(3):
+            loss = LossSpec(LossKind.DPO)
+            losses.append(driver.step("t", revision, loss, [pairs[:2], pairs[2:]]))
+            updated = driver.update("t", revision)
+            assert updated.applied
+            norms.append(updated.grad_norm)
+        assert (driver.trailed > 0) == trails
+        assert len(driver.timed) == driver.trailed and all(each > 0.0 for each in driver.timed)
+        found.append((driver.tokens, losses, norms))
+    (tokens, losses, norms), (trailing_tokens, trailing_losses, trailing_norms) = found
+    assert len(tokens) > 20 and trailing_tokens == tokens
+    assert trailing_losses == pytest.approx(losses, rel=1e-3)
+    assert trailing_norms == pytest.approx(norms, rel=1e-3)
