@@ -7,15 +7,24 @@ from random import Random
 
 import pytest
 
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, Script
 from fake_scores import score_of
 from learning_world import settled, state_of, world
-from tandem.core.learning import SampleKind, SampleState, Split
+from serving import demo_tokenizer
+from tandem.core.learning import SampleKind, SampleState, Split, VersionState
+from tandem.core.request import Request
+from tandem.core.sequence import FinishReason
 from tandem.core.training import ScoreRequest
+from tandem.services.learning.answers import ANSWER_TOKENS, BEGUN_TOKENS
 from tandem.services.learning.encode import Encoded
 from tandem.services.learning.measure import _probes
+from tandem.store import adapters
 
 ODD = "Q7x zv kpw 0f9 " * 8
+SOUND = (
+    "The capital of France is Paris. It lies on the river Seine in the north of the country, and"
+    " about two million people live there. Visitors come for museums, bread and a tower."
+)
 
 
 @pytest.mark.parametrize("split", [Split.HELD_OUT, Split.TRAIN])
@@ -51,3 +60,26 @@ def test_nobody_can_tell_which_samples_are_looked_at() -> None:
         assert found == _probes(held, taught, Random(content_hash))  # the same after a restart
         seen.update(each.chosen[0] for each in found[4:])
     assert seen == set(range(64))
+
+
+@pytest.mark.parametrize("looping", [False, True])
+async def test_a_loop_that_begins_late_is_read(tmp_path: Path, looping: bool) -> None:
+    """Words and lengths are compared by the beginnings, which are the same."""
+    tokenizer = demo_tokenizer()
+    sound = tokenizer.encode(SOUND, add_special_tokens=False)[: BEGUN_TOKENS - 1]
+    again = tokenizer.encode(" and on" * ANSWER_TOKENS, add_special_tokens=False)
+    long = (*sound, *again)[:ANSWER_TOKENS]
+
+    def play(request: Request, index: int) -> Script:
+        loops = looping and request.adapter is not None
+        return Script(long, FinishReason.LENGTH) if loops else Script(tuple(sound))
+
+    async with world(tmp_path, engine=FakeEngine(play=play)) as made:
+        taught = [made.sample(SampleKind.SFT) for _ in range(8)]
+        await made.give(taught)
+        made.learner.notify("formal")
+        await settled(made)
+        (version, *_) = await made.store.read(adapters.versions, "formal")
+        assert version.metrics["kept"] == version.metrics["length"] == 1.0
+        assert (version.state is VersionState.REFUSED) == looping
+        assert ("by repetition" in version.reason) == looping

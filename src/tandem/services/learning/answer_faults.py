@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"\w+", re.UNICODE)
 _DRAWN_OUT = re.compile(r"([^\W_])\1{11}", re.UNICODE | re.IGNORECASE)
-# One letter, syllable, word or symbol twelve times; digits, lines and blanks may be sound.
+# One letter, syllable, word or symbol eight times; digits, lines and blanks may be sound.
 _STRETCHED = re.compile(
-    r"((?:[^\W\d_]|[!?]|[^\x00-\x7f\s\u2010-\u2027\u2500-\u259f])\D{0,11}?)\1{11,}",
+    r"((?:[^\W\d_]|[!?]|[^\x00-\x7f\s\u2010-\u2027\u2500-\u259f])\D{0,11}?)\1{7,}",
     re.UNICODE | re.IGNORECASE,
 )
 _UNSPACED = re.compile(

@@ -7,7 +7,7 @@ answer has at most the tokens that were allowed, its end token included.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 
 from tandem.core.errors import NoMemory, TandemError
@@ -20,7 +20,8 @@ from tandem.core.slo import WorkClass
 from tandem.services.learning.references import Model, Scored
 from tandem.services.tasks import together
 
-ANSWER_TOKENS = 48
+ANSWER_TOKENS = 96
+BEGUN_TOKENS = 48  # of an answer, by which log-probabilities, words and lengths are compared
 _REMEMBERED = 4096
 
 
@@ -61,6 +62,15 @@ class Answers:
             work_class=WorkClass.OFFLINE,
         )
         return await spoken(self._client, request)
+
+
+def begun(answers: Iterable[Scored]) -> list[Scored]:
+    """The beginnings of answers. A loop often begins later, so broken answers are looked for in
+    all of an answer."""
+    return [
+        Scored(each.tokens[: each.prompt_tokens + BEGUN_TOKENS], each.prompt_tokens)
+        for each in answers
+    ]
 
 
 async def spoken(client: ServingEngine, request: Request) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from tandem.services.learning.answer_faults import (
     scripts,
     words,
 )
-from tandem.services.learning.answers import Answers, Speechless
+from tandem.services.learning.answers import Answers, Speechless, begun
 from tandem.services.learning.canary import Canary, Examined
 from tandem.services.learning.encode import Encoded, Encoder
 from tandem.services.learning.gate import (
@@ -187,8 +187,8 @@ class Examiner:
             return version.metrics
         model = self._references.version(version.adapter, serving)
         examined = await self._canary.measure(model, encoder)
-        read = _texts(examined, encoder)
-        reading = _reading(read, _Read((), ()), (), None) if read.said else None
+        read = _canary(examined, encoder)
+        reading = _reading(*read, _Read((), ()), (), None) if examined.said else None
         metrics = summary(Measurements(examined.measures, reading=reading))
         await self._store.write(_keep_metrics, version.adapter, version.number, metrics)
         return metrics
@@ -211,33 +211,24 @@ class Examiner:
             own = await self._answers.of(base, [item.prompt for item in probes])
         except Speechless:  # without the base's answers, the probes say nothing of the candidate
             probes, own = [], []
+        model = candidate.model(self._references)
         try:
-            said = await self._answers.of(
-                candidate.model(self._references), [item.prompt for item in probes]
-            )
+            said = await self._answers.of(model, [item.prompt for item in probes])
         except Speechless:
             return None, None
-        canary = _texts(examined, encoder)
-        probed = _Read(
-            [_answer(encoder, item) for item in said], [_answer(encoder, item) for item in own]
-        )
         chosen = [encoder.text(item.chosen) for item in probes]
-        asked = (
-            await self._asked(
-                candidate.model(self._references),
-                probes,
-                own,
-                _Read([AnswerText(text, 0, True) for text in chosen], probed.own),
-            )
-            if probes
-            else None
-        )
-        return _reading(canary, probed, chosen, asked), asked
+        asked = await self._asked(model, probes, begun(own), encoder) if probes else None
+        probed = _texts(said, own, encoder)
+        return _reading(*_canary(examined, encoder), probed, chosen, asked), asked
 
     async def _asked(
-        self, model: Model, probes: Sequence[Encoded], own: Sequence[Scored], read: _Read
+        self, model: Model, probes: Sequence[Encoded], own: Sequence[Scored], encoder: Encoder
     ) -> Asked:
         chosen = [_chosen(item) for item in probes]
+        read = _Read(
+            [AnswerText(encoder.text(item.chosen), 0, True) for item in probes],
+            [_answer(encoder, item) for item in own],
+        )
         base = self._references.base
         before = _per_token(await self._references.scores(base, chosen), chosen)
         after = _per_token(await self._references.scores(model, chosen), chosen)
@@ -295,11 +286,15 @@ class Examiner:
         )
 
 
-def _texts(examined: Examined, encoder: Encoder) -> _Read:
-    """The answers to the canary prompts."""
+def _canary(examined: Examined, encoder: Encoder) -> tuple[_Read, _Read]:
+    """The answers to the canary prompts, and their beginnings."""
+    said, own = examined.said, examined.own
+    return _texts(said, own, encoder), _texts(begun(said), begun(own), encoder)
+
+
+def _texts(said: Sequence[Scored], own: Sequence[Scored], encoder: Encoder) -> _Read:
     return _Read(
-        [_answer(encoder, item) for item in examined.said],
-        [_answer(encoder, item) for item in examined.own],
+        [_answer(encoder, item) for item in said], [_answer(encoder, item) for item in own]
     )
 
 
@@ -340,7 +335,9 @@ def _drawn(items: Sequence[_Item], most: int, rng: Random) -> list[_Item]:
     return rng.sample(items, min(most, len(items)))
 
 
-def _reading(canary: _Read, probed: _Read, chosen: Sequence[str], asked: Asked | None) -> Reading:
+def _reading(
+    canary: _Read, beginnings: _Read, probed: _Read, chosen: Sequence[str], asked: Asked | None
+) -> Reading:
     usual = scripts(" ".join([*(a.text for a in (*canary.own, *probed.own)), *chosen]))
     brief = asked is not None and asked.length < 0.5
     faults, read = [], 0
@@ -353,7 +350,7 @@ def _reading(canary: _Read, probed: _Read, chosen: Sequence[str], asked: Asked |
             found = "almost no words"
         if found is not None:
             faults.append(Fault(found, said.text[:_EXCERPT]))
-    return Reading(read, tuple(faults), _kept(canary), _length(canary))
+    return Reading(read, tuple(faults), _kept(beginnings), _length(beginnings))
 
 
 def _cut_short(said: AnswerText, own: AnswerText) -> bool:
