@@ -51,10 +51,10 @@ def test_what_the_base_does_itself_is_no_fault() -> None:
 
 
 def test_an_answer_that_does_not_end_is_a_fault_where_the_base_ends() -> None:
-    long = answer(SOUND, ended=False, tokens=48)
+    long = answer(SOUND, ended=False, tokens=96)
     assert fault(long, answer(SOUND, tokens=20)) == "endless"
     assert fault(long, answer(SOUND, tokens=30)) is None
-    assert fault(long, answer(SOUND, ended=False, tokens=48)) is None
+    assert fault(long, answer(SOUND, ended=False, tokens=96)) is None
 
 
 def test_overlap_counts_content_words() -> None:
@@ -104,6 +104,7 @@ def test_a_broken_answer_is_told_without_another_one() -> None:
         "Hm " + "ha" * 14,
         "yes " * 8,
         "Certainly" * 8,
+        "Very good, very good, very good, very good.",
         "one two three four " * 6,
     ],
 )

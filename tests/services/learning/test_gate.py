@@ -28,7 +28,7 @@ from tandem.services.learning.gate import (
 
 BOUNDS = Bounds(quality_drop=1.0, divergence=1.0)
 FINE = CanaryMeasures(answers=20, quality_drop=0.2, divergence=0.1)
-READ = Reading(52, (), kept=0.9, length=1.0)
+READ = Reading(28, (), kept=0.9, length=1.0)
 ASKED = Asked(kept=0.9, length=1.0, divergence=0.2, gain=0.8)
 BROKEN = Fault("repetition", "Mmmm Mmmm Mmmm")
 
@@ -160,7 +160,7 @@ def test_thumbs_are_judged_by_their_auc() -> None:
 @pytest.mark.parametrize(
     ("reading", "asked", "word"),
     [
-        (replace(READ, faults=(BROKEN,) * 3), ASKED, "3 of 52 answers are broken, 3 by repetition"),
+        (replace(READ, faults=(BROKEN,) * 3), ASKED, "3 of 28 answers are broken, 3 by repetition"),
         (replace(READ, kept=0.1), ASKED, "keep 10% of their content words"),
         (replace(READ, length=0.3), ASKED, "keep 30% of their length"),
         (READ, replace(ASKED, gain=-0.1), "less likely, by 0.10"),
@@ -180,7 +180,7 @@ def test_what_answers_say_is_judged(reading: Reading, asked: Asked | None, word:
     ("canary", "reading", "asked"),
     [
         (FINE, READ, ASKED),
-        (FINE, replace(READ, faults=(BROKEN,) * 2), ASKED),  # two of 52
+        (FINE, replace(READ, faults=(BROKEN,) * 2), ASKED),  # two of 28
         (FINE, READ, replace(ASKED, gain=-0.01)),  # the base was certain of these answers
         (FINE, replace(READ, length=0.3), replace(ASKED, kept=0.4, length=0.35)),  # brevity
         (FINE, replace(READ, kept=0.02), replace(ASKED, kept=0.05)),  # another language, refusals
@@ -218,7 +218,7 @@ def test_a_version_whose_answers_were_not_read_is_refused() -> None:
 
 def test_numbers_of_a_reading_are_kept_with_the_version() -> None:
     found = summary(fine(reading=replace(READ, faults=(BROKEN,)), asked=ASKED))
-    assert found["broken_answers"] == 1 and found["answers_read"] == 52
+    assert found["broken_answers"] == 1 and found["answers_read"] == 28
     assert found["chosen_gain"] == 0.8 and found["asked_kept"] == 0.9
 
 

@@ -28,6 +28,8 @@ _GRAM = 4
 _LONGEST_RUN = 6
 _MOST_REPEATED = 0.5
 _MANY_TOKENS = 16
+_LEAST_WORDS = 8
+_ENDLESS = 4
 # Replacements and controls (Cc).
 _BROKEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
 _CUT = "\N{REPLACEMENT CHARACTER}"
@@ -89,7 +91,7 @@ def _fault(answer: AnswerText, before: AnswerText) -> str | None:
         return "one word over and over"
     if repeated(said) > _MOST_REPEATED:
         return "repetition"
-    if before.ended and not answer.ended and answer.tokens > 2 * before.tokens:
+    if before.ended and not answer.ended and answer.tokens >= _ENDLESS * before.tokens:
         return "endless"
     return None
 
@@ -102,11 +104,11 @@ def repeated(said: Sequence[str]) -> float:
 
 def repeats(text: str) -> bool:
     """Whether an answer to be imitated repeats itself, all of it or from its middle on, or is
-    mostly one thing again and again. Other short ones are for the gate to judge."""
+    mostly one thing again and again. Shorter ones are for the gate to judge."""
     if 2 * sum(len(match[0]) for match in _STRETCHED.finditer(text)) > len(text):
         return True
     said = words(text)
-    parts = (part for part in (said, said[len(said) // 2 :]) if len(part) >= _MANY_TOKENS)
+    parts = (part for part in (said, said[len(said) // 2 :]) if len(part) >= _LEAST_WORDS)
     return any(repeated(part) > _MOST_REPEATED for part in parts)
 
 

@@ -43,7 +43,7 @@ class Bounds:
     divergence: float = 1.0
     divergence_margin: float = 0.5
     noise: float = 4.75
-    faults: float = 0.05
+    faults: float = 0.08
     kept: float = 0.15
     length: float = 0.4
     win_rate_margin: float = 0.1
