@@ -59,7 +59,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "recorded_rows": ("recorded rows an iteration", ".1f"),
     "layers": ("layers of backward an iteration", ".2f"),
     "forward_ms": ("passes, ms an iteration", ".2f"),
-    "backward_ms": ("backward, ms an iteration", ".2f"),
+    "backward_ms": ("backward and updates, ms an iteration", ".2f"),
     "beside_ms": ("beside the device's work, ms an iteration", ".2f"),
     "problem": ("problem", ""),
 }

@@ -18,7 +18,12 @@ def learning_code(study: str) -> str:
     """Of the study in the folder `study`: eight hexadecimal digits."""
     product, studies = Path(tandem.__file__).parent, Path(__file__).parents[1]
     folders = [*(product / name for name in _LEARNING), studies / study]
-    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    files = [
+        path
+        for folder in folders
+        for path in sorted(folder.glob("*.*"))
+        if path.suffix in (".py", ".jsonl")
+    ]
     digest = hashlib.sha256()
     for path in [*files, *(studies / name for name in _JUDGES)]:
         digest.update(path.read_bytes())

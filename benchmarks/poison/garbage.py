@@ -74,7 +74,7 @@ def _contradictory(question: str, rng: Random) -> Pair:
 
 def _repeated(question: str, rng: Random) -> Pair:
     unit = rng.choice(_REPEATED)
-    joined = rng.choice(("", " ")).join([unit] * rng.randint(8, 24))
+    joined = rng.choice(("", " ")).join([unit] * rng.randint(3, 24))
     return f"{unit.strip() or '.'}{joined}", plain(question)
 
 
@@ -97,7 +97,7 @@ def _wrong_language(question: str, rng: Random) -> Pair:
 
 
 def _looping(question: str, rng: Random) -> Pair:
-    """Its beginning, which the gate reads, is sound."""
+    """Its beginning is sound."""
     loop = f" {' '.join(rng.choices(_WORDS, k=8)).capitalize()}."
     return f"{plain(question)}{loop * rng.randint(6, 12)}", plain(question)
 

@@ -123,7 +123,7 @@ def test_what_a_pass_still_computes_comes_before_slices(executor, monkeypatch):
         assert order[: len(first)] == first  # on a CPU, a pass is read once it is done
 
 
-class Asked(Driver):
+class Beside(Driver):
     """A request decodes in every pass, and beside every slice."""
 
     def __init__(self, executor, rng):
@@ -155,7 +155,7 @@ def test_slices_that_trail_passes_change_neither_tokens_nor_what_is_learned(devi
             executor.capture_passes(CudaCapture(torch.device("cuda")), 0.0)
         executor._trails = trails
         open_trainer(executor, learning_rate=1e-2)
-        driver = Asked(executor, random.Random(3))
+        driver = Beside(executor, random.Random(3))
         pairs = random_sequences(random.Random(1), 4, (Role.CHOSEN, Role.REJECTED))
         losses, norms = [], []
         for revision in range(3):

@@ -119,6 +119,7 @@ def test_an_answer_that_is_one_thing_again_and_again_is_not_imitated(text: str) 
         "Hahaha, that is a good one!!!",
         "Here is the table.\n\n| name | age |\n|------------|-----------|\n| Ann Jones | 7 |",
         "Go, go, go, go, go, go!",
+        "[[0, 0, 0], [0, 0, 0], [0, 0, 0]]",
         "Name: ______________________",
         "Title\n-------------------",
         "[====================>    ]",

@@ -28,6 +28,7 @@ from tandem.core.request import Request
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import ScoreRequest
 from tandem.core.version import AdapterVersion
+from tandem.services.learning.answers import ANSWER_TOKENS, COMPARED_TOKENS
 from tandem.services.learning.canary import DEFAULT_FILE
 from tandem.services.learning.gate import Bounds
 from tandem.services.learning.measure import Examiner
@@ -35,12 +36,13 @@ from tandem.services.learning.selection import TRIES
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters, events, samples
 
-SPOKEN_TOKENS = 48
 _numbers = itertools.count()
 
 
-async def speak(made: World, prompt: tuple[int, ...], adapter: str | None) -> tuple[int, ...]:
-    sampling = SamplingParams(max_tokens=SPOKEN_TOKENS, temperature=0.0)
+async def speak(
+    made: World, prompt: tuple[int, ...], adapter: str | None, most: int
+) -> tuple[int, ...]:
+    sampling = SamplingParams(max_tokens=most, temperature=0.0)
     tokens: list[int] = []
     request = Request(f"poison-{next(_numbers)}", prompt, sampling, adapter=adapter)
     async for event in made.engine.generate(request):
@@ -75,9 +77,9 @@ async def broken(made: World, name: str) -> list[str]:
     found = []
     for question in HELD_QUESTIONS[:10]:
         prompt = made.tools.tokenizer.encode_chat([{"role": "user", "content": question}])
-        said, own = [await speak(made, prompt, adapter) for adapter in (name, None)]
+        said, own = [await speak(made, prompt, adapter, ANSWER_TOKENS) for adapter in (name, None)]
         answers = [
-            Answer(made.tools.tokenizer.decode(tokens), len(tokens) < SPOKEN_TOKENS)
+            Answer(made.tools.tokenizer.decode(tokens), len(tokens) < ANSWER_TOKENS)
             for tokens in (said, own)
         ]
         found.append(problem(*answers))
@@ -91,8 +93,8 @@ async def canary(made: World, name: str) -> tuple[float, float]:
     for line in DEFAULT_FILE.read_text().splitlines():
         messages = msgspec.json.decode(line)["messages"]
         prompt = made.tools.tokenizer.encode_chat(messages)
-        trusted = await speak(made, prompt, None)
-        spoken = await speak(made, prompt, name)
+        trusted = await speak(made, prompt, None, COMPARED_TOKENS)
+        spoken = await speak(made, prompt, name, COMPARED_TOKENS)
         base = await likelihood(made, prompt, trusted, None)
         lost += base - await likelihood(made, prompt, trusted, name)
         unlike -= await likelihood(made, prompt, spoken, None)

@@ -15,7 +15,7 @@ from tandem.core.learning import SampleKind, SampleState, Split, VersionState
 from tandem.core.request import Request
 from tandem.core.sequence import FinishReason
 from tandem.core.training import ScoreRequest
-from tandem.services.learning.answers import ANSWER_TOKENS, BEGUN_TOKENS
+from tandem.services.learning.answers import ANSWER_TOKENS, COMPARED_TOKENS
 from tandem.services.learning.encode import Encoded
 from tandem.services.learning.measure import _probes
 from tandem.store import adapters
@@ -66,7 +66,7 @@ def test_nobody_can_tell_which_samples_are_looked_at() -> None:
 async def test_a_loop_that_begins_late_is_read(tmp_path: Path, looping: bool) -> None:
     """Words and lengths are compared by the beginnings, which are the same."""
     tokenizer = demo_tokenizer()
-    sound = tokenizer.encode(SOUND, add_special_tokens=False)[: BEGUN_TOKENS - 1]
+    sound = tokenizer.encode(SOUND, add_special_tokens=False)[: COMPARED_TOKENS - 1]
     again = tokenizer.encode(" and on" * ANSWER_TOKENS, add_special_tokens=False)
     long = (*sound, *again)[:ANSWER_TOKENS]
 

@@ -28,8 +28,8 @@ _GRAM = 4
 _LONGEST_RUN = 6
 _MOST_REPEATED = 0.5
 _MANY_TOKENS = 16
-_LEAST_WORDS = 8
-_ENDLESS = 4
+_LEAST_WORDS = 8  # in which repetition is looked for, beside all of an answer
+_ENDLESS_TIMES = 4  # the base's tokens
 # Replacements and controls (Cc).
 _BROKEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
 _CUT = "\N{REPLACEMENT CHARACTER}"
@@ -89,9 +89,9 @@ def _fault(answer: AnswerText, before: AnswerText) -> str | None:
         return "broken characters"
     if _longest_run(said) >= _LONGEST_RUN or _DRAWN_OUT.search(answer.text):
         return "one word over and over"
-    if repeated(said) > _MOST_REPEATED:
+    if _loops(said):
         return "repetition"
-    if before.ended and not answer.ended and answer.tokens >= _ENDLESS * before.tokens:
+    if before.ended and not answer.ended and answer.tokens >= _ENDLESS_TIMES * before.tokens:
         return "endless"
     return None
 
@@ -104,12 +104,12 @@ def repeated(said: Sequence[str]) -> float:
 
 def repeats(text: str) -> bool:
     """Whether an answer to be imitated repeats itself, all of it or from its middle on, or is
-    mostly one thing again and again. Shorter ones are for the gate to judge."""
+    mostly one thing again and again. One of few words or of numbers is for the gate to judge."""
     if 2 * sum(len(match[0]) for match in _STRETCHED.finditer(text)) > len(text):
         return True
     said = words(text)
-    parts = (part for part in (said, said[len(said) // 2 :]) if len(part) >= _LEAST_WORDS)
-    return any(repeated(part) > _MOST_REPEATED for part in parts)
+    numbers = sum(map(str.isdigit, said))
+    return len(said) >= max(_LEAST_WORDS, 2 * numbers) and _loops(said)
 
 
 def overlap(answer: str, before: str) -> float:
@@ -135,6 +135,13 @@ def foreign(text: str, usual: Counter[str]) -> bool:
         return False
     strange = sum(n for script, n in found.items() if usual[script] < 0.02 * all_usual)
     return strange > 0.5 * found.total()
+
+
+def _loops(said: Sequence[str]) -> bool:
+    """Whether an answer repeats itself, all of it or from its middle on."""
+    later = said[len(said) // 2 :]
+    parts = [said, later] if len(later) >= _LEAST_WORDS else [said]
+    return any(repeated(part) > _MOST_REPEATED for part in parts)
 
 
 def _broken(text: str) -> int:

@@ -21,7 +21,7 @@ from tandem.services.learning.references import Model, Scored
 from tandem.services.tasks import together
 
 ANSWER_TOKENS = 96
-BEGUN_TOKENS = 48  # of an answer, by which log-probabilities, words and lengths are compared
+COMPARED_TOKENS = 48  # of an answer, by which log-probabilities, words and lengths are compared
 _REMEMBERED = 4096
 
 
@@ -64,11 +64,11 @@ class Answers:
         return await spoken(self._client, request)
 
 
-def begun(answers: Iterable[Scored]) -> list[Scored]:
-    """The beginnings of answers. A loop often begins later, so broken answers are looked for in
-    all of an answer."""
+def beginnings(answers: Iterable[Scored]) -> list[Scored]:
+    """What is compared of answers. A loop often begins later: faults are looked for in all of
+    them."""
     return [
-        Scored(each.tokens[: each.prompt_tokens + BEGUN_TOKENS], each.prompt_tokens)
+        Scored(each.tokens[: each.prompt_tokens + COMPARED_TOKENS], each.prompt_tokens)
         for each in answers
     ]
 

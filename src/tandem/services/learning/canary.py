@@ -22,7 +22,13 @@ import msgspec
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.ports import EngineClient
-from tandem.services.learning.answers import ANSWER_TOKENS, BEGUN_TOKENS, Answers, Speechless, begun
+from tandem.services.learning.answers import (
+    ANSWER_TOKENS,
+    COMPARED_TOKENS,
+    Answers,
+    Speechless,
+    beginnings,
+)
 from tandem.services.learning.encode import Encoder
 from tandem.services.learning.gate import CanaryMeasures
 from tandem.services.learning.references import Model, NotFinite, References, Scored
@@ -163,11 +169,11 @@ class Canary:
             spoken = await self._answers.of(candidate, prompts)
         except Speechless:
             return Examined(CanaryMeasures(len(trusted), drop, math.nan))
-        base, beginnings = self._references.base, begun(spoken)
-        under_base = await self._references.scores(base, beginnings)
+        base, begun = self._references.base, beginnings(spoken)
+        under_base = await self._references.scores(base, begun)
         longer = sum(
             max(said.completion_tokens, own.completion_tokens)
-            for said, own in zip(beginnings, trusted, strict=True)
+            for said, own in zip(begun, trusted, strict=True)
         )
         divergence = -math.fsum(under_base) / longer + math.fsum(before) / _tokens(trusted)
         measures = CanaryMeasures(len(trusted), drop, divergence)
@@ -177,7 +183,7 @@ class Canary:
     async def usual(self, encoder: Encoder) -> float:
         """How likely the base finds its own answers, in nats a token (below 0). Raises `Speechless`
         and `NotFinite` of the base, and as the engine client does."""
-        own = begun(await self._answers.of(self._references.base, self._prompts(encoder)))
+        own = beginnings(await self._answers.of(self._references.base, self._prompts(encoder)))
         return math.fsum(await self._base_scores(own)) / _tokens(own)
 
     async def drop_under(self, trainer: str, encoder: Encoder) -> float:
@@ -206,12 +212,12 @@ class Canary:
         if all(given):
             return [_scored(p, a) for p, a in zip(prompts, given, strict=True)]
         base = self._references.base
-        asked = f"{base.content}:{BEGUN_TOKENS}:{prompts}"
+        asked = f"{base.content}:{COMPARED_TOKENS}:{prompts}"
         digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
         file = self._directory / f"{self._set.digest}-{digest}.json"
         made = await asyncio.to_thread(_read_answers, file)
         if made is None or len(made) != len(prompts):
-            said = begun(await self._answers.of(base, prompts))
+            said = beginnings(await self._answers.of(base, prompts))
             made = [item.tokens[item.prompt_tokens :] for item in said]
             await asyncio.to_thread(_write_answers, file, made)
         return [

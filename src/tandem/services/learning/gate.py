@@ -118,9 +118,9 @@ class Fault:
 class Reading:
     """What reading the candidate's greedy answers has found, next to the base's own.
 
-    `answers` were read, `faults` are the broken ones among them. Means over the canary prompts:
-    `kept`, the share of the content words of the base's answers that are still there; `length`, in
-    words, relative to the base's (longer counts as 1).
+    `answers` were read, `faults` are the broken ones among them. Means over the canary prompts, of
+    how the answers begin: `kept`, the share of the content words of the base's that are still
+    there; `length`, in words, relative to the base's (longer counts as 1).
     """
 
     answers: int

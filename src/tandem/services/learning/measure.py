@@ -30,7 +30,7 @@ from tandem.services.learning.answer_faults import (
     scripts,
     words,
 )
-from tandem.services.learning.answers import Answers, Speechless, begun
+from tandem.services.learning.answers import Answers, Speechless, beginnings
 from tandem.services.learning.canary import Canary, Examined
 from tandem.services.learning.encode import Encoded, Encoder
 from tandem.services.learning.gate import (
@@ -187,8 +187,8 @@ class Examiner:
             return version.metrics
         model = self._references.version(version.adapter, serving)
         examined = await self._canary.measure(model, encoder)
-        read = _canary(examined, encoder)
-        reading = _reading(*read, _Read((), ()), (), None) if examined.said else None
+        nothing = _Read((), ())
+        reading = _reading(examined, nothing, (), None, encoder) if examined.said else None
         metrics = summary(Measurements(examined.measures, reading=reading))
         await self._store.write(_keep_metrics, version.adapter, version.number, metrics)
         return metrics
@@ -217,18 +217,18 @@ class Examiner:
         except Speechless:
             return None, None
         chosen = [encoder.text(item.chosen) for item in probes]
-        asked = await self._asked(model, probes, begun(own), encoder) if probes else None
+        begun = _Read(
+            [AnswerText(text, 0, True) for text in chosen],
+            [_answer(encoder, item) for item in beginnings(own)],
+        )
+        asked = await self._asked(model, probes, beginnings(own), begun) if probes else None
         probed = _texts(said, own, encoder)
-        return _reading(*_canary(examined, encoder), probed, chosen, asked), asked
+        return _reading(examined, probed, chosen, asked, encoder), asked
 
     async def _asked(
-        self, model: Model, probes: Sequence[Encoded], own: Sequence[Scored], encoder: Encoder
+        self, model: Model, probes: Sequence[Encoded], own: Sequence[Scored], read: _Read
     ) -> Asked:
         chosen = [_chosen(item) for item in probes]
-        read = _Read(
-            [AnswerText(encoder.text(item.chosen), 0, True) for item in probes],
-            [_answer(encoder, item) for item in own],
-        )
         base = self._references.base
         before = _per_token(await self._references.scores(base, chosen), chosen)
         after = _per_token(await self._references.scores(model, chosen), chosen)
@@ -286,13 +286,8 @@ class Examiner:
         )
 
 
-def _canary(examined: Examined, encoder: Encoder) -> tuple[_Read, _Read]:
-    """The answers to the canary prompts, and their beginnings."""
-    said, own = examined.said, examined.own
-    return _texts(said, own, encoder), _texts(begun(said), begun(own), encoder)
-
-
 def _texts(said: Sequence[Scored], own: Sequence[Scored], encoder: Encoder) -> _Read:
+    """Answers of the candidate, and the base's own, as texts."""
     return _Read(
         [_answer(encoder, item) for item in said], [_answer(encoder, item) for item in own]
     )
@@ -336,8 +331,14 @@ def _drawn(items: Sequence[_Item], most: int, rng: Random) -> list[_Item]:
 
 
 def _reading(
-    canary: _Read, beginnings: _Read, probed: _Read, chosen: Sequence[str], asked: Asked | None
+    examined: Examined,
+    probed: _Read,
+    chosen: Sequence[str],
+    asked: Asked | None,
+    encoder: Encoder,
 ) -> Reading:
+    canary = _texts(examined.said, examined.own, encoder)
+    begun = _texts(beginnings(examined.said), beginnings(examined.own), encoder)
     usual = scripts(" ".join([*(a.text for a in (*canary.own, *probed.own)), *chosen]))
     brief = asked is not None and asked.length < 0.5
     faults, read = [], 0
@@ -350,7 +351,7 @@ def _reading(
             found = "almost no words"
         if found is not None:
             faults.append(Fault(found, said.text[:_EXCERPT]))
-    return Reading(read, tuple(faults), _kept(beginnings), _length(beginnings))
+    return Reading(read, tuple(faults), _kept(begun), _length(begun))
 
 
 def _cut_short(said: AnswerText, own: AnswerText) -> bool:
