@@ -37,6 +37,7 @@ def written(tmp_path: Path, *lines: str, start: bytes = b"") -> str:
         ('{"messages": []}', "give either 'messages' or 'prompt'"),
         ('{"prompt": "x", "messages": [{"role": "user", "content": "Hi"}]}', "give either"),
         ('{"prompt": "x", "more": 1}', "unknown field `more`"),
+        ('{"prompt": "x", "answer": "y", "compared": false}', "its 'answer' is not 'compared'"),
         ("nonsense", "JSON is malformed"),
     ],
 )
@@ -49,7 +50,9 @@ def test_a_line_that_cannot_be_used_is_named(tmp_path: Path, line: str, problem:
 
 
 def test_a_file_that_is_away_or_empty_is_refused(tmp_path: Path) -> None:
-    for path in (str(tmp_path / "absent"), written(tmp_path, "", " ")):
+    unread = tmp_path / "unread.jsonl"
+    unread.write_text('{"prompt": "x", "compared": false}')
+    for path in (str(tmp_path / "absent"), written(tmp_path, "", " "), str(unread)):
         with pytest.raises(InvalidRequest, match=r"learning\.canary_file: cannot use"):
             read_canary(path)
 
@@ -66,6 +69,7 @@ def test_the_shipped_set_is_plain_for_a_model_without_a_chat_template() -> None:
     ]
     assert chats.digest != plain.digest  # the base model's answers are others
     assert not any(line.messages for line in plain.lines)
+    assert [line.compared for line in plain.lines] == [line.compared for line in chats.lines]
 
 
 async def check(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+import learning_world
 from fake_engine import FakeEngine, Script
 from fake_scores import score_of
 from learning_world import settled, state_of, world
@@ -62,24 +66,50 @@ def test_nobody_can_tell_which_samples_are_looked_at() -> None:
     assert seen == set(range(64))
 
 
-@pytest.mark.parametrize("looping", [False, True])
-async def test_a_loop_that_begins_late_is_read(tmp_path: Path, looping: bool) -> None:
-    """Words and lengths are compared by the beginnings, which are the same."""
-    tokenizer = demo_tokenizer()
-    sound = tokenizer.encode(SOUND, add_special_tokens=False)[: COMPARED_TOKENS - 1]
-    again = tokenizer.encode(" and on" * ANSWER_TOKENS, add_special_tokens=False)
-    long = (*sound, *again)[:ANSWER_TOKENS]
+TOKENIZER = demo_tokenizer()
+BEGINS = TOKENIZER.encode(SOUND, add_special_tokens=False)[: COMPARED_TOKENS - 1]
+LOOP = (*BEGINS, *TOKENIZER.encode(" one and all of" * ANSWER_TOKENS, add_special_tokens=False))
+
+
+async def first_version(
+    tmp_path: Path, loops: Callable[[Request], bool]
+) -> tuple[VersionState, str, dict[str, Any]]:
+    """What became of it, where its answers to these requests loop once they have begun."""
 
     def play(request: Request, index: int) -> Script:
-        loops = looping and request.adapter is not None
-        return Script(long, FinishReason.LENGTH) if loops else Script(tuple(sound))
+        if request.adapter is not None and loops(request):
+            return Script(LOOP[:ANSWER_TOKENS], FinishReason.LENGTH)
+        return Script(tuple(BEGINS))
 
     async with world(tmp_path, engine=FakeEngine(play=play)) as made:
-        taught = [made.sample(SampleKind.SFT) for _ in range(8)]
-        await made.give(taught)
+        await made.give([made.sample(SampleKind.SFT) for _ in range(8)])
         made.learner.notify("formal")
         await settled(made)
         (version, *_) = await made.store.read(adapters.versions, "formal")
-        assert version.metrics["kept"] == version.metrics["length"] == 1.0
-        assert (version.state is VersionState.REFUSED) == looping
-        assert ("by repetition" in version.reason) == looping
+        return version.state, version.reason, version.metrics
+
+
+async def test_a_loop_that_begins_late_is_read(tmp_path: Path) -> None:
+    """Words and lengths are compared by the beginnings, which are the same."""
+    state, reason, metrics = await first_version(tmp_path, lambda request: True)
+    assert state is VersionState.REFUSED and "by repetition" in reason
+    assert metrics["kept"] == metrics["length"] == 1.0
+
+
+@pytest.mark.parametrize("loops", [False, True])
+async def test_answers_that_are_compared_with_none_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loops: bool
+) -> None:
+    line = json.dumps({"prompt": "Describe a candle.", "compared": False})
+    monkeypatch.setattr(learning_world, "CANARY", f"{learning_world.CANARY}\n{line}\n")
+    prompt = tuple(TOKENIZER.encode("Describe a candle."))
+    asked = list[tuple[int, ...]]()
+
+    def looping(request: Request) -> bool:
+        asked.append(request.prompt)
+        return loops and request.prompt == prompt
+
+    state, reason, metrics = await first_version(tmp_path, looping)
+    assert prompt in asked and metrics["answers_read"] == len(set(asked))
+    assert (state is VersionState.REFUSED) == loops
+    assert ("1 of " in reason) == loops

@@ -1,7 +1,8 @@
 """The canary set: trusted prompts and answers on which no candidate may leave the base far behind.
 
 A line of the file is `{"messages": [...]}` or `{"prompt": ...}`, with `answer` where the operator
-wrote one; otherwise the base model's own greedy answer is trusted, made once and kept. Invariant:
+wrote one; otherwise the base model's own greedy answer is trusted, made once and kept. Answers to
+lines with `"compared": false` are only read, to see whether they are broken. Invariant:
 the answers depend on the file and the base model alone. A file that cannot be used is refused
 before anything is learned, and the error names the line.
 """
@@ -42,6 +43,7 @@ class CanaryLine(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[dict[str, str]] = []
     prompt: str = ""
     answer: str = ""
+    compared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class CanarySet:
     numbers: tuple[int, ...]
     file: Path
     shipped: bool
+
+    @property
+    def compared(self) -> tuple[CanaryLine, ...]:
+        """Lines whose answers are compared with the trusted ones."""
+        return tuple(line for line in self.lines if line.compared)
 
     def problem(self, place: int, what: str) -> InvalidRequest:
         """The error that says what is wrong with a line."""
@@ -74,9 +81,14 @@ def read_canary(path: str, *, chats: bool = True) -> CanarySet:
     if not numbered:
         raise _unusable(file, "it has no lines")
     lines = tuple(_line(file, number, line) for number, line in numbered)
+    if not any(line.compared for line in lines):
+        raise _unusable(file, "all its lines have 'compared': false")
     digest = hashlib.sha256(raw).hexdigest()[:16]
     if not path and not chats:
-        lines = tuple(CanaryLine(prompt=line.messages[-1]["content"]) for line in lines)
+        lines = tuple(
+            CanaryLine(prompt=line.messages[-1]["content"], compared=line.compared)
+            for line in lines
+        )
         digest = f"{digest}-plain"
     return CanarySet(lines, digest, tuple(number for number, _ in numbered), file, not path)
 
@@ -89,6 +101,8 @@ def _line(file: Path, number: int, raw: bytes) -> CanaryLine:
         raise _unusable(file, f"line {number}: {error}") from error
     if bool(line.messages) == bool(line.prompt):
         raise _unusable(file, f"line {number}: give either 'messages' or 'prompt'")
+    if line.answer and not line.compared:
+        raise _unusable(file, f"line {number}: its 'answer' is not 'compared'")
     for turn in line.messages:
         if missing := {"role", "content"} - turn.keys():
             what = f"a message has no '{min(missing, key='role content'.find)}'"
@@ -180,6 +194,11 @@ class Canary:
         own = await self._answers.of(base, prompts)
         return Examined(measures, tuple(own), tuple(spoken))
 
+    def read_only(self, encoder: Encoder) -> list[tuple[int, ...]]:
+        """Prompts whose answers are compared with none."""
+        lines = [line for line in self._set.lines if not line.compared]
+        return [encoder.prompt(line.messages, line.prompt) for line in lines]
+
     async def usual(self, encoder: Encoder) -> float:
         """How likely the base finds its own answers, in nats a token (below 0). Raises `Speechless`
         and `NotFinite` of the base, and as the engine client does."""
@@ -202,12 +221,12 @@ class Canary:
         return before
 
     def _prompts(self, encoder: Encoder) -> list[tuple[int, ...]]:
-        return [encoder.prompt(line.messages, line.prompt) for line in self._set.lines]
+        return [encoder.prompt(line.messages, line.prompt) for line in self._set.compared]
 
     async def _trusted(self, prompts: Sequence[tuple[int, ...]], encoder: Encoder) -> list[Scored]:
         given = [
             encoder.completion(line.messages, line.prompt, line.answer) if line.answer else ()
-            for line in self._set.lines
+            for line in self._set.compared
         ]
         if all(given):
             return [_scored(p, a) for p, a in zip(prompts, given, strict=True)]

@@ -206,22 +206,23 @@ class Examiner:
         some = _drawn(candidate.taught, _TRIED, rng)
         taught = await asyncio.to_thread(_encoded, encoder, some)
         probes = _probes(held, taught, rng)
-        base = self._references.base
+        base, model = self._references.base, candidate.model(self._references)
+        prompts = [*(item.prompt for item in probes), *self._canary.read_only(encoder)]
         try:
-            own = await self._answers.of(base, [item.prompt for item in probes])
-        except Speechless:  # without the base's answers, the probes say nothing of the candidate
-            probes, own = [], []
-        model = candidate.model(self._references)
+            own = await self._answers.of(base, prompts)
+        except Speechless:  # without the base's answers, the others say nothing of the candidate
+            probes, prompts, own = [], [], []
         try:
-            said = await self._answers.of(model, [item.prompt for item in probes])
+            said = await self._answers.of(model, prompts)
         except Speechless:
             return None, None
         chosen = [encoder.text(item.chosen) for item in probes]
-        begun = _Read(
+        begun = beginnings(own[: len(probes)])
+        compared = _Read(
             [AnswerText(text, 0, True) for text in chosen],
-            [_answer(encoder, item) for item in beginnings(own)],
+            [_answer(encoder, item) for item in begun],
         )
-        asked = await self._asked(model, probes, beginnings(own), begun) if probes else None
+        asked = await self._asked(model, probes, begun, compared) if probes else None
         probed = _texts(said, own, encoder)
         return _reading(examined, probed, chosen, asked, encoder), asked
 
