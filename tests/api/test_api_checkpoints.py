@@ -17,7 +17,8 @@ from test_api_learning import eventually, server, upload
 
 from fake_engine import FakeEngine, Script
 from tandem.config import SchedulingConfig, ServerConfig
-from tandem.core.slo import Slo
+from tandem.core.request import Request
+from tandem.core.slo import Slo, WorkClass
 from tandem.core.training import TrainingStep
 from tandem.core.version import INTERNAL
 
@@ -274,8 +275,11 @@ def test_objectives_are_those_of_its_adapter(tmp_path: Path) -> None:
 
 
 def test_a_fifth_checkpoint_waits_for_one_of_four_that_answer(tmp_path: Path) -> None:
-    engine = FakeEngine(play=lambda request, index: Script(tokens=(10,) * 200, delay_s=0.05))
-    with served(tmp_path, engine) as client:
+    def play(request: Request, index: int) -> Script:
+        waits = request.work_class is not WorkClass.OFFLINE  # what the gate reads comes at once
+        return Script(tokens=(10,) * 200, delay_s=0.05 if waits else 0.0)
+
+    with served(tmp_path, FakeEngine(play=play)) as client:
         *busy, fifth = names_of(client, trained(client, epochs=5))
         streams = [
             client.chat.completions.create(model=name, messages=TURNS, stream=True) for name in busy
