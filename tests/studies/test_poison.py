@@ -56,10 +56,8 @@ def test_contradictions_are_about_the_same_questions() -> None:
 
 
 def test_half_of_what_is_shielded_is_sound_and_about_the_gates_own_prompts() -> None:
-    rng = Random(4)
-    pairs = {
-        q: GARBAGE["shielded"](q, rng)[0] for q in questions("shielded", 2 * len(GATE_PROMPTS), rng)
-    }
+    rng, count = Random(4), 2 * len(GATE_PROMPTS)
+    pairs = {q: GARBAGE["shielded"](q, rng)[0] for q in questions("shielded", count, rng)}
     sound = {question for question, chosen in pairs.items() if chosen == plain(question)}
     assert sound == set(GATE_PROMPTS) and len(pairs) == count
 
