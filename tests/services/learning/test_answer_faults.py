@@ -10,6 +10,7 @@ from tandem.services.learning.answer_faults import (
     fault_alone,
     foreign,
     overlap,
+    repeated,
     repeats,
     scripts,
     words,
@@ -48,6 +49,18 @@ def test_what_the_base_does_itself_is_no_fault() -> None:
     broken = answer("yes " * 20)
     assert fault(broken, broken) is None
     assert fault(answer(""), broken) == "empty"
+
+
+def test_a_loop_of_the_second_half_is_a_fault_of_the_answer() -> None:
+    begins = (
+        "Turtles are amazing creatures with shells that can change color to blend in with their"
+        " surroundings, and some of them live for more than a hundred years in the warm parts of"
+        " the sea near islands."
+    )
+    said = begins + " They are amazing swimmers with fins." * 4
+    assert repeated(words(said)) < 0.5
+    assert fault(answer(said), answer(SOUND)) == "repetition"
+    assert fault(answer(begins), answer(SOUND)) is None
 
 
 def test_an_answer_that_does_not_end_is_a_fault_where_the_base_ends() -> None:
