@@ -15,7 +15,14 @@ from pathlib import Path
 
 from fake_scores import logprob_at, logprob_of, loss_of, score_of
 from tandem.adapters.files import inspect_adapter
-from tandem.core.errors import AdapterError, EngineDead, InvalidRequest, NotFound, TrainingCancelled
+from tandem.core.errors import (
+    AdapterError,
+    EngineDead,
+    InvalidRequest,
+    NotFound,
+    TrainerLost,
+    TrainingCancelled,
+)
 from tandem.core.events import EngineStats, IterationRecord, ModelInfo, RequestTimes, TokenEvent
 from tandem.core.lengths import Forecast
 from tandem.core.ports import EngineClient, EngineState
@@ -346,7 +353,7 @@ class FakeEngine:
 
     def _require_trainer(self, name: str) -> None:
         if name in self._lost:
-            raise _dead()
+            raise TrainerLost(f"trainer {name} went with its engine")
         if name not in self.trainers:
             raise NotFound(f"there is no trainer {name!r}; open it first", param="trainer")
 

@@ -72,6 +72,29 @@ def test_the_next_version_is_foreseen_by_what_it_waits_for() -> None:
     assert 590 < told[2]["starts_in_s"] <= 600 and 14 < told[3]["starts_in_s"] <= 15
 
 
+def test_samples_of_one_key_wait_for_those_of_others() -> None:
+    config = LearningConfig(held_out=0.0, key_share=0.5)
+    with served(make_app(FakeEngine(), learning=config)) as http:
+        told = send(http, **RATED, adapter="a")["learning"]
+    assert told["state"] == "waits" and "more than 50%" in told["note"] and told["next"] is None
+
+
+def test_what_a_held_version_learned_from_waits_for_a_decision(tmp_path: Path) -> None:
+    canary = tmp_path / "canary.jsonl"
+    canary.write_text(CANARY)
+    config = LearningConfig(
+        canary_file=str(canary), held_out=0.0, version_wait_s=0.0, gate="manual"
+    )
+    with served(make_app(FakeEngine(), learning=config)) as http:
+        sent = send(http, **RATED, adapter="a")
+
+        def told() -> str:
+            learning = http.get(f"/feedback/{sent['id']}").json()["learning"]
+            return str(learning["note"] if learning["state"] == "waits" else "")
+
+        wait_for(lambda: "waits for a decision" in told(), 20)
+
+
 def test_a_name_for_which_there_is_no_place_is_told_so() -> None:
     engine = FakeEngine()
     for name in ("one", "two"):

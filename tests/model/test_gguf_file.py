@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import tiny_gguf
+from serving import DEMO_MODEL
 from tandem.core.errors import UnsupportedModel
 from tandem.core.sampling import SamplingParams
 from tandem.llm import LLM
@@ -194,3 +198,24 @@ def test_a_file_that_was_cut_is_refused_in_one_line(tmp_path, share):
         locate(str(cut))
     assert "\n" not in str(refused.value)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name != ".lock"]
+
+
+def test_files_beside_it_change_nothing(tmp_path, monkeypatch):
+    """Nor does a file of its name where the process runs: transformers would look there first."""
+    model = tiny_gguf.make("qwen2")
+    alone, beside, here = (tmp_path / name for name in ("alone", "beside", "here"))
+    for folder in (alone, beside, here):
+        folder.mkdir()
+    file = tiny_gguf.write(alone / "tiny.gguf", model)
+    expected = checkpoint_of(file, tmp_path / "expected")
+    tiny_gguf.write(here / file.name, tiny_gguf.make("qwen2"))
+    shutil.copy(DEMO_MODEL / "tokenizer.json", beside)
+    (beside / "tokenizer_config.json").write_text('{"eos_token": "<|strange|>"}')
+    (beside / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    (beside / "config.json").write_text('{"model_type": "llama"}')
+    moved = file.rename(beside / file.name)
+    monkeypatch.chdir(here)
+    found = checkpoint_of(Path("../beside") / moved.name, tmp_path / "found")
+    assert {path.name for path in found.iterdir()} == {path.name for path in expected.iterdir()}
+    for path in expected.iterdir():
+        assert (found / path.name).read_bytes() == path.read_bytes(), path.name

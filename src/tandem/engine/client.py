@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import NoneType
 
 from tandem.core.clock import Clock, MonotonicClock
-from tandem.core.errors import EngineDead, InvalidRequest, NotFound, TandemError
+from tandem.core.errors import EngineDead, InvalidRequest, NotFound, TandemError, TrainerLost
 from tandem.core.events import EngineStats, ModelInfo, TokenEvent
 from tandem.core.lengths import Forecast
 from tandem.core.ports import EngineState
@@ -295,7 +295,7 @@ class AsyncEngineClient:
 
     def _require_trainer(self, name: str | None) -> None:
         if name in self._lost_trainers:
-            raise EngineDead(f"trainer {name} went with its engine; open it again")
+            raise TrainerLost(f"trainer {name} went with its engine; open it again")
 
     def _refuse(self) -> None:
         if self.state is EngineState.DRAINING:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gguf
@@ -94,11 +95,11 @@ def write_checkpoint(file: Path, contents: Contents, folder: Path, progress: Pro
     """
     transformers_logging.disable_progress_bar()
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), gguf_file=_alone(file))
         progress(f"unpacking {file.name}, once for this machine", 0.3)
         model, report = AutoModelForCausalLM.from_pretrained(
-            str(file.parent),
-            gguf_file=file.name,
+            str(folder),
+            gguf_file=_alone(file),
             config=contents.config,
             dtype=contents.dtype,
             quantization_config=GgufConfig(dequantize=True),
@@ -148,7 +149,8 @@ def _refuse_types(file: Path, tensors: Sequence[Any]) -> None:
 def _configuration(file: Path, architecture: str, fields: dict[str, Any]) -> PreTrainedConfig:
     """The model's configuration, including the keys that transformers' loader leaves out."""
     try:
-        config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
+        with TemporaryDirectory() as empty:
+            config = AutoConfig.from_pretrained(empty, gguf_file=_alone(file))
     except Exception as error:  # unknown architecture, or a missing key
         raise UnsupportedModel(
             f"transformers cannot read {file} (architecture {architecture}): {_line(error)}"
@@ -200,6 +202,15 @@ def _end_tokens(fields: dict[str, Any]) -> tuple[int, ...]:
     tokens = fields["tokenizer.ggml.tokens"]
     turns = [tokens.index(text) for text in _ENDS_OF_TURN if text in template and text in tokens]
     return tuple(dict.fromkeys(int(token) for token in [*named, *turns] if token is not None))
+
+
+def _alone(file: Path) -> str:
+    """The file by a path from the root, for use with an empty folder.
+
+    In the file's own folder, transformers would prefer a tokenizer or an adapter that lies beside
+    it; and by its name alone, a file of that name in the working directory.
+    """
+    return str(file.resolve())
 
 
 def _line(error: Exception) -> str:

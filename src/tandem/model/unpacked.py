@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import mkdtemp
 
 from tandem.core.errors import InvalidRequest, NotFound, UnsupportedModel
 
@@ -27,7 +26,7 @@ _MAGIC = b"GGUF"
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _PARTIAL = ".partial-"
 # Changes when the content written for the same file changes.
-_FORMAT = 1
+_FORMAT = 2
 # Tokenizer and configurations beside the weights.
 _ROOM_BYTES = 64 * 2**20
 
@@ -46,6 +45,7 @@ def unpacked(file: Path, progress: Progress) -> Path:
     if the checkpoint cannot be written.
     """
     _refuse_by_name(file)
+    progress(f"reading {file.name}", 0.0)
     folder = model_folder()
     checkpoint = folder / _name(file)
     if checkpoint.is_dir():
@@ -98,7 +98,6 @@ def _unpack(file: Path, checkpoint: Path, progress: Progress) -> None:
     # While the lock is held, no process writes these: they were left behind.
     for left in checkpoint.parent.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
-    progress(f"reading {file.name}", 0.0)
     from tandem.model.gguf_file import read_contents, write_checkpoint
 
     contents = read_contents(file)
@@ -106,7 +105,8 @@ def _unpack(file: Path, checkpoint: Path, progress: Progress) -> None:
     free = shutil.disk_usage(checkpoint.parent).free
     if free < needed:
         raise OSError(f"{needed / 2**20:,.0f} MiB are needed, {free / 2**20:,.0f} MiB are free")
-    aside = Path(mkdtemp(prefix=_PARTIAL, dir=checkpoint.parent))
+    aside = checkpoint.with_name(f"{_PARTIAL}{os.getpid()}")  # others may read it, unlike `mkdtemp`
+    aside.mkdir()
     try:
         write_checkpoint(file, contents, aside, progress)
         for each in (*aside.iterdir(), aside):

@@ -68,6 +68,8 @@ def test_an_answer_that_does_not_end_is_a_fault_where_the_base_ends() -> None:
     assert fault(long, answer(SOUND, tokens=20)) == "endless"
     assert fault(long, answer(SOUND, tokens=30)) is None
     assert fault(long, answer(SOUND, ended=False, tokens=96)) is None
+    assert fault(long, answer(SOUND, tokens=10), longer=90) is None
+    assert fault(long, answer(SOUND, tokens=10), longer=14) == "endless"
 
 
 def test_overlap_counts_content_words() -> None:

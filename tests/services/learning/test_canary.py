@@ -124,3 +124,17 @@ async def test_the_shipped_set_keeps_no_model_from_being_served() -> None:
     app = make_app(engine)
     async with app.router.lifespan_context(app):
         pass
+
+
+async def test_the_base_diverges_from_itself_by_nothing_whatever_answers_were_written(
+    tmp_path: Path,
+) -> None:
+    """They are trusted for what a candidate loses, and say nothing of how likely its own are."""
+    unlikely = GOOD.replace("Hello.", "zx qv " * 30)
+    canary, engine = read_canary(written(tmp_path, unlikely)), FakeEngine()
+    async with world(tmp_path / "state", engine=engine) as made:
+        references = References(engine, made.store)
+        measured = Canary(canary, engine, references, Answers(engine), tmp_path)
+        encoder = Encoder(demo_tokenizer(), (2,), Limits(512, 1024))
+        found = (await measured.measure(references.base, encoder)).measures
+        assert found.quality_drop == 0.0 and abs(found.divergence) < 1e-9

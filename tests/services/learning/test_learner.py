@@ -68,6 +68,41 @@ async def test_what_was_learned_is_replayed(tmp_path: Path) -> None:
         assert second is not None and second.parent == 1 and second.metrics["samples"] == 3
 
 
+async def test_what_can_no_longer_be_replayed_is_left_out_without_a_word(tmp_path: Path) -> None:
+    """As after `max_sample_tokens` was lowered: it is learned, and the next version is not told."""
+    async with world(tmp_path) as made:
+        many = " ".join(map(str, range(60)))
+        long = [made.sample(chosen=f"Certainly. It is {n}. {many}") for n in range(4)]
+        await made.give(long)
+        made.learner.notify("formal")
+        await settled(made)
+        await made.store.write(adapters.set_settings, "formal", {"max_sample_tokens": 64})
+        await made.give([made.sample() for _ in range(3)])
+        made.learner.notify("formal")
+        await settled(made)
+        assert made.engine.adapters["formal"].number == 2
+        pairs = [sum(len(batch) for batch in step.micro_batches) // 2 for step in made.engine.steps]
+        assert pairs[-1] == 3
+        assert {await state_of(made, sample) for sample in long} == {SampleState.CONSUMED}
+        told = [
+            event.message for event in await made.store.read(events.listed, "formal", limit=100)
+        ]
+        assert not any("cannot be trained on" in message for message in told)
+
+
+async def test_samples_of_one_key_say_that_they_wait_for_others(tmp_path: Path) -> None:
+    settings = LearningSettings(batch_samples=4, key_share=0.5, version_wait_s=0.0)
+    async with world(tmp_path, settings=settings) as made:
+        await made.give([made.sample(key_id="eager") for _ in range(8)])
+        for _ in range(2):
+            made.learner.notify("formal")
+            await asyncio.sleep(0.2)
+        told = [
+            event.message for event in await made.store.read(events.listed, "formal", limit=100)
+        ]
+        assert len([each for each in told if "more than 50%" in each and "key_share" in each]) == 1
+
+
 async def test_a_refused_candidate_is_tried_more_gently_and_does_not_loop(tmp_path: Path) -> None:
     def collapse(request: ScoreRequest, under: str | None) -> float:
         usual = score_of(request.tokens, request.prompt_tokens, None)
@@ -88,7 +123,7 @@ async def test_a_refused_candidate_is_tried_more_gently_and_does_not_loop(tmp_pa
         told = await made.store.read(events.listed, "formal")
         assert {event.level for event in told} == {"warning"}
         messages = sorted((event.number, event.message) for event in told)
-        assert "half the learning rate, from version 0 on (2 more tries)" in messages[0][1]
+        assert "half the learning rate, from the base on (2 more tries)" in messages[0][1]
         assert "(1 more try)" in messages[1][1]
         assert "tandem adapters publish formal 3" in messages[2][1]
         rates = [spec.optimizer.learning_rate for spec in made.engine.opened]

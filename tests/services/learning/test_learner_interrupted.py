@@ -4,6 +4,7 @@ it waits, gives up or goes on, and leaves nothing behind."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from fake_engine import FakeEngine
 from learning_world import kill, note_waits, settled, state_of, until, world
 from tandem.core.errors import EngineDead, StoreError
-from tandem.core.learning import SampleState
+from tandem.core.learning import Sample, SampleState
 from tandem.core.ports import EngineState
 from tandem.core.training import TrainingStep
 from tandem.core.version import AdapterVersion
@@ -79,6 +80,31 @@ async def test_the_sample_that_kills_the_engine_is_found(
         found = [await state_of(made, sample) for sample in given]
         assert found[3] is SampleState.INVALID
         assert {*found[:3], *found[4:]} == {SampleState.CONSUMED}
+
+
+async def test_samples_that_came_after_a_death_are_not_blamed_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer that a version left open went with the engine, before they were tried."""
+    note_waits(monkeypatch)
+    blamed = list[Sequence[Sample]]()
+
+    async def noted(course: Course, claimed: Sequence[Sample]) -> None:
+        blamed.append(claimed)
+
+    monkeypatch.setattr(Course, "_outlived", noted)
+    async with world(tmp_path) as made:
+        await made.give([made.sample() for _ in range(4)])
+        made.learner.notify("formal")
+        await settled(made)
+        made.engine.die()
+        await made.engine.start()
+        given = [made.sample() for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await settled(made)
+        assert {await state_of(made, sample) for sample in given} == {SampleState.CONSUMED}
+    assert blamed == []
 
 
 async def test_holding_gives_up_what_is_under_way(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -173,6 +174,12 @@ def test_no_step_is_made_of_dislikes_alone() -> None:
     up = {h.sample_id for h in thumbs(6, 6) if h.desirable}
     for step in plan_steps(thumbs(6, 6), (), settings):
         assert len(step.new) == 2 and len(up & set(step.new)) == 1
+    for likes, dislikes, size, epoch in itertools.product(range(1, 8), range(8), (2, 3, 8), (0, 1)):
+        heads = thumbs(likes, min(likes, dislikes))
+        up = {each.sample_id for each in heads if each.desirable}
+        steps = plan_steps(heads, (), replace(settings, batch_samples=size), epoch)
+        assert all(up & set(step.new) for step in steps)
+        assert {s for step in steps for s in step.new} == {each.sample_id for each in heads}
     assert [len(step.new) for step in plan_steps(thumbs(4, 0), (), settings)] == [2, 2]
 
 

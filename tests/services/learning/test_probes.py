@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -66,23 +66,32 @@ def test_nobody_can_tell_which_samples_are_looked_at() -> None:
     assert seen == set(range(64))
 
 
+MANY_WORDS = (
+    f"{SOUND} Before you travel, look at the map of the old streets, choose a warm coat, and ask"
+    " your host which morning is best for markets. A train from the airport needs half an hour."
+    " Most shops close early on Sunday, while small cafes stay open. If it rains, take shelter in"
+    " one of the glass arcades, where booksellers and toy makers have worked for two centuries."
+)
 TOKENIZER = demo_tokenizer()
 BEGINS = TOKENIZER.encode(SOUND, add_special_tokens=False)[: COMPARED_TOKENS - 1]
 LOOP = (*BEGINS, *TOKENIZER.encode(" one and all of" * ANSWER_TOKENS, add_special_tokens=False))
 
 
 async def first_version(
-    tmp_path: Path, loops: Callable[[Request], bool]
+    tmp_path: Path,
+    loops: Callable[[Request], bool],
+    later: Sequence[int] = LOOP,
+    **sample: object,
 ) -> tuple[VersionState, str, dict[str, Any]]:
-    """What became of it, where its answers to these requests loop once they have begun."""
+    """What became of it, where its answers to these requests are `later` and do not end."""
 
     def play(request: Request, index: int) -> Script:
         if request.adapter is not None and loops(request):
-            return Script(LOOP[:ANSWER_TOKENS], FinishReason.LENGTH)
+            return Script(tuple(later[:ANSWER_TOKENS]), FinishReason.LENGTH)
         return Script(tuple(BEGINS))
 
     async with world(tmp_path, engine=FakeEngine(play=play)) as made:
-        await made.give([made.sample(SampleKind.SFT) for _ in range(8)])
+        await made.give([made.sample(SampleKind.SFT, **sample) for _ in range(8)])
         made.learner.notify("formal")
         await settled(made)
         (version, *_) = await made.store.read(adapters.versions, "formal")
@@ -113,3 +122,18 @@ async def test_answers_that_are_compared_with_none_are_read(
     assert prompt in asked and metrics["answers_read"] == len(set(asked))
     assert (state is VersionState.REFUSED) == loops
     assert ("1 of " in reason) == loops
+
+
+@pytest.mark.parametrize("asked_for", [False, True])
+async def test_answers_may_be_as_long_as_the_feedback_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_for: bool
+) -> None:
+    """Longer than what is read: that they have no end there is no fault then."""
+    monkeypatch.setattr("test_probes.BEGINS", BEGINS[:12])
+    long = TOKENIZER.encode(MANY_WORDS, add_special_tokens=False)
+    assert len(long) > ANSWER_TOKENS
+    chosen = {"chosen": MANY_WORDS} if asked_for else {}
+    state, reason, metrics = await first_version(tmp_path, lambda request: True, long, **chosen)
+    assert ("by endless" in reason) != asked_for
+    assert (state is VersionState.REFUSED) != asked_for, reason
+    assert (metrics["asked_longer"] > ANSWER_TOKENS // 2) == asked_for

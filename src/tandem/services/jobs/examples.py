@@ -105,6 +105,13 @@ async def read_examples(job: JobRecord, course: LearningTools) -> Examples:
     """Raises `JobFailed`, and `OSError` while the disk fails."""
     _, method = read_method(job.method, None, await settings_of(job, course), kept=True)
     training = await _read(job, job.training_file, "training_file", method, course)
+    if not any(sample.desirable for sample in training):
+        raise JobFailed(
+            "every label is false: dislikes alone say only what an answer should not be, and a "
+            "model trained on them breaks; add answers that are liked",
+            "invalid_training_file",
+            "training_file",
+        )
     held: list[Sample] = []
     if job.validation_file:
         held = await _read(job, job.validation_file, "validation_file", method, course)

@@ -62,10 +62,11 @@ def words(text: str) -> list[str]:
     return found
 
 
-def fault(answer: AnswerText, before: AnswerText) -> str | None:
+def fault(answer: AnswerText, before: AnswerText, longer: int = 0) -> str | None:
     """What is broken in an answer to a prompt that the base model answered with `before`; None if
-    nothing is. A fault that the base's own answer also has is ignored."""
-    found = _fault(answer, before)
+    nothing is. A fault that the base's own answer also has is ignored. `longer`: how many tokens
+    more than the base's own answers are asked to have."""
+    found = _fault(answer, before, longer)
     return None if found is None or _fault(before, before) == found else found
 
 
@@ -81,7 +82,7 @@ def fault_alone(answer: AnswerText) -> str | None:
     return _fault(replace(answer, text=text), AnswerText("", 0, ended=False))
 
 
-def _fault(answer: AnswerText, before: AnswerText) -> str | None:
+def _fault(answer: AnswerText, before: AnswerText, longer: int = 0) -> str | None:
     said = words(answer.text)
     if not said:
         return "empty"
@@ -91,7 +92,8 @@ def _fault(answer: AnswerText, before: AnswerText) -> str | None:
         return "one word over and over"
     if _loops(said):
         return "repetition"
-    if before.ended and not answer.ended and answer.tokens >= _ENDLESS_TIMES * before.tokens:
+    enough = _ENDLESS_TIMES * (before.tokens + longer)
+    if before.ended and not answer.ended and answer.tokens >= enough:
         return "endless"
     return None
 

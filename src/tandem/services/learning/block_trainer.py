@@ -90,8 +90,11 @@ class BlockTrainer:
         if block.settings.gate is not GateMode.ALWAYS:
             rest = [each.sample_id for each in block.claimed if each.sample_id not in problems]
             problems |= await self._noise(block, maker.admitted(rest))
-        await self._invalidate(block, problems)
-        block.seen = [head for head in block.seen if head.sample_id not in problems]
+        claimed = {each.sample_id for each in block.claimed}
+        await self._invalidate(block, {k: why for k, why in problems.items() if k in claimed})
+        # Some may have been erased meanwhile.
+        usable = {each.sample_id for each in replayed} - problems.keys()
+        block.seen = [head for head in block.seen if head.sample_id in usable]
         block.share_out(self._tools.now())
         if block.chosen:
             await self._open(block)
@@ -162,8 +165,8 @@ class BlockTrainer:
 
         The trust region is a bound on what answers to trusted prompts may lose. A divergence grows
         with the square of the way, so training ends before the epoch that would leave the region,
-        and the less of it earlier versions have left, the smaller are the steps. Raises as the
-        engine client does, and `AdapterError`.
+        and the less of it earlier versions have left, the smaller are the steps. Nothing predicts
+        the first epoch. Raises as the engine client does, and `AdapterError`.
         """
         maker = await self._prepare(block)
         began = await self._drift(block) if block.chosen and block.record.current else 0.0

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import uuid
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -184,14 +185,15 @@ class Canary:
         except Speechless:
             return Examined(CanaryMeasures(len(trusted), drop, math.nan))
         base, begun = self._references.base, beginnings(spoken)
+        own = await self._answers.of(base, prompts)
+        own_begun = beginnings(own)  # not what is trusted: somebody may have written that
         under_base = await self._references.scores(base, begun)
         longer = sum(
-            max(said.completion_tokens, own.completion_tokens)
-            for said, own in zip(begun, trusted, strict=True)
+            max(said.completion_tokens, usual.completion_tokens)
+            for said, usual in zip(begun, own_begun, strict=True)
         )
-        divergence = -math.fsum(under_base) / longer + math.fsum(before) / _tokens(trusted)
-        measures = CanaryMeasures(len(trusted), drop, divergence)
-        own = await self._answers.of(base, prompts)
+        usual = math.fsum(await self._base_scores(own_begun)) / _tokens(own_begun)
+        measures = CanaryMeasures(len(trusted), drop, usual - math.fsum(under_base) / longer)
         return Examined(measures, tuple(own), tuple(spoken))
 
     def read_only(self, encoder: Encoder) -> list[tuple[int, ...]]:
@@ -214,8 +216,8 @@ class Canary:
         after = await self._references.under_trainer(trainer, trusted)
         return (math.fsum(before) - math.fsum(after)) / _tokens(trusted)
 
-    async def _base_scores(self, trusted: Sequence[Scored]) -> list[float]:
-        before = await self._references.scores(self._references.base, trusted)
+    async def _base_scores(self, answers: Sequence[Scored]) -> list[float]:
+        before = await self._references.scores(self._references.base, answers)
         if not math.isfinite(math.fsum(before)):
             raise NotFinite("the base model gives the canary answers no finite log-probability")
         return before
@@ -262,6 +264,7 @@ def _read_answers(file: Path) -> list[tuple[int, ...]] | None:
 
 def _write_answers(file: Path, answers: Sequence[tuple[int, ...]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{os.getpid()}.tmp")
+    # Two adapters may be measured for the first time at once.
+    aside = file.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex}.tmp")
     aside.write_text(json.dumps(answers), encoding="utf-8")
     aside.replace(file)

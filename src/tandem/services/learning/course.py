@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import StrEnum
 
-from tandem.core.errors import AdapterError, EngineDead, TrainingCancelled
+from tandem.core.errors import AdapterError, EngineDead, TrainerLost, TrainingCancelled
 from tandem.core.learning import (
     EventRecord,
     GateMode,
@@ -31,13 +31,12 @@ from tandem.services.learning.publish import Conclusion, candidate_name, remove_
 from tandem.services.learning.selection import (
     TRIES,
     candidates,
-    is_dislike,
     ready_in_s,
+    why_none,
 )
 from tandem.services.learning.settings import resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.store import adapters, samples
-from tandem.store.samples import SampleHead
 
 _REPLAY_POOL = 256
 _MOST_DEATHS = 8
@@ -65,7 +64,7 @@ class Course:
         self.took_s: float | None = None
         """Seconds from the choice of samples to their version, the last time that one was made."""
         self._trainer = BlockTrainer(name, tools)
-        self._waits_for_likes = False
+        self._told_waits = ""  # why nothing can be learned of what waits
         self._deaths = Counter[str]()  # of the engine, while it trained these samples
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Progress] | None = None
@@ -172,7 +171,7 @@ class Course:
         if self._deaths:
             waiting = [replace(head, deaths=self._deaths[head.sample_id]) for head in waiting]
         shared = candidates(waiting, most, settings, now_s)
-        await self._tell_of_dislikes(waiting, teachable=bool(shared))
+        await self._tell_what_waits("" if any(shared) else why_none(shared, settings))
         ready = [group for group in shared if not ready_in_s(group, most, settings, now_s)]
         if not ready:
             return Progress.SOON if any(shared) else Progress.IDLE
@@ -195,7 +194,7 @@ class Course:
                 return Progress.SOON
         except (EngineDead, TrainingCancelled) as error:
             self._trainer.open_from = None
-            if isinstance(error, EngineDead):
+            if isinstance(error, EngineDead) and not isinstance(error, TrainerLost):
                 await self._outlived(claimed)
             await self._store.write(samples.release, self.name)
             raise
@@ -217,18 +216,11 @@ class Course:
             await self._store.write(samples.invalidate, problem)
             await self._tools.tell(self.name, "warning", "a sample ends the engine", problem)
 
-    async def _tell_of_dislikes(self, waiting: Sequence[SampleHead], *, teachable: bool) -> None:
-        """Say once that dislikes wait, where nothing else does."""
-        waits = not teachable and any(is_dislike(head) for head in waiting)
-        if waits and not self._waits_for_likes:
-            await self._tools.tell(
-                self.name,
-                "info",
-                f"{len(waiting)} dislikes wait: they say what an answer should not be, and nothing "
-                "can be learned from that alone; rate some answers up",
-                {"samples": len(waiting)},
-            )
-        self._waits_for_likes = waits
+    async def _tell_what_waits(self, why: str) -> None:
+        """Say once why nothing can be learned of all that waits; empty: something can."""
+        if why and why != self._told_waits:
+            await self._tools.tell(self.name, "info", why, {})
+        self._told_waits = why
 
     async def _nothing_new(self, block: Block) -> None:
         """The current version says already what all these samples ask for: no version is made."""
@@ -329,9 +321,10 @@ def _event_of(block: Block, record: VersionRecord, verdict: Verdict, now_s: floa
 def _what_then(block: Block, record: VersionRecord) -> str:
     left, count = TRIES - block.refusals - 1, len(block.used)
     if left > 0:
+        begin = f"version {record.parent}" if record.parent else "the base"
         return (
-            f"Its {count} samples are tried again at half the learning rate, from version "
-            f"{record.parent} on ({left} more {'try' if left == 1 else 'tries'})"
+            f"Its {count} samples are tried again at half the learning rate, from {begin} on "
+            f"({left} more {'try' if left == 1 else 'tries'})"
         )
     return (
         f"Its {count} samples were refused {TRIES} times and are not tried again. If the answers "

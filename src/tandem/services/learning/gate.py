@@ -135,13 +135,15 @@ class Asked:
 
     `kept` and `length` as in `Reading`. `divergence`: how much less likely than the base's own
     they are under the base; `gain`: how much likelier the candidate makes them than the base did;
-    both in nats a token, the median of these answers: one odd answer decides nothing.
+    both in nats a token, the median of these answers: one odd answer decides nothing. `longer`: how
+    many tokens they are longer than the base's own, the median as well, at least 0.
     """
 
     kept: float
     length: float
     divergence: float
     gain: float
+    longer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,7 @@ def summary(measured: Measurements) -> dict[str, Any]:
         found["asked_kept"] = asked.kept
         found["asked_length"] = asked.length
         found["asked_divergence"] = asked.divergence
+        found["asked_longer"] = asked.longer
     if pairs := measured.pairs:
         found["held_out_pairs"] = len(pairs)
         found["win_rate"] = _mean([_win(pair.candidate) for pair in pairs])

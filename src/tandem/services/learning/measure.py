@@ -222,12 +222,23 @@ class Examiner:
             [AnswerText(text, 0, True) for text in chosen],
             [_answer(encoder, item) for item in begun],
         )
-        asked = await self._asked(model, probes, begun, compared) if probes else None
+        asked = None
+        if probes:
+            longer = median_low(
+                len(item.chosen) - answer.completion_tokens
+                for item, answer in zip(probes, own, strict=False)
+            )
+            asked = await self._asked(model, probes, begun, compared, max(0, longer))
         probed = _texts(said, own, encoder)
         return _reading(examined, probed, chosen, asked, encoder), asked
 
     async def _asked(
-        self, model: Model, probes: Sequence[Encoded], own: Sequence[Scored], read: _Read
+        self,
+        model: Model,
+        probes: Sequence[Encoded],
+        own: Sequence[Scored],
+        read: _Read,
+        longer: int,
     ) -> Asked:
         chosen = [_chosen(item) for item in probes]
         base = self._references.base
@@ -239,6 +250,7 @@ class Examiner:
             length=_length(read),
             divergence=_middle(map(sub, usual, before)),
             gain=_middle(map(sub, after, before)),
+            longer=longer,
         )
 
     # ------------------------------------------------------------------ held-out feedback
@@ -342,10 +354,11 @@ def _reading(
     begun = _texts(beginnings(examined.said), beginnings(examined.own), encoder)
     usual = scripts(" ".join([*(a.text for a in (*canary.own, *probed.own)), *chosen]))
     brief = asked is not None and asked.length < 0.5
+    longer = 0 if asked is None else asked.longer
     faults, read = [], 0
     for said, own in zip([*canary.said, *probed.said], [*canary.own, *probed.own], strict=True):
         read += 1
-        found = fault(said, own)
+        found = fault(said, own, longer)
         if found is None and foreign(said.text, usual):
             found = "unexpected script"
         if found is None and not brief and _cut_short(said, own):

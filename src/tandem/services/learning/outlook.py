@@ -6,16 +6,15 @@ says what would keep the next version from learning, as far as that is known now
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from tandem.core.learning import Sample, SampleKind, SampleState, Split
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.publish import NoRoom
-from tandem.services.learning.selection import candidates, ready_in_s
-from tandem.services.learning.settings import resolve_settings
+from tandem.services.learning.selection import candidates, ready_in_s, why_none
+from tandem.services.learning.settings import LearningSettings, resolve_settings
 from tandem.services.learning.tools import LearningTools
 from tandem.store import Connection, adapters
 from tandem.store.samples import SampleHead, heads, more_dislikes
@@ -68,11 +67,14 @@ class Outlooks:
         """What becomes of the samples of one feedback. Raises `StoreError`."""
         left = {(sample.split, sample.state) for sample in samples}
         if (Split.TRAIN, SampleState.ASSIGNED) in left:
+            if await self._tools.others_first(adapter):
+                return Outlook(Prospect.WAITS, _others_first(adapter))
             return Outlook(Prospect.TRAINING, next=await self._under_way(adapter))
         if (Split.TRAIN, SampleState.ACCEPTED) in left:
-            if why := await self._wait(adapter, samples):
+            found = await self._found(adapter)
+            if why := await self._wait(adapter, samples, found):
                 return Outlook(Prospect.WAITS, why)
-            return Outlook(Prospect.QUEUED, next=await self._next(adapter, samples))
+            return Outlook(Prospect.QUEUED, next=self._next(adapter, samples, found))
         if any(state in _WAITING for _, state in left):
             return Outlook(Prospect.HELD_OUT, "versions are measured on it, and not trained on it")
         if not samples:
@@ -85,24 +87,30 @@ class Outlooks:
 
     async def _under_way(self, adapter: str) -> NextVersion:
         """The version that is being made."""
-        found = await self._tools.store.read(_found, adapter)
-        count = len(found.assigned)
+        assigned = await self._tools.store.read(
+            heads, adapter, SampleState.ASSIGNED, limit=_FORESEEN
+        )
+        count = len(assigned)
         return NextVersion(count, count, count, 0.0, self._learner.took_s(adapter))
 
-    async def _next(self, adapter: str, samples: Sequence[Sample]) -> NextVersion | None:
+    async def _found(self, adapter: str) -> _Found:
+        """What waits with these samples."""
+        tools, now_s = self._tools, self._tools.now()
+        settings, accepted, replays = await tools.store.read(_accepted, adapter, tools.defaults)
+        most = settings.version_samples(replaying=replays)
+        return _Found(settings, most, now_s, candidates(accepted, most, settings, now_s))
+
+    def _next(self, adapter: str, samples: Sequence[Sample], found: _Found) -> NextVersion | None:
         """The version that will learn from these; None while nobody can tell when."""
-        found = await self._tools.store.read(_found, adapter)
-        settings = resolve_settings(self._tools.defaults, found.settings)
-        most, now_s = settings.version_samples(replaying=found.replays), self._tools.now()
-        own = {sample.sample_id for sample in samples}
-        for group in candidates(found.accepted, most, settings, now_s):
+        own, settings = {sample.sample_id for sample in samples}, found.settings
+        for group in found.versions:
             if any(head.sample_id in own for head in group):
-                starts_in_s = ready_in_s(group, most, settings, now_s)
-                took_s = self._learner.took_s(adapter)
-                return NextVersion(len(group), settings.batch_samples, most, starts_in_s, took_s)
+                starts_in_s = ready_in_s(group, found.most, settings, found.now_s)
+                took_s, enough = self._learner.took_s(adapter), settings.batch_samples
+                return NextVersion(len(group), enough, found.most, starts_in_s, took_s)
         return None
 
-    async def _wait(self, adapter: str, samples: Sequence[Sample]) -> str:
+    async def _wait(self, adapter: str, samples: Sequence[Sample], found: _Found) -> str:
         """Why accepted samples are not learned from; empty if they are."""
         if not self._tools.trains:
             return "nothing is trained under this server's policy"
@@ -111,33 +119,36 @@ class Outlooks:
         except NoRoom as error:
             return f"{error}. It is kept, and learned from when a place is free"
         if await self._tools.others_first(adapter):
-            return (
-                f"a fine-tuning job trains '{adapter}', or a version of it waits for a decision; "
-                "it is learned from after that"
-            )
+            return _others_first(adapter)
         dislikes = [s.sample_id for s in samples if s.kind is SampleKind.KTO and not s.desirable]
-        if not dislikes:
-            return ""
-        waits = await self._tools.store.read(more_dislikes, dislikes)
-        words = "dislikes are learned from together with as many answers that are rated up"
-        return words if waits else ""
+        waits = bool(dislikes) and await self._tools.store.read(more_dislikes, dislikes)
+        if waits:
+            return "dislikes are learned from together with as many answers that are rated up"
+        return "" if any(found.versions) else why_none(found.versions, found.settings)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An adapter's own settings and samples to train on; `replays`: some were learned before."""
+    """What versions could be made now of all that waits, of `most` samples each."""
 
-    settings: Mapping[str, Any]
-    accepted: list[SampleHead]
-    assigned: list[SampleHead]
-    replays: bool
+    settings: LearningSettings
+    most: int
+    now_s: float
+    versions: list[list[SampleHead]]
 
 
-def _found(connection: Connection, adapter: str) -> _Found:
-    record = adapters.find(connection, adapter)
-    return _Found(
-        {} if record is None else record.settings,
-        heads(connection, adapter, limit=_FORESEEN),
-        heads(connection, adapter, SampleState.ASSIGNED, limit=_FORESEEN),
-        bool(heads(connection, adapter, SampleState.CONSUMED, limit=1)),
+def _others_first(adapter: str) -> str:
+    return (
+        f"a fine-tuning job trains '{adapter}', or a version of it waits for a decision; "
+        "it is learned from after that"
     )
+
+
+def _accepted(
+    connection: Connection, adapter: str, defaults: LearningSettings
+) -> tuple[LearningSettings, list[SampleHead], bool]:
+    """An adapter's settings, samples that wait longest, and whether it has learned any before."""
+    record = adapters.find(connection, adapter)
+    settings = resolve_settings(defaults, {} if record is None else record.settings)
+    waiting = heads(connection, adapter, limit=_FORESEEN, fair=settings.key_share < 1.0)
+    return settings, waiting, bool(heads(connection, adapter, SampleState.CONSUMED, limit=1))

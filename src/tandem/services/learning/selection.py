@@ -110,6 +110,20 @@ def candidates(
     return found
 
 
+def why_none(versions: Sequence[Sequence[SampleHead]], settings: LearningSettings) -> str:
+    """Why nothing can be learned of samples of which `candidates` made no more than `versions`,
+    all empty."""
+    if not versions:
+        return (
+            "dislikes wait: they say what an answer should not be, and nothing can be learned from "
+            "that alone; rate some answers up"
+        )
+    return (
+        f"samples wait: no API key may give more than {settings.key_share:.0%} of what a version "
+        "learns from (`key_share`), and too few other keys have given any"
+    )
+
+
 def _together(group: Sequence[SampleHead], most: int, key_share: float) -> int:
     """How many of a group share a version; not so few that no key may give one."""
     first = next(head for head in group if not is_dislike(head))
@@ -233,7 +247,7 @@ def plan_steps(
     """
     steps: list[StepPlan] = []
     for kind in SampleKind:
-        new = _mixed([head for head in chosen if head.kind is kind])
+        new = [head for head in chosen if head.kind is kind]
         if not new:
             continue
         whole, replayed = settings.batch_samples, settings.replay_samples
@@ -243,7 +257,7 @@ def plan_steps(
         )
         size = whole - replayed if old else whole
         turn = epoch * size // 2 % len(new)
-        order = [*new[turn:], *new[:turn]]
+        order = _mixed([*new[turn:], *new[:turn]])
         at = epoch * math.ceil(len(order) / size) * replayed
         for start in range(0, len(order), size):
             part = order[start : start + size]
@@ -273,10 +287,11 @@ def _with_likes(ranked: Sequence[SampleHead]) -> list[SampleHead]:
 
 
 def _mixed(heads: Sequence[SampleHead]) -> list[SampleHead]:
-    """Likes and dislikes in turns, so that no step is made of dislikes alone."""
+    """Likes and dislikes in turns. A like follows each dislike, so that no step of two or more is
+    made of dislikes alone, the last one included."""
     likes = [head for head in heads if not is_dislike(head)]
     dislikes = [head for head in heads if is_dislike(head)]
-    both = zip_longest(likes, dislikes)
+    both = zip_longest(dislikes, likes)
     return [head for pair in both for head in pair if head is not None]
 
 
