@@ -216,41 +216,28 @@ class Examiner:
             said = await self._answers.of(model, prompts)
         except Speechless:
             return None, None
+        asked = await self._asked(model, probes, own[: len(probes)], encoder) if probes else None
         chosen = [encoder.text(item.chosen) for item in probes]
-        begun = beginnings(own[: len(probes)])
-        compared = _Read(
-            [AnswerText(text, 0, True) for text in chosen],
-            [_answer(encoder, item) for item in begun],
-        )
-        asked = None
-        if probes:
-            longer = median_low(
-                len(item.chosen) - answer.completion_tokens
-                for item, answer in zip(probes, own, strict=False)
-            )
-            asked = await self._asked(model, probes, begun, compared, max(0, longer))
         probed = _texts(said, own, encoder)
         return _reading(examined, probed, chosen, asked, encoder), asked
 
     async def _asked(
-        self,
-        model: Model,
-        probes: Sequence[Encoded],
-        own: Sequence[Scored],
-        read: _Read,
-        longer: int,
+        self, model: Model, probes: Sequence[Encoded], own: Sequence[Scored], encoder: Encoder
     ) -> Asked:
-        chosen = [_chosen(item) for item in probes]
-        base = self._references.base
+        chosen, begun, base = list(map(_chosen, probes)), beginnings(own), self._references.base
         before = _per_token(await self._references.scores(base, chosen), chosen)
         after = _per_token(await self._references.scores(model, chosen), chosen)
-        usual = _per_token(await self._references.scores(base, own), own)
+        usual = _per_token(await self._references.scores(base, begun), begun)
+        texts = [AnswerText(encoder.text(item.chosen), 0, True) for item in probes]
+        read = _Read(texts, [_answer(encoder, item) for item in begun])
+        both = zip(chosen, own, strict=True)
+        longer = median_low(one.completion_tokens - other.completion_tokens for one, other in both)
         return Asked(
             kept=_kept(read),
             length=_length(read),
             divergence=_middle(map(sub, usual, before)),
             gain=_middle(map(sub, after, before)),
-            longer=longer,
+            longer=max(0, longer),
         )
 
     # ------------------------------------------------------------------ held-out feedback
