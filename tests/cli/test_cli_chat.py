@@ -240,7 +240,7 @@ def test_answers_are_rated_about_what_was_served(
     for said in (good, bad):
         assert said["adapter"] == "formal" and said["completion_id"]
         assert (said["messages"], said["chosen"]) == (ASKED, TEXT)
-    fate = r"stored for formal: learned soon; \d wait for its next version \(tandem adapters watch"
+    fate = r"stored for formal: a version begins in \d+ (?:s|min), or soon after \d+ more \(tandem"
     assert len(re.findall(fate, shown)) == 1
     # The second rating takes the place of the first, and is a dislike alone.
     assert "dislikes are learned from together with as many answers that are rated up" in shown

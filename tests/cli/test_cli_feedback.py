@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -14,9 +15,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fake_engine import FakeEngine
-from serving import live, make_app
+from learning_world import CANARY
+from serving import live, make_app, wait_for
 from tandem.cli import app
-from tandem.config import AdapterConfig, LearningConfig
+from tandem.cli.remote import Remote, Unreachable
+from tandem.config import AdapterConfig, LearningConfig, ServerConfig
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 TURNS = [{"role": "user", "content": "How are you?"}]
@@ -238,3 +241,76 @@ def test_an_export_does_not_go_on_with_another_file(url: str, tmp_path: Path) ->
     assert done.exit_code == 1 and "does not end as an export does" in done.output
     assert out.read_text() == "my notes\n"
     assert run(url, "export", str(tmp_path)).exit_code == 1
+
+
+def test_an_import_tells_what_teaches_nothing_and_when_the_rest_is_learned(
+    url: str, tmp_path: Path
+) -> None:
+    long = {"messages": TURNS, "demonstration": " ".join(map(str, range(5000)))}
+    shown = {"messages": TURNS, "demonstration": "Fine."}
+    done = run(url, "import", write(tmp_path / "in.jsonl", [long, shown]), "--adapter", "formal")
+    assert done.exit_code == 0 and "2 of 2 lines are stored" in done.output
+    assert re.search(r"1 of them teach nothing: .* are more than the model", done.output), (
+        done.output
+    )
+    told = (
+        r"formal: a version begins in 10 min, or soon after 999 more \(tandem adapters watch formal"
+    )
+    assert re.search(told, done.output)
+
+
+def test_what_was_learned_before_can_be_sent_as_new_feedback(tmp_path: Path) -> None:
+    canary = tmp_path / "canary.jsonl"
+    canary.write_text(CANARY)
+    config = LearningConfig(
+        canary_file=str(canary), held_out=0.0, version_wait_s=0.0, gate="always"
+    )
+    file = write(tmp_path / "in.jsonl", [{"messages": TURNS, "demonstration": "Fine."}])
+    with live(make_app(FakeEngine(), learning=config)) as at:
+        url = f"{at}/v1"
+
+        def imported(*more: str) -> str:
+            done = run(url, "import", file, "--adapter", "formal", *more)
+            assert done.exit_code == 0 and "1 of 1 lines are stored" in done.output
+            return done.output
+
+        assert "sent before" not in imported()
+        wait_for(lambda: "1 of them were sent before: version 1 learned from it" in imported(), 20)
+        assert "--attempt 2" in imported() and len(stored(url)) == 1
+        for _ in range(2):  # the same attempt is one feedback
+            imported("--attempt", "2")
+            assert len(stored(url)) == 2
+
+
+def test_each_api_key_may_import_a_file(tmp_path: Path) -> None:
+    """As an administrator does for others, or after a server was given keys."""
+    file = write(tmp_path / "in.jsonl", [*LINES, {**LINES[0], "adapter": "formal"}])
+    keys = tmp_path / "keys.toml"
+    rows = [f'[[keys]]\nkey = "key-{name}"\ntrain = ["*"]\n' for name in ("ann", "bob")]
+    keys.write_text("".join(rows))
+    server = ServerConfig(api_key_file=str(keys))
+    with live(make_app(FakeEngine(), server)) as at:
+        for name in ("ann", "bob", "ann"):
+            words = ("import", file, "--adapter", "formal", "--api-key", f"key-{name}")
+            done = run(f"{at}/v1", *words)
+            assert done.exit_code == 0 and "5 of 5 lines are stored" in done.output, done.output
+
+
+def test_an_import_outlasts_a_server_that_is_away_for_a_moment(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited, real, away = list[float](), Remote.post, 3
+
+    def post(self: Remote, *words: Any, **more: Any) -> dict[str, Any]:
+        if len(waited) < away:
+            raise Unreachable("cannot reach it")
+        return real(self, *words, **more)
+
+    monkeypatch.setattr(Remote, "post", post)
+    monkeypatch.setattr("tandem.cli.feedback.time.sleep", waited.append)
+    words = ("import", write(tmp_path / "in.jsonl", LINES), "--adapter", "formal")
+    done = run(url, *words, "--concurrency", "1")
+    assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output and len(waited) == 3
+    away = 1000
+    done = run(url, *words, "--concurrency", "1")
+    assert done.exit_code == 1 and "run the same command again to go on" in done.output

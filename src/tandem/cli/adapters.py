@@ -65,7 +65,7 @@ _STATES = {
 
 @app.command("versions")
 def versions_command(name: Name, url: Url = DEFAULT_URL, api_key: Key = "") -> None:
-    """Show the versions of an adapter with what the gate measured."""
+    """Show the versions of an adapter with what the gate measured; `curves` writes all of it."""
     with connected(url, api_key) as server:
         listed = server.get(f"adapters/{name}/versions")["data"]
         if not listed:
@@ -79,12 +79,14 @@ def versions_command(name: Name, url: Url = DEFAULT_URL, api_key: Key = "") -> N
             version["parent"],
             version["origin"],
             *(number(version["metrics"].get(metric)) for metric in _METRICS),
-            version["reason"] or "",
         ]
         for version in listed
     ]
-    columns = ("version", "state", "made", "from", "by", *_METRICS.values(), "reason")
+    columns = ("version", "state", "made", "from", "by", *_METRICS.values())
     Console().print(table(columns, rows))
+    for version in listed:
+        if version["reason"]:
+            print(plain(f"version {version['version']} {version['state']}: {version['reason']}"))
     if any(version["state"] == "refused" for version in listed):
         print(_NEXT_STEP)
 
@@ -99,6 +101,10 @@ _METRICS = {
     "win_rate_before": "win rate before",
     "win_rate": "win rate",
     "clpd": "CLPD",
+    "answers_read": "read",
+    "broken_answers": "broken",
+    "kept": "kept",
+    "chosen_gain": "chosen gain",
     "canary_quality_drop": "quality drop",
     "canary_divergence": "divergence",
 }

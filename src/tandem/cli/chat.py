@@ -99,14 +99,6 @@ class ChatServer:
         self._model = str(stored.get("model") or self._model)
         return stored
 
-    def waiting(self, adapter: str) -> int | None:
-        """Samples that wait for the adapter's next version; None if that is not known."""
-        try:
-            found = self._json("GET", f"adapters/{adapter}")
-            return int(found["learning"]["samples"]["train"].get("accepted", 0))
-        except (ChatError, KeyError, TypeError):
-            return None
-
     def _models(self) -> list[str]:
         """At least one id. Raises `ChatError`."""
         listed = self._json("GET", "models")

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from tandem.cli.chat import BASE, ChatError, ChatServer
+from tandem.cli.prospects import begins
 from tandem.cli.terminal import Terminal
 
 HELP = """\
@@ -219,9 +220,9 @@ class Conversation:
             return f"stored for {adapter}; nothing is learned from it"
         if all(each.get("split") == "held_out" for each in samples):
             return f"stored for {adapter}: held out, to measure its versions by"
-        waiting = self._server.waiting(adapter)
-        wait = "" if waiting is None else f"; {waiting} wait for its next version"
-        return f"stored for {adapter}: learned soon{wait} (tandem adapters watch {adapter})"
+        then = (stored.get("learning") or {}).get("next")
+        soon = begins(then) if then else "learned soon"
+        return f"stored for {adapter}: {soon} (tandem adapters watch {adapter})"
 
     # ------------------------------------------------------------------ words
 

@@ -1,16 +1,18 @@
 """`tandem feedback`: move feedback between a running server and JSONL files.
 
 What a line says is `feedback_lines`' business. Invariant: both commands can be interrupted and run
-again; an id that the server knows is not stored twice, and an export goes on after its last line.
+again; a line that the server knows is not stored twice, and an export goes on after its last one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,14 +21,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tandem.cli.feedback_lines import LineError, lines_of, parse_line
-from tandem.cli.remote import DEFAULT_URL, Key, Remote, RemoteError, Url, connected, plain
+from tandem.cli.prospects import Prospects
+from tandem.cli.remote import (
+    DEFAULT_URL,
+    Key,
+    Remote,
+    RemoteError,
+    Unreachable,
+    Url,
+    connected,
+    plain,
+)
 
 app = typer.Typer(help="Feedback of a running server: import and export as JSONL.")
 
 _PAGE = 100
 _SHOWN_FAILURES = 10
 _ABOUT = ("messages", "prompt", "completion")
+# Seconds between tries while the server is away; after the last one the import ends.
+_PAUSES_S = (1, 2, 4, 8, 15, 30)
 
+Body = dict[str, Any]
 Target = Annotated[str, typer.Option(help="Adapter that learns, for lines that name none")]
 
 
@@ -39,11 +54,15 @@ def import_command(
     raw: Annotated[
         bool, typer.Option(help="TRL's prompts that are texts are no messages of a chat")
     ] = False,
+    attempt: Annotated[
+        int, typer.Option(min=1, help="A higher number sends lines without an id as new feedback")
+    ] = 1,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at a time")] = 8,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
 ) -> None:
-    """Send each line as feedback; lines that were sent before are not stored twice.
+    """Send each line as feedback; lines that were sent before, by the same attempt, are not stored
+    twice.
 
     Besides our own form, a line may have `prompt`, `chosen` and `rejected`, or `prompt` and
     `completion` (with a `label`: a rating), as texts or as lists of messages. Other columns are
@@ -51,31 +70,32 @@ def import_command(
     """
     console = Console(stderr=True)
     failures: list[str] = []
-    waits: list[str] = []
+    prospects = Prospects()
     unused: Counter[str] = Counter()
 
-    def bodies() -> Iterator[tuple[int, dict[str, Any] | str]]:
-        for number, text, made_id in _distinct(lines_of(file), raw):
+    def lines() -> Iterator[_Line]:
+        for number, text, key in _distinct(lines_of(file), raw):
             try:
                 line = parse_line(text, raw=raw)
             except LineError as error:
-                yield number, str(error)
+                yield _Line(number, {}, problem=str(error))
                 continue
             unused.update(line.unused)
-            yield number, _addressed(line.body, made_id, adapter)
+            again = key if attempt == 1 else _key_of(f"{attempt} {key}".encode())
+            yield _addressed(number, line.body, again, adapter)
 
     with connected(url, api_key) as server, _progress(console) as progress:
         # A pipe can be read only once.
         total_lines = sum(1 for _ in lines_of(file)) if file.is_file() else None
         task = progress.add_task("import", total=total_lines)
         with ThreadPoolExecutor(concurrency) as pool:
-            for number, problem in _sent(server, pool, bodies(), concurrency, waits):
+            for number, problem in _sent(server, pool, lines(), concurrency, prospects):
                 if problem:
                     failures.append(f"line {number}: {problem}")
                 progress.advance(task)
         total = int(progress.tasks[0].completed)
     Console().print(f"{total - len(failures)} of {total} lines are stored")
-    _tell(console, failures, unused, waits)
+    _tell(console, failures, unused, prospects)
     if failures:
         raise typer.Exit(1)
 
@@ -120,8 +140,10 @@ def export_command(
     told.print(f"{number} lines in {file}", markup=False, highlight=False)
 
 
-def _tell(console: Console, failures: list[str], unused: Counter[str], waits: list[str]) -> None:
-    """What of a file is not stored, and what of it is not learned from yet."""
+def _tell(
+    console: Console, failures: list[str], unused: Counter[str], prospects: Prospects
+) -> None:
+    """What of a file is not stored, and what becomes of the rest."""
     if unused:
         columns = ", ".join(f"{name} ({count} lines)" for name, count in unused.most_common())
         console.print(plain(f"columns that are left out: {columns}"), markup=False, highlight=False)
@@ -129,73 +151,102 @@ def _tell(console: Console, failures: list[str], unused: Counter[str], waits: li
         console.print(plain(failure), markup=False, highlight=False, soft_wrap=True)
     if len(failures) > _SHOWN_FAILURES:
         console.print(f"and {len(failures) - _SHOWN_FAILURES} more", highlight=False)
-    for why, count in Counter(waits).most_common(_SHOWN_FAILURES):
-        line = plain(f"{count} of them wait: {why}")
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in prospects.lines():
+        console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
+    if prospects.were_sent_before:
+        again = "`--attempt 2` (or a higher number) sends the lines as new feedback"
+        console.print(again, markup=False, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a file, by its number: the body to send under an idempotency key, or a problem."""
+
+    number: int
+    body: Body
+    key: str = ""
+    problem: str = ""
 
 
 def _distinct(lines: Iterator[tuple[int, bytes]], raw: bool) -> Iterator[tuple[int, bytes, str]]:
-    """Lines with ids made of their text; equal lines differ by their count."""
+    """Lines with keys made of their text; equal lines differ by their count."""
     seen: Counter[str] = Counter()
     for number, text in lines:
-        made_id = _id_of(b"raw " + text if raw else text)
-        seen[made_id] += 1
-        yield number, text, f"{made_id}-{seen[made_id]}"
+        key = _key_of(b"raw " + text if raw else text)
+        seen[key] += 1
+        yield number, text, f"{key}-{seen[key]}"
 
 
-def _id_of(text: bytes) -> str:
+def _key_of(text: bytes) -> str:
     return f"import-{hashlib.sha256(text).hexdigest()[:32]}"
 
 
-def _addressed(body: dict[str, Any], made_id: str, adapter: str) -> dict[str, Any]:
-    """The body with an id, and with the adapter that learns from it."""
+def _addressed(number: int, body: Body, key: str, adapter: str) -> _Line:
+    """The line with the adapter that learns from it."""
     if adapter and "adapter" not in body and "model" not in body:
         # Another adapter learns from it as from something new.
-        return {"feedback_id": _id_of(f"{adapter} {made_id}".encode()), "adapter": adapter, **body}
-    return {"feedback_id": made_id, **body}
+        return _Line(number, {"adapter": adapter, **body}, _key_of(f"{adapter} {key}".encode()))
+    return _Line(number, body, key)
 
 
 def _sent(
     server: Remote,
     pool: ThreadPoolExecutor,
-    bodies: Iterator[tuple[int, dict[str, Any] | str]],
+    lines: Iterator[_Line],
     concurrency: int,
-    waits: list[str],
+    prospects: Prospects,
 ) -> Iterator[tuple[int, str]]:
     """Send all, a few at a time; number and problem (or "") of each as they end.
 
-    `waits` gets why some of them are not learned from yet.
+    Raises `Unreachable` once the server was away for a minute.
     """
 
-    def send(number: int, body: dict[str, Any] | str) -> tuple[int, str]:
-        if isinstance(body, str):
-            return number, body
+    def send(line: _Line) -> tuple[int, dict[str, Any] | str]:
+        if line.problem:
+            return line.number, line.problem
         try:
-            learning = server.post("feedback", body).get("learning") or {}
+            return line.number, _posted(server, line)
+        except Unreachable:
+            raise
         except RemoteError as error:
-            return number, str(error)
-        if learning.get("state") == "waits":
-            waits.append(str(learning["note"]))
-        return number, ""
+            return line.number, str(error)
 
-    running: dict[Future[tuple[int, str]], str] = {}
-    upcoming = next(bodies, None)
+    running: dict[Future[tuple[int, dict[str, Any] | str]], str] = {}
+    upcoming = next(lines, None)
     while upcoming is not None or running:
         while upcoming is not None and len(running) < concurrency:
-            subject = _subject(upcoming[1])
+            subject = _subject(upcoming.body)
             if subject and subject in running.values():
                 break
-            running[pool.submit(send, *upcoming)] = subject
-            upcoming = next(bodies, None)
+            running[pool.submit(send, upcoming)] = subject
+            upcoming = next(lines, None)
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for ended in done:
             del running[ended]
-            yield ended.result()
+            number, answer = ended.result()
+            if isinstance(answer, dict):
+                prospects.add(answer)
+            yield number, "" if isinstance(answer, dict) else answer
 
 
-def _subject(body: dict[str, Any] | str) -> str:
+def _posted(server: Remote, line: _Line) -> dict[str, Any]:
+    """The server's answer to a line, which it is asked for again while it is away."""
+    # An id of the line's own says already what it is.
+    key = "" if "feedback_id" in line.body else line.key
+    for pause_s in _PAUSES_S:
+        try:
+            return server.post("feedback", line.body, idempotency_key=key)
+        except Unreachable:
+            time.sleep(pause_s)
+    try:
+        return server.post("feedback", line.body, idempotency_key=key)
+    except Unreachable as error:
+        raise Unreachable(f"{error}; run the same command again to go on") from error
+
+
+def _subject(body: Body) -> str:
     """What must be sent in the order of the lines, since the later one counts; empty: any order."""
-    if isinstance(body, str) or not ("rating" in body or "signal" in body):
+    if not ("rating" in body or "signal" in body):
         return ""
     about = body.get("completion_id") or [body.get(name) for name in _ABOUT]
     return json.dumps(about, sort_keys=True)

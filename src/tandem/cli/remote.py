@@ -54,9 +54,12 @@ class Remote:
         """The text of `/metrics`, which lies beside `/v1`. Raises `RemoteError`."""
         return self._send("GET", "../metrics").text
 
-    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Send JSON. Raises `RemoteError`."""
-        return self._json(self._send("POST", path, json=body or {}))
+    def post(
+        self, path: str, body: dict[str, Any] | None = None, *, idempotency_key: str = ""
+    ) -> dict[str, Any]:
+        """Send JSON; sent again with the same key, it is done once. Raises `RemoteError`."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        return self._json(self._send("POST", path, json=body or {}, headers=headers))
 
     def delete(self, path: str) -> dict[str, Any]:
         """Delete what is at `path`. Raises `RemoteError`."""
