@@ -219,7 +219,7 @@ class TeachingEngine(Protocol):
         """Open a trainer; one of the same name is closed first. Raises `AdapterError`.
 
         Trainers do not survive the engine. After an engine died, every call that needs its trainer
-        raises `EngineDead` until the trainer is opened again.
+        raises `TrainerLost` (an `EngineDead`) until the trainer is opened again.
         """
         ...
 

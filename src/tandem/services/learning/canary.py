@@ -186,14 +186,14 @@ class Canary:
             return Examined(CanaryMeasures(len(trusted), drop, math.nan))
         base, begun = self._references.base, beginnings(spoken)
         own = await self._answers.of(base, prompts)
-        own_begun = beginnings(own)  # not what is trusted: somebody may have written that
         under_base = await self._references.scores(base, begun)
         longer = sum(
-            max(said.completion_tokens, usual.completion_tokens)
-            for said, usual in zip(begun, own_begun, strict=True)
+            max(said.completion_tokens, mine.completion_tokens)
+            for said, mine in zip(begun, beginnings(own), strict=True)
         )
-        usual = math.fsum(await self._base_scores(own_begun)) / _tokens(own_begun)
-        measures = CanaryMeasures(len(trusted), drop, usual - math.fsum(under_base) / longer)
+        # Against the base's own answers: what is trusted somebody may have written.
+        divergence = await self.usual(encoder) - math.fsum(under_base) / longer
+        measures = CanaryMeasures(len(trusted), drop, divergence)
         return Examined(measures, tuple(own), tuple(spoken))
 
     def read_only(self, encoder: Encoder) -> list[tuple[int, ...]]:

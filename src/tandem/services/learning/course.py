@@ -22,6 +22,7 @@ from tandem.core.learning import (
     VersionRecord,
     VersionState,
 )
+from tandem.core.ports import EngineState
 from tandem.services.learning.block import Block
 from tandem.services.learning.block_trainer import BlockTrainer
 from tandem.services.learning.conclude import WORDS, Concluder
@@ -178,6 +179,8 @@ class Course:
         chosen, begun_s = ready[0], now_s
         self._tools.publisher.require_room(self.name)
         await self._tools.publisher.require_disk(self.name)
+        if self._client.state is not EngineState.READY:  # what is not claimed is not blamed
+            raise EngineDead("the engine is not ready to train")
         claimed = await self._store.write(samples.claim, [head.sample_id for head in chosen])
         claimed_ids = {sample.sample_id for sample in claimed}
         chosen = [head for head in chosen if head.sample_id in claimed_ids]

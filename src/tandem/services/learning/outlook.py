@@ -68,7 +68,10 @@ class Outlooks:
         left = {(sample.split, sample.state) for sample in samples}
         if (Split.TRAIN, SampleState.ASSIGNED) in left:
             if await self._tools.others_first(adapter):
-                return Outlook(Prospect.WAITS, _others_first(adapter))
+                note = (
+                    "a version that learned from it waits for a decision, or for a fine-tuning job"
+                )
+                return Outlook(Prospect.WAITS, note)
             return Outlook(Prospect.TRAINING, next=await self._under_way(adapter))
         if (Split.TRAIN, SampleState.ACCEPTED) in left:
             found = await self._found(adapter)
@@ -119,12 +122,17 @@ class Outlooks:
         except NoRoom as error:
             return f"{error}. It is kept, and learned from when a place is free"
         if await self._tools.others_first(adapter):
-            return _others_first(adapter)
+            return (
+                f"a fine-tuning job trains '{adapter}', or a version of it waits for a decision; "
+                "it is learned from after that"
+            )
         dislikes = [s.sample_id for s in samples if s.kind is SampleKind.KTO and not s.desirable]
         waits = bool(dislikes) and await self._tools.store.read(more_dislikes, dislikes)
         if waits:
             return "dislikes are learned from together with as many answers that are rated up"
-        return "" if any(found.versions) else why_none(found.versions, found.settings)
+        # None at all: it has just been taken.
+        nothing = bool(found.versions) and not any(found.versions)
+        return why_none(found.versions, found.settings) if nothing else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +143,6 @@ class _Found:
     most: int
     now_s: float
     versions: list[list[SampleHead]]
-
-
-def _others_first(adapter: str) -> str:
-    return (
-        f"a fine-tuning job trains '{adapter}', or a version of it waits for a decision; "
-        "it is learned from after that"
-    )
 
 
 def _accepted(
