@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -274,12 +275,13 @@ def test_what_was_learned_before_can_be_sent_as_new_feedback(tmp_path: Path) -> 
             assert done.exit_code == 0 and "1 of 1 lines are stored" in done.output
             return done.output
 
-        assert "sent before" not in imported()
-        wait_for(lambda: "1 of them were sent before: version 1 learned from it" in imported(), 20)
+        assert "not new" not in imported()
+        wait_for(lambda: "1 of them are not new: version 1 learned from it" in imported(), 20)
         assert "--attempt 2" in imported() and len(stored(url)) == 1
         for _ in range(2):  # the same attempt is one feedback
             imported("--attempt", "2")
             assert len(stored(url)) == 2
+        wait_for(lambda: "--attempt 3" in imported("--attempt", "2"), 20)
 
 
 def test_each_api_key_may_import_a_file(tmp_path: Path) -> None:
@@ -294,23 +296,49 @@ def test_each_api_key_may_import_a_file(tmp_path: Path) -> None:
             words = ("import", file, "--adapter", "formal", "--api-key", f"key-{name}")
             done = run(f"{at}/v1", *words)
             assert done.exit_code == 0 and "5 of 5 lines are stored" in done.output, done.output
+            seen = {"Authorization": f"Bearer key-{name}"}
+            listed = httpx.get(f"{at}/v1/feedback", params={"limit": 100}, headers=seen).json()
+            assert len(listed["data"]) == 5
 
 
+@pytest.mark.parametrize("away", [3, 1000])
 def test_an_import_outlasts_a_server_that_is_away_for_a_moment(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: int
 ) -> None:
-    waited, real, away = list[float](), Remote.post, 3
+    posted, real = itertools.count(), Remote.post
 
     def post(self: Remote, *words: Any, **more: Any) -> dict[str, Any]:
-        if len(waited) < away:
+        if 2 <= next(posted) < 2 + away:
             raise Unreachable("cannot reach it")
         return real(self, *words, **more)
 
     monkeypatch.setattr(Remote, "post", post)
-    monkeypatch.setattr("tandem.cli.feedback.time.sleep", waited.append)
+    monkeypatch.setattr("tandem.cli.feedback_sender._PAUSES_S", (0.001,) * 6)
     words = ("import", write(tmp_path / "in.jsonl", LINES), "--adapter", "formal")
     done = run(url, *words, "--concurrency", "1")
-    assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output and len(waited) == 3
-    away = 1000
-    done = run(url, *words, "--concurrency", "1")
-    assert done.exit_code == 1 and "run the same command again to go on" in done.output
+    assert done.output.count("cannot reach it; trying again for a minute") == 1
+    if away == 3:
+        assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output
+    else:
+        assert done.exit_code == 1 and "2 of 2 lines are stored" in done.output
+        assert "cannot reach it; the same command goes on from here" in done.output
+
+
+def test_an_import_to_nobody_ends_at_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "in.jsonl", LINES)
+    done = run("http://127.0.0.1:9/v1", "import", file, "--adapter", "formal")
+    assert done.exit_code == 1 and "error: cannot reach http://127.0.0.1:9/v1/" in done.output
+    assert "stored" not in done.output
+
+
+def test_a_quota_ends_no_import(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "one"\ntrain = ["*"]\nsamples_cap = 1\n')
+    lines = [LINES[0], {**LINES[0], "user": "bob"}, LINES[1]]
+    server = ServerConfig(api_key_file=str(keys))
+    with live(make_app(FakeEngine(), server)) as at:
+        file = write(tmp_path / "in.jsonl", lines)
+        words = ("import", file, "--adapter", "formal", "--api-key", "one", "--concurrency", "1")
+        done = run(f"{at}/v1", *words)
+    assert done.exit_code == 1 and "2 of 3 lines are stored" in done.output, done.output
+    assert "line 2: " in done.output

@@ -23,7 +23,7 @@ from tandem.build_app import build_app
 from tandem.cli import app
 from tandem.cli.adapters_watch import follow, held_out
 from tandem.cli.finetune import _watch
-from tandem.cli.remote import Unreachable, base_url, connected
+from tandem.cli.remote import Remote, Unreachable, base_url, connected
 from tandem.config import AdapterConfig, LearningConfig, Settings, StoreConfig
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
@@ -307,3 +307,20 @@ def test_a_job_is_watched_to_its_end(url: str, tmp_path: Path) -> None:
     examples.write_text("\n".join(json.dumps(line) for line in lines))
     failed = run(url, "finetune", "create", str(examples), "--model", "demo", "--method", "kto")
     assert failed.exit_code == 1 and "line 7" in failed.output
+
+
+def test_versions_say_what_was_measured_and_why_they_were_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(number: int, state: str, reason: str, **metrics: float) -> dict[str, object]:
+        made = {"version": number, "state": state, "current": False, "created_at": 0}
+        return {**made, "parent": 0, "origin": "feedback", "metrics": metrics, "reason": reason}
+
+    refused = version(2, "refused", "9 of 36 answers are broken", answers_read=36, broken_answers=9)
+    listed = [version(1, "published", "", kept=0.523), refused]
+    monkeypatch.setattr(Remote, "get", lambda self, path: {"data": listed})
+    shown = run(url, "adapters", "versions", "formal").output
+    table, _, below = shown.partition("version 2 refused: 9 of 36 answers are broken\n")
+    assert all(word in table for word in ("read", "broken", "chosen gain", "0.523", "36"))
+    assert "are broken" not in table and "version 1 published:" not in shown
+    assert below.startswith("refused: docs/troubleshooting.md says what each reason means")

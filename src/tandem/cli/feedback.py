@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,27 +19,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tandem.cli.feedback_lines import LineError, lines_of, parse_line
+from tandem.cli.feedback_sender import Body, Line, Sender
 from tandem.cli.prospects import Prospects
-from tandem.cli.remote import (
-    DEFAULT_URL,
-    Key,
-    Remote,
-    RemoteError,
-    Unreachable,
-    Url,
-    connected,
-    plain,
-)
+from tandem.cli.remote import DEFAULT_URL, Key, RemoteError, Unreachable, Url, connected, plain
 
 app = typer.Typer(help="Feedback of a running server: import and export as JSONL.")
 
 _PAGE = 100
 _SHOWN_FAILURES = 10
-_ABOUT = ("messages", "prompt", "completion")
-# Seconds between tries while the server is away; after the last one the import ends.
-_PAUSES_S = (1, 2, 4, 8, 15, 30)
 
-Body = dict[str, Any]
 Target = Annotated[str, typer.Option(help="Adapter that learns, for lines that name none")]
 
 
@@ -72,30 +58,33 @@ def import_command(
     failures: list[str] = []
     prospects = Prospects()
     unused: Counter[str] = Counter()
+    lines = _lines(file, raw, adapter, attempt, unused)
 
-    def lines() -> Iterator[_Line]:
-        for number, text, key in _distinct(lines_of(file), raw):
-            try:
-                line = parse_line(text, raw=raw)
-            except LineError as error:
-                yield _Line(number, {}, problem=str(error))
-                continue
-            unused.update(line.unused)
-            again = key if attempt == 1 else _key_of(f"{attempt} {key}".encode())
-            yield _addressed(number, line.body, again, adapter)
+    def tell() -> None:
+        Console().print(f"{done - len(failures)} of {done} lines are stored")
+        _tell(console, failures, unused)
+        for line in prospects.lines(attempt):
+            console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
 
-    with connected(url, api_key) as server, _progress(console) as progress:
-        # A pipe can be read only once.
-        total_lines = sum(1 for _ in lines_of(file)) if file.is_file() else None
-        task = progress.add_task("import", total=total_lines)
-        with ThreadPoolExecutor(concurrency) as pool:
-            for number, problem in _sent(server, pool, lines(), concurrency, prospects):
-                if problem:
-                    failures.append(f"line {number}: {problem}")
-                progress.advance(task)
-        total = int(progress.tasks[0].completed)
-    Console().print(f"{total - len(failures)} of {total} lines are stored")
-    _tell(console, failures, unused, prospects)
+    done = 0
+    with connected(url, api_key) as server:
+        try:
+            with _progress(console) as progress:
+                # A pipe can be read only once.
+                total = sum(1 for _ in lines_of(file)) if file.is_file() else None
+                task = progress.add_task("import", total=total)
+                with closing(Sender(server, console).sent(lines, concurrency)) as all_sent:
+                    for sent in all_sent:
+                        if sent.problem:
+                            failures.append(f"line {sent.number}: {sent.problem}")
+                        prospects.add(sent.answer)
+                        progress.advance(task)
+                        done += 1
+        except Unreachable:
+            if done:
+                tell()
+            raise
+    tell()
     if failures:
         raise typer.Exit(1)
 
@@ -140,10 +129,8 @@ def export_command(
     told.print(f"{number} lines in {file}", markup=False, highlight=False)
 
 
-def _tell(
-    console: Console, failures: list[str], unused: Counter[str], prospects: Prospects
-) -> None:
-    """What of a file is not stored, and what becomes of the rest."""
+def _tell(console: Console, failures: list[str], unused: Counter[str]) -> None:
+    """What of a file is not stored."""
     if unused:
         columns = ", ".join(f"{name} ({count} lines)" for name, count in unused.most_common())
         console.print(plain(f"columns that are left out: {columns}"), markup=False, highlight=False)
@@ -151,21 +138,21 @@ def _tell(
         console.print(plain(failure), markup=False, highlight=False, soft_wrap=True)
     if len(failures) > _SHOWN_FAILURES:
         console.print(f"and {len(failures) - _SHOWN_FAILURES} more", highlight=False)
-    for line in prospects.lines():
-        console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
-    if prospects.were_sent_before:
-        again = "`--attempt 2` (or a higher number) sends the lines as new feedback"
-        console.print(again, markup=False, highlight=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line of a file, by its number: the body to send under an idempotency key, or a problem."""
-
-    number: int
-    body: Body
-    key: str = ""
-    problem: str = ""
+def _lines(
+    file: Path, raw: bool, adapter: str, attempt: int, unused: Counter[str]
+) -> Iterator[Line]:
+    """What to send of a file; `unused` counts the columns that are left out."""
+    for number, text, key in _distinct(lines_of(file), raw):
+        try:
+            line = parse_line(text, raw=raw)
+        except LineError as error:
+            yield Line(number, {}, problem=str(error))
+            continue
+        unused.update(line.unused)
+        again = key if attempt == 1 else _key_of(f"{attempt} {key}".encode())
+        yield _addressed(number, line.body, again, adapter)
 
 
 def _distinct(lines: Iterator[tuple[int, bytes]], raw: bool) -> Iterator[tuple[int, bytes, str]]:
@@ -181,75 +168,12 @@ def _key_of(text: bytes) -> str:
     return f"import-{hashlib.sha256(text).hexdigest()[:32]}"
 
 
-def _addressed(number: int, body: Body, key: str, adapter: str) -> _Line:
+def _addressed(number: int, body: Body, key: str, adapter: str) -> Line:
     """The line with the adapter that learns from it."""
     if adapter and "adapter" not in body and "model" not in body:
         # Another adapter learns from it as from something new.
-        return _Line(number, {"adapter": adapter, **body}, _key_of(f"{adapter} {key}".encode()))
-    return _Line(number, body, key)
-
-
-def _sent(
-    server: Remote,
-    pool: ThreadPoolExecutor,
-    lines: Iterator[_Line],
-    concurrency: int,
-    prospects: Prospects,
-) -> Iterator[tuple[int, str]]:
-    """Send all, a few at a time; number and problem (or "") of each as they end.
-
-    Raises `Unreachable` once the server was away for a minute.
-    """
-
-    def send(line: _Line) -> tuple[int, dict[str, Any] | str]:
-        if line.problem:
-            return line.number, line.problem
-        try:
-            return line.number, _posted(server, line)
-        except Unreachable:
-            raise
-        except RemoteError as error:
-            return line.number, str(error)
-
-    running: dict[Future[tuple[int, dict[str, Any] | str]], str] = {}
-    upcoming = next(lines, None)
-    while upcoming is not None or running:
-        while upcoming is not None and len(running) < concurrency:
-            subject = _subject(upcoming.body)
-            if subject and subject in running.values():
-                break
-            running[pool.submit(send, upcoming)] = subject
-            upcoming = next(lines, None)
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for ended in done:
-            del running[ended]
-            number, answer = ended.result()
-            if isinstance(answer, dict):
-                prospects.add(answer)
-            yield number, "" if isinstance(answer, dict) else answer
-
-
-def _posted(server: Remote, line: _Line) -> dict[str, Any]:
-    """The server's answer to a line, which it is asked for again while it is away."""
-    # An id of the line's own says already what it is.
-    key = "" if "feedback_id" in line.body else line.key
-    for pause_s in _PAUSES_S:
-        try:
-            return server.post("feedback", line.body, idempotency_key=key)
-        except Unreachable:
-            time.sleep(pause_s)
-    try:
-        return server.post("feedback", line.body, idempotency_key=key)
-    except Unreachable as error:
-        raise Unreachable(f"{error}; run the same command again to go on") from error
-
-
-def _subject(body: Body) -> str:
-    """What must be sent in the order of the lines, since the later one counts; empty: any order."""
-    if not ("rating" in body or "signal" in body):
-        return ""
-    about = body.get("completion_id") or [body.get(name) for name in _ABOUT]
-    return json.dumps(about, sort_keys=True)
+        return Line(number, {"adapter": adapter, **body}, _key_of(f"{adapter} {key}".encode()))
+    return Line(number, body, key)
 
 
 def _written(file: Path) -> tuple[int, str | None]:

@@ -13,21 +13,24 @@ from typing import Any
 _TOLD = {
     "waits": "{} of them wait: {}",
     "nothing": "{} of them teach nothing: {}",
-    "learned": "{} of them were sent before: {}",
+    "learned": "{} of them are not new: {}",
 }
+_TRIED = ("consumed", "refused")  # states of samples
 _MOST_NOTES = 10
 
 
 class Prospects:
-    """Of many feedbacks; given in any order, by one thread or by several."""
+    """Of many feedbacks, in any order."""
 
     def __init__(self) -> None:
         self._notes: Counter[tuple[str, str]] = Counter()
         self._next: dict[str, dict[str, Any]] = {}
+        self._tried = False  # whether versions have learned from some of them already
 
     def add(self, stored: dict[str, Any]) -> None:
         """One feedback, as the server answered."""
         learning = stored.get("learning") or {}
+        self._tried |= any(each["state"] in _TRIED for each in stored.get("samples") or ())
         state = str(learning.get("state", ""))
         if state in _TOLD:
             self._notes[state, str(learning.get("note") or "")] += 1
@@ -35,15 +38,15 @@ class Prospects:
         if then and then["samples"] >= self._next.get(adapter, then)["samples"]:
             self._next[adapter] = then
 
-    @property
-    def were_sent_before(self) -> bool:
-        """Whether versions have learned from some of them already."""
-        return any(state == "learned" for state, _ in self._notes)
-
-    def lines(self) -> Iterator[str]:
-        """What there is to say."""
-        for (state, note), count in self._notes.most_common(_MOST_NOTES):
+    def lines(self, attempt: int) -> Iterator[str]:
+        """What there is to say after this `--attempt` of an import."""
+        shown = self._notes.most_common(_MOST_NOTES)
+        for (state, note), count in shown:
             yield _TOLD[state].format(count, note)
+        if left := self._notes.total() - sum(count for _, count in shown):
+            yield f"and {left} more"
+        if self._tried:
+            yield f"`--attempt {attempt + 1}` sends lines without an id as new feedback"
         for adapter, then in sorted(self._next.items()):
             yield f"{adapter}: {begins(then)} (tandem adapters watch {adapter})"
 

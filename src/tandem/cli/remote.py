@@ -20,8 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 _CONNECT_TIMEOUT_S = 10.0
-# Too many requests; an engine or a proxy's server that is not there just now.
-_PASSING = (429, 502, 503, 504)
+_TOO_MANY = 429
+# An engine or a proxy's server that is not there just now.
+_AWAY = (502, 503, 504)
 
 Url = Annotated[
     str,
@@ -37,6 +38,10 @@ class RemoteError(Exception):
 
 class Unreachable(RemoteError):
     """The server does not answer, or cannot just now; it may be asked again."""
+
+
+class Busy(Unreachable):
+    """The server is there and takes no more just now, of this caller or of all."""
 
 
 class Remote:
@@ -194,4 +199,6 @@ def _refusal(answer: httpx.Response) -> RemoteError:
         message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"the server answered {answer.status_code}"
-    return Unreachable(message) if answer.status_code in _PASSING else RemoteError(message)
+    if answer.status_code == _TOO_MANY:
+        return Busy(message)
+    return Unreachable(message) if answer.status_code in _AWAY else RemoteError(message)
