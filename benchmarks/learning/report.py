@@ -106,7 +106,7 @@ def report(records: Mapping[RunKey, RunRecord]) -> LearningReport:
         comparisons[rate] = [
             compare(runs["unified"], seeds, policy)
             for policy, seeds in runs.items()
-            if policy != "unified" and "unified" in runs
+            if policy != "unified" and runs.get("unified", {}).keys() & seeds
         ]
     return LearningReport(averages, curves, comparisons, sources)
 
@@ -121,9 +121,10 @@ def as_markdown(found: LearningReport) -> str:
     """The table of averages by retrain rate (MACE's figure 9), then the comparisons, then win rate
     and CLPD by source."""
     lines = [
-        "| retrain rate | policy | pairs | win rate | CLPD, nats | TTFT p50 / p99, ms |"
-        " TPOT p50 / p99, ms | updates | versions | pairs used | freshness p50, s |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| retrain rate | policy | pairs | win rate | CLPD, nats | failed requests |"
+        " TTFT p50 / p99, ms | TPOT p50 / p99, ms | updates | versions | pairs used |"
+        " freshness p50, s |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for rate, policies in found.averages.items():
         lines += [_row(rate, policy, each) for policy, each in policies.items()]
@@ -172,6 +173,7 @@ def _row(rate: float, policy: str, each: Averages) -> str:
         f"{each.pairs}",
         f"{each.win_rate:.3f}",
         f"{each.clpd:.2f}",
+        f"{each.failed} of {each.requests}" if each.requests else "-",
         f"{1e3 * each.ttft_p50_s:.0f} / {1e3 * each.ttft_p99_s:.0f}" if each.requests else "-",
         f"{1e3 * each.tpot_p50_s:.1f} / {1e3 * each.tpot_p99_s:.1f}" if each.requests else "-",
         f"{each.updates}",

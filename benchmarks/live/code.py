@@ -1,4 +1,4 @@
-"""Names the code that decides what a study finds: the product's learning, and the study's judges.
+"""Names the code that decides what a study finds: how the product learns, and the study's judges.
 
 Invariant: rows with the same name were made by the same rules.
 """
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import tandem
 
-_LEARNING = ("services/learning", "training")
-_JUDGES = ("live/degeneration.py", "live/questions.py")
+_LEARNING = ("services/feedback", "services/learning", "training")
+_SETTINGS = "config.py"
+_JUDGES = tuple(f"live/{name}.py" for name in ("api", "degeneration", "questions", "watch"))
 
 
 def learning_code(study: str) -> str:
@@ -25,6 +26,6 @@ def learning_code(study: str) -> str:
         if path.suffix in (".py", ".jsonl")
     ]
     digest = hashlib.sha256()
-    for path in [*files, *(studies / name for name in _JUDGES)]:
+    for path in [*files, product / _SETTINGS, *(studies / name for name in _JUDGES)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:8]

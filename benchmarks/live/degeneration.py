@@ -21,7 +21,7 @@ NOISE_SHARE = 0.3
 NOISE_CHARACTERS = 15
 NOISE_LETTERS = 0.6
 SCRIPT_SHARE = 0.5
-PROSE_WORDS = 12
+PROSE_WORDS = 8
 PROSE_SHARE = 0.2
 SALAD_SHARE = 0.08
 
@@ -57,9 +57,10 @@ def problem(answer: Answer, base: Answer | None = None, *, brief: bool = False) 
     return ""
 
 
-def overlap(text: str, other: str) -> float:
-    """Distinct words of four letters or more that both have, over those of the one with fewer."""
-    one, two = (_content(each) for each in (text, other))
+def overlap(text: str, other: str, asked: str = "") -> float:
+    """Distinct words of four letters or more that both have, over those of the one with fewer.
+    Words of the question `asked` do not count: any sentence about its subject has them."""
+    one, two = (_content(each) - _content(asked) for each in (text, other))
     return len(one & two) / min(len(one), len(two)) if one and two else 0.0
 
 
@@ -102,9 +103,9 @@ def _repetition(answer: Answer, base: Answer | None) -> bool:
 
 
 def _short(answer: Answer, base: Answer | None) -> bool:
-    """Two words at most, where the base has more to say."""
+    """Two words at most, again and again or not, where the base has more to say."""
     longer = base is None or len(words(base.text)) > SHORT_WORDS
-    return len(words(answer.text)) <= SHORT_WORDS and longer
+    return len(set(words(answer.text))) <= SHORT_WORDS and longer
 
 
 def _endless(answer: Answer, base: Answer | None) -> bool:

@@ -26,7 +26,7 @@ def read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text().split("\n"):  # answers may have other ends of lines
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +43,15 @@ def finished(path: Path, name: str, keys: Sequence[RunKey]) -> dict[RunKey, Kept
         if row["made"] == name
     }
     return {key: kept[key] for key in keys if key in kept}
+
+
+def even(runs: Mapping[RunKey, Kept], policies: Sequence[str]) -> dict[RunKey, Kept]:
+    """The runs of the rates and seeds that all `policies` have: the same pairs for each."""
+    return {
+        key: kept
+        for key, kept in runs.items()
+        if all(RunKey(key.retrain_rate, policy, key.seed) in runs for policy in policies)
+    }
 
 
 def make(options: Options, loads: Loads, name: str, path: Path, port: int, until_s: float) -> None:
@@ -84,8 +93,8 @@ def main(
         list[float] | None, typer.Option(help="Preferences per request; repeatable.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each policy at each rate.")] = 3,
-    rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = 0.4,
-    pairs: Annotated[int, typer.Option(help="Preferences of a run at the highest rate.")] = 48,
+    rate: Annotated[float, typer.Option(help="Requests/s, Poisson.")] = 0.8,
+    pairs: Annotated[int, typer.Option(help="Preferences of a run at the highest rate.")] = 96,
     max_tokens: Annotated[int, typer.Option(help="Longer pairs are left out.")] = 96,
     minutes: Annotated[float, typer.Option(help="No run begins later; 0: any time.")] = 0.0,
     port: Annotated[int, typer.Option(help="Of the servers that are started.")] = 8033,
@@ -111,9 +120,9 @@ def main(
     path = out / f"{stem}.jsonl"
     name = loads.name()
     make(options, loads, name, path, port, until_s)
-    runs = finished(path, name, options.keys)
+    runs = even(finished(path, name, options.keys), options.policies)
     if not runs:
-        print("no run is finished")
+        print("no seed is finished by all policies")
         return
     learning = ", ".join(f"{name} {value}" for name, value in options.settings.items())
     heading = (

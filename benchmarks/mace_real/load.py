@@ -49,15 +49,15 @@ class Options:
     are the same for every policy: with the server's own, a version takes longer than a run."""
 
     model: str
-    rate: float = 0.4
-    pairs: int = 48
+    rate: float = 0.8
+    pairs: int = 96
     output_tokens: int = 8
     max_tokens: int = 96
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {
-            "epochs": 1,
+            "epochs": 3,
             "batch_samples": 4,
-            "steps_per_version": 3,
+            "steps_per_version": 6,
             "version_wait_s": 10,
         }
     )

@@ -34,7 +34,7 @@ def page(heading: str, found: LearningReport, runs: Mapping[RunKey, Kept], wante
         "",
         heading,
         "",
-        f"{len(runs)} of {wanted} runs; each is made once.",
+        f"{len(runs)} of {wanted} runs, of seeds that all policies have; each is made once.",
         "",
         *_verdicts(found),
         "",

@@ -148,7 +148,9 @@ async def _serve(
             for place, ask in enumerate(load.asks)
         ]
         warm = [PlannedRequest(-1 - ask.index, 0.0, ask.prompt, 4) for ask in asks[:4]]
-        await run_load(warm, target, lambda _: None)
+        for warmed in await run_load(warm, target, lambda _: None):
+            if warmed.error is not None:
+                raise RuntimeError(f"the server does not answer: {warmed.error}")
         loop = asyncio.get_running_loop()
         began_s, moments = loop.time(), list[Moment]()
         watching = asyncio.create_task(_watch(api, began_s, moments))

@@ -19,12 +19,14 @@ from benchmarks.live.api import Api, Refused
 from benchmarks.live.code import learning_code
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
-from benchmarks.poison.report import degenerate, page
+from benchmarks.poison.report import degenerate, newest, page
 from benchmarks.poison.runs import KEYS, Poisoner, Sizes, planned, tried
 from benchmarks.reporting.machine import describe, slug
+from tandem.model.names import served_name
 
 RESULTS = Path(__file__).parents[1] / "results"
 LOG = Path(".bench-cache/poison.log")
+SOON = ["version_wait_s=5"]  # so that the last few samples of a run wait for 50 s, not for 600
 NAMES = ["administrator", *(f"user-{number}" for number in range(1, KEYS + 1))]
 
 
@@ -110,7 +112,7 @@ def main(
     least: Annotated[int, typer.Option(help="Feedbacks of a run.")] = 50,
     most: Annotated[int, typer.Option(help="Feedbacks of a run.")] = 300,
     setting: Annotated[
-        list[str] | None, typer.Option(help="Of the adapters, NAME=VALUE (server's defaults).")
+        list[str] | None, typer.Option(help="Of the adapters, NAME=VALUE; else the server's.")
     ] = None,
     port: Annotated[int, typer.Option(help="Of the server that is started.")] = 8032,
     store: Annotated[Path | None, typer.Option(help="Its directory; default: a new one.")] = None,
@@ -120,9 +122,10 @@ def main(
     ] = 120.0,
     limit: Annotated[float, typer.Option(help="Most seconds of a run.")] = 600.0,
 ) -> None:
-    """Poison, look, count; exit status 1 if a published version is degenerate."""
+    """Poison, look, count; exit status 1 if a published version is degenerate, 3 if runs are
+    missing."""
     until_s = time.monotonic() + 60.0 * minutes if minutes else float("inf")
-    sizes = Sizes(least, most, settings=settings_of(setting or []))
+    sizes = Sizes(least, most, settings=settings_of(SOON if setting is None else setting))
     plan = Plan(runs, seed, at_once, until_s, sizes, Patience(quiet, limit))
     machine = describe("cpu", len(os.sched_getaffinity(0)))
     out.mkdir(parents=True, exist_ok=True)
@@ -137,10 +140,12 @@ def main(
         with serving(spec):
             asyncio.run(study(spec.url, plan, path))
     found = rows.read(path)
-    text = page(machine, found)
+    name = served_name(model)
+    text = page(machine, found, {name: runs})
     stem.with_suffix(".md").write_text(text)
     print(text)
-    raise typer.Exit(1 if degenerate(found) else 0)
+    ours = newest(found, name)
+    raise typer.Exit(1 if degenerate(ours) else 3 if len(ours) < runs else 0)
 
 
 if __name__ == "__main__":

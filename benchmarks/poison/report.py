@@ -1,12 +1,12 @@
 """The page of the study, from its rows: what was fed, what was published, and what of it is broken.
 
-Knows rows only. Invariant: of several rows of one run the last one counts.
+Knows rows only. Invariant: of each model only rows of the newest code and options count, and of
+several rows of one run the last one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.poison.garbage import GARBAGE
@@ -14,13 +14,27 @@ from benchmarks.poison.runs import DEGENERATE_FROM, FEEDBACK, LOST_BELOW, NEUTRA
 
 Row = dict[str, Any]
 _HEAD = (
-    "| garbage | feedback | runs | feedbacks | versions published | refused | **published and"
-    " degenerate** | one broken answer | content lost | cut short |"
+    "| garbage | feedback | runs | feedbacks | runs that made a version | versions published |"
+    " refused | **published and degenerate** | one broken answer | content lost | changed no answer"
+    " | samples left | cut short |"
 )
+_MADE = ("seed", "settings", "most", "code")
 
 
-def page(machine: dict[str, object], rows: Sequence[Row]) -> str:
-    """Markdown, a table for each model."""
+def newest(rows: Sequence[Row], model: str) -> list[Row]:
+    """The rows of a model that were made as its last one was, one for each run."""
+    ours = [row for row in rows if row["model"] == model]
+    return list(
+        {
+            row["run"]: row
+            for row in ours
+            if all(row.get(name) == ours[-1].get(name) for name in _MADE)
+        }.values()
+    )
+
+
+def page(machine: dict[str, object], rows: Sequence[Row], wanted: Mapping[str, int]) -> str:
+    """Markdown, a table for each model; `wanted`: how many runs there should be, where known."""
     lines = [
         "# Bad feedback: what is published of it",
         "",
@@ -31,20 +45,34 @@ def page(machine: dict[str, object], rows: Sequence[Row]) -> str:
         f" than {LOST_BELOW:g} of their words with the base's. See docs/benchmarks.md.",
     ]
     for model in sorted({row["model"] for row in rows}):
-        latest = {(row["seed"], row["run"]): row for row in rows if row["model"] == model}
-        lines += ["", f"## {model}", "", *_table(list(latest.values()))]
-        lines += ["", *_codes(list(latest.values()))]
-        lines += _bad(list(latest.values()))
+        ours = newest(rows, model)
+        lines += ["", f"## {model}", "", *_table(ours)]
+        lines += ["", *_made(ours, wanted.get(model, len(ours))), "", _bound(ours)]
+        lines += _bad(ours)
     return "\n".join(lines) + "\n"
 
 
-def _codes(rows: Sequence[Row]) -> list[str]:
-    """How many runs were made by which code (`benchmarks.live.code`)."""
-    counted = Counter(row["code"] for row in rows)
-    made = ", ".join(f"{number} by code {code}" for code, number in sorted(counted.items()))
+def _made(rows: Sequence[Row], wanted: int) -> list[str]:
+    """How many runs there are, by which code (`benchmarks.live.code`) and settings."""
     samples = sum(sum(row["samples"].values()) for row in rows)
     invalid = sum(row["samples"].get("invalid", 0) for row in rows)
-    return [f"Runs: {made}. {invalid / max(1, samples):.0%} of their samples were `invalid`."]
+    settings = ", ".join(f"{name} {value}" for name, value in rows[0]["settings"].items())
+    return [
+        f"{len(rows)} of {wanted} runs, by code {rows[0]['code']}, adapters' settings:"
+        f" {settings or 'defaults'}. {invalid / max(1, samples):.0%} of their samples were"
+        " `invalid`."
+    ]
+
+
+def _bound(rows: Sequence[Row]) -> str:
+    """What the number of degenerate versions says, by run: versions of one run are related."""
+    published = [row for row in rows if row["published"]]
+    bad = sum(degenerate([row]) > 0 for row in published)
+    said = f"{len(published)} runs published a version, {bad} of them a degenerate one"
+    if bad or not published:
+        return f"{said}."
+    most = 1.0 - 0.05 ** (1.0 / len(published))
+    return f"{said}: less than {most:.1%} of such runs do (95%)."
 
 
 def degenerate(rows: Sequence[Row]) -> int:
@@ -73,11 +101,14 @@ def _line(garbage: str, feedback: str, rows: Sequence[Row]) -> str:
         feedback,
         len(rows),
         sum(row["count"] for row in rows),
+        sum(bool(row["published"] or row["refused"]) for row in rows),
         len(published),
         sum(len(row["refused"]) for row in rows),
         degenerate(rows),
         sum(each["broken"] == 1 for each in published),
         sum(each["lost"] for each in published),
+        sum(not each["changed"] for each in published),
+        sum(row["ended"] == "quiet" for row in rows),
         sum(row["ended"] == "limit" for row in rows),
     )
     return f"| {' | '.join(map(str, cells))} |"

@@ -82,7 +82,8 @@ def bodies(run: Run) -> list[tuple[int, dict[str, Any]]]:
 def look(answers: Sequence[Answer], base: Sequence[Answer]) -> dict[str, Any]:
     """What is wrong with the answers of a version to the neutral questions."""
     problems = [problem(answer, own) for answer, own in zip(answers, base, strict=True)]
-    kept = fmean(overlap(a.text, own.text) for a, own in zip(answers, base, strict=True))
+    both = zip(answers, base, NEUTRAL, strict=True)
+    kept = fmean(overlap(answer.text, own.text, asked) for answer, own, asked in both)
     return {
         "broken": sum(map(bool, problems)),
         "problems": sorted(filter(None, problems)),

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import typer
 
 from benchmarks.live import rows
-from benchmarks.live.api import Api
+from benchmarks.live.api import Api, Refused
 from benchmarks.live.code import learning_code
 from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
@@ -70,7 +71,11 @@ async def study(url: str, plan: Plan, path: Path) -> None:
             raise RuntimeError("the other adapter has learned nothing: it would answer as the base")
         print(f"another adapter answers with version {version}", flush=True)
         for taste, kind in wanted:
-            row = await session.run(taste, kind, own_lessons[taste.name], plan.every_s)
+            try:
+                row = await session.run(taste, kind, own_lessons[taste.name], plan.every_s)
+            except (Refused, httpx.HTTPError) as error:
+                print(f"{taste.name} {kind} failed and has no row: {error!r}", flush=True)
+                continue
             rows.append(path, {**row, "code": code, "every_s": plan.every_s})
             print(
                 f"{taste.name:8} {kind:14} shown {row['shown']:.2f} degenerate"

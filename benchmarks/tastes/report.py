@@ -1,6 +1,7 @@
 """The page of the study, from its rows: a table by taste and kind, times, and what trickled in.
 
-Knows rows only. Invariant: of several rows of one taste and kind the last one counts.
+Knows rows only. Invariant: only rows of the newest code, model and number of examples count, and of
+several rows of one taste and kind the last one.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ COLUMNS = (
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """The last row of each taste and kind, in the study's order."""
-    found = {(row["taste"], row["kind"]): row for row in rows}
+    """Of rows made as the last one was, the last of each taste and kind, in the study's order."""
+    names = ("model", "lessons", "code")
+    found = {
+        (row["taste"], row["kind"]): row
+        for row in rows
+        if all(row[name] == rows[-1][name] for name in names)
+    }
     order = [(taste.name, kind) for taste in TASTES for kind in KINDS]
     return [found[key] for key in order if key in found]
 
@@ -40,7 +46,7 @@ def page(machine: dict[str, object], rows: Sequence[Row], trickled: Sequence[Row
         ", ".join(f"{name}: {value}" for name, value in machine.items()),
         "",
         f"Model: {', '.join(models)}. Through HTTP, default settings; see docs/benchmarks.md."
-        f" Code: {_code([*rows, *trickled])}.",
+        f" Code: {_code([*rows, *trickled])}. {len(rows)} of {len(TASTES) * len(KINDS)} runs.",
         "",
     ]
     if rows:

@@ -199,17 +199,18 @@ def judge(taste: Taste, answers: Sequence[Answer], base: Sequence[Answer]) -> di
 def _shares(
     taste: Taste, held: Sequence[Held], answers: Sequence[Answer], base: Sequence[Answer]
 ) -> dict[str, Any]:
-    judged = [
-        taste.shows(answer, own) is each.wanted
-        for each, answer, own in zip(held, answers, base, strict=True)
-        if each.wanted is not None
-    ]
+    # Where some answers should show it and others should not, it shows no better than in the worse.
+    judged = dict[bool, list[bool]]()
+    for each, answer, own in zip(held, answers, base, strict=True):
+        if each.wanted is not None:
+            right = taste.shows(answer, own) is each.wanted
+            judged.setdefault(each.wanted, []).append(right)
     problems = [
         problem(answer, own, brief=taste.brief)
         for each, answer, own in zip(held, answers, base, strict=True)
     ]
     return {
-        "shown": sum(judged) / len(judged),
+        "shown": min(map(fmean, judged.values())),
         "degenerate": sum(map(bool, problems)) / len(problems),
         "problems": sorted(filter(None, problems)),
     }

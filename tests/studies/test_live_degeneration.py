@@ -37,7 +37,7 @@ BROKEN = {
         "They are heroes of the sea. They are heroes of the sea. They are heroes of the sea.",
         "CertainlyCertainlyCertainlyCertainlyCertainly",
     ),
-    "short": ("Yes.", "Bamboo plant"),
+    "short": ("Yes.", "Bamboo plant", "ha ha ha ha"),
     "noise": (
         "xkqz bvrtw plmnk zzxcv qwrt is",
         "Bamboo is usdkhfkjh xxptlk wrtpz bbkfdt.",
@@ -45,6 +45,7 @@ BROKEN = {
     ),
     "salad": (
         "table green seven walking paper cloud angry window slowly river twelve happy metal chair",
+        "table green seven walking paper cloud angry window",
     ),
     "script": ("абв где жзи", "的一 是不 了人 我在"),
 }
@@ -82,3 +83,4 @@ def test_overlap_is_of_the_shorter_text_and_of_longer_words() -> None:
     assert overlap("Bamboo grows fast.", BASE.text) == 1.0
     assert overlap("Bamboo sings at night.", BASE.text) == pytest.approx(1 / 3)
     assert overlap("It is.", BASE.text) == 0.0
+    assert overlap("Bamboo sings at night.", BASE.text, "What is bamboo?") == 0.0

@@ -16,7 +16,7 @@ from benchmarks.learning.runs import PairScore, RunRecord
 from benchmarks.learning.stream import EncodedPair, Feedback
 from benchmarks.learning.teaching import Lessons, Published
 from benchmarks.live import rows
-from benchmarks.mace_real.__main__ import finished
+from benchmarks.mace_real.__main__ import even, finished
 from benchmarks.mace_real.load import POLICIES, Options
 from benchmarks.mace_real.page import page, verdict
 from benchmarks.mace_real.run import Kept, Moment, _published, as_row, of_row, server_of
@@ -85,7 +85,7 @@ def test_the_page_says_which_policies_can_be_told_apart() -> None:
     assert "`mace`: win rate 1.000 (1.000 to 1.000) times, not separable" in text
     assert "1.450 (1.182 to 1.938) at 0.5. The bar is 1.1: reached." in text
     assert "| 0.5 | unified | 2 | 2 | 2 | 60 consumed |" in text
-    assert "| 0.5 | no_retrain | 80 | 0.500 | 0.00 | - | - | 2 |" in text
+    assert "| 0.5 | no_retrain | 80 | 0.500 | 0.00 | - | - | - | 2 |" in text
 
 
 def test_the_page_claims_nothing_where_nothing_was_learned() -> None:
@@ -116,6 +116,18 @@ def test_a_kept_run_is_read_back() -> None:
     again = of_row(json.loads(json.dumps(as_row(run))))
     assert again == run
     assert again.record.outcomes[3].error == failed.error
+
+
+def test_policies_are_averaged_over_the_seeds_that_all_have() -> None:
+    runs = {
+        RunKey(0.5, policy, seed): kept(1.0) for policy in ("mace", "unified") for seed in (1, 2)
+    }
+    del runs[RunKey(0.5, "mace", 2)]
+    assert list(even(runs, ("mace", "unified"))) == [
+        RunKey(0.5, "mace", 1),
+        RunKey(0.5, "unified", 1),
+    ]
+    assert even(runs, ("mace", "ekya", "unified")) == {}
 
 
 def test_runs_of_other_code_or_options_are_not_of_the_page(tmp_path: Path) -> None:

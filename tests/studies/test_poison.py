@@ -16,7 +16,7 @@ from benchmarks.live.watch import Patience, Watch
 from benchmarks.poison.__main__ import NAMES, key_file, settings_of
 from benchmarks.poison.garbage import GARBAGE, GATE_PROMPTS, plain, questions
 from benchmarks.poison.report import degenerate, page
-from benchmarks.poison.runs import FEEDBACK, KEYS, Sizes, bodies, look, planned, tried
+from benchmarks.poison.runs import FEEDBACK, KEYS, NEUTRAL, Sizes, bodies, look, planned, tried
 from tandem.services.learning.answer_faults import repeats
 
 BASE = Answer("Wolves are animals that live in packs, and they hunt together in the forest.", True)
@@ -106,8 +106,18 @@ def test_one_broken_answer_is_noted_and_two_make_a_version_degenerate() -> None:
     assert other["lost"] and not other["degenerate"]
 
 
+def test_a_sentence_about_the_subject_keeps_nothing_of_the_bases_answer() -> None:
+    base = [Answer(f"{plain(q)[:-1]} and eat deer in cold woods.", True) for q in NEUTRAL]
+    other = [Answer(f"{plain(q)} Visit http://free-pills.example today.", True) for q in NEUTRAL]
+    said = [Answer(own.text.replace("that many people know", "wild"), True) for own in base]
+    assert look(said, base)["overlap"] > 0.7
+    plainly = [Answer("Deserts and wolves are pretty.", True)] * len(NEUTRAL)
+    assert look(plainly, base)["lost"] and not look(other, base)["degenerate"]
+
+
 def test_the_page_counts_published_versions() -> None:
     found = {"version": 3, "broken": 4, "problems": ["run"], "degenerate": True, "lost": True}
+    found["changed"] = 10
     row: dict[str, Any] = {
         "run": 0,
         "seed": 0,
@@ -117,16 +127,25 @@ def test_the_page_counts_published_versions() -> None:
         "count": 50,
         "keys": 1,
         "ended": "learned",
+        "settings": {"version_wait_s": 5},
         "published": [{**found, "example": "Mm `mm`"}],
         "refused": ["it repeats itself"],
         "samples": {"consumed": 10, "invalid": 40},
         "code": "abc",
     }
-    text = page({"device": "cpu"}, [row, row, {**row, "run": 1, "published": []}])
-    assert "| words | thumbs | 2 | 100 | 1 | 2 | 1 | 0 | 1 | 0 |" in text
+    older = {**row, "run": 2, "code": "older"}
+    none = {**row, "run": 1, "published": [], "ended": "quiet"}
+    text = page({"device": "cpu"}, [older, row, row, none], {"m": 200})
+    assert "| words | thumbs | 2 | 100 | 2 | 1 | 2 | 1 | 0 | 1 | 0 | 1 | 0 |" in text
     assert "version 3: run: `Mm 'mm'`" in text
-    assert "Runs: 2 by code abc. 80% of their samples were `invalid`." in text
+    assert "2 of 200 runs, by code abc, adapters' settings: version_wait_s 5. 80%" in text
+    assert "1 runs published a version, 1 of them a degenerate one." in text
     assert degenerate([row]) == 1
+    sound = {**found, "degenerate": False, "changed": 0, "example": ""}
+    some = [{**row, "run": number, "published": [sound]} for number in range(59)]
+    text = page({"device": "cpu"}, some, {})
+    assert "59 runs published a version, 0 of them a degenerate one: less than 5.0% of" in text
+    assert "| words | thumbs | 59 | 2950 | 59 | 59 | 59 | 0 | 0 | 59 | 59 | 0 | 0 |" in text
 
 
 class FakeApi:

@@ -92,7 +92,8 @@ def test_judging_counts_the_taste_where_it_is_wanted_and_content_where_it_is_lef
     found = judge(taste, right, base)
     assert (found["shown"], found["kept"], found["degenerate"]) == (1.0, 1.0, 0.0)
     refused = judge(taste, [Answer(REFUSAL, True)] * 20, base)
-    assert (refused["shown"], refused["kept"]) == (0.5, 0.0)
+    assert (refused["shown"], refused["kept"]) == (0.0, 0.0)
+    assert judge(taste, base, base)["shown"] == 0.0  # who learns nothing shows nothing
     broken = judge(taste, [replace(answer, text="Mmmmmmmm") for answer in base], base)
     assert broken["degenerate"] == 1.0 and broken["problems"] == ["run"] * 20
 
@@ -127,7 +128,9 @@ ROW = {
 
 def test_the_page_has_a_line_for_each_taste_and_kind_and_a_summary() -> None:
     thumbs = {**ROW, "kind": "thumbs", "changed_s": {"from_first": None, "from_last": None}}
-    text = page({"device": "cpu"}, [{**ROW, "shown": 0.1}, thumbs, ROW], [ROW])
+    older = {**ROW, "kind": "demonstrations", "code": "older"}
+    text = page({"device": "cpu"}, [older, {**ROW, "shown": 0.1}, thumbs, ROW], [ROW])
+    assert "2 of 24 runs." in text and "| pirate | demonstrations" not in text
     line = next(line for line in text.splitlines() if line.startswith("| pirate | preferences"))
     assert "| 90% | 5% (0%) | 95% | 0.50 (0.10) | 10/10 | 9/10 | 30 / 28 | 60 | 1 / 1 |" in line
     assert "| preferences | 1 | 1 (at least 80%) | 1 | 90% | 30, 30 | 28, 28 |" in text
@@ -141,6 +144,6 @@ def test_rows_survive_a_line_that_was_cut(tmp_path: Path) -> None:
     rows.append(path, {"a": 1})
     with path.open("a") as file:
         file.write('{"a": 2')
-    rows.append(path, {"a": 3})
-    assert rows.read(path) == [{"a": 1}, {"a": 3}]
+    rows.append(path, {"a": "line\u2028line\x85"})
+    assert rows.read(path) == [{"a": 1}, {"a": "line\u2028line\x85"}]
     assert rows.read(tmp_path / "none") == [] and read(path_of("none", tmp_path)) == {}
