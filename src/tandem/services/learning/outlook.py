@@ -68,10 +68,9 @@ class Outlooks:
         left = {(sample.split, sample.state) for sample in samples}
         if (Split.TRAIN, SampleState.ASSIGNED) in left:
             if await self._tools.others_first(adapter):
-                note = (
-                    "a version that learned from it waits for a decision, or for a fine-tuning job"
+                return Outlook(
+                    Prospect.WAITS, "a version that learned from it waits for a decision"
                 )
-                return Outlook(Prospect.WAITS, note)
             return Outlook(Prospect.TRAINING, next=await self._under_way(adapter))
         if (Split.TRAIN, SampleState.ACCEPTED) in left:
             found = await self._found(adapter)
@@ -130,7 +129,7 @@ class Outlooks:
         waits = bool(dislikes) and await self._tools.store.read(more_dislikes, dislikes)
         if waits:
             return "dislikes are learned from together with as many answers that are rated up"
-        # None at all: it has just been taken.
+        # No group at all: it has just been taken.
         nothing = bool(found.versions) and not any(found.versions)
         return why_none(found.versions, found.settings) if nothing else ""
 
