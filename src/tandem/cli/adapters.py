@@ -76,15 +76,17 @@ def versions_command(name: Name, url: Url = DEFAULT_URL, api_key: Key = "") -> N
             f"{version['version']}{' *' if version['current'] else ''}",
             version["state"],
             when(version["created_at"]),
-            version["parent"],
+            version["parent"] or "base",
             version["origin"],
-            *(number(version["metrics"].get(metric)) for metric in _METRICS),
         ]
         for version in listed
     ]
-    columns = ("version", "state", "made", "from", "by", *_METRICS.values())
-    Console().print(table(columns, rows))
+    Console().print(table(("version", "state", "made", "from", "by"), rows))
     for version in listed:
+        known = {name: version["metrics"].get(metric) for metric, name in _METRICS.items()}
+        said = [f"{name} {number(value)}" for name, value in known.items() if value is not None]
+        if said:
+            print(f"version {version['version']}: {', '.join(said)}")
         if version["reason"]:
             print(plain(f"version {version['version']} {version['state']}: {version['reason']}"))
     if any(version["state"] == "refused" for version in listed):
@@ -101,8 +103,8 @@ _METRICS = {
     "win_rate_before": "win rate before",
     "win_rate": "win rate",
     "clpd": "CLPD",
-    "answers_read": "read",
-    "broken_answers": "broken",
+    "answers_read": "answers read",
+    "broken_answers": "broken answers",
     "kept": "kept",
     "chosen_gain": "chosen gain",
     "canary_quality_drop": "quality drop",

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -172,8 +172,8 @@ def connected(url: str, api_key: str) -> Iterator[Remote]:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """A table of plain text."""
-    made = Table(*columns, box=None, pad_edge=False)
+    """A table of plain text; what does not fit its column is folded, not cut."""
+    made = Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False)
     for row in rows:
         made.add_row(*(Text(plain(str(cell))) for cell in row))
     return made
