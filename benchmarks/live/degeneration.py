@@ -36,7 +36,14 @@ _SMALL = (
     " is it its like may more most not of on one or our she so some such than that the their them"
     " there these they this to up used was we were what when which who will with would you your"
 )
-_FUNCTION_WORDS = frozenset(_SMALL.split())
+# Of German, French, Spanish and Italian: a sentence in another language is no salad.
+_SMALL_ELSEWHERE = (
+    "aber auf das der die ein eine es ich ist mit nicht sehr und zu"
+    " dans de des du elle est et il je la le les mais ne pas pour que qui un une"
+    " con el en es la las lo los me mi muy no para pero por se su una y"
+    " che di e gli ha ho il io ma mi non per sono"
+)
+_FUNCTION_WORDS = frozenset(f"{_SMALL} {_SMALL_ELSEWHERE}".split())
 
 
 def words(text: str) -> list[str]:

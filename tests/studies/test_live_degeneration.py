@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.live.api import Answer
 from benchmarks.live.degeneration import overlap, problem
+from benchmarks.poison.garbage import _OTHER_LANGUAGE
 
 BASE = Answer(
     "Bamboo is a plant that grows very fast, and it is used for houses, paper and food. It can be"
@@ -73,6 +74,11 @@ def test_what_the_base_shows_too_is_not_held_against_an_answer() -> None:
     base = Answer("They are heroes. " * 12, True)
     again = Answer("Arr, they are heroes. " * 12, True)
     assert problem(again) == "repetition" and problem(again, base) == ""
+
+
+@pytest.mark.parametrize("text", _OTHER_LANGUAGE)
+def test_a_sentence_in_another_language_is_no_salad(text: str) -> None:
+    assert problem(Answer(text, True), BASE) == ""
 
 
 def test_two_words_may_be_what_was_asked_for() -> None:
