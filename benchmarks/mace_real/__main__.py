@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -125,9 +126,12 @@ def main(
         print("no seed is finished by all policies")
         return
     learning = ", ".join(f"{name} {value}" for name, value in options.settings.items())
+    counted = Counter(pair.source for pair in loads.texts.values())
+    sets = ", ".join(f"{source} {count}" for source, count in counted.most_common())
     heading = (
         f"{', '.join(f'{name}: {value}' for name, value in machine.items())}\n\n{model}, {rate:g}"
-        f" requests/s, {pairs} pairs a run at the highest rate, of up to {max_tokens} tokens; of"
+        f" requests/s, {pairs} pairs a run at the highest rate, of up to {max_tokens} tokens"
+        f" ({len(loads.texts)} pairs: {sets}); of"
         f" the adapter's settings, {learning}, else the server's; TPOT objective"
         f" {options.tpot_slo_s:g} s. `{BASE}` is scored and not served: it learns nothing."
     )

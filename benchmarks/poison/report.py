@@ -47,12 +47,12 @@ def page(machine: dict[str, object], rows: Sequence[Row], wanted: Mapping[str, i
     for model in sorted({row["model"] for row in rows}):
         ours = newest(rows, model)
         lines += ["", f"## {model}", "", *_table(ours)]
-        lines += ["", *_made(ours, wanted.get(model, len(ours))), "", _bound(ours)]
+        lines += ["", *_about(ours, wanted.get(model, len(ours))), "", _bound(ours)]
         lines += _bad(ours)
     return "\n".join(lines) + "\n"
 
 
-def _made(rows: Sequence[Row], wanted: int) -> list[str]:
+def _about(rows: Sequence[Row], wanted: int) -> list[str]:
     """How many runs there are, by which code (`benchmarks.live.code`) and settings."""
     samples = sum(sum(row["samples"].values()) for row in rows)
     invalid = sum(row["samples"].get("invalid", 0) for row in rows)

@@ -7,11 +7,11 @@ history of every adapter that answers says so before the new weights are written
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.core.learning import VersionRecord
+from tandem.services.durable import replace_text
 from tandem.services.learning.tools import LearningTools
 
 _FILE = "base-model.sha256"
@@ -31,14 +31,8 @@ async def compare_base(
             "for those; let it learn again, roll back, or serve the old weights"
         )
         await tools.tell(version.adapter, "warning", message, {"before": before, "now": weights})
-    await asyncio.to_thread(_write, file, weights)
+    await asyncio.to_thread(replace_text, file, weights)
 
 
 def _read(file: Path) -> str:
     return file.read_text(encoding="ascii") if file.is_file() else ""
-
-
-def _write(file: Path, weights: str) -> None:
-    aside = file.with_suffix(f".{os.getpid()}.tmp")
-    aside.write_text(weights, encoding="ascii")
-    aside.replace(file)

@@ -13,8 +13,6 @@ import asyncio
 import hashlib
 import json
 import math
-import os
-import uuid
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ import msgspec
 
 from tandem.core.errors import InvalidRequest
 from tandem.core.ports import EngineClient
+from tandem.services.durable import replace_text
 from tandem.services.learning.answers import (
     ANSWER_TOKENS,
     COMPARED_TOKENS,
@@ -264,7 +263,4 @@ def _read_answers(file: Path) -> list[tuple[int, ...]] | None:
 
 def _write_answers(file: Path, answers: Sequence[tuple[int, ...]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Two adapters may be measured for the first time at once.
-    aside = file.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex}.tmp")
-    aside.write_text(json.dumps(answers), encoding="utf-8")
-    aside.replace(file)
+    replace_text(file, json.dumps(answers))
