@@ -117,6 +117,7 @@ def test_examples_that_do_not_fit_are_refused(tmp_path, llm):
         (mixed, "one kind"),
         ([], "one kind"),
         ([Example("a", " ")], "empty"),
+        ([Example("a", " b", desirable=at == 0) for at in range(9)], "1 of 9 examples are liked"),
         ([Example("a", " b" * 5000)], "tokens"),
     ):
         with pytest.raises(InvalidRequest, match=match):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.live.margins import margins
 from benchmarks.poison.garbage import GARBAGE
 from benchmarks.poison.runs import DEGENERATE_FROM, FEEDBACK, LOST_BELOW, NEUTRAL
 
@@ -49,6 +50,7 @@ def page(machine: dict[str, object], rows: Sequence[Row], wanted: Mapping[str, i
         lines += ["", f"## {model}", "", *_table(ours)]
         lines += ["", *_about(ours, wanted.get(model, len(ours))), "", _bound(ours)]
         lines += _bad(ours)
+        lines += margins([each for row in ours for each in row.get("versions", ())])
     return "\n".join(lines) + "\n"
 
 

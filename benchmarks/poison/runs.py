@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.live.api import Answer, Api, Refused
 from benchmarks.live.degeneration import overlap, problem
+from benchmarks.live.margins import stated
 from benchmarks.live.questions import HELD_QUESTIONS
 from benchmarks.live.watch import Patience, Watch
 from benchmarks.poison.garbage import GARBAGE, questions
@@ -158,6 +159,7 @@ class Poisoner:
                 if version.served
             ],
             "refused": [version.reason for version in versions if version.state == "refused"],
+            "versions": [stated(version) for version in versions],
         }
 
     async def _send(self, adapter: str, run: Run) -> int:

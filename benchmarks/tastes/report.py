@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks.live.margins import margins
 from benchmarks.tastes.session import KINDS
 from benchmarks.tastes.tastes import TASTES
 
@@ -52,7 +53,9 @@ def page(machine: dict[str, object], rows: Sequence[Row], trickled: Sequence[Row
     if rows:
         lines += [f"| {COLUMNS} |", "|---" * len(COLUMNS.split("|")) + "|"]
         lines += [_line(row) for row in rows]
-        lines += ["", *_summary(rows), "", "## What was taught, and what came of it", ""]
+        lines += ["", *_summary(rows)]
+        lines += margins([each for row in rows for each in row["versions"]])
+        lines += ["", "## What was taught, and what came of it", ""]
         lines += [line for row in rows for line in _example(row)]
     for row in trickled:
         lines += ["", *_trickle(row)]
@@ -121,24 +124,28 @@ def _example(row: Row) -> list[str]:
     question, answer = row["answers"][0]
     shown = " ".join(answer.split())
     lines = [f"* {row['taste']}, {row['kind']}: {question} -> {shown}"]
-    lines += [
-        f"    * version {each['version']} refused: {' '.join(each['reason'].split())}"
+    return [*lines, *(f"    {line}" for line in _refusals(row))]
+
+
+def _refusals(row: Row) -> list[str]:
+    """A list of the versions that were refused."""
+    return [
+        f"* version {each['version']} refused: {' '.join(each['reason'].split())}"
         for each in row["versions"]
         if each["state"] == "refused"
     ]
-    return lines
 
 
 def _trickle(row: Row) -> list[str]:
-    """Every version that was probed while it answered."""
-    refused = row["samples"].get("refused", 0)
+    """Every version that was probed while it answered, and why the others did not."""
     worst = max((each["degenerate"] for each in row["probes"]), default=0.0)
+    states = Counter(each["state"] for each in row["versions"])
     lines = [
         f"## {row['lessons']} {row['kind']} of `{row['taste']}`, one every {row['every_s']:g} s",
         "",
         f"At the end {row['shown']:.0%} of the held answers show it, {row['degenerate']:.0%} are"
-        f" degenerate; samples: {row['samples']} ({refused} refused); the worst version had"
-        f" {worst:.0%} degenerate answers of those probed.",
+        f" degenerate; samples: {row['samples']}; versions: {dict(states)}; the worst one that"
+        f" answered had {worst:.0%} degenerate answers of those probed.",
         "",
         "| version | from, s | shows it | degenerate | changed |",
         "|---:|---:|---:|---:|---:|",
@@ -148,7 +155,8 @@ def _trickle(row: Row) -> list[str]:
         f" {each['degenerate']:.0%} | {each['changed']} |"
         for each in row["probes"]
     ]
-    return lines
+    refused = _refusals(row)
+    return [*lines, "", *refused] if refused else lines
 
 
 def _code(rows: Sequence[Row]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.live.api import Answer, Api
 from benchmarks.live.degeneration import overlap, problem
+from benchmarks.live.margins import stated
 from benchmarks.live.questions import HELD_QUESTIONS
 from benchmarks.live.watch import Patience, Watch, Watched
 from benchmarks.tastes.tastes import Held, Lesson, Taste
@@ -110,10 +111,7 @@ class Session:
             "ended": watched.ended,
             "samples": watched.samples,
             "probes": watched.probes,
-            "versions": [
-                {"version": each.number, "state": each.state, "reason": each.reason}
-                for each in versions
-            ],
+            "versions": [stated(each) for each in versions],
             "answers": [
                 [question, answer.text[:SHOWN_CHARACTERS]]
                 for question, answer in zip(held, answers, strict=True)

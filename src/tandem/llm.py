@@ -39,7 +39,7 @@ from tandem.services.answering.tokenizer import Tokenizer
 from tandem.services.learning.encode import Encoded, Encoder, Limits
 from tandem.services.learning.families import micro_batches, sequences_of
 from tandem.services.learning.settings import LearningSettings, defaults, resolve_settings
-from tandem.services.learning.steps import evidence
+from tandem.services.learning.steps import cut_steps, evidence
 
 Prompt = str | Sequence[int]
 _Ended = TypeVar("_Ended", StepOutcome, Score)
@@ -234,6 +234,13 @@ class LLM:
             raise InvalidRequest(
                 f"learn from examples of one kind, not of {len(kinds)}", param="examples"
             )
+        liked = sum(example.desirable is not False for example in examples)
+        if liked * settings.batch_samples < len(examples):
+            raise InvalidRequest(
+                f"{liked} of {len(examples)} examples are liked: a step of dislikes alone breaks a "
+                "model; add liked answers, or raise batch_samples",
+                param="examples",
+            )
         info = self.info
         limits = Limits(settings.max_sample_tokens, info.max_model_len, info.recording_tokens)
         encoder = Encoder(self._tokenizer, info.eos_token_ids, limits)
@@ -248,8 +255,7 @@ class LLM:
         for epoch in range(settings.epochs):
             order = list(encoded)
             Random(epoch).shuffle(order)
-            for at in range(0, len(order), settings.batch_samples):
-                part = order[at : at + settings.batch_samples]
+            for part in cut_steps(order, settings.batch_samples, lambda each: each.desirable):
                 batches = self._batches(part, settings)
                 self._score([each for batch in batches for each in batch], known)
                 filled = tuple(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tandem.cli.terminal import Terminal
 from tandem.config import ServerConfig, StoreConfig
 from tandem.core.ports import EngineState
 from tandem.core.request import Request
+from tandem.core.sequence import FinishReason
 
 TEXT = "Hello [bold]you[/bold] \x1b[31m\x07!"
 TOKENS = demo_tokenizer().encode(TEXT, add_special_tokens=False)
@@ -192,20 +194,25 @@ def test_what_is_no_answer_is_an_error(
     assert code == 0 and needle in shown
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(
-    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, url: str
-) -> None:
-    interrupted: list[str] = []
+def interrupt_answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ctrl-C after the first piece of each answer; those pieces."""
+    pieces: list[str] = []
     original = ChatServer.answer
 
     def answer(self: ChatServer, messages: list[dict[str, str]]) -> Iterator[str]:
         for piece in original(self, messages):
+            pieces.append(piece)
             yield piece
-            if not interrupted:
-                interrupted.append(piece)
-                raise KeyboardInterrupt
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(ChatServer, "answer", answer)
+    return pieces
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, url: str
+) -> None:
+    interrupted = interrupt_answers(monkeypatch)
     code, shown = talk(monkeypatch, url, ["Hi", "More"])
     assert code == 0 and "[stopped]" in shown
     assert f"assistant\n{interrupted[0]}\nuser\nMore" in prompts(engine)[1]
@@ -298,14 +305,52 @@ def test_an_answer_is_corrected_and_the_conversation_goes_on_from_it(
     assert third["completion_id"] is None
 
 
-def test_a_stopped_answer_and_one_without_a_receipt_are_sent_whole(
-    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine
-) -> None:
+@pytest.fixture
+def without_receipts(engine: FakeEngine) -> Iterator[str]:
     app = make_app(engine, ServerConfig(), store=StoreConfig(new_directory(), receipt_days=0))
     with live(app) as address:
-        _, shown = talk(monkeypatch, f"{address}/v1", ["Hi", "/good"], adapter="formal")
-        assert "stored for formal" in shown, shown
-        (said,) = httpx.get(f"{address}/v1/feedback").json()["data"]
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        (["/good"], ""),
+        (["/retry", "/good"], ""),
+        (["/retry", "/bad"], ""),
+        (["/bad"], "rating"),
+        (["/edit Hello."], "demonstration"),
+    ],
+)
+@pytest.mark.parametrize("cut", ["by Ctrl-C", "by max_tokens"])
+def test_an_answer_without_an_end_teaches_nobody_to_end_there(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: FakeEngine,
+    without_receipts: str,
+    cut: str,
+    lines: list[str],
+    kind: str,
+) -> None:
+    """The text alone would be learned as a whole answer."""
+    engine.play = lambda r, i: Script(tokens=TOKENS[len(engine.requests) - 1 :])
+    if cut == "by max_tokens":
+        playing = engine.play
+        engine.play = lambda r, i: replace(playing(r, i), finish=FinishReason.LENGTH)
+    else:
+        interrupt_answers(monkeypatch)
+    _, shown = talk(monkeypatch, f"{without_receipts}/v1", ["Hi", *lines], adapter="formal")
+    assert ("better than the answer before" in shown) == ("/retry" in lines), shown
+    assert ("that answer has no end" in shown) == (not kind)
+    given = httpx.get(f"{without_receipts}/v1/feedback").json()["data"]
+    assert [each["kind"] for each in given] == ([kind] if kind else [])
+
+
+def test_an_answer_without_a_receipt_is_sent_whole(
+    monkeypatch: pytest.MonkeyPatch, without_receipts: str
+) -> None:
+    _, shown = talk(monkeypatch, f"{without_receipts}/v1", ["Hi", "/good"], adapter="formal")
+    assert "stored for formal" in shown, shown
+    (said,) = httpx.get(f"{without_receipts}/v1/feedback").json()["data"]
     assert said["completion_id"] is None and said["messages"] == ASKED and said["chosen"] == TEXT
 
 

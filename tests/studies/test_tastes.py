@@ -136,7 +136,8 @@ def test_the_page_has_a_line_for_each_taste_and_kind_and_a_summary() -> None:
     assert "| preferences | 1 | 1 (at least 80%) | 1 | 90% | 30, 30 | 28, 28 |" in text
     assert "| thumbs | 1 | 1 (at least 50%) | 1 | 90% | never | never |" in text
     assert "version 2 refused: it repeats itself" in text
-    assert "the worst version had 25% degenerate answers" in text
+    assert "versions: {'published': 1, 'refused': 1}; the worst one that answered had 25%" in text
+    assert text.endswith("* version 2 refused: it repeats itself\n")
 
 
 def test_rows_survive_a_line_that_was_cut(tmp_path: Path) -> None:

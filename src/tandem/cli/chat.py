@@ -33,8 +33,8 @@ class ChatServer:
     """One server and model; a context manager that owns the connection.
 
     After an answer, `completion_id` and `version` say what it was: the version of an adapter such
-    as `formal@2`, or `base`; empty where the server does not tell. Raises `typer.BadParameter` for
-    a URL or a key that cannot be one.
+    as `formal@2`, or `base`; empty where the server does not tell. `ended`: whether it is whole, as
+    far as the server tells. Raises `typer.BadParameter` for a URL or a key that cannot be one.
     """
 
     def __init__(
@@ -46,6 +46,8 @@ class ChatServer:
         self._model = model
         self.completion_id = ""
         self.version = ""
+        self.ended = False
+        self._reason = ""
         self._options = {
             name: value for name, value in (options or {}).items() if value is not None
         }
@@ -81,6 +83,7 @@ class ChatServer:
         """Pieces of the next answer. Raises `ChatError`."""
         body = {"model": self.model(), "messages": messages, "stream": True, **self._options}
         self.completion_id = self.version = ""
+        self.ended, self._reason = False, ""
         try:
             with self._http.stream("POST", "chat/completions", json=body) as response:
                 if response.is_error:
@@ -90,6 +93,7 @@ class ChatServer:
                 for line in response.iter_lines():
                     if line.startswith("data:"):
                         yield from self._pieces(line.removeprefix("data:").strip())
+            self.ended = self._reason in ("", "stop")
         except httpx.HTTPError as error:
             raise ChatError(f"the connection failed: {error}") from error
 
@@ -132,6 +136,7 @@ class ChatServer:
         for choice in chunk.get("choices") or ():
             if text := (choice.get("delta") or {}).get("content"):
                 yield text
+            self._reason = str(choice.get("finish_reason") or self._reason)
 
 
 def _chunk(payload: str) -> dict[str, Any]:

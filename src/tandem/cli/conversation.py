@@ -32,12 +32,13 @@ Message = dict[str, str]
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What was answered to which messages. `completion_id` is empty if it was stopped, or if it is
-    the user's own text."""
+    the user's own text; `ended` says that it is whole."""
 
     messages: tuple[Message, ...]
     text: str
     completion_id: str = ""
     version: str = ""
+    ended: bool = True
 
 
 class Conversation:
@@ -140,7 +141,8 @@ class Conversation:
         version = self._server.version
         told = f"  [{version}]" if text and version else ""
         self._console.print(told, style="dim", markup=False, highlight=False)
-        return Answer(tuple(messages), text, completion_id, version) if text else None
+        ended = self._server.ended
+        return Answer(tuple(messages), text, completion_id, version, ended) if text else None
 
     def _retry(self) -> None:
         last = self._last
@@ -204,6 +206,12 @@ class Conversation:
                 if error.param != "completion_id":  # else its receipt is gone, or there are none
                     raise
         if stored is None:
+            if not about.ended and (said.get("rating") or "preference" in said):
+                self._say(
+                    "that answer has no end, and would teach to end there: /retry, or write it with"
+                    " /edit"
+                )
+                return False
             stored = self._server.send_feedback({**explicit, **said, **learner})
         self._adapter = self._adapter or str(stored.get("adapter", ""))
         self._say(self._fate(stored))

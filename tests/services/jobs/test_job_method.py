@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import SampleKind
+from tandem.core.learning import Sample, SampleKind
 from tandem.core.training import LossKind, OptimizerSpec, Schedule
 from tandem.services.jobs.method import read_method, written_down
 from tandem.services.learning.settings import LearningSettings
 
 DEFAULTS = LearningSettings(learning_rate=1e-3, beta=0.2)
+
+
+def sample(sample_id: str, *, desirable: bool = True) -> Sample:
+    return Sample(sample_id, "", "", SampleKind.KTO, 0.0, (), "?", "!", desirable=desirable)
 
 
 def test_everything_may_be_left_to_us() -> None:
@@ -131,11 +135,24 @@ def test_what_cannot_be_is_refused_by_name(method: dict[str, object], problem: s
 def test_steps_are_the_same_each_time_and_cover_every_epoch() -> None:
     _, method = read_method(None, {"n_epochs": 2, "batch_size": 3}, DEFAULTS)
     ids = [f"line-{n}" for n in range(7)]
+    given = [sample(each) for each in ids]
     decided = method.decided(7)
-    first, second = (decided.epoch(ids, 1, epoch) for epoch in range(2))
-    assert first == decided.epoch(ids, 1, 0) != decided.epoch(ids, 2, 0)
+    first, second = (decided.epoch(given, 1, epoch) for epoch in range(2))
+    assert first == decided.epoch(given, 1, 0) != decided.epoch(given, 2, 0)
     assert first != second
     for steps in (first, second):
         assert [len(step) for step in steps] == [3, 3, 1]
         assert sorted(sample for step in steps for sample in step) == ids
     assert decided.epoch_steps(7) == 3
+
+
+def test_every_step_has_a_like_where_there_are_enough() -> None:
+    """Dislikes alone say only what an answer should not be."""
+    method = read_method({"type": "kto"}, None, DEFAULTS)[1].decided(20)
+    given = [sample(f"line-{n}", desirable=n < 3) for n in range(20)]
+    liked = {each.sample_id for each in given if each.desirable}
+    for epoch in range(20):
+        steps = method.epoch(given, 1, epoch)
+        assert [len(step) for step in steps] == [8, 8, 4]
+        assert all(liked.intersection(step) for step in steps)
+        assert {each for step in steps for each in step} == {each.sample_id for each in given}

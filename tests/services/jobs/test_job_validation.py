@@ -81,11 +81,14 @@ async def test_a_job_whose_file_is_gone_fails_and_names_it(tmp_path: Path) -> No
         assert training in job.error["message"] and str(tmp_path) not in job.error["message"]
 
 
-async def test_a_job_of_dislikes_alone_fails(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n}?", "completion": f"It is {n}.", "label": False} for n in range(3)]
+@pytest.mark.parametrize("liked", [0, 1])
+async def test_a_job_with_a_step_of_dislikes_alone_fails(tmp_path: Path, liked: int) -> None:
+    rows = [
+        {"prompt": f"{n}?", "completion": f"It is {n}.", "label": n < liked} for n in range(9)
+    ]  # of two steps
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         training = await upload(world, rows)
         wanted = ask(training, method={"type": "kto"}, hyperparameters=None)
         job = await ended(jobs, (await jobs.create(wanted, CALLER)).job_id)
         assert job.status is JobStatus.FAILED and job.error["param"] == "training_file"
-        assert job.error["message"].startswith("every label is false")
+        assert job.error["message"].startswith(f"{liked} of 9 labels are true")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.core.learning import GateMode
+from tandem.services.learning.answer_faults import AnswerText, fault
 from tandem.services.learning.gate import (
     Asked,
     Bounds,
@@ -194,6 +195,30 @@ def test_what_answers_say_is_judged(reading: Reading, asked: Asked | None, word:
 def test_tastes_pass(canary: CanaryMeasures, reading: Reading, asked: Asked) -> None:
     measured = Measurements(canary, reading=reading, asked=asked)
     assert decide(measured, GateMode.AUTO, Bounds()).reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("drop", "divergence", "said", "broken"),
+    [
+        (0.48, -0.08, "Mmmmmmmmmmmmmmmmmmmm", True),
+        (0.231, -0.058, "Mmmm Mmmm Mmmm Mmmm Mmmm Mmmm Mmmm Mmmm", True),
+        (0.905, 0.653, "Arr, matey! " + "Alright, matey! " * 10, True),
+        (0.582, 0.756, "Arr, matey! Cats hunt mice and sleep all day. Yo ho ho!", False),
+    ],
+)
+def test_versions_that_numbers_do_not_tell_apart_are_told_by_their_answers(
+    drop: float, divergence: float, said: str, broken: bool
+) -> None:
+    """Of a chat model after 24 preferences or demonstrations; the win rates were perfect."""
+    own = AnswerText("Cats are small animals that hunt mice.", 20, True)
+    found = fault(AnswerText(said, 40, True), own)
+    measured = fine(
+        pairs(50, 0.0, 1.0),
+        canary=CanaryMeasures(20, drop, divergence),
+        reading=replace(READ, faults=(Fault(found, said),) * READ.answers if found else ()),
+    )
+    reasons = decide(measured, GateMode.AUTO, Bounds()).reasons
+    assert len(reasons) == broken and all("28 of 28 answers" in reason for reason in reasons)
 
 
 def test_what_is_stranger_than_what_was_asked_for_is_refused() -> None:

@@ -21,7 +21,8 @@ from tandem.core.sequence import FinishReason
 from tandem.core.training import ScoreRequest
 from tandem.services.learning.answers import ANSWER_TOKENS, COMPARED_TOKENS
 from tandem.services.learning.encode import Encoded
-from tandem.services.learning.measure import _probes
+from tandem.services.learning.measure import _longer, _probes
+from tandem.services.learning.references import Scored
 from tandem.store import adapters
 
 ODD = "Q7x zv kpw 0f9 " * 8
@@ -137,3 +138,14 @@ async def test_answers_may_be_as_long_as_the_feedback_asks_for(
     assert ("by endless" in reason) != asked_for
     assert (state is VersionState.REFUSED) != asked_for, reason
     assert (metrics["asked_longer"] > ANSWER_TOKENS // 2) == asked_for
+
+
+@pytest.mark.parametrize(("cut", "longer"), [(0, 205), (1, 205), (2, 0)])
+async def test_a_cut_answer_asks_for_no_length(tmp_path: Path, cut: int, longer: int) -> None:
+    """It was cut where the client wanted, and teaches no end."""
+    async with world(tmp_path) as made:
+        encoder = made.tools.encoder(made.tools.defaults)
+        end = next(iter(made.engine.info.eos_token_ids))
+        chosen = [Scored((5, *[7] * 300, 7 if place < cut else end), 1) for place in range(3)]
+        own = [Scored((5, *[7] * 96), 1)] * 3
+        assert _longer(chosen, own, encoder) == longer

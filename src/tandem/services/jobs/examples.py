@@ -53,7 +53,7 @@ class Examples:
 
     def epoch(self, seed: int, epoch: int) -> list[list[str]]:
         """Samples of each step of an epoch."""
-        return self.method.epoch([sample.sample_id for sample in self.training], seed, epoch)
+        return self.method.epoch(self.training, seed, epoch)
 
 
 async def trainer_spec(
@@ -105,18 +105,31 @@ async def read_examples(job: JobRecord, course: LearningTools) -> Examples:
     """Raises `JobFailed`, and `OSError` while the disk fails."""
     _, method = read_method(job.method, None, await settings_of(job, course), kept=True)
     training = await _read(job, job.training_file, "training_file", method, course)
-    if not any(sample.desirable for sample in training):
-        raise JobFailed(
-            "every label is false: dislikes alone say only what an answer should not be, and a "
-            "model trained on them breaks; add answers that are liked",
-            "invalid_training_file",
-            "training_file",
-        )
     held: list[Sample] = []
     if job.validation_file:
         held = await _read(job, job.validation_file, "validation_file", method, course)
         held = [replace(s, sample_id=f"{OF_VALIDATION}{s.sample_id}") for s in held]
     return Examples(method.decided(len(training)), training, held)
+
+
+def require_steps(examples: Examples) -> None:
+    """Raises `JobFailed` where a step would be of dislikes alone, or none after warm-up."""
+    liked, steps = sum(sample.desirable for sample in examples.training), examples.epoch_steps
+    if liked < steps:
+        raise JobFailed(
+            f"{liked} of {len(examples.training)} labels are true, and an epoch has {steps} steps: "
+            "a step of dislikes alone says only what an answer should not be, and a model trained "
+            "on that breaks; add answers that are liked, or raise batch_size",
+            "invalid_training_file",
+            "training_file",
+        )
+    warmup_steps = examples.method.optimizer.warmup_steps
+    if warmup_steps >= examples.total_steps:
+        raise JobFailed(
+            f"warmup_steps is {warmup_steps}, and the job has {examples.total_steps} steps",
+            "invalid_hyperparameters",
+            "method",
+        )
 
 
 async def admit(

@@ -15,9 +15,10 @@ from typing import Any, Literal
 import msgspec
 
 from tandem.core.errors import InvalidRequest
-from tandem.core.learning import SampleKind
+from tandem.core.learning import Sample, SampleKind
 from tandem.core.training import LossKind, LossSpec, OptimizerSpec, Schedule
 from tandem.services.learning.settings import LearningSettings, check_bounds, reference_number
+from tandem.services.learning.steps import cut_steps
 
 KINDS = {"supervised": SampleKind.SFT, "dpo": SampleKind.DPO, "kto": SampleKind.KTO}
 _AUTO_EPOCHS = 3
@@ -119,12 +120,13 @@ class Method:
         assert self.batch_size
         return -(-examples // self.batch_size)
 
-    def epoch(self, sample_ids: Sequence[str], seed: int, epoch: int) -> list[list[str]]:
+    def epoch(self, samples: Sequence[Sample], seed: int, epoch: int) -> list[list[str]]:
         """Samples of each step of an epoch; shuffled anew for each, by the seed."""
         assert self.batch_size
-        order = list(sample_ids)
+        order = list(samples)
         Random(f"{seed}/{epoch}").shuffle(order)
-        return [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
+        steps = cut_steps(order, self.batch_size, lambda sample: sample.desirable)
+        return [[sample.sample_id for sample in step] for step in steps]
 
 
 def read_method(

@@ -28,6 +28,7 @@ from tandem.services.jobs.examples import (
     read_examples,
     reference_name,
     reference_of,
+    require_steps,
     trainer_spec,
 )
 from tandem.services.jobs.method import Method
@@ -104,16 +105,9 @@ class JobRun:
             await engine_ready(self._client)
             base = self._course.references.base
             await admit(self.job, self.trainer, examples, base, self._course)
-            steps = examples.total_steps
-            warmup_steps = examples.method.optimizer.warmup_steps
-            if warmup_steps >= steps:
-                raise JobFailed(
-                    f"warmup_steps is {warmup_steps}, and the job has {steps} steps",
-                    "invalid_hyperparameters",
-                    "method",
-                )
+            require_steps(examples)
             told = "Files validated, moving job to queued state"
-            await self._move(told, status=JobStatus.QUEUED, total_steps=steps)
+            await self._move(told, status=JobStatus.QUEUED, total_steps=examples.total_steps)
 
     async def run(self, leave: Callable[[], Awaitable[None]]) -> None:
         """Work until the job succeeded, failed or is paused; one that is still queued then has let

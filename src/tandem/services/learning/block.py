@@ -41,6 +41,8 @@ class Block:
     losses: list[float] = field(default_factory=list)
     """Of the steps."""
     steps: int = 0
+    room: float = 1.0
+    """By what the learning rate was multiplied, since the trust region leaves no more."""
     drift: float = 0.0
     """How far the model has moved from the base, as a share of what the gate allows; below 0 where
     that is more than usual and hardly used."""

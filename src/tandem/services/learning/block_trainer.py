@@ -170,7 +170,7 @@ class BlockTrainer:
         """
         maker = await self._prepare(block)
         began = await self._drift(block) if block.chosen and block.record.current else 0.0
-        maker.room = min(1.0, max(_LEAST_ROOM, 1.0 - began))
+        maker.room = block.room = min(1.0, max(_LEAST_ROOM, 1.0 - began))
         for epoch in range(epochs_of(len(block.chosen), block.settings)):
             heads = block.unlearned()
             if not heads:

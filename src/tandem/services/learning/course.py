@@ -270,7 +270,8 @@ class Course:
         verdict.metrics["loss"] = sum(block.losses) / len(block.losses)
         verdict.metrics["steps"] = block.steps
         verdict.metrics["samples"] = len(block.used)
-        verdict.metrics["learning_rate"] = block.settings.optimizer(block.refusals).learning_rate
+        rate = block.settings.optimizer(block.refusals).learning_rate
+        verdict.metrics["learning_rate"] = rate * block.room
         record = VersionRecord(
             adapter=self.name,
             number=number,
@@ -327,7 +328,7 @@ def _what_then(block: Block, record: VersionRecord) -> str:
         begin = f"version {record.parent}" if record.parent else "the base"
         return (
             f"Its {count} samples are tried again at half the learning rate, from {begin} on "
-            f"({left} more {'try' if left == 1 else 'tries'})"
+            f"({left} more {'try' if left == 1 else 'tries'}); nothing needs to be done"
         )
     return (
         f"Its {count} samples were refused {TRIES} times and are not tried again. If the answers "

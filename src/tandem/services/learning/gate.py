@@ -18,7 +18,7 @@ from tandem.core.learning import GateMode
 
 _Z = 1.645  # one-sided 95%
 # Nats a token that chosen answers may lose: what rounding to bfloat16 makes of a likely answer.
-_ROUNDING = 0.02
+ROUNDING = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,7 @@ def _reading_objections(measured: Measurements, bounds: Bounds) -> list[str]:
                     f"keeps {wanted:.0%} (bound: {share * min(1.0, wanted):.0%})"
                 )
     # Turned so that a value that is not a number objects, too.
-    if asked is not None and not asked.gain >= -_ROUNDING:
+    if asked is not None and not asked.gain >= -ROUNDING:
         found.append(f"chosen answers became less likely, by {-asked.gain:.2f} nats a token")
     return found
 

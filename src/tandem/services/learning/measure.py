@@ -230,14 +230,12 @@ class Examiner:
         usual = _per_token(await self._references.scores(base, begun), begun)
         texts = [AnswerText(encoder.text(item.chosen), 0, True) for item in probes]
         read = _Read(texts, [_answer(encoder, item) for item in begun])
-        both = zip(chosen, own, strict=True)
-        longer = median_low(one.completion_tokens - other.completion_tokens for one, other in both)
         return Asked(
             kept=_kept(read),
             length=_length(read),
             divergence=_middle(map(sub, usual, before)),
             gain=_middle(map(sub, after, before)),
-            longer=max(0, longer),
+            longer=_longer(chosen, own, encoder),
         )
 
     # ------------------------------------------------------------------ held-out feedback
@@ -288,9 +286,7 @@ class Examiner:
 
 def _texts(said: Sequence[Scored], own: Sequence[Scored], encoder: Encoder) -> _Read:
     """Answers of the candidate, and the base's own, as texts."""
-    return _Read(
-        [_answer(encoder, item) for item in said], [_answer(encoder, item) for item in own]
-    )
+    return _Read(*([_answer(encoder, item) for item in items] for items in (said, own)))
 
 
 def _keep_metrics(
@@ -353,6 +349,16 @@ def _reading(
         if found is not None:
             faults.append(Fault(found, said.text[:_EXCERPT]))
     return Reading(read, tuple(faults), _kept(begun), _length(begun))
+
+
+def _longer(chosen: Sequence[Scored], own: Sequence[Scored], encoder: Encoder) -> int:
+    """How many tokens chosen answers have more than the base's own, in the median. One that was
+    cut asks for no length."""
+    more = (
+        one.completion_tokens - other.completion_tokens if encoder.ends(one.tokens) else 0
+        for one, other in zip(chosen, own, strict=True)
+    )
+    return max(0, median_low(more))
 
 
 def _cut_short(said: AnswerText, own: AnswerText) -> bool:

@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tandem.core.errors import EngineDead, InvalidRequest, NoMemory
 from tandem.core.learning import Sample, SampleKind
@@ -26,6 +27,8 @@ _GAINED = 0.75
 AHEAD = 2
 """Steps of one trainer that the engine has at the same time."""
 
+
+_Item = TypeVar("_Item")
 
 Logprobs = Sequence[Sequence[float]]
 """Of each sequence of each micro-batch of a step: its completion's summed log-probability."""
@@ -86,6 +89,24 @@ class PreparedStep:
                 pairs += 1
                 wins += rewards[at] > rewards[at + 1]
         return wins / pairs
+
+
+def cut_steps(
+    items: Sequence[_Item], size: int, likes: Callable[[_Item], bool]
+) -> list[list[_Item]]:
+    """Steps of `size` items in their order. Each has one that `likes` says is liked, if there are
+    as many of these as steps: the last of them that a step can spare takes another step's first
+    place."""
+    steps = [list(items[at : at + size]) for at in range(0, len(items), size)]
+    spare: list[tuple[list[_Item], int]] = []
+    for step in steps:
+        liked = [place for place, each in enumerate(step) if likes(each)]
+        spare += [(step, place) for place in liked[1:]]
+    for step in steps:
+        if spare and not any(map(likes, step)):
+            giver, place = spare.pop()
+            step[0], giver[place] = giver[place], step[0]
+    return steps
 
 
 @dataclass(frozen=True, slots=True)

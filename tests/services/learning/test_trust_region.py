@@ -1,0 +1,82 @@
+"""How far one version may move the model, and how much each of its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fake_engine import FakeEngine
+from fake_scores import score_of
+from learning_world import World, settled, state_of, world
+from tandem.core.learning import SampleState, VersionRecord
+from tandem.core.training import ScoreRequest
+from tandem.services.learning.gate import Bounds
+from tandem.services.learning.settings import LearningSettings
+from tandem.store import adapters
+
+SETTINGS = LearningSettings(
+    batch_samples=4, steps_per_version=1, epochs=6, version_wait_s=0.0, replay=0.0
+)
+
+
+def drifting(made: World, share: float, growth: float) -> None:
+    """After n updates the working parameters have used `share + growth * n**2` of the bound."""
+
+    def score(request: ScoreRequest, under: str | None) -> float:
+        usual = score_of(request.tokens, request.prompt_tokens, None)
+        if under is None or not under.startswith("working/"):
+            return usual if under is None else 0.9 * usual
+        updates = int(under.rpartition("@")[2])
+        lost = (share + growth * updates**2) * Bounds().quality_drop
+        return usual - lost * (len(request.tokens) - request.prompt_tokens)
+
+    made.engine.score_as = score
+
+
+async def learn(made: World, *weights: float) -> None:
+    given = [made.sample(weight=weight) for weight in weights]
+    await made.give(given)
+    made.learner.notify("formal")
+    await settled(made)
+    assert {await state_of(made, each) for each in given} == {SampleState.CONSUMED}
+
+
+@pytest.mark.parametrize(("growth", "steps"), [(0.0, 6), (0.01, 4), (0.1, 1)])
+async def test_a_version_ends_before_the_epoch_that_would_leave_the_region(
+    tmp_path: Path, growth: float, steps: int
+) -> None:
+    """The fifth epoch would use a quarter of the bound, and a version may use a fifth."""
+    async with world(tmp_path, engine=FakeEngine(), settings=SETTINGS) as made:
+        drifting(made, 0.0, growth)
+        await learn(made, 1.0, 1.0, 1.0, 1.0)
+        assert len(made.engine.steps) == steps
+
+
+async def test_an_adapter_near_the_bound_moves_in_smaller_steps(tmp_path: Path) -> None:
+    async with world(tmp_path, engine=FakeEngine(), settings=SETTINGS) as made:
+        drifting(made, 0.0, 0.1)
+        await learn(made, 1.0, 1.0, 1.0, 1.0)
+        drifting(made, 0.4, 0.1)  # 0.5 after the first version's update
+        await learn(made, 1.0, 1.0, 1.0, 1.0)
+        assert [step.scale for step in made.engine.steps] == pytest.approx([1.0, 0.5])
+        rates = [each.metrics["learning_rate"] for each in await versions(made)]
+        assert rates == pytest.approx([1e-3, 5e-4])
+
+
+@pytest.mark.parametrize(
+    ("weights", "scale"),
+    [((1.0,) * 4, 1.0), ((0.25,) * 4, 0.25), ((1.0,), 0.25), ((9.0,) * 4, 1.0)],
+)
+async def test_less_evidence_moves_the_model_less(
+    tmp_path: Path, weights: tuple[float, ...], scale: float
+) -> None:
+    """AdamW would cancel a factor that all samples of a step share."""
+    async with world(tmp_path, engine=FakeEngine(), settings=SETTINGS) as made:
+        drifting(made, 0.0, 0.1)
+        await learn(made, *weights)
+        assert [step.scale for step in made.engine.steps] == pytest.approx([scale])
+
+
+async def versions(made: World) -> list[VersionRecord]:
+    return list(await made.store.read(adapters.versions, "formal"))
