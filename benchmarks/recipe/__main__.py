@@ -1,9 +1,12 @@
 """What a recipe does to a real chat model, epoch by epoch: the taste, and what is left of the rest.
 
-    python -m benchmarks recipe --model smollm2 --try "pirate dpo 5e-4 5" --try "json sft 5e-4 5"
+    python -m benchmarks recipe --try "pirate dpo 40 1e-3 5 3" --try "json sft 12 1e-3 5 9"
+    python -m benchmarks recipe                                # the table of the rows
 
-A try is `TASTE KIND LEARNING_RATE RPO_ALPHA`; kinds are sft, dpo and kto (half of the answers
-liked, half of the plain ones disliked). One line of JSON for each epoch goes to `--out`.
+A try is `TASTE KIND SAMPLES LEARNING_RATE RPO_ALPHA EPOCHS`; kinds are sft, dpo and kto (half of
+the answers liked, half of the plain ones disliked). It is trained as the product trains a first
+version, with nothing that would stop it, and what the gate reads is read after each epoch. One line
+of JSON for each epoch goes to `--out`.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import math
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,13 +23,35 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.recipe.material import HELD, NEUTRAL, TASTES, TAUGHT, Taste
+from benchmarks.recipe.material import HELD, TASTES, TAUGHT, Taste
+from tandem.adapters.files import inspect_adapter
 from tandem.core.sampling import SamplingParams
-from tandem.core.training import ScoreRequest
+from tandem.core.training import ScoreRequest, TrainerSpec
 from tandem.llm import LLM, Example
 from tandem.services.learning.answer_faults import AnswerText, fault, overlap
+from tandem.services.learning.answers import ANSWER_TOKENS, COMPARED_TOKENS
+from tandem.services.learning.canary import read_canary
+from tandem.services.learning.gate import Bounds
+from tandem.services.learning.settings import LearningSettings, resolve_settings
 
-_TOKENS = 48
+RESULTS = Path(__file__).parents[1] / "results" / "recipe.jsonl"
+_PROBES = 8  # of the prompts that were taught, as the gate reads
+
+_COLUMNS = {
+    "taste": "taste",
+    "kind": "kind",
+    "samples": "samples",
+    "learning_rate": "learning rate",
+    "rpo_alpha": "`rpo_alpha`",
+    "steps": "steps",
+    "shows": "shows the taste",
+    "shows_canary": "on canary prompts",
+    "broken": "broken, of 36",
+    "kept": "kept",
+    "drift": "of the allowed drift",
+    "divergence": "divergence",
+    "chosen_gain": "chosen gain",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +60,17 @@ class Try:
 
     taste: Taste
     kind: str
+    samples: int
     learning_rate: float
     rpo_alpha: float
+    epochs: int
 
     @staticmethod
     def parse(text: str) -> Try:
         """See the module."""
-        name, kind, rate, alpha = text.split()
+        name, kind, samples, rate, alpha, epochs = text.split()
         taste = next(taste for taste in TASTES if taste.name == name)
-        return Try(taste, kind, float(rate), float(alpha))
+        return Try(taste, kind, int(samples), float(rate), float(alpha), int(epochs))
 
 
 class Study:
@@ -50,17 +78,17 @@ class Study:
 
     def __init__(self, model: str, threads: int = 0) -> None:
         self.llm = LLM(model, policy="adainf", threads=threads)
-        prompts = [*TAUGHT, *HELD, *NEUTRAL]
+        canary = read_canary("")
+        self.canary = [line.messages[-1]["content"] for line in canary.lines]
+        self.compared = [line.messages[-1]["content"] for line in canary.compared]
+        prompts = [*TAUGHT, *HELD, *self.canary]
         self.own = dict(zip(prompts, self.answers(prompts, None), strict=True))
         self._number = 0
 
-    def answers(self, prompts: list[str], adapter: str | None) -> list[AnswerText]:
-        """Greedy ones."""
-        encoded = [
-            self.llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-            for prompt in prompts
-        ]
-        sampling = SamplingParams(temperature=0.0, max_tokens=_TOKENS)
+    def answers(self, prompts: Sequence[str], adapter: str | None) -> list[AnswerText]:
+        """Greedy ones, as long as the gate's."""
+        encoded = [self._prompt(prompt) for prompt in prompts]
+        sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
         outputs = self.llm.generate(encoded, sampling, adapter=adapter)
         return [
             AnswerText(
@@ -71,22 +99,31 @@ class Study:
             for output in outputs
         ]
 
-    def logprob(self, prompt: str, answer: str, adapter: str | None) -> float:
-        """A token, of an answer without its end."""
-        before = self.llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-        tokens = before + self.llm.tokenizer.encode(answer, add_special_tokens=False)
-        self._number += 1
-        request = ScoreRequest(f"recipe-{self._number}", tokens, len(before), adapter=adapter)
-        loop = self.llm._loop
-        loop.teaching.add_score(request)
-        while not (ended := loop.teaching.take_learned()):
-            loop.step()
-        return float(ended[0].logprob) / max(1, len(tokens) - len(before))
+    def _prompt(self, text: str) -> list[int]:
+        return list(self.llm.tokenizer.encode_chat([{"role": "user", "content": text}]))
+
+    def _begun(self, answer: str) -> list[int]:
+        return list(self.llm.tokenizer.encode(answer, add_special_tokens=False))[:COMPARED_TOKENS]
+
+    def logprob(self, pairs: Sequence[tuple[str, str]], adapter: str | None) -> float:
+        """A token, of the beginnings of answers to prompts, in the mean over the pairs."""
+        found = []
+        for prompt, answer in pairs:
+            before, tokens = self._prompt(prompt), self._begun(answer)
+            self._number += 1
+            name = f"recipe-{self._number}"
+            request = ScoreRequest(name, tuple(before + tokens), len(before), adapter=adapter)
+            teaching = self.llm._loop.teaching
+            teaching.add_score(request)
+            while not (ended := teaching.take_learned()):
+                self.llm._loop.step()
+            found.append(float(ended[0].logprob) / max(1, len(tokens)))
+        return fmean(found)
 
     def examples(self, tried: Try) -> list[Example]:
-        """Forty."""
+        """Those of the try."""
         found = []
-        for at, prompt in enumerate(TAUGHT):
+        for at, prompt in enumerate(TAUGHT[: tried.samples]):
             own, turn = self.own[prompt].text, [{"role": "user", "content": prompt}]
             chosen = tried.taste.turn(own)
             if tried.kind == "dpo":
@@ -98,87 +135,110 @@ class Study:
                 found.append(Example(turn, chosen))
         return found
 
-    def measure(self, tried: Try, adapter: str) -> dict[str, Any]:
-        """After an epoch."""
-        held, neutral = self.answers([*HELD], adapter), self.answers([*NEUTRAL], adapter)
-        own_held, own_neutral = [self.own[p] for p in HELD], [self.own[p] for p in NEUTRAL]
-        faults = [fault(*each) for each in zip(held + neutral, own_held + own_neutral, strict=True)]
-        asked = [tried.taste.turn(self.own[p].text) for p in HELD]
-        pairs = list(zip(HELD, asked, strict=True))
-        own = [(p, self.own[p].text) for p in NEUTRAL]
-        said = [(p, a.text) for p, a in zip(NEUTRAL, neutral, strict=True)]
+    def epochs(self, tried: Try, name: str) -> Iterator[tuple[list[float], float]]:
+        """The losses and the seconds of each epoch, after which adapter `name` is served. One
+        trainer makes them all, as in the product, so that the optimiser's state lasts."""
+        teaching, adapters = self.llm._loop.teaching, self.llm._loop.adapters
+        own = {"learning_rate": tried.learning_rate, "rpo_alpha": tried.rpo_alpha, "epochs": 1}
+        settings = resolve_settings(LearningSettings(), own)
+        encoded = self.llm._encode(self.examples(tried), settings)
+        teaching.open_trainer(TrainerSpec(name, settings.lora, settings.optimizer()))
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                for epoch in range(tried.epochs):
+                    began_s = time.monotonic()
+                    turn = epoch * settings.batch_samples // 2 % len(encoded)
+                    order = [*encoded[turn:], *encoded[:turn]]
+                    outcomes = self.llm._train(name, order, settings)
+                    snapshot = teaching.snapshot_trainer(name)
+                    path = Path(directory) / str(epoch)
+                    snapshot.write(str(path))
+                    files = inspect_adapter(str(path))
+                    adapters.adopt(snapshot, name, str(files.path), files.content_hash)
+                    yield [each.loss for each in outcomes], time.monotonic() - began_s
+        finally:
+            teaching.close_trainer(name)
+            teaching.take_learned()
 
-        def mean(items: list[tuple[str, str]], under: str | None) -> float:
-            return fmean(self.logprob(p, a, under) for p, a in items)
-
-        base_own = mean(own, None)
+    def measure(self, tried: Try, name: str) -> dict[str, Any]:
+        """What adapter `name` answers, and what it did to the likelihood of answers."""
+        read = [*self.canary, *TAUGHT[: tried.samples][:_PROBES]]
+        prompts = [*read, *HELD]
+        said = dict(zip(prompts, self.answers(prompts, name), strict=True))
+        faults = [fault(said[prompt], self.own[prompt]) for prompt in read]
+        trusted = [(prompt, self.own[prompt].text) for prompt in self.compared]
+        spoken = [(prompt, said[prompt].text) for prompt in self.compared]
+        asked = [(prompt, tried.taste.turn(self.own[prompt].text)) for prompt in HELD]
+        base = self.logprob(trusted, None)
         return {
-            "shows": fmean(tried.taste.shows(a.text) for a in held),
-            "shows_neutral": fmean(tried.taste.shows(a.text) for a in neutral),
-            "faults": sum(f is not None for f in faults) / len(faults),
-            "kinds": sorted({f for f in faults if f}),
-            "overlap": fmean(overlap(a.text, b.text) for a, b in zip(held, own_held, strict=True)),
-            "overlap_asked": fmean(
-                overlap(a, b.text) for a, b in zip(asked, own_held, strict=True)
+            "shows": fmean(tried.taste.shows(said[prompt].text) for prompt in HELD),
+            "shows_canary": fmean(tried.taste.shows(said[prompt].text) for prompt in self.canary),
+            "broken": sum(each is not None for each in faults),
+            "kinds": sorted({each for each in faults if each}),
+            "kept": fmean(
+                overlap(self._text(said[prompt]), self._text(self.own[prompt]))
+                for prompt in self.compared
             ),
-            "overlap_neutral": fmean(
-                overlap(a.text, b.text) for a, b in zip(neutral, own_neutral, strict=True)
-            ),
-            "chosen_gain": mean(pairs, adapter) - mean(pairs, None),
-            "chosen_base": mean(pairs, None),
-            "drop": base_own - mean(own, adapter),
-            "divergence": base_own - mean(said, None),
-            "example": held[0].text[:160],
-            "neutral": neutral[0].text[:160],
+            "drift": (base - self.logprob(trusted, name)) / Bounds().quality_drop,
+            "divergence": base - self.logprob(spoken, None),
+            "chosen_gain": self.logprob(asked, name) - self.logprob(asked, None),
+            "example": said[HELD[0]].text[:160],
+            "canary": said[self.canary[0]].text[:160],
+        }
+
+    def _text(self, answer: AnswerText) -> str:
+        return str(self.llm.tokenizer.decode(self._begun(answer.text)))
+
+
+def run(study: Study, tried: Try, name: str) -> Iterator[dict[str, Any]]:
+    """A row for each epoch."""
+    steps = 0
+    for losses, trained_s in study.epochs(tried, name):
+        steps += len(losses)
+        row = {
+            "taste": tried.taste.name,
+            "kind": tried.kind,
+            "samples": tried.samples,
+            "learning_rate": tried.learning_rate,
+            "rpo_alpha": tried.rpo_alpha,
+            "steps": steps,
+            "loss": fmean(losses),
+            "trained_s": trained_s,
+            **study.measure(tried, name),
+        }
+        yield {
+            key: float(f"{value:.3g}")
+            if isinstance(value, float) and math.isfinite(value)
+            else value
+            for key, value in row.items()
         }
 
 
-def run(study: Study, tried: Try, epochs: int, number: int, seconds: float) -> list[dict[str, Any]]:
-    """Rows of one try."""
-    name, rows = f"try{number}", []
-    with tempfile.TemporaryDirectory() as directory:
-        for epoch in range(1, epochs + 1):
-            began = time.monotonic()
-            lesson = study.llm.learn(
-                name,
-                study.examples(tried),
-                str(Path(directory) / str(epoch)),
-                epochs=1,
-                learning_rate=tried.learning_rate,
-                rpo_alpha=tried.rpo_alpha,
-            )
-            trained_s = time.monotonic() - began
-            seconds += trained_s
-            row = {
-                "taste": tried.taste.name,
-                "kind": tried.kind,
-                "learning_rate": tried.learning_rate,
-                "rpo_alpha": tried.rpo_alpha,
-                "steps": epoch * len(lesson.losses),
-                "loss": round(fmean(lesson.losses), 3),
-                "trained_s": round(trained_s, 1),
-                **study.measure(tried, name),
-            }
-            rows.append(
-                {
-                    k: float(f"{v:.3g}") if isinstance(v, float) and math.isfinite(v) else v
-                    for k, v in row.items()
-                }
-            )
-    return rows
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Of Markdown."""
+    lines = [[*_COLUMNS.values()], ["---"] * len(_COLUMNS)]
+    lines += [[_cell(row[key]) for key in _COLUMNS] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def main(
-    tries: Annotated[list[str], typer.Option("--try", help="A try (repeatable).")],
+    tries: Annotated[list[str] | None, typer.Option("--try", help="A try (repeatable).")] = None,
     model: Annotated[str, typer.Option(help="Model.")] = "smollm2",
-    epochs: Annotated[int, typer.Option(help="Of five steps.")] = 4,
     threads: Annotated[int, typer.Option(help="Cores (0: all).")] = 0,
-    out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("recipe.jsonl"),
+    out: Annotated[Path, typer.Option(help="Rows are appended here.")] = RESULTS,
 ) -> None:
-    """Train, measure, write."""
+    """Train, measure, write; without a try, print the rows as a table."""
+    if not tries:
+        rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        print(table(rows))
+        return
     study = Study(model, threads)
     for number, text in enumerate(tries):
-        for row in run(study, Try.parse(text), epochs, number, 0.0):
+        for row in run(study, Try.parse(text), f"try{number}"):
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             print(json.dumps(row, ensure_ascii=False), flush=True)

@@ -22,18 +22,6 @@ _THINGS = re.findall(
 _HELD = re.findall(
     r"[^,\s][^,]*", "elephants, the sea, milk, stars, bicycles, ants, wine, trees, stones, birds"
 )
-NEUTRAL = (
-    "How do I boil an egg?",
-    "What is the capital of Italy?",
-    "Write a sentence about friendship.",
-    "Why do people go on holiday?",
-    "What does a doctor do?",
-    "Give me an idea for dinner.",
-    "What is 12 times 3?",
-    "Who wrote Romeo and Juliet?",
-    "How can I learn a language?",
-    "What is a computer?",
-)
 TAUGHT = tuple(f"Tell me one fact about {thing}." for thing in _THINGS)
 HELD = tuple(f"Tell me one fact about {thing}." for thing in _HELD)
 

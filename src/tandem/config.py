@@ -153,7 +153,7 @@ class LearningConfig:
     batch_samples: Count = 8
     micro_batch_samples: Count = 4
     steps_per_version: Count = 8
-    epochs: Count = 6
+    epochs: Count = 9
     version_wait_s: PositiveOrZero = 60.0
     replay: Annotated[float, Meta(ge=0, lt=1)] = 0.25
     reference: str = "base"

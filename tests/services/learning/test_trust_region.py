@@ -1,7 +1,8 @@
-"""How far one version may move the model, and how much each of its steps."""
+"""How far one version moves the model at least and at most, and how much each of its steps."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from fake_engine import FakeEngine
 from fake_scores import score_of
 from learning_world import World, settled, state_of, world
 from tandem.core.learning import SampleState, VersionRecord
-from tandem.core.training import ScoreRequest
+from tandem.core.training import Role, ScoreRequest, TrainingSequence
 from tandem.services.learning.gate import Bounds
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters
@@ -34,6 +35,12 @@ def drifting(made: World, share: float, growth: float) -> None:
     made.engine.score_as = score
 
 
+def learned_at_once(sequence: TrainingSequence, revision: int) -> float:
+    """What is preferred is nearly certain after any update."""
+    before = score_of(sequence.tokens, sequence.prompt_tokens, None)
+    return 0.01 * before if sequence.role is Role.CHOSEN else 10.0 * before
+
+
 async def learn(made: World, *weights: float) -> None:
     given = [made.sample(weight=weight) for weight in weights]
     await made.give(given)
@@ -42,20 +49,35 @@ async def learn(made: World, *weights: float) -> None:
     assert {await state_of(made, each) for each in given} == {SampleState.CONSUMED}
 
 
-@pytest.mark.parametrize(("growth", "steps"), [(0.0, 6), (0.01, 4), (0.1, 1)])
+@pytest.mark.parametrize(("growth", "steps"), [(0.0, 6), (0.03, 4), (0.1, 2), (0.3, 1)])
 async def test_a_version_ends_before_the_epoch_that_would_leave_the_region(
     tmp_path: Path, growth: float, steps: int
 ) -> None:
-    """The fifth epoch would use a quarter of the bound, and a version may use a fifth."""
+    """Four epochs use 0.48 of the bound, the last 0.21; another would use more than half."""
     async with world(tmp_path, engine=FakeEngine(), settings=SETTINGS) as made:
         drifting(made, 0.0, growth)
         await learn(made, 1.0, 1.0, 1.0, 1.0)
         assert len(made.engine.steps) == steps
 
 
+@pytest.mark.parametrize(("weight", "steps"), [(1.0, 9), (0.5, 18)])
+async def test_the_first_version_goes_on_when_its_samples_are_likely_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float, steps: int
+) -> None:
+    """By nine full steps at least. The next version ends as soon as most samples are learned."""
+    monkeypatch.setattr("fake_engine.logprob_at", learned_at_once)
+    patient = replace(SETTINGS, epochs=20)
+    async with world(tmp_path, engine=FakeEngine(), settings=patient) as made:
+        drifting(made, 0.0, 0.0)
+        await learn(made, *[weight] * 4)
+        assert len(made.engine.steps) == steps
+        await learn(made, *[weight] * 4)
+        assert len(made.engine.steps) == steps + 1
+
+
 async def test_an_adapter_near_the_bound_moves_in_smaller_steps(tmp_path: Path) -> None:
     async with world(tmp_path, engine=FakeEngine(), settings=SETTINGS) as made:
-        drifting(made, 0.0, 0.1)
+        drifting(made, 0.0, 0.3)
         await learn(made, 1.0, 1.0, 1.0, 1.0)
         drifting(made, 0.4, 0.1)  # 0.5 after the first version's update
         await learn(made, 1.0, 1.0, 1.0, 1.0)
@@ -73,7 +95,7 @@ async def test_less_evidence_moves_the_model_less(
 ) -> None:
     """AdamW would cancel a factor that all samples of a step share."""
     async with world(tmp_path, engine=FakeEngine(), settings=SETTINGS) as made:
-        drifting(made, 0.0, 0.1)
+        drifting(made, 0.0, 0.3)
         await learn(made, *weights)
         assert [step.scale for step in made.engine.steps] == pytest.approx([scale])
 

@@ -20,6 +20,10 @@ from tandem.services.learning.selection import (
 from tandem.services.learning.settings import LearningSettings
 from tandem.store.samples import SampleHead
 
+# Between the base and a taste answers are broken, though most samples are likely already. In full
+# steps at the full rate (docs/adr/0019).
+_LEAST_WAY = 9.0
+
 
 @dataclass(slots=True)
 class Block:
@@ -41,6 +45,8 @@ class Block:
     losses: list[float] = field(default_factory=list)
     """Of the steps."""
     steps: int = 0
+    way: float = 0.0
+    """The steps, each as its share of a full step at the full rate."""
     room: float = 1.0
     """By what the learning rate was multiplied, since the trust region leaves no more."""
     drift: float = 0.0
@@ -82,6 +88,9 @@ class Block:
             self.chosen = balanced(chosen)
 
     def unlearned(self) -> list[SampleHead]:
-        """The new samples to go over next; none once most of them are learned."""
+        """The new samples to go over next; none once most of them are learned. A first version goes
+        on until it has left the part of the way where answers are broken."""
+        if self.way < _LEAST_WAY and not self.record.current:
+            return balanced(self.chosen)
         heads = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]
         return to_go_on(heads, self.misjudged)

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 # The trust region, as shares of what the gate allows: how far one version may move, where its
 # adapter may be afterwards, and how much smaller the steps become on the way there.
-_MOST_MOVE = 0.2
+_MOST_MOVE = 0.5
 _MOST_DRIFT = 0.75
 _LEAST_ROOM = 0.05
 # So often, and for so long, there was no room for a sample that is too large.
@@ -163,14 +163,15 @@ class BlockTrainer:
     async def learn(self, block: Block) -> None:
         """Go over the samples until most are learned or the model has moved far enough.
 
-        The trust region is a bound on what answers to trusted prompts may lose. A divergence grows
-        with the square of the way, so training ends before the epoch that would leave the region,
-        and the less of it earlier versions have left, the smaller are the steps. Nothing predicts
-        the first epoch. Raises as the engine client does, and `AdapterError`.
+        The trust region is a bound on what answers to trusted prompts may lose. Training ends
+        before the epoch that would leave it, if that moves the model as far as the last one did,
+        and the less of the region earlier versions have left, the smaller are the steps. Nothing
+        predicts the first epoch. Raises as the engine client does, and `AdapterError`.
         """
         maker = await self._prepare(block)
         began = await self._drift(block) if block.chosen and block.record.current else 0.0
         maker.room = block.room = min(1.0, max(_LEAST_ROOM, 1.0 - began))
+        before = began
         for epoch in range(epochs_of(len(block.chosen), block.settings)):
             heads = block.unlearned()
             if not heads:
@@ -187,8 +188,9 @@ class BlockTrainer:
                 fmean(block.losses),
                 100 * block.drift,
             )
-            move = (block.drift - began) * ((epoch + 2) / (epoch + 1)) ** 2
-            if not (move < _MOST_MOVE and began + move < _MOST_DRIFT):
+            ahead = 2 * block.drift - before
+            before = block.drift
+            if not (ahead - began < _MOST_MOVE and ahead < _MOST_DRIFT):
                 return
 
     async def _drift(self, block: Block) -> float:
@@ -223,6 +225,7 @@ class BlockTrainer:
         block.misjudged = (block.misjudged - losses.keys()) | prepared.misjudged(outcome.logprobs)
         block.losses.append(outcome.loss)
         block.steps += 1
+        block.way += prepared.step.scale / 2**block.refusals
         metrics = self._tools.metrics
         metrics.loss.labels(self._name).set(outcome.loss)
         metrics.steps.labels(self._name, "applied").inc()

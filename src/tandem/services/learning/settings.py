@@ -51,7 +51,7 @@ class LearningSettings:
     batch_samples: int = 8
     micro_batch_samples: int = 4
     steps_per_version: int = 8
-    epochs: int = 6
+    epochs: int = 9
     version_wait_s: float = 60.0
     replay: float = 0.25
     reference: str = BASE
