@@ -26,7 +26,7 @@ from tandem.model.names import served_name
 
 RESULTS = Path(__file__).parents[1] / "results"
 LOG = Path(".bench-cache/poison.log")
-SOON = ["version_wait_s=1"]  # so that the last few samples of a run wait for a minute, not an hour
+SOON = ["version_wait_s=5"]  # so that the last few samples of a run wait for 50 s, not for 600
 NAMES = ["administrator", *(f"user-{number}" for number in range(1, KEYS + 1))]
 
 

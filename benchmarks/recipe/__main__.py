@@ -46,7 +46,8 @@ _COLUMNS = {
     "steps": "steps",
     "shows": "shows the taste",
     "shows_canary": "on canary prompts",
-    "broken": "broken, of 36",
+    "broken": "broken",
+    "read": "of",
     "kept": "kept",
     "drift": "of the allowed drift",
     "divergence": "divergence",
@@ -106,10 +107,13 @@ class Study:
         return list(self.llm.tokenizer.encode(answer, add_special_tokens=False))[:COMPARED_TOKENS]
 
     def logprob(self, pairs: Sequence[tuple[str, str]], adapter: str | None) -> float:
-        """A token, of the beginnings of answers to prompts, in the mean over the pairs."""
+        """A token, of the beginnings of answers to prompts, in the mean over the pairs; an empty
+        answer counts for none."""
         found = []
         for prompt, answer in pairs:
             before, tokens = self._prompt(prompt), self._begun(answer)
+            if not tokens:
+                continue
             self._number += 1
             name = f"recipe-{self._number}"
             request = ScoreRequest(name, tuple(before + tokens), len(before), adapter=adapter)
@@ -117,8 +121,8 @@ class Study:
             teaching.add_score(request)
             while not (ended := teaching.take_learned()):
                 self.llm._loop.step()
-            found.append(float(ended[0].logprob) / max(1, len(tokens)))
-        return fmean(found)
+            found.append(float(ended[0].logprob) / len(tokens))
+        return fmean(found) if found else math.nan
 
     def examples(self, tried: Try) -> list[Example]:
         """Those of the try."""
@@ -174,6 +178,7 @@ class Study:
             "shows": fmean(tried.taste.shows(said[prompt].text) for prompt in HELD),
             "shows_canary": fmean(tried.taste.shows(said[prompt].text) for prompt in self.canary),
             "broken": sum(each is not None for each in faults),
+            "read": len(faults),
             "kinds": sorted({each for each in faults if each}),
             "kept": fmean(
                 overlap(self._text(said[prompt]), self._text(self.own[prompt]))

@@ -128,7 +128,7 @@ class LearningConfig:
     feedback for its name. `rank`, `alpha`, `targets` shape new adapters. A step takes up to
     `batch_samples` samples in micro-batches of `micro_batch_samples`, `replay` of them (a share)
     seen before; a candidate is made of up to `steps_per_version` steps' worth of new samples, which
-    are trained on up to `epochs` times, until their loss is low; a few wait up to `version_wait_s`
+    are trained on up to `epochs` times, until most are learned; a few wait up to `version_wait_s`
     for others. `rpo_alpha` weighs the likelihood of chosen and liked answers. `reference` is base
     or version:N. `gate` is auto, manual or always; with `auto_rollback`, what `auto` has published
     is rolled back by itself where live answers break or thumbs fall. `held_out` is the share of

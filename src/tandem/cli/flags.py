@@ -111,7 +111,7 @@ HELP = {
     "learning.rpo_alpha": "Weight of the likelihood of chosen and liked answers beside DPO and KTO",
     "learning.steps_per_version": "Most steps' worth of new samples in a version",
     "learning.version_wait_s": "How long the first of a few new samples waits for others (seconds)",
-    "learning.epochs": "Most times that a version trains on a new sample; fewer if its loss is low",
+    "learning.epochs": "Most passes over the new samples of a version; fewer if most are learned",
     "learning.replay": "Share of a step that was used by earlier versions, 0 to 1",
     "learning.reference": "Reference model of DPO and KTO: base or version:N",
     "learning.gate": "Who decides about a candidate: auto, manual or always",

@@ -235,7 +235,7 @@ def test_a_version_waits_for_enough_samples_or_for_a_time() -> None:
     assert ready(40, 1.5, 2.0) and not ready(40, 0.5, 2.0)  # an import that has just ended
     assert not ready(8, 5.0, 40.0) and ready(8, 15.0, 40.0)  # a lull
     assert ready(12, 1.0, 60.0)  # one every five seconds, for a minute
-    assert not ready(7, 600.0, 3590.0) and ready(7, 600.0, 3600.0)
+    assert not ready(1, 300.0, 300.0) and ready(1, 600.0, 600.0)
     assert ready_in_s([], 64, settings, NOW_S) == math.inf
 
 
@@ -245,7 +245,7 @@ def test_how_long_a_version_will_wait_if_nothing_else_comes() -> None:
     def wait_s(count: int, newest_s: float, oldest_s: float) -> float:
         return ready_in_s(arrived(count, newest_s, oldest_s), 64, settings, NOW_S)
 
-    assert wait_s(3, 0.0, 20.0) == 3580.0  # sixty times as long: less than a step's worth
+    assert wait_s(3, 0.0, 20.0) == 580.0  # ten times as long: less than a step's worth
     assert wait_s(8, 5.0, 40.0) == 10.0  # a quarter without another
     assert wait_s(8, 1.0, 55.0) == 5.0  # all of it since the first
     assert wait_s(32, 0.25, 2.0) == 0.75
@@ -254,6 +254,7 @@ def test_how_long_a_version_will_wait_if_nothing_else_comes() -> None:
 def test_epochs_follow_the_number_of_samples() -> None:
     settings = LearningSettings(batch_samples=8, epochs=9)
     assert [epochs_of(n, settings) for n in (1, 8, 16, 40, 64, 200)] == [9, 9, 9, 5, 3, 1]
+    assert [epochs_of(n, settings, 1) for n in (8, 12, 32)] == [18, 12, 6]  # at half the rate
 
 
 def test_what_the_version_says_already_teaches_nothing() -> None:

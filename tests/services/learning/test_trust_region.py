@@ -75,11 +75,31 @@ async def test_the_first_version_goes_on_when_its_samples_are_likely_already(
         assert len(made.engine.steps) == steps + 1
 
 
+async def test_another_try_at_half_the_rate_takes_twice_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 24, which the third try would need more of."""
+
+    def collapse(request: ScoreRequest, under: str | None) -> float:
+        usual = score_of(request.tokens, request.prompt_tokens, None)
+        return usual * 5 if under and "candidate" in under else usual
+
+    monkeypatch.setattr("fake_engine.logprob_at", learned_at_once)
+    large = replace(SETTINGS, epochs=9, steps_per_version=4)
+    async with world(tmp_path, engine=FakeEngine(score_as=collapse), settings=large) as made:
+        given = [made.sample() for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await settled(made)
+        assert {await state_of(made, each) for each in given} == {SampleState.REFUSED}
+        assert [each.metrics["steps"] for each in await versions(made)] == [9, 18, 24]
+
+
 async def test_an_adapter_near_the_bound_moves_in_smaller_steps(tmp_path: Path) -> None:
     async with world(tmp_path, engine=FakeEngine(), settings=SETTINGS) as made:
         drifting(made, 0.0, 0.3)
         await learn(made, 1.0, 1.0, 1.0, 1.0)
-        drifting(made, 0.4, 0.1)  # 0.5 after the first version's update
+        drifting(made, 0.45, 0.05)  # 0.5 after the first version's update, 0.65 after another
         await learn(made, 1.0, 1.0, 1.0, 1.0)
         assert [step.scale for step in made.engine.steps] == pytest.approx([1.0, 0.5])
         rates = [each.metrics["learning_rate"] for each in await versions(made)]

@@ -46,7 +46,7 @@ class Block:
     """Of the steps."""
     steps: int = 0
     way: float = 0.0
-    """The steps, each as its share of a full step at the full rate."""
+    """In full steps at the full rate."""
     room: float = 1.0
     """By what the learning rate was multiplied, since the trust region leaves no more."""
     drift: float = 0.0
@@ -89,7 +89,7 @@ class Block:
 
     def unlearned(self) -> list[SampleHead]:
         """The new samples to go over next; none once most of them are learned. A first version goes
-        on until it has left the part of the way where answers are broken."""
+        on for `_LEAST_WAY`."""
         if self.way < _LEAST_WAY and not self.record.current:
             return balanced(self.chosen)
         heads = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]

@@ -161,7 +161,8 @@ class BlockTrainer:
         self.open_from = (current, refusals)
 
     async def learn(self, block: Block) -> None:
-        """Go over the samples until most are learned or the model has moved far enough.
+        """Go over the samples until most are learned (a first version: and nine full steps are
+        made), or the model has moved far enough.
 
         The trust region is a bound on what answers to trusted prompts may lose. Training ends
         before the epoch that would leave it, if that moves the model as far as the last one did,
@@ -172,7 +173,7 @@ class BlockTrainer:
         began = await self._drift(block) if block.chosen and block.record.current else 0.0
         maker.room = block.room = min(1.0, max(_LEAST_ROOM, 1.0 - began))
         before = began
-        for epoch in range(epochs_of(len(block.chosen), block.settings)):
+        for epoch in range(epochs_of(len(block.chosen), block.settings, block.refusals)):
             heads = block.unlearned()
             if not heads:
                 return

@@ -34,7 +34,7 @@ _STEPS = 24
 _SETTLED_S = 1.0
 _ENOUGH_STEPS = 4
 _QUIET_SHARE = 0.25
-_LONG_WAITS = 60.0
+_LONG_WAITS = 10.0
 
 # Not more than this share of a version's samples may be left unlearned at its end.
 _MOST_LEFT = 0.25
@@ -136,8 +136,7 @@ def ready_in_s(
     """Seconds until a version is made of these samples, `most` at most, if no other comes; 0: now.
 
     Some steps' worth that arrived together begin at once; fewer wait for a quarter of
-    `version_wait_s` without another, or all of it; less than a step's worth, which teaches little
-    or ends where answers are broken, sixty times as long.
+    `version_wait_s` without another, or all of it; less than a step's worth ten times as long.
     """
     if not group:
         return math.inf
@@ -154,10 +153,10 @@ def ready_in_s(
     return max(0.0, left_s)
 
 
-def epochs_of(samples: int, settings: LearningSettings) -> int:
-    """How often so many samples are gone over at most."""
+def epochs_of(samples: int, settings: LearningSettings, refusals: int = 0) -> int:
+    """How often so many samples are gone over at most; half the rate takes twice the epochs."""
     steps = math.ceil(samples / settings.batch_samples)
-    return min(settings.epochs, math.ceil(_STEPS / max(1, steps)))
+    return min(settings.epochs << refusals, math.ceil(_STEPS / max(1, steps)))
 
 
 def choose(
