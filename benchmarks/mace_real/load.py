@@ -55,10 +55,9 @@ class Options:
     max_tokens: int = 96
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {
-            "epochs": 3,
             "batch_samples": 4,
             "steps_per_version": 6,
-            "version_wait_s": 10,
+            "version_wait_s": 20,
         }
     )
     tpot_slo_s: float = 0.2
