@@ -51,7 +51,8 @@ _COLUMNS = {
     "kept": "kept",
     "drift": "of the allowed drift",
     "divergence": "divergence",
-    "chosen_gain": "chosen gain",
+    "chosen_base": "chosen answers under the base",
+    "chosen_gain": "their gain",
 }
 
 
@@ -186,6 +187,7 @@ class Study:
             ),
             "drift": (base - self.logprob(trusted, name)) / Bounds().quality_drop,
             "divergence": base - self.logprob(spoken, None),
+            "chosen_base": self.logprob(asked, None),
             "chosen_gain": self.logprob(asked, name) - self.logprob(asked, None),
             "example": said[HELD[0]].text[:160],
             "canary": said[self.canary[0]].text[:160],
