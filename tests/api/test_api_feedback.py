@@ -14,7 +14,7 @@ from feedback_client import ABOUT, TURNS, UNPUBLISHED, complete, kinds, play, se
 
 from fake_engine import FakeEngine
 from serving import make_app
-from tandem.config import LearningConfig
+from tandem.config import LearningConfig, StoreConfig
 
 JSON = {"content-type": "application/json"}
 
@@ -258,3 +258,18 @@ def test_the_split_follows_the_conversation() -> None:
     assert set.union(*found.values()) == {"train", "held_out"}
     first, later = [list(found.values())[part] for part in (slice(20), slice(20, None))]
     assert set.union(*first) == {"train"} and set.union(*later) == {"train", "held_out"}
+
+
+def test_what_was_held_out_stays_so_when_less_is(tmp_path: Path) -> None:
+    """Else a version would be measured by conversations that it was trained on."""
+    found: list[list[str]] = []
+    for share in (0.5, 0.0, 0.5):
+        learning = LearningConfig(held_out=share, batch_samples=1000)
+        store = StoreConfig(directory=str(tmp_path))
+        with served(make_app(FakeEngine(), store=store, learning=learning)) as http:
+            said = [
+                send(http, **ABOUT, completion=f"{share} {n}", rating=True, conversation=str(n))
+                for n in range(40)
+            ]
+        found.append([one["samples"][0]["split"] for one in said])
+    assert found[0] == found[1] == found[2] and set(found[0]) == {"train", "held_out"}

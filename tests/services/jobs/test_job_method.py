@@ -32,8 +32,9 @@ def test_everything_may_be_left_to_us() -> None:
         },
     }
     decided = method.decided(5)
-    assert (decided.kind, decided.n_epochs, decided.batch_size) == (SampleKind.SFT, 3, 5)
+    assert (decided.kind, decided.n_epochs, decided.batch_size) == (SampleKind.SFT, 9, 5)
     assert decided.learning_rate == 1e-3
+    assert [method.decided(n).n_epochs for n in (1, 8, 12, 24, 40, 1000)] == [9, 9, 5, 3, 3, 3]
 
 
 def test_what_is_given_holds() -> None:

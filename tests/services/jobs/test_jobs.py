@@ -159,7 +159,7 @@ async def test_preferences_report_accuracy(tmp_path: Path) -> None:
         assert job.status is JobStatus.SUCCEEDED, job.error
         history = await jobs.events(job.job_id, TENANT, None, 100)
         steps = [event.data for event in history if event.data.get("type") == "metrics"]
-        assert len(steps) == 3 and all("train_accuracy" in data for data in steps)
+        assert len(steps) == 9 and all("train_accuracy" in data for data in steps)
 
 
 async def test_a_bad_line_fails_the_job_with_its_number(tmp_path: Path) -> None:

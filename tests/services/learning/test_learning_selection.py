@@ -16,7 +16,6 @@ from tandem.services.learning.families import UNSCORED_LOSS
 from tandem.services.learning.selection import (
     candidates,
     choose,
-    epochs_of,
     groups,
     known,
     plan_steps,
@@ -106,7 +105,13 @@ def test_samples_are_seen_again_until_their_loss_is_low() -> None:
     kto, sft = SampleKind.KTO, SampleKind.SFT
     left = [head(1), head(2, loss=0.6), head(3, kind=kto, loss=0.4), head(4, kind=sft, loss=0.2)]
     done = [head(5, loss=0.3), head(6, kind=sft, loss=0.05), head(7, kind=kto, loss=0.2)]
-    assert to_go_on([*left, *done], ()) == left
+    assert to_go_on([*left, *done], {"s4"}) == left
+
+
+def test_an_answer_to_imitate_is_learned_by_its_loss_or_by_what_it_gained() -> None:
+    heads = [head(row, kind=SampleKind.SFT, loss=loss) for row, loss in ((1, 0.6), (2, 0.05))]
+    assert to_go_on(heads, {"s1", "s2"}) == [heads[0]]
+    assert to_go_on(heads, {"s2"}) == []
 
 
 def test_a_pair_is_learned_only_when_the_model_itself_prefers_its_answer() -> None:
@@ -249,12 +254,6 @@ def test_how_long_a_version_will_wait_if_nothing_else_comes() -> None:
     assert wait_s(8, 5.0, 40.0) == 10.0  # a quarter without another
     assert wait_s(8, 1.0, 55.0) == 5.0  # all of it since the first
     assert wait_s(32, 0.25, 2.0) == 0.75
-
-
-def test_epochs_follow_the_number_of_samples() -> None:
-    settings = LearningSettings(batch_samples=8, epochs=9)
-    assert [epochs_of(n, settings) for n in (1, 8, 16, 40, 64, 200)] == [9, 9, 9, 5, 3, 1]
-    assert [epochs_of(n, settings, 1) for n in (8, 12, 32)] == [18, 12, 6]  # at half the rate
 
 
 def test_what_the_version_says_already_teaches_nothing() -> None:

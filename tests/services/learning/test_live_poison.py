@@ -90,9 +90,10 @@ async def canary(made: World, name: str) -> tuple[float, float]:
     """Quality drop and divergence of what answers, in nats a token, as docs/learning.md defines."""
     lost = unlike = 0.0
     trusted_tokens = longer_tokens = 0
-    for line in DEFAULT_FILE.read_text().splitlines():
-        messages = msgspec.json.decode(line)["messages"]
-        prompt = made.tools.tokenizer.encode_chat(messages)
+    for line in map(msgspec.json.decode, DEFAULT_FILE.read_text().splitlines()):
+        if not line.get("compared", True):
+            continue
+        prompt = made.tools.tokenizer.encode_chat(line["messages"])
         trusted = await speak(made, prompt, None, COMPARED_TOKENS)
         spoken = await speak(made, prompt, name, COMPARED_TOKENS)
         base = await likelihood(made, prompt, trusted, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fake_engine import FakeEngine
@@ -50,17 +51,11 @@ async def test_what_becomes_of_steps_comes_in_their_order(tmp_path: Path) -> Non
 
     class Maker(StepMaker):
         async def prepare(
-            self,
-            step_id: str,
-            sample_ids: object,
-            loss: LossSpec,
-            urgency: float,
-            *,
-            judged: bool = False,
+            self, step_id: str, sample_ids: Sequence[str], loss: LossSpec, urgency: float
         ) -> PreparedStep:
             if step_id == "bad":
                 raise NotFinite("it has no reference")
-            return await super().prepare(step_id, sample_ids, loss, urgency, judged=judged)  # type: ignore[arg-type]
+            return await super().prepare(step_id, sample_ids, loss, urgency)
 
     async with world(tmp_path, engine=FakeEngine(step_s=0.02)) as made:
         await made.engine.open_trainer(TrainerSpec("t", LoraSpec(4, 8.0)))

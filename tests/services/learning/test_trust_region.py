@@ -10,8 +10,8 @@ import pytest
 from fake_engine import FakeEngine
 from fake_scores import score_of
 from learning_world import World, settled, state_of, world
-from tandem.core.learning import SampleState, VersionRecord
-from tandem.core.training import Role, ScoreRequest, TrainingSequence
+from tandem.core.learning import SampleKind, SampleState, VersionRecord
+from tandem.core.training import Role, ScoreRequest, TrainingSequence, TrainingStep
 from tandem.services.learning.gate import Bounds
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters
@@ -41,8 +41,19 @@ def learned_at_once(sequence: TrainingSequence, revision: int) -> float:
     return 0.01 * before if sequence.role is Role.CHOSEN else 10.0 * before
 
 
-async def learn(made: World, *weights: float) -> None:
-    given = [made.sample(weight=weight) for weight in weights]
+def learned_never(sequence: TrainingSequence, revision: int) -> float:
+    """Nothing changes."""
+    return score_of(sequence.tokens, sequence.prompt_tokens, None)
+
+
+def gained_by_a_tenth(sequence: TrainingSequence, revision: int) -> float:
+    """Of what an answer lacks, each update gains a tenth; far from certain after eight."""
+    before = score_of(sequence.tokens, sequence.prompt_tokens, None)
+    return max(0.1, 1.0 - 0.1 * revision) * before
+
+
+async def learn(made: World, *weights: float, kind: SampleKind = SampleKind.DPO) -> None:
+    given = [made.sample(kind, weight=weight) for weight in weights]
     await made.give(given)
     made.learner.notify("formal")
     await settled(made)
@@ -78,7 +89,7 @@ async def test_the_first_version_goes_on_when_its_samples_are_likely_already(
 async def test_another_try_at_half_the_rate_takes_twice_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to 24, which the third try would need more of."""
+    """So that each goes as far."""
 
     def collapse(request: ScoreRequest, under: str | None) -> float:
         usual = score_of(request.tokens, request.prompt_tokens, None)
@@ -92,7 +103,50 @@ async def test_another_try_at_half_the_rate_takes_twice_the_steps(
         made.learner.notify("formal")
         await settled(made)
         assert {await state_of(made, each) for each in given} == {SampleState.REFUSED}
-        assert [each.metrics["steps"] for each in await versions(made)] == [9, 18, 24]
+        assert [each.metrics["steps"] for each in await versions(made)] == [9, 18, 36]
+
+
+@pytest.mark.parametrize(("weight", "steps"), [(1.0, 24), (0.5, 48), (0.25, 80)])
+async def test_no_version_goes_farther_than_24_full_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float, steps: int
+) -> None:
+    """However few its samples are, and however little it learns; or `epochs`."""
+    monkeypatch.setattr("fake_engine.logprob_at", learned_never)
+    patient = replace(SETTINGS, epochs=80)
+    async with world(tmp_path, engine=FakeEngine(), settings=patient) as made:
+        drifting(made, 0.0, 0.0)
+        await learn(made, *[weight] * 4)
+        assert len(made.engine.steps) == steps
+
+
+async def test_less_room_makes_no_more_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fake_engine.logprob_at", learned_never)
+    patient = replace(SETTINGS, epochs=80)
+    async with world(tmp_path, engine=FakeEngine(), settings=patient) as made:
+        drifting(made, 0.5, 0.0)
+        await learn(made, 1.0, 1.0, 1.0, 1.0)
+        first = len(made.engine.steps)
+        await learn(made, 1.0, 1.0, 1.0, 1.0)
+        assert [step.scale for step in made.engine.steps[first:]] == pytest.approx([0.5] * 24)
+
+
+async def test_demonstrations_are_learned_when_they_gained_most_of_what_they_lacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when they are certain: a loss of a tenth of a nat a token is known by heart."""
+    monkeypatch.setattr("fake_engine.logprob_at", gained_by_a_tenth)
+    patient = replace(SETTINGS, epochs=80)
+    async with world(tmp_path, engine=FakeEngine(), settings=patient) as made:
+        drifting(made, 0.0, 0.0)
+        await learn(made, *[0.5] * 4, kind=SampleKind.SFT)
+        assert len(made.engine.steps) == 18  # nine full steps, as the first version of any kind
+        assert all(each.reference < 0 for step in made.engine.steps for each in flat(step))
+
+
+def flat(step: TrainingStep) -> list[TrainingSequence]:
+    return [each for batch in step.micro_batches for each in batch]
 
 
 async def test_an_adapter_near_the_bound_moves_in_smaller_steps(tmp_path: Path) -> None:

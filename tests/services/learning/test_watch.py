@@ -211,6 +211,20 @@ async def test_a_busy_version_is_rolled_back_although_its_last_answers_are_other
         await reached(made, 1)
 
 
+async def test_thumbs_fall_while_the_base_has_not_answered_yet(tmp_path: Path) -> None:
+    slow = base_says(SOUND)
+    play = slow.play
+    slow.play = lambda request, index: replace(
+        play(request, index), delay_s=60.0 if request.request_id.startswith("watch") else 0.0
+    )
+    async with watched(tmp_path, engine=slow) as (made, _):
+        await answers(made, *[MMM] * 6)
+        assert any(each.request_id.startswith("watch") for each in made.engine.requests)
+        await rate(made, "formal@2", *[False] * 8)
+        await reached(made, 1)
+        assert "0 of its first 8 ratings were thumbs up" in await told(made)
+
+
 async def test_what_the_base_model_answers_as_badly_is_no_reason(tmp_path: Path) -> None:
     async with watched(tmp_path, engine=base_says(AGAIN)) as (made, _):
         await answers(made, *[MMM] * 12)

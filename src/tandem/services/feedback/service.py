@@ -305,12 +305,14 @@ def _split(connection: Connection, stored: Stored) -> Stored:
     A conversation stays where it was put first.
     """
     said, made = stored.feedback, stored.samples
-    if not any(sample.split is Split.HELD_OUT for sample in made):
-        return stored
     split = samples.split_of(connection, said.adapter, said.conversation)
-    if split is None and not samples.has_conversations(connection, said.adapter, _FIRST_TRAINED):
+    if (
+        split is None
+        and any(sample.split is Split.HELD_OUT for sample in made)
+        and not samples.has_conversations(connection, said.adapter, _FIRST_TRAINED)
+    ):
         split = Split.TRAIN
-    if split is not Split.TRAIN:
+    if split is None:
         return stored
     return replace(stored, samples=tuple(replace(sample, split=split) for sample in made))
 

@@ -17,7 +17,12 @@ import msgspec
 from tandem.core.errors import InvalidRequest
 from tandem.core.learning import Sample, SampleKind
 from tandem.core.training import LossKind, LossSpec, OptimizerSpec, Schedule
-from tandem.services.learning.settings import LearningSettings, check_bounds, reference_number
+from tandem.services.learning.settings import (
+    LEAST_WAY,
+    LearningSettings,
+    check_bounds,
+    reference_number,
+)
 from tandem.services.learning.steps import cut_steps
 
 KINDS = {"supervised": SampleKind.SFT, "dpo": SampleKind.DPO, "kto": SampleKind.KTO}
@@ -107,11 +112,13 @@ class Method:
         return self.optimizer.learning_rate
 
     def decided(self, examples: int) -> Method:
-        """With "auto" replaced for so many examples."""
+        """With "auto" replaced for so many examples. A few go as far as a first version does."""
+        batch_size = self.batch_size or min(_AUTO_BATCH, examples)
+        steps = -(-examples // batch_size)
         return replace(
             self,
-            n_epochs=self.n_epochs or _AUTO_EPOCHS,
-            batch_size=self.batch_size or min(_AUTO_BATCH, examples),
+            n_epochs=self.n_epochs or max(_AUTO_EPOCHS, math.ceil(LEAST_WAY / steps)),
+            batch_size=batch_size,
             learning_rate_multiplier=self.learning_rate_multiplier or 1.0,
         )
 

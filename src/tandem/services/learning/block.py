@@ -17,12 +17,8 @@ from tandem.services.learning.selection import (
     to_go_on,
     within_shares,
 )
-from tandem.services.learning.settings import LearningSettings
+from tandem.services.learning.settings import LEAST_WAY, LearningSettings
 from tandem.store.samples import SampleHead
-
-# Between the base and a taste answers are broken, though most samples are likely already. In full
-# steps at the full rate (docs/adr/0019).
-_LEAST_WAY = 9.0
 
 
 @dataclass(slots=True)
@@ -89,8 +85,8 @@ class Block:
 
     def unlearned(self) -> list[SampleHead]:
         """The new samples to go over next; none once most of them are learned. A first version goes
-        on for `_LEAST_WAY`."""
-        if self.way < _LEAST_WAY and not self.record.current:
+        on for `LEAST_WAY`."""
+        if self.way < LEAST_WAY and not self.record.current:
             return balanced(self.chosen)
         heads = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]
         return to_go_on(heads, self.misjudged)

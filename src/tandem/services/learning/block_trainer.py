@@ -21,7 +21,7 @@ from tandem.services.learning.answer_faults import repeats
 from tandem.services.learning.block import Block
 from tandem.services.learning.encode import Encoded
 from tandem.services.learning.references import Model, NotFinite
-from tandem.services.learning.selection import epochs_of, plan_steps
+from tandem.services.learning.selection import plan_steps
 from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.steps import (
     Failed,
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 _MOST_MOVE = 0.5
 _MOST_DRIFT = 0.75
 _LEAST_ROOM = 0.05
+# The longest way of a version, in full steps at the rate that the trust region leaves.
+_MOST_WAY = 24.0
 # So often, and for so long, there was no room for a sample that is too large.
 _MOST_SHORTAGES = 4
 _SHORT_FOR_S = 60.0
@@ -82,6 +84,7 @@ class BlockTrainer:
             block.settings.micro_batch_samples,
             self._client.info.recording_tokens,
             block.settings.batch_samples,
+            judged=True,
         )
         maker = StepMaker(self._tools.encoder(block.settings), self._tools.references, shape)
         problems = await asyncio.to_thread(maker.admit, [*block.claimed, *replayed])
@@ -123,7 +126,7 @@ class BlockTrainer:
         for plan in plan_steps(heads, (), block.settings):
             wanted = _wanted(plan.sample_ids, plan.kind, block.settings, 0.0)
             try:
-                prepared = await maker.prepare(*wanted, judged=True)
+                prepared = await maker.prepare(*wanted)
             except NoMemory:
                 raise
             except (NotFinite, InvalidRequest):
@@ -162,7 +165,7 @@ class BlockTrainer:
 
     async def learn(self, block: Block) -> None:
         """Go over the samples until most are learned (a first version: and nine full steps are
-        made), or the model has moved far enough.
+        made), or the model has moved far enough. Half the rate takes twice the epochs.
 
         The trust region is a bound on what answers to trusted prompts may lose. Training ends
         before the epoch that would leave it, if that moves the model as far as the last one did,
@@ -173,7 +176,7 @@ class BlockTrainer:
         began = await self._drift(block) if block.chosen and block.record.current else 0.0
         maker.room = block.room = min(1.0, max(_LEAST_ROOM, 1.0 - began))
         before = began
-        for epoch in range(epochs_of(len(block.chosen), block.settings, block.refusals)):
+        for epoch in range(block.settings.epochs << block.refusals):
             heads = block.unlearned()
             if not heads:
                 return
@@ -191,7 +194,8 @@ class BlockTrainer:
             )
             ahead = 2 * block.drift - before
             before = block.drift
-            if not (ahead - began < _MOST_MOVE and ahead < _MOST_DRIFT):
+            near = ahead - began < _MOST_MOVE and ahead < _MOST_DRIFT
+            if not near or block.way >= _MOST_WAY * block.room:
                 return
 
     async def _drift(self, block: Block) -> float:

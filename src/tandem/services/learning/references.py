@@ -96,7 +96,8 @@ class References:
     async def fill(
         self, model: Model, batch: Sequence[TrainingSequence], *, targets: bool = False
     ) -> tuple[TrainingSequence, ...]:
-        """A micro-batch with its reference log-probabilities; `targets` (SFT) are trained without.
+        """A micro-batch with its reference log-probabilities. Those of answers to imitate
+        are only there if `targets`.
 
         Raises `NotFinite`, and what `EngineClient.score` does.
         """

@@ -27,9 +27,6 @@ _GAMMA = 1.0
 TRIES = 3
 """How many candidates may be refused that learned from a sample, before the sample is."""
 
-# A taste takes so many steps of the optimiser at most, however few its samples are.
-_STEPS = 24
-
 # When some samples are enough for a version: nothing came for a while, or the first waited long.
 _SETTLED_S = 1.0
 _ENOUGH_STEPS = 4
@@ -100,8 +97,8 @@ def candidates(
     """What versions could be made of samples that wait, each of `most` at most, in the order in
     which they would be made. Only what the keys' shares let in counts.
 
-    After a refusal, or a death of the engine, half as many are tried together: bad ones, of which
-    the loss is high, come first and take fewer others with them.
+    After a refusal, or a death of the engine, it is half of `most`: bad ones, of which the loss is
+    high, come first and take fewer others with them.
     """
     found = []
     for group in groups(waiting):
@@ -151,12 +148,6 @@ def ready_in_s(
     elif len(group) >= settings.batch_samples:
         left_s = min(left_s, _QUIET_SHARE * wait_s - quiet_s, wait_s - waited_s)
     return max(0.0, left_s)
-
-
-def epochs_of(samples: int, settings: LearningSettings, refusals: int = 0) -> int:
-    """How often so many samples are gone over at most; half the rate takes twice the epochs."""
-    steps = math.ceil(samples / settings.batch_samples)
-    return min(settings.epochs << refusals, math.ceil(_STEPS / max(1, steps)))
 
 
 def choose(
@@ -210,28 +201,27 @@ def within_shares(key_ids: Sequence[str], key_share: float) -> bool:
 def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[SampleHead]:
     """The samples of a version that must be seen again; none once most of it is learned.
 
-    MACE's CheckEnd (4.2): a sample is learned when its last loss is low enough, and what it prefers
-    is not `misjudged`: the losses of DPO and KTO fall as soon as the policy moves, however unlikely
-    the preferred answer still is. The last few are not chased, or every version would end with full
-    steps towards whatever contradicts the rest.
+    MACE's CheckEnd (4.2). The last few are not chased, or every version would end with full steps
+    towards whatever contradicts the rest.
     """
-    left = balanced([head for head in heads if head.sample_id in misjudged or not _learned(head)])
+    left = balanced([head for head in heads if not _learned(head, misjudged)])
     return left if len(left) > _MOST_LEFT * len(heads) else []
 
 
 def known(heads: Sequence[SampleHead], misjudged: Collection[str]) -> set[str]:
     """Of new samples with the loss that the current version gives them, those that would teach it
-    nothing: what is learned and not `misjudged`. Of an answer to imitate, one of both is enough."""
-    found = set[str]()
-    for head in heads:
-        signs = (_learned(head), head.loss is not None and head.sample_id not in misjudged)
-        if any(signs) if head.kind is SampleKind.SFT else all(signs):
-            found.add(head.sample_id)
-    return found
+    nothing."""
+    return {head.sample_id for head in heads if _learned(head, misjudged)}
 
 
-def _learned(head: SampleHead) -> bool:
-    return head.loss is not None and head.loss <= FAMILIES[head.kind].learned_loss
+def _learned(head: SampleHead, misjudged: Collection[str]) -> bool:
+    """The last loss is low enough, and what the sample prefers is not `misjudged`: the losses of
+    DPO and KTO fall as soon as the policy moves, however unlikely the preferred answer still is. An
+    answer to imitate is compared with no other: one of both is enough."""
+    if head.loss is None:
+        return False
+    signs = (head.loss <= FAMILIES[head.kind].learned_loss, head.sample_id not in misjudged)
+    return any(signs) if head.kind is SampleKind.SFT else all(signs)
 
 
 def plan_steps(

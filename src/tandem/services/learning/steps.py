@@ -64,7 +64,7 @@ class PreparedStep:
     def misjudged(self, logprobs: Logprobs) -> set[str]:
         """Samples whose preferred answer is not likely enough: no likelier than the rejected one,
         or with less than three quarters gained of what it lacks under the reference. An answer to
-        imitate is judged only where it has a reference."""
+        imitate is judged only where it has one (`StepShape.judged`)."""
         found: set[str] = set()
         for ids, batch, given in zip(
             self.sample_ids, self.step.micro_batches, logprobs, strict=True
@@ -113,13 +113,15 @@ def cut_steps(
 class StepShape:
     """What the steps of one trainer have in common. `rows` bounds a micro-batch (0: nothing
     known). An update with less evidence than `full_samples` of weight 1 moves the model less (0:
-    only the weights count, not the number)."""
+    only the weights count, not the number). Where samples are `judged`, answers to imitate have a
+    reference, too, though no loss needs it."""
 
     trainer: str
     reference: Model
     micro_batch_samples: int
     rows: int
     full_samples: int = 0
+    judged: bool = False
 
     def scale(self, weights: Sequence[float]) -> float:
         """The share of the learning rate for a step over samples of these weights."""
@@ -163,23 +165,16 @@ class StepMaker:
         return [self._encoded[sample_id] for sample_id in sample_ids]
 
     async def prepare(
-        self,
-        step_id: str,
-        sample_ids: Sequence[str],
-        loss: LossSpec,
-        urgency: float,
-        *,
-        judged: bool = False,
+        self, step_id: str, sample_ids: Sequence[str], loss: LossSpec, urgency: float
     ) -> PreparedStep:
-        """A step over admitted samples of one kind; to be `judged`, each has a reference. Raises
-        `NotFinite`, and as `score` does."""
+        """A step over admitted samples of one kind. Raises `NotFinite`, and as `score` does."""
         encoded = [self._encoded[sample_id] for sample_id in sample_ids]
         batches = micro_batches(encoded, self._shape.micro_batch_samples, self._shape.rows)
         filled = []
+        fill, shape = self._references.fill, self._shape
         for batch in batches:
             sequences = sequences_of(batch, self._last, self._encoder.most_tokens)
-            fill = self._references.fill
-            filled.append(await fill(self._shape.reference, sequences, targets=judged))
+            filled.append(await fill(shape.reference, sequences, targets=shape.judged))
             self._last = batch[-1]
         scale = self.room * self._shape.scale([each.weight for each in encoded])
         step = TrainingStep(step_id, self._shape.trainer, loss, tuple(filled), urgency, scale)

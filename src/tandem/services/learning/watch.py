@@ -1,9 +1,10 @@
 """Watches what was published: a version whose live answers break, or whose thumbs fall, is rolled
 back by itself.
 
-Looks at one version at a time, beside the answers. Only versions that the gate alone has published
-are watched (`VersionRecord.watched`); a person's decision stands. Invariant: a version is rolled
-back only while it is current and watched, which the transaction that does it looks up.
+Looks at one version at a time, beside the answers; no other waits while the base is asked about
+broken ones. Only versions that the gate alone has published are watched (`VersionRecord.watched`);
+a person's decision stands. Invariant: a version is rolled back only while it is current and
+watched, which the transaction that does it looks up.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import comb
 
@@ -52,6 +54,7 @@ class Watch:
         self._learner = learner
         self._live = tools.live
         self._asked_s: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._numbers = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
 
@@ -62,19 +65,20 @@ class Watch:
     async def stop(self) -> None:
         """End it; a roll back that is committed is adopted at the next start."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            tasks = (self._task, *self._asking.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._task = None
 
     async def _run(self) -> None:
         while True:
             label = await self._live.suspect()
-            try:
+            async with _tried(label):
                 await self._look(label)
-            except Exception as error:  # the next bad answer or rating is a reason to look again
-                logger.error("cannot look at %s", label, exc_info=error)
 
     async def _look(self, label: str) -> None:
+        """At a version's ratings, and beside that at its answers: the base may take its time."""
         name, _, number = label.rpartition("@")
         read = self._tools.store.read
         found = await read(_watched, name, int(number))
@@ -85,10 +89,20 @@ class Watch:
         both = (label, _label(version, version.parent))
         ratings = await read(feedback.ratings, name, EXPLICIT, both, _FEEDBACK_READ)
         share = resolve_settings(self._tools.defaults, record.settings).key_share
-        why = fallen(version, ratings, share) or await self._broken(label)
+        why = fallen(version, ratings, share)
         if why is not None:
             await self._roll_back(version, why)
-            self._forget(label)
+        elif label not in self._asking:
+            self._asking[label] = asyncio.create_task(self._read(version, label))
+
+    async def _read(self, version: VersionRecord, label: str) -> None:
+        try:
+            async with _tried(label):
+                why = await self._broken(label)
+                if why is not None:
+                    await self._roll_back(version, why)
+        finally:
+            del self._asking[label]
 
     def _forget(self, label: str) -> None:
         self._live.forget(label)
@@ -102,6 +116,7 @@ class Watch:
             reached = await self._tools.store.write(work, name, version.number, target, event)
             if reached is not None:
                 await self._tools.rolled_back(name, *reached)
+        self._forget(_label(version, version.number))
 
     async def _target(self, version: VersionRecord) -> int:
         """The nearest version before it whose files are as they were; 0 for the base."""
@@ -168,6 +183,14 @@ class Watch:
             return None
         encoder = self._tools.encoder(self._tools.defaults)
         return AnswerText(encoder.text(tokens), len(tokens), encoder.ends(tokens))
+
+
+@asynccontextmanager
+async def _tried(label: str) -> AsyncGenerator[None]:
+    try:
+        yield
+    except Exception as error:  # the next bad answer or rating is a reason to look again
+        logger.error("cannot look at %s", label, exc_info=error)
 
 
 # ------------------------------------------------------------------------ ratings
