@@ -113,7 +113,7 @@ HELP = {
     "learning.version_wait_s": "How long the first of a few new samples waits for others (seconds)",
     "learning.epochs": "Most passes over the new samples of a version; fewer if most are learned",
     "learning.replay": "Share of a step that was used by earlier versions, 0 to 1",
-    "learning.reference": "Reference model of DPO and KTO: base or version:N",
+    "learning.reference": "Reference model of learning: base or version:N",
     "learning.gate": "Who decides about a candidate: auto, manual or always",
     "learning.auto_rollback": "Roll back what the gate published if its answers or thumbs get bad",
     "learning.held_out": "Share of conversations, after an adapter's first 20, that are "

@@ -113,8 +113,8 @@ class TrainingSequence:
     """One sequence of a micro-batch: `tokens[prompt_tokens:]` is the completion.
 
     The loss reads the summed log-probability of the completion. `reference` is the same sum under
-    the reference model (DPO, KTO). `weight` scales the share of this sequence (or pair) in the
-    loss.
+    the reference model; SFT's loss has none. `weight` scales the share of this sequence (or pair)
+    in the loss.
     """
 
     tokens: tuple[int, ...]

@@ -292,7 +292,7 @@ def split_of(connection: Connection, adapter: str, conversation: str) -> Split |
     query = sa.select(SAMPLES.c.split).where(
         SAMPLES.c.adapter == adapter, SAMPLES.c.conversation == conversation
     )
-    found = connection.execute(query.limit(1)).scalar()
+    found = connection.execute(query.order_by(SAMPLES.c.row).limit(1)).scalar()
     return None if found is None else Split(found)
 
 

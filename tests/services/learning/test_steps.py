@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,11 +39,14 @@ def test_a_liked_answer_must_gain_most_of_what_it_lacked() -> None:
     assert step.misjudged([[-14.0, -16.0, -90.0, -90.0]]) == {"not yet"}
 
 
-def test_demonstrations_are_judged_where_they_have_a_reference() -> None:
-    step = prepared(LossKind.SFT, ("shown",), (Role.TARGET, 0.0))
-    assert step.misjudged([[-50.0]]) == set()
+def test_a_demonstration_must_gain_most_of_what_it_lacked() -> None:
     step = prepared(LossKind.SFT, ("learned", "not yet"), *[(Role.TARGET, -60.0)] * 2)
     assert step.misjudged([[-14.0, -50.0]]) == {"not yet"}
+
+
+def test_what_a_demonstration_gained_is_not_known_without_a_reference_or_a_number() -> None:
+    step = prepared(LossKind.SFT, ("without", "odd"), (Role.TARGET, 0.0), (Role.TARGET, -60.0))
+    assert step.misjudged([[-50.0, math.nan]]) == {"without", "odd"}
 
 
 async def test_what_becomes_of_steps_comes_in_their_order(tmp_path: Path) -> None:

@@ -211,18 +211,31 @@ async def test_a_busy_version_is_rolled_back_although_its_last_answers_are_other
         await reached(made, 1)
 
 
-async def test_thumbs_fall_while_the_base_has_not_answered_yet(tmp_path: Path) -> None:
+async def test_nobody_waits_for_what_the_base_says_about_a_version(tmp_path: Path) -> None:
+    """Thumbs roll it back meanwhile, and then nothing is left of the questions."""
     slow = base_says(SOUND)
     play = slow.play
     slow.play = lambda request, index: replace(
         play(request, index), delay_s=60.0 if request.request_id.startswith("watch") else 0.0
     )
+
+    def questions() -> int:
+        tasks = [each for each in asyncio.all_tasks() if each.get_name().startswith("watch ")]
+        return len(tasks)
+
     async with watched(tmp_path, engine=slow) as (made, _):
         await answers(made, *[MMM] * 6)
-        assert any(each.request_id.startswith("watch") for each in made.engine.requests)
+        await answers(made, *[AGAIN] * 6)
+        assert questions() == 1
+        await answers(made, *[MMM] * 6, label="other@1")  # not there, and looked at all the same
+        assert not made.tools.live.window("other@1").broken
         await rate(made, "formal@2", *[False] * 8)
         await reached(made, 1)
+        assert questions() == 0
         assert "0 of its first 8 ratings were thumbs up" in await told(made)
+        await answers(made, *[MMM] * 6, label="formal@1")
+        assert questions() == 1
+    assert questions() == 0
 
 
 async def test_what_the_base_model_answers_as_badly_is_no_reason(tmp_path: Path) -> None:

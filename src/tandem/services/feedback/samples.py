@@ -62,9 +62,10 @@ def make_samples(
 
 
 def split_of(conversation: str, held_out: float) -> Split:
-    """The split of a conversation, by its hash. It never changes while `held_out` stays.
+    """The split of a new conversation, by its hash.
 
-    The first conversations of an adapter are never held out: `services/feedback/service.py`.
+    The first conversations of an adapter are never held out, and each stays where it was put first:
+    `services/feedback/service.py`.
     """
     digest = hashlib.sha256(conversation.encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64

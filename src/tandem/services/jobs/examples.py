@@ -109,7 +109,11 @@ async def read_examples(job: JobRecord, course: LearningTools) -> Examples:
     if job.validation_file:
         held = await _read(job, job.validation_file, "validation_file", method, course)
         held = [replace(s, sample_id=f"{OF_VALIDATION}{s.sample_id}") for s in held]
-    return Examples(method.decided(len(training)), training, held)
+    decided = method.decided(len(training))
+    if job.total_steps:  # what was decided first stays, also where "auto" means something else now
+        epochs = job.total_steps // decided.epoch_steps(len(training))
+        decided = replace(decided, n_epochs=epochs)
+    return Examples(decided, training, held)
 
 
 def require_steps(examples: Examples) -> None:

@@ -112,13 +112,12 @@ class Method:
         return self.optimizer.learning_rate
 
     def decided(self, examples: int) -> Method:
-        """With "auto" replaced for so many examples. A few go as far as a first version does."""
-        batch_size = self.batch_size or min(_AUTO_BATCH, examples)
-        steps = -(-examples // batch_size)
+        """With "auto" replaced for so many examples. A few make nine steps or more."""
+        sized = replace(self, batch_size=self.batch_size or min(_AUTO_BATCH, examples))
+        enough = math.ceil(LEAST_WAY / sized.epoch_steps(examples))
         return replace(
-            self,
-            n_epochs=self.n_epochs or max(_AUTO_EPOCHS, math.ceil(LEAST_WAY / steps)),
-            batch_size=batch_size,
+            sized,
+            n_epochs=self.n_epochs or max(_AUTO_EPOCHS, enough),
             learning_rate_multiplier=self.learning_rate_multiplier or 1.0,
         )
 

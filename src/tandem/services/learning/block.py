@@ -42,7 +42,7 @@ class Block:
     """Of the steps."""
     steps: int = 0
     way: float = 0.0
-    """In full steps at the full rate."""
+    """In full steps: of as much evidence as moves the model most, at the rate before refusals."""
     room: float = 1.0
     """By what the learning rate was multiplied, since the trust region leaves no more."""
     drift: float = 0.0

@@ -22,7 +22,7 @@ from tandem.services.learning.block import Block
 from tandem.services.learning.encode import Encoded
 from tandem.services.learning.references import Model, NotFinite
 from tandem.services.learning.selection import plan_steps
-from tandem.services.learning.settings import LearningSettings
+from tandem.services.learning.settings import MOST_WAY, LearningSettings
 from tandem.services.learning.steps import (
     Failed,
     PreparedStep,
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 _MOST_MOVE = 0.5
 _MOST_DRIFT = 0.75
 _LEAST_ROOM = 0.05
-# The longest way of a version, in full steps at the rate that the trust region leaves.
-_MOST_WAY = 24.0
 # So often, and for so long, there was no room for a sample that is too large.
 _MOST_SHORTAGES = 4
 _SHORT_FOR_S = 60.0
@@ -119,8 +117,8 @@ class BlockTrainer:
     async def _judge(
         self, block: Block, maker: StepMaker, heads: Sequence[SampleHead]
     ) -> tuple[dict[str, float], set[str]]:
-        """The loss of each sample under the working parameters as they are, and the pairs that they
-        judge the wrong way."""
+        """The loss of each sample under the working parameters as they are, and those of which the
+        preferred answer is not likely enough."""
         losses: dict[str, float] = {}
         misjudged: set[str] = set()
         for plan in plan_steps(heads, (), block.settings):
@@ -195,7 +193,7 @@ class BlockTrainer:
             ahead = 2 * block.drift - before
             before = block.drift
             near = ahead - began < _MOST_MOVE and ahead < _MOST_DRIFT
-            if not near or block.way >= _MOST_WAY * block.room:
+            if not near or block.way >= MOST_WAY:
                 return
 
     async def _drift(self, block: Block) -> float:
@@ -230,7 +228,7 @@ class BlockTrainer:
         block.misjudged = (block.misjudged - losses.keys()) | prepared.misjudged(outcome.logprobs)
         block.losses.append(outcome.loss)
         block.steps += 1
-        block.way += prepared.step.scale / 2**block.refusals
+        block.way += prepared.step.scale / block.room / 2**block.refusals
         metrics = self._tools.metrics
         metrics.loss.labels(self._name).set(outcome.loss)
         metrics.steps.labels(self._name, "applied").inc()

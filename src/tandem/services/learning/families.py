@@ -29,8 +29,8 @@ class Family:
 
     form: Form
     learned_loss: float
-    """A sample whose loss is at most this counts as learned: half of what DPO and KTO begin with;
-    for SFT, nats a token."""
+    """At most the loss of a sample that is learned: half of what DPO and KTO begin with; for SFT,
+    nats a token."""
     paired: bool = False
     """A sample is two sequences, the preferred one first; else one."""
     mismatched: bool = False

@@ -96,8 +96,8 @@ class References:
     async def fill(
         self, model: Model, batch: Sequence[TrainingSequence], *, targets: bool = False
     ) -> tuple[TrainingSequence, ...]:
-        """A micro-batch with its reference log-probabilities. Those of answers to imitate
-        are only there if `targets`.
+        """A micro-batch with its reference log-probabilities. Answers to imitate have them only if
+        `targets`, and where they are finite: they are trained without.
 
         Raises `NotFinite`, and what `EngineClient.score` does.
         """
@@ -105,12 +105,15 @@ class References:
             return tuple(batch)
         wanted = [Scored(sequence.tokens, sequence.prompt_tokens) for sequence in batch]
         values = await self.scores(model, wanted)
-        if not all(map(math.isfinite, values)):
-            raise NotFinite("the reference model gives an answer no finite log-probability")
-        return tuple(
-            replace(sequence, reference=value)
-            for sequence, value in zip(batch, values, strict=True)
-        )
+        filled = []
+        for sequence, value in zip(batch, values, strict=True):
+            if math.isfinite(value):
+                filled.append(replace(sequence, reference=value))
+            elif sequence.role is Role.TARGET:
+                filled.append(sequence)
+            else:
+                raise NotFinite("the reference model gives an answer no finite log-probability")
+        return tuple(filled)
 
     async def _compute(self, model: Model, missing: Mapping[str, Scored]) -> dict[str, float]:
         values = await self._ask(list(missing.values()), adapter=model.adapter)

@@ -97,8 +97,8 @@ def candidates(
     """What versions could be made of samples that wait, each of `most` at most, in the order in
     which they would be made. Only what the keys' shares let in counts.
 
-    After a refusal, or a death of the engine, it is half of `most`: bad ones, of which the loss is
-    high, come first and take fewer others with them.
+    Each refusal, and each death of the engine, halves `most`: bad ones, of which the loss is high,
+    come first and take fewer others with them.
     """
     found = []
     for group in groups(waiting):

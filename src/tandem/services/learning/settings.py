@@ -23,9 +23,9 @@ from tandem.services.learning.families import FAMILIES
 BASE = "base"
 MOST_LEARNING_RATE = 1.0
 """Each update of Adam moves a parameter by about as much as this."""
-LEAST_WAY = 9.0
-"""Between the base and a taste answers are broken, though most samples are likely already. In full
-steps at the full rate (docs/adr/0019)."""
+LEAST_WAY, MOST_WAY = 9.0, 24.0
+"""How far a first version goes at least, and any version at most, in full steps. Between the base
+and a taste answers are broken, though most samples are likely already (docs/adr/0019)."""
 LABEL_SMOOTHING_LIMIT = 0.5
 """At 0.5 a pair expresses no preference; above it, the opposite one."""
 _VERSION = re.compile(r"version:([1-9]\d{0,17})")

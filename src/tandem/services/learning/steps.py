@@ -63,8 +63,8 @@ class PreparedStep:
 
     def misjudged(self, logprobs: Logprobs) -> set[str]:
         """Samples whose preferred answer is not likely enough: no likelier than the rejected one,
-        or with less than three quarters gained of what it lacks under the reference. An answer to
-        imitate is judged only where it has one (`StepShape.judged`)."""
+        or with less than three quarters gained of what it lacks under the reference. Of an answer
+        to imitate that has no reference nobody knows what it gained."""
         found: set[str] = set()
         for ids, batch, given in zip(
             self.sample_ids, self.step.micro_batches, logprobs, strict=True
@@ -72,8 +72,9 @@ class PreparedStep:
             each = 2 if self._family.paired else 1
             for at, sample_id in zip(range(0, each * len(ids), each), ids, strict=True):
                 preferred = batch[at].role in (Role.CHOSEN, Role.DESIRABLE, Role.TARGET)
-                lacks = preferred and batch[at].reference < 0.0
-                unlikely = lacks and given[at] < (1.0 - _GAINED) * batch[at].reference
+                reference = batch[at].reference
+                lacks = preferred and (reference < 0.0 or batch[at].role is Role.TARGET)
+                unlikely = lacks and not given[at] >= (1.0 - _GAINED) * reference
                 if unlikely or (each == 2 and given[at] <= given[at + 1]):
                     found.add(sample_id)
         return found

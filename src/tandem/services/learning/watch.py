@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import comb
@@ -55,6 +55,7 @@ class Watch:
         self._live = tools.live
         self._asked_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(_ASKED_AT_ONCE)
         self._numbers = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
 
@@ -81,8 +82,11 @@ class Watch:
         """At a version's ratings, and beside that at its answers: the base may take its time."""
         name, _, number = label.rpartition("@")
         read = self._tools.store.read
+        asking = self._asking.get(label)
         found = await read(_watched, name, int(number))
         if found is None:
+            if asking is not None:
+                asking.cancel()
             self._forget(label)
             return
         record, version = found
@@ -91,11 +95,14 @@ class Watch:
         share = resolve_settings(self._tools.defaults, record.settings).key_share
         why = fallen(version, ratings, share)
         if why is not None:
+            if asking is not None:  # a late answer would interrupt what goes on from the parent
+                asking.cancel()
             await self._roll_back(version, why)
-        elif label not in self._asking:
-            self._asking[label] = asyncio.create_task(self._read(version, label))
+        elif asking is None:
+            task = asyncio.create_task(self._ask(version, label), name=f"watch {label}")
+            self._asking[label] = task
 
-    async def _read(self, version: VersionRecord, label: str) -> None:
+    async def _ask(self, version: VersionRecord, label: str) -> None:
         try:
             async with _tried(label):
                 why = await self._broken(label)
@@ -178,7 +185,8 @@ class Watch:
             arrival_s=0.0,
         )
         try:
-            tokens = await spoken(self._tools.client, request)
+            async with self._places:
+                tokens = await spoken(self._tools.client, request)
         except Speechless:
             return None
         encoder = self._tools.encoder(self._tools.defaults)
@@ -186,7 +194,8 @@ class Watch:
 
 
 @asynccontextmanager
-async def _tried(label: str) -> AsyncGenerator[None]:
+async def _tried(label: str) -> AsyncIterator[None]:
+    """What fails is logged."""
     try:
         yield
     except Exception as error:  # the next bad answer or rating is a reason to look again
