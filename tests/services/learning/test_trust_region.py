@@ -60,11 +60,11 @@ async def learn(made: World, *weights: float, kind: SampleKind = SampleKind.DPO)
     assert {await state_of(made, each) for each in given} == {SampleState.CONSUMED}
 
 
-@pytest.mark.parametrize(("growth", "steps"), [(0.0, 6), (0.03, 4), (0.1, 2), (0.3, 1)])
+@pytest.mark.parametrize(("growth", "steps"), [(0.0, 6), (0.03, 3), (0.1, 2), (0.3, 1)])
 async def test_a_version_ends_before_the_epoch_that_would_leave_the_region(
     tmp_path: Path, growth: float, steps: int
 ) -> None:
-    """Four epochs use 0.48 of the bound, the last 0.21; another would use more than half."""
+    """Three epochs use 0.27 of the bound, the last 0.15; another would use more than 0.35."""
     async with world(tmp_path, engine=FakeEngine(), settings=SETTINGS) as made:
         drifting(made, 0.0, growth)
         await learn(made, 1.0, 1.0, 1.0, 1.0)

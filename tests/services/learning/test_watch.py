@@ -211,19 +211,33 @@ async def test_a_busy_version_is_rolled_back_although_its_last_answers_are_other
         await reached(made, 1)
 
 
-async def test_nobody_waits_for_what_the_base_says_about_a_version(tmp_path: Path) -> None:
-    """Thumbs roll it back meanwhile, and then nothing is left of the questions."""
+def slow_base() -> FakeEngine:
+    """It has not answered by the end of a test."""
     slow = base_says(SOUND)
     play = slow.play
     slow.play = lambda request, index: replace(
         play(request, index), delay_s=60.0 if request.request_id.startswith("watch") else 0.0
     )
+    return slow
 
-    def questions() -> int:
-        tasks = [each for each in asyncio.all_tasks() if each.get_name().startswith("watch ")]
-        return len(tasks)
 
-    async with watched(tmp_path, engine=slow) as (made, _):
+def questions() -> int:
+    """About how many versions the base is asked now."""
+    return sum(each.get_name().startswith("watch ") for each in asyncio.all_tasks())
+
+
+async def test_the_base_is_not_asked_about_a_version_that_no_longer_answers(tmp_path: Path) -> None:
+    async with watched(tmp_path, engine=slow_base()) as (made, service):
+        await answers(made, *[MMM] * 6)
+        assert questions() == 1
+        await service.roll_back("formal", 1)
+        await answers(made, *[MMM] * 6)
+        assert questions() == 0
+
+
+async def test_nobody_waits_for_what_the_base_says_about_a_version(tmp_path: Path) -> None:
+    """Thumbs roll it back meanwhile, and then nothing is left of the questions."""
+    async with watched(tmp_path, engine=slow_base()) as (made, _):
         await answers(made, *[MMM] * 6)
         await answers(made, *[AGAIN] * 6)
         assert questions() == 1

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 # The trust region, as shares of what the gate allows: how far one version may move, where its
 # adapter may be afterwards, and how much smaller the steps become on the way there.
-_MOST_MOVE = 0.5
+_MOST_MOVE = 0.35
 _MOST_DRIFT = 0.75
 _LEAST_ROOM = 0.05
 # So often, and for so long, there was no room for a sample that is too large.
