@@ -259,3 +259,17 @@ async def test_ended_jobs_keep_no_optimiser_state(tmp_path: Path, end: str) -> N
 
 def states_below(directory: Path) -> list[Path]:
     return [file.parent for file in directory.rglob("trainer_state.json")]
+
+
+async def test_a_job_keeps_its_epochs_where_auto_means_something_else_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with jobs_over(tmp_path, FakeEngine(step_s=0.03)) as (world, jobs):
+        wanted = ask(await upload(world, supervised(8)), hyperparameters=None)
+        job = await jobs.create(wanted, CALLER)
+        await until(lambda: len(world.engine.steps) >= 2)
+        await jobs.pause(job.job_id, TENANT)
+        monkeypatch.setattr("tandem.services.jobs.method.LEAST_WAY", 20.0)
+        await jobs.resume(job.job_id, TENANT)
+        job = await ended(jobs, job.job_id)
+        assert (job.status, job.step, job.total_steps) == (JobStatus.SUCCEEDED, 9, 9), job.error

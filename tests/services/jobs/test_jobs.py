@@ -151,20 +151,6 @@ async def test_a_job_succeeds_with_checkpoints_results_and_a_version(tmp_path: P
         assert f"job/{job.job_id}" not in world.engine.trainers
 
 
-async def test_a_job_keeps_its_epochs_where_auto_means_something_else_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with jobs_over(tmp_path, FakeEngine(step_s=0.03)) as (world, jobs):
-        wanted = ask(await upload(world, supervised(8)), hyperparameters=None)
-        job = await jobs.create(wanted, CALLER)
-        await until(lambda: len(world.engine.steps) >= 2)
-        await jobs.pause(job.job_id, TENANT)
-        monkeypatch.setattr("tandem.services.jobs.method.LEAST_WAY", 20.0)
-        await jobs.resume(job.job_id, TENANT)
-        job = await ended(jobs, job.job_id)
-        assert (job.status, job.step, job.total_steps) == (JobStatus.SUCCEEDED, 9, 9), job.error
-
-
 async def test_preferences_report_accuracy(tmp_path: Path) -> None:
     async with jobs_over(tmp_path, FakeEngine()) as (world, jobs):
         training = await upload(world, preferences(4))
