@@ -8,6 +8,7 @@ import re
 import subprocess
 from dataclasses import fields
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,16 @@ def test_links_within_a_document_resolve(document: Path) -> None:
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     wanted = {link[1:] for link in LINK.findall(prose(document)) if link.startswith("#")}
     assert wanted <= anchors
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_rules_of_tables_are_as_wide_as_their_heads(document: Path) -> None:
+    """Else the table is shown as text."""
+    rule = re.compile(r"\|( *:?-+:? *\|)+")
+    lines = prose(document).splitlines()
+    pairs = [(head, each) for head, each in pairwise(lines) if rule.fullmatch(each)]
+    wide = re.compile(r"(?<!\\)\|")
+    assert [h for h, each in pairs if len(wide.findall(h)) != each.count("|")] == []
 
 
 @pytest.mark.parametrize("document", ABOUT_THE_CODE, ids=named)

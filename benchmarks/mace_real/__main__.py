@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -30,36 +30,69 @@ from benchmarks.mace_real.run import (
     scoring_settings,
     server_of,
 )
-from benchmarks.reporting.machine import describe, slug
+from benchmarks.reporting.machine import describe, short
 from tandem.build import resolve_model
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def finished(path: Path, name: str, keys: Sequence[RunKey]) -> dict[RunKey, Kept]:
-    """The runs that have a row made as `name` says, in the order of `keys`."""
-    kept = {
-        RunKey(row["retrain_rate"], row["policy"], row["seed"]): of_row(row)
-        for row in rows.read(path)
-        if row["made"] == name
-    }
-    return {key: kept[key] for key in keys if key in kept}
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How runs are made: the file of their rows, the name of all that shapes them
+    (`Loads.name`), and the machine."""
+
+    path: Path
+    name: str
+    machine: str
 
 
-def even(runs: Mapping[RunKey, Kept], policies: Sequence[str]) -> dict[RunKey, Kept]:
-    """The runs of the rates and seeds that all `policies` have: the same pairs for each."""
+def finished(path: Path, name: str, keys: Sequence[RunKey]) -> dict[str, dict[RunKey, Kept]]:
+    """The runs that have a row made as `name` says: by machine, in the order of `keys`."""
+    kept: dict[str, dict[RunKey, Kept]] = {}
+    for row in rows.read(path):
+        if row["made"] == name:
+            key = RunKey(row["retrain_rate"], row["policy"], row["seed"])
+            kept.setdefault(row["machine"], {})[key] = of_row(row)
     return {
-        key: kept
-        for key, kept in runs.items()
-        if all(RunKey(key.retrain_rate, policy, key.seed) in runs for policy in policies)
+        machine: {key: runs[key] for key in keys if key in runs} for machine, runs in kept.items()
     }
 
 
-def make(options: Options, loads: Loads, name: str, path: Path, port: int, until_s: float) -> None:
-    """The runs that are missing under this name, none of which begins after `until_s`. One that
-    fails has no row and is made again by the next command. Raises `RuntimeError` if the code has
-    changed meanwhile, which each server reads anew."""
-    done, began = finished(path, name, options.keys), code()
+def even(
+    kept: Mapping[str, Mapping[RunKey, Kept]], policies: Sequence[str]
+) -> dict[str, dict[RunKey, Kept]]:
+    """By machine, the runs of the rates and seeds that it made with all `policies`: the same pairs
+    for each. What two machines made counts once."""
+    counted: set[RunKey] = set()
+    found: dict[str, dict[RunKey, Kept]] = {}
+    for machine, runs in kept.items():
+        ours = {
+            key: each
+            for key, each in runs.items()
+            if key not in counted
+            and all(RunKey(key.retrain_rate, policy, key.seed) in runs for policy in policies)
+        }
+        counted.update(ours)
+        if ours:
+            found[machine] = ours
+    return found
+
+
+def merged(
+    parts: Mapping[str, Mapping[RunKey, Kept]], keys: Sequence[RunKey]
+) -> dict[RunKey, Kept]:
+    """The runs of all machines, in the order of `keys`."""
+    runs = {key: each for part in parts.values() for key, each in part.items()}
+    return {key: runs[key] for key in keys if key in runs}
+
+
+def make(options: Options, loads: Loads, made: Made, port: int, until_s: float) -> None:
+    """The runs that are missing on this machine, but for rates and seeds that another one made with
+    all policies. None begins after `until_s`. One that fails has no row and is made again by the
+    next command. Raises `RuntimeError` if the code has changed meanwhile, which each server reads
+    anew."""
+    kept, began = finished(made.path, made.name, options.keys), code()
+    done = {*kept.get(made.machine, ()), *merged(even(kept, options.policies), options.keys)}
     for key in options.keys:
         if key in done:
             continue
@@ -69,21 +102,22 @@ def make(options: Options, loads: Loads, name: str, path: Path, port: int, until
         with tempfile.TemporaryDirectory(prefix="mace-real-") as folder:
             server = server_of(key, options, port, Path(folder))
             try:
-                kept = (
+                found = (
                     base_run(options.model, load)
                     if key.policy == BASE
                     else run(server, load, loads.texts, options.settings)
                 )
             except (Refused, RuntimeError, httpx.HTTPError) as error:
                 print(f"{key} failed and has no row: {error!r}", flush=True)
-                kept = None
+                found = None
         if code() != began:
             raise RuntimeError("the code has changed: run the study in a checkout that stays")
-        if kept is None:
+        if found is None:
             continue
-        rows.append(path, {"made": name, **asdict(key), **as_row(kept)})
-        answered = ", ".join(f"{each.number} from {each.at_s:.0f} s" for each in kept.moments)
-        print(f"{key} versions: {answered or 'none'}; refused {len(kept.refused)}", flush=True)
+        row = {"made": made.name, "machine": made.machine, **asdict(key), **as_row(found)}
+        rows.append(made.path, row)
+        answered = ", ".join(f"{each.number} from {each.at_s:.0f} s" for each in found.moments)
+        print(f"{key} versions: {answered or 'none'}; refused {len(found.refused)}", flush=True)
 
 
 def main(
@@ -116,12 +150,12 @@ def main(
         policies=tuple(policy or POLICIES),
     )
     loads = Loads(options, resolve_model(scoring_settings(model)).model.model, data)
-    machine = describe("cpu", len(os.sched_getaffinity(0)))
-    stem = f"mace-real-{slug(machine)}"
-    path = out / f"{stem}.jsonl"
-    name = loads.name()
-    make(options, loads, name, path, port, until_s)
-    runs = even(finished(path, name, options.keys), options.policies)
+    machine = short(describe("cpu", len(os.sched_getaffinity(0))))
+    path = out / "mace-real.jsonl"
+    made = Made(path, loads.name(), machine)
+    make(options, loads, made, port, until_s)
+    parts = even(finished(path, made.name, options.keys), options.policies)
+    runs = merged(parts, options.keys)
     if not runs:
         print("no seed is finished by all policies")
         return
@@ -129,17 +163,18 @@ def main(
     counted = Counter(pair.source for pair in loads.texts.values())
     sets = ", ".join(f"{source} {count}" for source, count in counted.most_common())
     heading = (
-        f"{', '.join(f'{name}: {value}' for name, value in machine.items())}\n\n{model}, {rate:g}"
-        f" requests/s, {pairs} pairs a run at the highest rate, of up to {max_tokens} tokens"
+        f"{'; '.join(f'{len(part)} runs on {where}' for where, part in parts.items())}.\n\n"
+        f"{model}, {rate:g} requests/s,"
+        f" {pairs} pairs a run at the highest rate, of up to {max_tokens} tokens"
         f" ({len(loads.texts)} pairs: {sets}); of"
         f" the adapter's settings, {learning}, else the server's; TPOT objective"
         f" {options.tpot_slo_s:g} s. `{BASE}` is scored and not served: it learns nothing."
     )
     found = report({key: kept.record for key, kept in runs.items()})
     text = page(heading, found, runs, len(options.keys))
-    (out / f"{stem}.md").write_text(text)
-    (out / f"{stem}.json").write_bytes(as_json(msgspec.to_builtins(options), found))
-    draw(found, out, stem)
+    path.with_suffix(".md").write_text(text)
+    path.with_suffix(".json").write_bytes(as_json(msgspec.to_builtins(options), found))
+    draw(found, out, path.stem)
     print(text)
 
 

@@ -21,7 +21,7 @@ from benchmarks.live.server import ServerSpec, serving
 from benchmarks.live.watch import Patience
 from benchmarks.poison.report import degenerate, newest, page
 from benchmarks.poison.runs import KEYS, Poisoner, Sizes, planned, tried
-from benchmarks.reporting.machine import describe, slug
+from benchmarks.reporting.machine import describe, short
 from tandem.model.names import served_name
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -51,8 +51,8 @@ def key_file() -> str:
     return "\n".join(entries)
 
 
-async def study(url: str, plan: Plan, path: Path) -> None:
-    """Make the runs of this model that have no row yet, until the time is up."""
+async def study(url: str, plan: Plan, path: Path, machine: str) -> None:
+    """Make the runs of this model that have no row yet, on any machine, until the time is up."""
     async with Api(url, NAMES) as api:
         made = {
             "model": api.model,
@@ -78,7 +78,7 @@ async def study(url: str, plan: Plan, path: Path) -> None:
                 if not tried(row):
                     print(f"run {number} waited only and has no row: fewer --at-once", flush=True)
                     continue
-                rows.append(path, row | made)
+                rows.append(path, row | made | {"machine": machine})
                 print(
                     f"run {number} {row['garbage']:14} {row['feedback']:14} {row['count']:3}"
                     f" {row['seconds']:5.0f} s published {len(row['published'])} refused"
@@ -127,10 +127,9 @@ def main(
     until_s = time.monotonic() + 60.0 * minutes if minutes else float("inf")
     sizes = Sizes(least, most, settings=settings_of(SOON if setting is None else setting))
     plan = Plan(runs, seed, at_once, until_s, sizes, Patience(quiet, limit))
-    machine = describe("cpu", len(os.sched_getaffinity(0)))
+    machine = short(describe("cpu", len(os.sched_getaffinity(0))))
     out.mkdir(parents=True, exist_ok=True)
-    stem = out / f"poison-{slug(machine)}"
-    path = stem.with_suffix(".jsonl")
+    path = out / "poison.jsonl"
     with tempfile.TemporaryDirectory(prefix="poison-") as folder:
         keys = Path(folder) / "keys.toml"
         keys.write_text(key_file())
@@ -138,11 +137,11 @@ def main(
         flags = ("--api-key-file", str(keys))
         spec = ServerSpec(model, port, directory, LOG, flags)
         with serving(spec):
-            asyncio.run(study(spec.url, plan, path))
+            asyncio.run(study(spec.url, plan, path, machine))
     found = rows.read(path)
     name = served_name(model)
-    text = page(machine, found, {name: runs})
-    stem.with_suffix(".md").write_text(text)
+    text = page(found, {name: runs})
+    path.with_suffix(".md").write_text(text)
     print(text)
     ours = newest(found, name)
     raise typer.Exit(1 if degenerate(ours) else 3 if len(ours) < runs else 0)

@@ -6,6 +6,7 @@ several rows of one run the last one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ _HEAD = (
     " refused | **published and degenerate** | one broken answer | content lost | changed no answer"
     " | samples left | cut short |"
 )
+_RULE = "|---|---|" + "---:|" * (_HEAD.count("|") - 3)
 _MADE = ("seed", "settings", "most", "code")
 
 
@@ -34,12 +36,10 @@ def newest(rows: Sequence[Row], model: str) -> list[Row]:
     )
 
 
-def page(machine: dict[str, object], rows: Sequence[Row], wanted: Mapping[str, int]) -> str:
+def page(rows: Sequence[Row], wanted: Mapping[str, int]) -> str:
     """Markdown, a table for each model; `wanted`: how many runs there should be, where known."""
     lines = [
         "# Bad feedback: what is published of it",
-        "",
-        ", ".join(f"{name}: {value}" for name, value in machine.items()),
         "",
         f"A version is degenerate where {DEGENERATE_FROM} of its {len(NEUTRAL)} answers to neutral"
         " questions are broken and the base's are not; its content is lost where they share less"
@@ -55,12 +55,14 @@ def page(machine: dict[str, object], rows: Sequence[Row], wanted: Mapping[str, i
 
 
 def _about(rows: Sequence[Row], wanted: int) -> list[str]:
-    """How many runs there are, by which code (`benchmarks.live.code`) and settings."""
+    """How many runs there are, where, by which code (`benchmarks.live.code`) and settings."""
     samples = sum(sum(row["samples"].values()) for row in rows)
     invalid = sum(row["samples"].get("invalid", 0) for row in rows)
     settings = ", ".join(f"{name} {value}" for name, value in rows[0]["settings"].items())
+    machines = Counter(row["machine"] for row in rows).most_common()
     return [
-        f"{len(rows)} of {wanted} runs, by code {rows[0]['code']}, adapters' settings:"
+        f"{len(rows)} of {wanted} runs ({'; '.join(f'{n} on {where}' for where, n in machines)}),"
+        f" by code {rows[0]['code']}, adapters' settings:"
         f" {settings or 'defaults'}. {invalid / max(1, samples):.0%} of their samples were"
         " `invalid`."
     ]
@@ -83,7 +85,7 @@ def degenerate(rows: Sequence[Row]) -> int:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    lines = [_HEAD, "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
+    lines = [_HEAD, _RULE]
     for garbage in GARBAGE:
         for feedback in FEEDBACK:
             ours = [r for r in rows if (r["garbage"], r["feedback"]) == (garbage, feedback)]

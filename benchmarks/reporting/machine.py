@@ -1,4 +1,4 @@
-"""What the figures were measured on, accelerators included, and its name in file names."""
+"""What the figures were measured on, accelerators included, and its name in file names and rows."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def slug(described: dict[str, object]) -> str:
         (flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in flags), ""
     )
     return "-".join(filter(None, ("cpu", str(described["cores"]), best)))
+
+
+def short(described: dict[str, object]) -> str:
+    """In a few words, for a row of a study that several machines may go on with."""
+    return f"{described['cpu']}, {slug(described)}"

@@ -16,7 +16,7 @@ from benchmarks.learning.runs import PairScore, RunRecord
 from benchmarks.learning.stream import EncodedPair, Feedback
 from benchmarks.learning.teaching import Lessons, Published
 from benchmarks.live import rows
-from benchmarks.mace_real.__main__ import even, finished
+from benchmarks.mace_real.__main__ import even, finished, merged
 from benchmarks.mace_real.load import POLICIES, Options
 from benchmarks.mace_real.page import page, verdict
 from benchmarks.mace_real.run import Kept, Moment, _published, as_row, of_row, server_of
@@ -119,22 +119,36 @@ def test_a_kept_run_is_read_back() -> None:
 
 
 def test_policies_are_averaged_over_the_seeds_that_all_have() -> None:
-    runs = {
-        RunKey(0.5, policy, seed): kept(1.0) for policy in ("mace", "unified") for seed in (1, 2)
-    }
+    both = ("mace", "unified")
+    runs = {RunKey(0.5, policy, seed): kept(1.0) for policy in both for seed in (1, 2)}
     del runs[RunKey(0.5, "mace", 2)]
-    assert list(even(runs, ("mace", "unified"))) == [
-        RunKey(0.5, "mace", 1),
-        RunKey(0.5, "unified", 1),
-    ]
-    assert even(runs, ("mace", "ekya", "unified")) == {}
+    assert {machine: list(part) for machine, part in even({"a": runs}, both).items()} == {
+        "a": [RunKey(0.5, "mace", 1), RunKey(0.5, "unified", 1)]
+    }
+    assert even({"a": runs}, ("mace", "ekya", "unified")) == {}
+
+
+def test_policies_are_compared_on_one_machine_and_seeds_may_come_from_several() -> None:
+    keys = [RunKey(0.5, policy, seed) for seed in (1, 2) for policy in ("mace", "unified")]
+    runs = {key: kept(1.0) for key in keys}
+    first = {key: runs[key] for key in keys[:3]}
+    other = {key: runs[key] for key in (keys[0], keys[1], keys[3])}
+    parts = even({"a": first, "b": other}, ("mace", "unified"))
+    assert {machine: list(part) for machine, part in parts.items()} == {"a": keys[:2]}
+    parts = even({"a": first, "b": runs}, ("mace", "unified"))
+    assert {machine: list(part) for machine, part in parts.items()} == {
+        "a": keys[:2],
+        "b": keys[2:],
+    }
+    assert list(merged(parts, keys)) == keys
 
 
 def test_runs_of_other_code_or_options_are_not_of_the_page(tmp_path: Path) -> None:
     keys, path = [RunKey(0.5, "mace", 1), RunKey(0.5, "unified", 1)], tmp_path / "rows.jsonl"
     for key, name in zip(keys, ("older", "this"), strict=True):
-        rows.append(path, {"made": name, **asdict(key), **as_row(kept(1.0))})
-    assert list(finished(path, "this", keys)) == [keys[1]]
+        rows.append(path, {"made": name, "machine": "a", **asdict(key), **as_row(kept(1.0))})
+    found = finished(path, "this", keys)
+    assert {machine: list(part) for machine, part in found.items()} == {"a": [keys[1]]}
 
 
 def test_without_shared_data_nothing_is_run(tmp_path: Path) -> None:

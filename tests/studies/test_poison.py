@@ -132,18 +132,24 @@ def test_the_page_counts_published_versions() -> None:
         "refused": ["it repeats itself"],
         "samples": {"consumed": 10, "invalid": 40},
         "code": "abc",
+        "machine": "some, cpu-2",
     }
     older = {**row, "run": 2, "code": "older"}
     none = {**row, "run": 1, "published": [], "ended": "quiet"}
-    text = page({"device": "cpu"}, [older, row, row, none], {"m": 200})
+    text = page([older, row, row, none], {"m": 200})
     assert "| words | thumbs | 2 | 100 | 2 | 1 | 2 | 1 | 0 | 1 | 0 | 1 | 0 |" in text
     assert "version 3: run: `Mm 'mm'`" in text
-    assert "2 of 200 runs, by code abc, adapters' settings: version_wait_s 5. 80%" in text
+    assert (
+        "2 of 200 runs (2 on some, cpu-2), by code abc, adapters' settings: version_wait_s 5. 80%"
+        in text
+    )
     assert "1 runs published a version, 1 of them a degenerate one." in text
     assert degenerate([row]) == 1
     sound = {**found, "degenerate": False, "changed": 0, "example": ""}
     some = [{**row, "run": number, "published": [sound]} for number in range(59)]
-    text = page({"device": "cpu"}, some, {})
+    text = page(some, {})
+    head, rule = (line for line in text.splitlines()[6:8])
+    assert head.startswith("| garbage") and head.count("|") == rule.count("|")
     assert "59 runs published a version, 0 of them a degenerate one: less than 5.0% of" in text
     assert "| words | thumbs | 59 | 2950 | 59 | 59 | 59 | 0 | 0 | 59 | 59 | 0 | 0 |" in text
 
