@@ -91,12 +91,20 @@ def test_choices_and_completions_are_told_apart(http: httpx.Client) -> None:
     assert counts(http, *sent) == [True, False, True]
 
 
-def test_implicit_signals_supersede_their_own_kind(http: httpx.Client) -> None:
-    about = {"completion_id": complete(http)["id"], "adapter": "formal"}
+@pytest.mark.parametrize("by_id", [True, False])
+def test_implicit_signals_supersede_their_own_type(http: httpx.Client, by_id: bool) -> None:
+    about: dict[str, Any] = {**ABOUT, "completion": "Fine."}
+    if by_id:
+        about = {"completion_id": complete(http)["id"], "adapter": "formal"}
     up = send(http, **about, rating=True)
-    left = send(http, **about, signal={"type": "dwell_time", "seconds": 0.01})
-    back = send(http, **about, signal={"type": "dwell_time", "seconds": 60.0})
-    assert counts(http, up, left, back) == [True, False, True]
+    for first, second in (
+        ({"type": "dwell_time", "seconds": 0.01}, {"type": "dwell_time", "seconds": 60.0}),
+        ({"type": "edit", "text": "Very well."}, {"type": "edit", "text": "Quite well."}),
+        ({"type": "edit", "text": "Well."}, {"type": "edit", "text": "Fine."}),  # the same or not
+        ({"type": "regenerate", "text": "Well."}, {"type": "regenerate"}),
+    ):
+        before, after = send(http, **about, signal=first), send(http, **about, signal=second)
+        assert counts(http, up, before, after) == [True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,56 @@ def test_an_export_can_be_imported(url: str, tmp_path: Path) -> None:
         assert kinds[0] == kinds[1]
 
 
+SIGNALS: list[dict[str, Any]] = [
+    {"signal": {"type": "regenerate"}, "weight": 3.0, "user": "ann"},
+    {"signal": {"type": "regenerate", "text": "other"}},
+    {"signal": {"type": "edit", "text": "x y z!"}},
+    {"signal": {"type": "edit", "text": " x y z"}, "user": "bob"},
+    {"signal": {"type": "skip"}, "weight": 0.1},
+    {"signal": {"type": "rephrase"}},
+    {"signal": {"type": "dwell_time", "seconds": 0.01}, "user": "ann"},
+    {"signal": {"type": "dwell_time", "seconds": 0.5}, "user": "bob"},
+    {"signal": {"type": "dwell_time", "seconds": 99.0}, "weight": 10.0},
+    {"rating": False},
+]
+
+
+def test_exported_signals_are_signals_again_and_overrule_no_rating(
+    url: str, tmp_path: Path
+) -> None:
+    about = {"messages": TURNS, "completion": "x y z"}
+    for line in SIGNALS:
+        httpx.post(f"{url}/feedback", json={"adapter": "a", **about, **line}).raise_for_status()
+    out = tmp_path / "out.jsonl"
+    assert "10 lines in" in run(url, "export", str(out)).output
+    names = ("signal", "kind", "chosen", "rejected", "rating", "superseded_by")
+
+    def said(address: str) -> dict[str, tuple[Any, ...]]:
+        return {
+            each["id"]: (*(each[name] for name in names), round(each["weight"], 6))
+            for each in stored(address)
+        }
+
+    with live(make_app(FakeEngine(), learning=LearningConfig(batch_samples=1000))) as address:
+        assert run(f"{address}/v1", "import", str(out)).exit_code == 0
+        assert said(f"{address}/v1") == said(url)
+
+
+def test_an_export_is_known_to_its_own_server_unless_it_was_changed(
+    url: str, tmp_path: Path
+) -> None:
+    run(url, "import", write(tmp_path / "in.jsonl", LINES), "--adapter", "formal")
+    out = tmp_path / "out.jsonl"
+    run(url, "export", str(out))
+    done = run(url, "import", str(out))
+    assert done.exit_code == 0 and "4 of 4 lines are stored" in done.output, done.output
+    assert len(stored(url)) == 4
+    first, *others = map(json.loads, out.read_text().splitlines())
+    write(out, [{**first, "comment": "other words"}, *others])
+    done = run(url, "import", str(out))
+    assert done.exit_code == 1 and "other feedback was sent with this id" in done.output
+
+
 def test_the_later_of_two_lines_about_an_answer_counts(url: str, tmp_path: Path) -> None:
     lines = [
         {"prompt": f"p{number}", "completion": "x", "rating": rating, "user": "ann"}

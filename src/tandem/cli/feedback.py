@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tandem.cli.feedback_lines import LineError, lines_of, parse_line
+from tandem.cli.feedback_lines import LineError, as_body, lines_of, parse_line
 from tandem.cli.feedback_sender import Body, Line, Sender
 from tandem.cli.prospects import Prospects
 from tandem.cli.remote import DEFAULT_URL, Key, RemoteError, Unreachable, Url, connected, plain
@@ -120,7 +120,7 @@ def export_command(
                 for said in page["data"]:
                     after = said["id"]
                     if said["superseded_by"] is None:
-                        target.write(json.dumps(_request(said), ensure_ascii=False) + "\n")
+                        target.write(json.dumps(as_body(said), ensure_ascii=False) + "\n")
                         number += 1
                 bar.update(task, completed=number)
                 more = page["has_more"]
@@ -192,27 +192,6 @@ def _written(file: Path) -> tuple[int, str | None]:
         return len(lines), str(json.loads(lines[-1])["feedback_id"])
     except (ValueError, KeyError, TypeError):
         raise RemoteError(f"{file} does not end as an export does; choose another file") from None
-
-
-def _request(said: dict[str, Any]) -> dict[str, Any]:
-    """A body of POST /v1/feedback that says the same."""
-    body: dict[str, Any] = {"feedback_id": said["id"], "adapter": said["adapter"]}
-    if said["messages"]:
-        body["messages"] = said["messages"]
-    else:
-        body["prompt"] = said["prompt"]
-    match said["kind"]:
-        case "rating":
-            body |= {"completion": said["chosen"], "rating": said["rating"]}
-        case "preference":
-            body["preference"] = {"chosen": said["chosen"], "rejected": said["rejected"]}
-        case "demonstration":
-            body |= {"demonstration": said["chosen"], "completion": said["rejected"]}
-        case _:
-            body["completion"] = said["chosen"]
-    body |= {name: said[name] for name in ("comment", "user", "conversation", "metadata")}
-    body["weight"] = said["weight"] or None
-    return {name: value for name, value in body.items() if value not in (None, {})}
 
 
 def _progress(console: Console) -> Progress:

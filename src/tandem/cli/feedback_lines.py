@@ -1,4 +1,4 @@
-"""What a line of a JSONL file says, as a body of POST /v1/feedback.
+"""What a line of a JSONL file, or a stored feedback, says, as a body of POST /v1/feedback.
 
 Knows three forms: ours, TRL's (`prompt`, `chosen`, `rejected`; `prompt`, `completion`; with
 `label`; texts or lists of messages) and OpenAI's for preferences and plain `messages`. Sends
@@ -10,11 +10,12 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tandem.cli.remote import RemoteError
+from tandem.services.feedback.signals import EXPLICIT, Signal, SignalType, interpret, reading_s
 
 _SAYS = ("rating", "preference", "demonstration", "signal", "comment")
 _ABOUT = ("completion_id", "choice", "messages", "prompt", "completion", "model")
@@ -83,6 +84,42 @@ def parse_line(line: bytes, *, raw: bool) -> Line:
         raise LineError(f"half of a surrogate pair: {error.object[error.start]!a}") from None
     used = _OURS if ours else _FOREIGN
     return Line(body, tuple(name for name in row if name not in used))
+
+
+def as_body(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A body of POST /v1/feedback that says the same as what the server tells of a feedback."""
+    body: dict[str, Any] = {"feedback_id": said["id"], "adapter": said["adapter"]}
+    if said["messages"]:
+        body["messages"] = said["messages"]
+    else:
+        body["prompt"] = said["prompt"]
+    weight = said["weight"]
+    if said["signal"] != EXPLICIT:
+        signal, answer = _signal(said)
+        body |= {"completion": answer, "signal": asdict(signal)}
+        counts = interpret(signal, answer).weight
+        weight = round(weight / counts, 9) if counts else None
+    elif said["kind"] == "rating":
+        body |= {"completion": said["chosen"], "rating": said["rating"]}
+    elif said["kind"] == "preference":
+        body["preference"] = {"chosen": said["chosen"], "rejected": said["rejected"]}
+    elif said["kind"] == "demonstration":
+        body |= {"demonstration": said["chosen"], "completion": said["rejected"]}
+    else:
+        body["completion"] = said["chosen"]
+    body |= {name: said[name] for name in ("comment", "user", "conversation", "metadata")}
+    body["weight"] = weight or None
+    return {name: value for name, value in body.items() if value not in (None, {})}
+
+
+def _signal(said: Mapping[str, Any]) -> tuple[Signal, str]:
+    """An implicit signal that is interpreted as `said` was, and the answer that it is about."""
+    kind, rating = SignalType(said["signal"]), said["rating"]
+    answer = said["chosen"] if rating is not None else said["rejected"]
+    text = said["chosen"] if rating is None or kind is SignalType.EDIT else None
+    # Whoever liked it has read all of it.
+    dwelt = kind is SignalType.DWELL_TIME
+    return Signal(kind, text, rating * reading_s(answer) if dwelt else None), answer
 
 
 def _foreign(row: Mapping[str, Any], raw: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Sends many feedbacks to a server, several at a time, and waits for a server that goes away.
 
-Knows no file. Invariant: ratings and signals about the same answer are sent in their order, and a
+Reads no file. Invariant: ratings and signals about the same answer are sent in their order, and a
 feedback that is sent again is stored once.
 """
 
@@ -12,9 +12,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 
+from tandem.cli.feedback_lines import as_body
 from tandem.cli.remote import Busy, Remote, RemoteError, Unreachable, plain
 
 Body = dict[str, Any]
@@ -85,7 +87,17 @@ class Sender:
         except Unreachable:
             raise
         except RemoteError as error:
-            return Sent(line.number, {}, str(error))
+            known = self._known(line.body)
+            return Sent(line.number, known, "" if known else str(error))
+
+    def _known(self, body: Body) -> Body:
+        """What is stored under the body's id, if it says the same; what an export says has not
+        the form in which it was sent."""
+        try:
+            said = self._server.get(f"feedback/{quote(str(body['feedback_id']), safe='')}")
+        except (KeyError, RemoteError):
+            return {}
+        return said if as_body(said) == body else {}
 
     def _posted(self, line: Line) -> Body:
         """The answer to a line, which is sent again while the server is away."""

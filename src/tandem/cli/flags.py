@@ -110,8 +110,10 @@ HELP = {
     "learning.micro_batch_samples": "Samples of a micro-batch",
     "learning.rpo_alpha": "Weight of the likelihood of chosen and liked answers beside DPO and KTO",
     "learning.steps_per_version": "Most steps' worth of new samples in a version",
-    "learning.version_wait_s": "How long the first of a few new samples waits for others (seconds)",
-    "learning.epochs": "Most passes over the new samples of a version; fewer if most are learned",
+    "learning.version_wait_s": "How long the first of a few new samples waits for others, "
+    "in seconds; of less than a step's worth, ten times as long",
+    "learning.epochs": "Most passes over the new samples of a version, fewer if most are learned; "
+    "a try at half the rate may take twice as many",
     "learning.replay": "Share of a step that was used by earlier versions, 0 to 1",
     "learning.reference": "Reference model of learning: base or version:N",
     "learning.gate": "Who decides about a candidate: auto, manual or always",

@@ -9,7 +9,7 @@ import pytest
 
 from fake_engine import FakeEngine
 from learning_world import settled, state_of, until, world
-from tandem.core.learning import SampleState, VersionState
+from tandem.core.learning import SampleState, Split, VersionState
 from tandem.core.training import TrainingStep
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import adapters, events
@@ -53,6 +53,25 @@ async def test_one_key_contributes_no_more_than_its_share(tmp_path: Path, share:
         assert {await state_of(made, sample) for sample in other} == {SampleState.CONSUMED}
         record = await made.store.read(adapters.version, "formal", 1)
         assert record is not None and record.metrics["key_share"] == 0.5
+
+
+@pytest.mark.parametrize(("share", "looked_at"), [(1.0, 8), (0.5, 4)])
+async def test_one_key_is_no_more_than_its_share_of_what_measures(
+    tmp_path: Path, share: float, looked_at: int
+) -> None:
+    """Six of one key and two of another are two of each."""
+    settings = LearningSettings(batch_samples=4, key_share=share, epochs=1, version_wait_s=0.0)
+    async with world(tmp_path, settings=settings) as made:
+        held = [
+            made.sample(split=Split.HELD_OUT, key_id="eager" if row < 6 else "other")
+            for row in range(8)
+        ]
+        taught = [made.sample(key_id=("eager", "other")[row % 2]) for row in range(4)]
+        await made.give([*held, *taught])
+        made.learner.notify("formal")
+        await settled(made)
+        record = await made.store.read(adapters.version, "formal", 1)
+        assert record is not None and record.metrics["held_out_pairs"] == looked_at
 
 
 @pytest.mark.parametrize("found", ["by training", "by encoding"])

@@ -64,6 +64,19 @@ async def test_what_is_published_meanwhile_is_not_refused(tmp_path: Path) -> Non
         assert (await versions.find("formal")).record.current == 1
 
 
+async def test_the_shape_may_change_again_when_no_version_has_it(tmp_path: Path) -> None:
+    async with versions_over(tmp_path) as (made, versions):
+        await learned(made, 1)
+        with pytest.raises(Conflict, match="has versions"):
+            await versions.create("formal", {"rank": 4})
+        await versions.delete("formal")
+        for _ in range(2):  # numbers go on where they ended
+            view = await versions.create("formal", {"rank": 4})
+            assert view.record.next_number == 2 and view.settings.rank == 4
+        again = await learned(made, 2)
+        assert again.state is VersionState.PUBLISHED
+
+
 async def test_two_steps_back_at_once_are_two_steps(tmp_path: Path) -> None:
     async with versions_over(tmp_path) as (made, versions):
         for number in (1, 2):

@@ -91,14 +91,18 @@ def interpret(signal: Signal, answer: str) -> Meaning:
             return _rated(answer, 0.0, "rephrase")
 
 
+def reading_s(answer: str) -> float:
+    """Seconds in which a brisk reader reads an answer."""
+    return max(len(answer.split()), 1) / READING_WORDS_A_SECOND
+
+
 def _dwelt(signal: Signal, answer: str) -> Meaning:
     """Looked at for less than a fifth of the reading time, or for at least all of it."""
     if signal.seconds is None:
         raise InvalidRequest("a dwell time needs 'seconds'", param="signal.seconds")
-    reading_s = max(len(answer.split()), 1) / READING_WORDS_A_SECOND
-    if signal.seconds < _SHORT * reading_s:
+    if signal.seconds < _SHORT * reading_s(answer):
         return _rated(answer, 0.0, "dwell_time short")
-    if signal.seconds >= _LONG * reading_s:
+    if signal.seconds >= _LONG * reading_s(answer):
         return _rated(answer, 1.0, "dwell_time long")
     return Meaning(FeedbackKind.RATING, answer, rating=0.5, weight=0.0)
 

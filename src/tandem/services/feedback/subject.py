@@ -21,7 +21,7 @@ from tandem.core.learning import (
     ServedTokens,
 )
 from tandem.services.answering.receipts import Receipts
-from tandem.services.feedback.signals import Meaning, Signal, interpret
+from tandem.services.feedback.signals import EXPLICIT, Meaning, Signal, interpret
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,11 @@ def same_as(feedback: Feedback, subject: Subject) -> str | None:
     """A hash that feedback shares with what it supersedes; None if it supersedes nothing.
 
     One key's rating of one answer by one user, be it another rating; a pair or a demonstration
-    only if it says the same of the same completion. Implicit signals supersede their own kind.
+    only if it says the same of the same completion. An implicit signal supersedes its own type,
+    whatever it is taken to mean.
     """
-    said, rates = feedback, feedback.kind is FeedbackKind.RATING
+    said, implicit = feedback, feedback.signal != EXPLICIT
+    rates = implicit or said.kind is FeedbackKind.RATING
     about: tuple[object, ...]
     if said.kind is FeedbackKind.COMMENT:
         return None
@@ -157,10 +159,12 @@ def same_as(feedback: Feedback, subject: Subject) -> str | None:
         answers = subject.choice.index if rates else (said.chosen, said.rejected)
         about = (subject.receipt.completion_id, answers)
     elif rates:
-        about = (said.conversation, said.messages, said.prompt, said.chosen)
+        answer = said.chosen if said.kind is FeedbackKind.RATING else said.rejected
+        about = (said.conversation, said.messages, said.prompt, answer)
     else:
         return None
-    who = (said.adapter, said.key_id, said.user, said.kind.value, said.signal)
+    kind = FeedbackKind.RATING if implicit else said.kind
+    who = (said.adapter, said.key_id, said.user, kind.value, said.signal)
     return hashlib.sha256(json.dumps((who, about), sort_keys=True).encode()).hexdigest()
 
 

@@ -17,8 +17,13 @@ from tandem.services.learning.selection import (
     to_go_on,
     within_shares,
 )
-from tandem.services.learning.settings import LEAST_WAY, LearningSettings
+from tandem.services.learning.settings import LEAST_WAY, MOST_WAY, LearningSettings
 from tandem.store.samples import SampleHead
+
+# The trust region, as shares of what the gate allows: how far a version may move before the gate
+# looks at it, and where its adapter may be in the end.
+_MOST_MOVE = 0.35
+_MOST_DRIFT = 0.75
 
 
 @dataclass(slots=True)
@@ -40,14 +45,18 @@ class Block:
     """New samples that would teach the current version nothing."""
     losses: list[float] = field(default_factory=list)
     """Of the steps."""
+    epochs: int = 0
     steps: int = 0
     way: float = 0.0
     """In full steps: of as much evidence as moves the model most, at the rate before refusals."""
     room: float = 1.0
     """By what the learning rate was multiplied, since the trust region leaves no more."""
+    began: float = 0.0
     drift: float = 0.0
-    """How far the model has moved from the base, as a share of what the gate allows; below 0 where
-    that is more than usual and hardly used."""
+    """How far the model has moved from the base when training began, and now, as shares of what the
+    gate allows; below 0 where that is more than usual and hardly used."""
+    ahead: float = 0.0
+    """What the drift will be after another epoch, if that moves the model as far as the last."""
 
     @property
     def used(self) -> list[Sample]:
@@ -83,9 +92,25 @@ class Block:
             chosen = choose(self.chosen, before, self.settings.key_share, now_s)
             self.chosen = balanced(chosen)
 
+    def moved(self, drift: float) -> None:
+        """An epoch has ended here."""
+        self.epochs += 1
+        self.drift, self.ahead = drift, 2 * drift - self.drift
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another epoch is allowed, though most may be learned: a candidate that the gate
+        refuses may be on its way through broken answers."""
+        spent = self.epochs >= self.settings.epochs << self.refusals or self.way >= MOST_WAY
+        return not spent and self.ahead < _MOST_DRIFT
+
     def unlearned(self) -> list[SampleHead]:
-        """The new samples to go over next; none once most of them are learned. A first version goes
-        on for `LEAST_WAY`."""
+        """The new samples to go over next; none where the gate is to look at what has come of them:
+        most of them are learned, or the next epoch would move the model too far. A first version
+        goes on for `LEAST_WAY`."""
+        near = self.may_go_on and self.ahead - self.began < _MOST_MOVE
+        if self.epochs and not near:
+            return []
         if self.way < LEAST_WAY and not self.record.current:
             return balanced(self.chosen)
         heads = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]

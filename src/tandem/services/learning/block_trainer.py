@@ -22,7 +22,7 @@ from tandem.services.learning.block import Block
 from tandem.services.learning.encode import Encoded
 from tandem.services.learning.references import Model, NotFinite
 from tandem.services.learning.selection import plan_steps
-from tandem.services.learning.settings import MOST_WAY, LearningSettings
+from tandem.services.learning.settings import LearningSettings
 from tandem.services.learning.steps import (
     Failed,
     PreparedStep,
@@ -37,10 +37,7 @@ from tandem.store.samples import SampleHead
 
 logger = logging.getLogger(__name__)
 
-# The trust region, as shares of what the gate allows: how far one version may move, where its
-# adapter may be afterwards, and how much smaller the steps become on the way there.
-_MOST_MOVE = 0.35
-_MOST_DRIFT = 0.75
+# How much smaller the steps become, at most, on the way to the end of the trust region.
 _LEAST_ROOM = 0.05
 # So often, and for so long, there was no room for a sample that is too large.
 _MOST_SHORTAGES = 4
@@ -56,6 +53,7 @@ class BlockTrainer:
         self._client = tools.client
         self._store = tools.store
         self._short: dict[str, tuple[int, float]] = {}  # without room: how often, and since when
+        self._maker: StepMaker | None = None  # of the block that is learned
         self.open_from: tuple[int, int] | None = None
         """The version that it was opened at, or has become, and how often the rate was halved."""
 
@@ -163,38 +161,40 @@ class BlockTrainer:
 
     async def learn(self, block: Block) -> None:
         """Go over the samples until most are learned (a first version: and nine full steps are
-        made), or the model has moved far enough. Half the rate takes twice the epochs.
+        made), or the model has moved far enough to be looked at. Half the rate takes twice the
+        epochs.
 
         The trust region is a bound on what answers to trusted prompts may lose. Training ends
         before the epoch that would leave it, if that moves the model as far as the last one did,
         and the less of the region earlier versions have left, the smaller are the steps. Nothing
         predicts the first epoch. Raises as the engine client does, and `AdapterError`.
         """
-        maker = await self._prepare(block)
-        began = await self._drift(block) if block.chosen and block.record.current else 0.0
-        maker.room = block.room = min(1.0, max(_LEAST_ROOM, 1.0 - began))
-        before = began
-        for epoch in range(block.settings.epochs << block.refusals):
-            heads = block.unlearned()
-            if not heads:
-                return
-            await self._train(block, maker, heads, epoch)
-            if not block.latest:
-                return
-            block.drift = await self._drift(block)
+        self._maker = maker = await self._prepare(block)
+        if block.chosen and block.record.current:
+            block.began = block.drift = block.ahead = await self._drift(block)
+        maker.room = block.room = min(1.0, max(_LEAST_ROOM, 1.0 - block.began))
+        while (heads := block.unlearned()) and await self._epoch(block, heads):
+            pass
+
+    async def go_on(self, block: Block) -> None:
+        """Once more over all samples of a block that `may_go_on`. Raises as `learn`."""
+        await self._epoch(block, block.chosen)
+
+    async def _epoch(self, block: Block, heads: Sequence[SampleHead]) -> bool:
+        """Once over `heads`; whether anything was learned."""
+        assert self._maker is not None
+        await self._train(block, self._maker, heads, block.epochs)
+        if block.latest:
+            block.moved(await self._drift(block))
             logger.info(
                 "%s: epoch %d, %d steps, loss %.3f, %.0f%% of the allowed drift",
                 self._name,
-                epoch + 1,
+                block.epochs,
                 block.steps,
                 fmean(block.losses),
                 100 * block.drift,
             )
-            ahead = 2 * block.drift - before
-            before = block.drift
-            near = ahead - began < _MOST_MOVE and ahead < _MOST_DRIFT
-            if not near or block.way >= MOST_WAY:
-                return
+        return bool(block.latest)
 
     async def _drift(self, block: Block) -> float:
         encoder = self._tools.encoder(block.settings)

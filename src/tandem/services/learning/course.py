@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 
 from tandem.core.errors import AdapterError, EngineDead, TrainerLost, TrainingCancelled
 from tandem.core.learning import (
@@ -187,8 +188,7 @@ class Course:
         block = Block(record, settings, claimed, chosen, seen)
         try:
             await self._trainer.learn(block)
-            if block.latest and block.fair:
-                await self._conclude(block)
+            if block.latest and block.fair and await self._conclude(block):
                 self.took_s = self._tools.now() - begun_s
             elif block.known and not block.latest:
                 await self._nothing_new(block)
@@ -252,20 +252,28 @@ class Course:
 
     # ------------------------------------------------------------------ publishing
 
-    async def _conclude(self, block: Block) -> None:
+    async def _conclude(self, block: Block) -> bool:
+        """Have the gate look at what has come of the block, and make a version of it. A candidate
+        that is refused goes on from where it is while it may: the way to a taste leads through
+        broken answers. Whether a version was made: samples may turn out to be unusable."""
         publisher = self._tools.publisher
         number = await self._store.write(adapters.allocate, self.name)
         path = await publisher.staging_path(self.name, number)
-        used = block.used
         concluder = Concluder(self.name, self._trainer.name, self._tools)
-        staged, verdict = await concluder.examine(
-            path, block.settings, used, [sample.key_id for sample in used]
-        )
+        while True:
+            keys = [sample.key_id for sample in block.used]
+            staged, verdict = await concluder.examine(path, block.settings, block.used, keys)
+            if not (verdict.unsound and block.may_go_on):
+                break
+            await self._drop_candidate(path)
+            await self._tools.tell(self.name, "info", _goes_on(number, verdict), verdict.metrics)
+            await self._trainer.go_on(block)
+            if not block.fair:
+                return False
         try:
             publisher.require_room(self.name)  # others may have come since
         except BaseException:
-            await asyncio.to_thread(remove_tree, path)
-            await publisher.forget(candidate_name(self.name))
+            await self._drop_candidate(path)
             raise
         verdict.metrics["loss"] = sum(block.losses) / len(block.losses)
         verdict.metrics["steps"] = block.steps
@@ -288,6 +296,11 @@ class Course:
             await self._settle(concluder, block, record, verdict)
         finally:
             self._concluding = False
+        return True
+
+    async def _drop_candidate(self, path: Path) -> None:
+        await asyncio.to_thread(remove_tree, path)
+        await self._tools.publisher.forget(candidate_name(self.name))
 
     async def _settle(
         self, concluder: Concluder, block: Block, record: VersionRecord, verdict: Verdict
@@ -309,6 +322,10 @@ class Course:
         else:
             await self.rest()
         await self._store.write(samples.release, self.name)
+
+
+def _goes_on(number: int, verdict: Verdict) -> str:
+    return f"training of version {number} goes on: {'; '.join(verdict.reasons)}"
 
 
 def _event_of(block: Block, record: VersionRecord, verdict: Verdict, now_s: float) -> EventRecord:

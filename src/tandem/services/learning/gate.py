@@ -190,11 +190,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision, why, and the numbers to keep with the version."""
+    """The decision, why, and the numbers to keep with the version. `unsound`: it is refused for
+    what its answers are like, and nothing else."""
 
     outcome: Outcome
     reasons: tuple[str, ...] = ()
     metrics: dict[str, Any] = field(default_factory=dict)
+    unsound: bool = False
 
 
 def decide(measured: Measurements, mode: GateMode, bounds: Bounds) -> Verdict:
@@ -208,7 +210,8 @@ def decide(measured: Measurements, mode: GateMode, bounds: Bounds) -> Verdict:
     if mode is GateMode.ALWAYS:
         return Verdict(Outcome.PUBLISH, reasons, metrics)
     if reasons:
-        return Verdict(Outcome.REFUSE, reasons, metrics)
+        unsound = reasons == tuple(_answer_objections(measured, bounds))
+        return Verdict(Outcome.REFUSE, reasons, metrics, unsound)
     return Verdict(Outcome.HOLD if mode is GateMode.MANUAL else Outcome.PUBLISH, (), metrics)
 
 
@@ -257,7 +260,8 @@ def _objections(measured: Measurements, bounds: Bounds) -> list[str]:
         return ["the model's output is not finite"]
     return [
         *_canary_objections(measured, bounds),
-        *_reading_objections(measured, bounds),
+        *_answer_objections(measured, bounds),
+        *_gain_objections(measured),
         *_held_out_objections(measured, bounds),
     ]
 
@@ -285,10 +289,8 @@ def _canary_objections(measured: Measurements, bounds: Bounds) -> list[str]:
     return found
 
 
-def _reading_objections(measured: Measurements, bounds: Bounds) -> list[str]:
-    reading, asked, found = measured.reading, measured.asked, []
-    if reading is None and measured.canary is not None:
-        return ["its answers could not be read"]
+def _answer_objections(measured: Measurements, bounds: Bounds) -> list[str]:
+    reading, asked, found = measured.reading, measured.asked, list[str]()
     if reading is not None:
         faults = reading.faults
         if len(faults) > bounds.faults * reading.answers:
@@ -307,10 +309,16 @@ def _reading_objections(measured: Measurements, bounds: Bounds) -> list[str]:
                     f"answers to canary prompts keep {is_:.0%} of their {name}, where the feedback "
                     f"keeps {wanted:.0%} (bound: {share * min(1.0, wanted):.0%})"
                 )
-    # Turned so that a value that is not a number objects, too.
-    if asked is not None and not asked.gain >= -ROUNDING:
-        found.append(f"chosen answers became less likely, by {-asked.gain:.2f} nats a token")
     return found
+
+
+def _gain_objections(measured: Measurements) -> list[str]:
+    if measured.reading is None and measured.canary is not None:
+        return ["its answers could not be read"]
+    # Turned so that a value that is not a number objects, too.
+    if measured.asked is not None and not measured.asked.gain >= -ROUNDING:
+        return [f"chosen answers became less likely, by {-measured.asked.gain:.2f} nats a token"]
+    return []
 
 
 def _held_out_objections(measured: Measurements, bounds: Bounds) -> list[str]:

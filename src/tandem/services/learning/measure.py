@@ -46,7 +46,7 @@ from tandem.services.learning.gate import (
     summary,
 )
 from tandem.services.learning.references import Model, References, Scored
-from tandem.services.learning.selection import shared
+from tandem.services.learning.selection import most_shared, shared
 from tandem.services.learning.settings import LearningSettings
 from tandem.store import Connection, Store, adapters, samples
 
@@ -120,7 +120,7 @@ class Examiner:
         adapter, model = candidate.adapter, candidate.model(self._references)
         share = settings.key_share
         newest = await self._store.read(samples.held_out, adapter, limit=_MOST_HELD_OUT)
-        kept = shared(newest, len(newest), share)
+        kept = shared(newest, most_shared(newest, len(newest), share), share)
         held = await asyncio.to_thread(_encoded, encoder, kept)
         pairs, thumbs = await self._held_out(adapter, model, held)
         examined = await self._canary.measure(model, encoder)

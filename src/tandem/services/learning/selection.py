@@ -199,13 +199,14 @@ def within_shares(key_ids: Sequence[str], key_share: float) -> bool:
 
 
 def to_go_on(heads: Sequence[SampleHead], misjudged: Collection[str]) -> list[SampleHead]:
-    """The samples of a version that must be seen again; none once most of it is learned.
+    """The samples of a version that are seen again: all, or none once most of it is learned.
 
-    MACE's CheckEnd (4.2). The last few are not chased, or every version would end with full steps
-    towards whatever contradicts the rest.
+    MACE's CheckEnd (4.2), but for two things. The last few are not chased, or every version would
+    end with full steps towards whatever contradicts the rest. And what is learned stays in:
+    training on the others alone, it is forgotten.
     """
     left = balanced([head for head in heads if not _learned(head, misjudged)])
-    return left if len(left) > _MOST_LEFT * len(heads) else []
+    return list(heads) if len(left) > _MOST_LEFT * len(heads) else []
 
 
 def known(heads: Sequence[SampleHead], misjudged: Collection[str]) -> set[str]:

@@ -82,7 +82,8 @@ class Versions:
         wanted = resolve_settings(self._tools.defaults, settings)
         check_new(wanted, self._client.info)
         known = await self._store.read(adapters.find, name)
-        if known is not None and known.next_number > 1:
+        made = await self._store.read(adapters.versions, name)
+        if known is not None and made:
             before = resolve_settings(self._tools.defaults, known.settings)
             if before.lora != wanted.lora:
                 raise Conflict(
