@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, Script
 from fake_scores import score_of
 from learning_world import World, settled, state_of, world
-from tandem.core.learning import SampleKind, SampleState, VersionRecord
+from serving import demo_tokenizer
+from tandem.core.learning import SampleKind, SampleState, VersionRecord, VersionState
+from tandem.core.request import Request
 from tandem.core.training import Role, ScoreRequest, TrainingSequence, TrainingStep
 from tandem.services.learning.gate import Bounds
 from tandem.services.learning.settings import LearningSettings
-from tandem.store import adapters
+from tandem.store import adapters, events
 
+SOUND = "Wolves live in packs and hunt together in the forest."
 SETTINGS = LearningSettings(
     batch_samples=4, steps_per_version=1, epochs=6, version_wait_s=0.0, replay=0.0
 )
@@ -105,6 +108,49 @@ async def test_another_try_at_half_the_rate_takes_twice_the_steps(
         await settled(made)
         assert {await state_of(made, each) for each in given} == {SampleState.REFUSED}
         assert [each.metrics["steps"] for each in await versions(made)] == [9, 18, 36]
+
+
+@pytest.mark.parametrize(
+    ("sound_after", "growth", "steps", "looks"),
+    [
+        (9, 0.0, [9], 0),
+        (12, 0.0, [12], 3),
+        (999, 0.0, [15, 30, 60], 6 + 12 + 24),
+        (999, 0.005, [12, 12, 12], 3 * 4),
+    ],
+)
+async def test_a_candidate_with_broken_answers_goes_on_while_it_may(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sound_after: int,
+    growth: float,
+    steps: list[int],
+    looks: int,
+) -> None:
+    """The gate looks when most is learned, or the model has moved far; then after each epoch: until
+    the answers are sound, all epochs are made, or another one may leave the region."""
+    monkeypatch.setattr("fake_engine.logprob_at", learned_at_once)
+    patient = replace(SETTINGS, epochs=15, steps_per_version=4)
+    engine = FakeEngine()
+    says = [demo_tokenizer().encode(text, add_special_tokens=False) for text in (SOUND, "ha " * 20)]
+
+    def answer(request: Request, index: int) -> Script:
+        candidate = request.adapter is not None and request.adapter.startswith("~candidate")
+        unsound = candidate and len(engine.steps) < sound_after
+        return Script(tokens=says[unsound])
+
+    engine.play = answer
+    async with world(tmp_path, engine=engine, settings=patient) as made:
+        drifting(made, 0.0, growth)
+        given = [made.sample() for _ in range(4)]
+        await made.give(given)
+        made.learner.notify("formal")
+        await settled(made)
+        found = await versions(made)
+        assert [each.metrics["steps"] for each in found] == steps
+        told = [each.message for each in await made.store.read(events.listed, "formal", limit=99)]
+        assert sum("answers are broken" in each and "goes on" in each for each in told) == looks
+        assert (found[0].state is VersionState.PUBLISHED) == (sound_after < 999)
 
 
 @pytest.mark.parametrize(("weight", "steps"), [(1.0, 24), (0.5, 48), (0.25, 80)])
