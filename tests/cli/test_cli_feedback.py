@@ -107,6 +107,7 @@ SIGNALS: list[dict[str, Any]] = [
     {"signal": {"type": "regenerate", "text": "other"}},
     {"signal": {"type": "edit", "text": "x y z!"}},
     {"signal": {"type": "edit", "text": " x y z"}, "user": "bob"},
+    {"signal": {"type": "edit", "text": "x"}, "completion": ""},
     {"signal": {"type": "skip"}, "weight": 0.1},
     {"signal": {"type": "rephrase"}},
     {"signal": {"type": "dwell_time", "seconds": 0.01}, "user": "ann"},
@@ -123,7 +124,7 @@ def test_exported_signals_are_signals_again_and_overrule_no_rating(
     for line in SIGNALS:
         httpx.post(f"{url}/feedback", json={"adapter": "a", **about, **line}).raise_for_status()
     out = tmp_path / "out.jsonl"
-    assert "10 lines in" in run(url, "export", str(out)).output
+    assert "11 lines in" in run(url, "export", str(out)).output
     names = ("signal", "kind", "chosen", "rejected", "rating", "superseded_by")
 
     def said(address: str) -> dict[str, tuple[Any, ...]]:

@@ -98,7 +98,7 @@ def as_body(said: Mapping[str, Any]) -> dict[str, Any]:
         signal, answer = _signal(said)
         body |= {"completion": answer, "signal": asdict(signal)}
         counts = interpret(signal, answer).weight
-        weight = round(weight / counts, 9) if counts else None
+        weight = weight / counts if counts else None
     elif said["kind"] == "rating":
         body |= {"completion": said["chosen"], "rating": said["rating"]}
     elif said["kind"] == "preference":
@@ -115,7 +115,7 @@ def as_body(said: Mapping[str, Any]) -> dict[str, Any]:
 def _signal(said: Mapping[str, Any]) -> tuple[Signal, str]:
     """An implicit signal that is interpreted as `said` was, and the answer that it is about."""
     kind, rating = SignalType(said["signal"]), said["rating"]
-    answer = said["chosen"] if rating is not None else said["rejected"]
+    answer = (said["chosen"] if rating is not None else said["rejected"]) or ""
     text = said["chosen"] if rating is None or kind is SignalType.EDIT else None
     # Whoever liked it has read all of it.
     dwelt = kind is SignalType.DWELL_TIME

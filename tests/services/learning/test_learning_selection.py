@@ -180,6 +180,17 @@ def test_dislikes_are_not_gone_over_without_likes() -> None:
     assert to_go_on(learned, {h.sample_id for h in learned[:2]}) == learned
 
 
+def test_nothing_goes_on_with_dislikes_alone() -> None:
+    """Likes may turn out to be unusable."""
+    block = Block(AdapterRecord("a", 0.0), LearningSettings(), [], thumbs(2, 5), [], epochs=1)
+    block.latest = {each.sample_id: 0.5 for each in block.chosen}
+    assert block.may_go_on
+    assert [each.desirable for each in block.everything()] == [True, True, False, False]
+    assert {each.loss for each in block.everything()} == {0.5}
+    block.chosen = [each for each in block.chosen if not each.desirable]
+    assert not block.may_go_on and block.everything() == []
+
+
 def test_no_step_is_made_of_dislikes_alone() -> None:
     settings = LearningSettings(batch_samples=2, replay=0.0)
     up = {h.sample_id for h in thumbs(6, 6) if h.desirable}

@@ -102,7 +102,12 @@ class Block:
         """Whether another epoch is allowed, though most may be learned: a candidate that the gate
         refuses may be on its way through broken answers."""
         spent = self.epochs >= self.settings.epochs << self.refusals or self.way >= MOST_WAY
-        return not spent and self.ahead < _MOST_DRIFT
+        return not spent and self.ahead < _MOST_DRIFT and bool(self.everything())
+
+    def everything(self) -> list[SampleHead]:
+        """All samples to train on, with their last losses."""
+        scored = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]
+        return balanced(scored)
 
     def unlearned(self) -> list[SampleHead]:
         """The new samples to go over next; none where the gate is to look at what has come of them:
@@ -112,6 +117,5 @@ class Block:
         if self.epochs and not near:
             return []
         if self.way < LEAST_WAY and not self.record.current:
-            return balanced(self.chosen)
-        heads = [replace(head, loss=self.latest.get(head.sample_id)) for head in self.chosen]
-        return to_go_on(heads, self.misjudged)
+            return self.everything()
+        return to_go_on(self.everything(), self.misjudged)

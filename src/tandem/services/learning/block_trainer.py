@@ -22,7 +22,7 @@ from tandem.services.learning.block import Block
 from tandem.services.learning.encode import Encoded
 from tandem.services.learning.references import Model, NotFinite
 from tandem.services.learning.selection import plan_steps
-from tandem.services.learning.settings import LearningSettings
+from tandem.services.learning.settings import LOOK_EVERY, LearningSettings
 from tandem.services.learning.steps import (
     Failed,
     PreparedStep,
@@ -53,7 +53,6 @@ class BlockTrainer:
         self._client = tools.client
         self._store = tools.store
         self._short: dict[str, tuple[int, float]] = {}  # without room: how often, and since when
-        self._maker: StepMaker | None = None  # of the block that is learned
         self.open_from: tuple[int, int] | None = None
         """The version that it was opened at, or has become, and how often the rate was halved."""
 
@@ -159,7 +158,7 @@ class BlockTrainer:
         )
         self.open_from = (current, refusals)
 
-    async def learn(self, block: Block) -> None:
+    async def learn(self, block: Block) -> StepMaker:
         """Go over the samples until most are learned (a first version: and nine full steps are
         made), or the model has moved far enough to be looked at. Half the rate takes twice the
         epochs.
@@ -167,23 +166,27 @@ class BlockTrainer:
         The trust region is a bound on what answers to trusted prompts may lose. Training ends
         before the epoch that would leave it, if that moves the model as far as the last one did,
         and the less of the region earlier versions have left, the smaller are the steps. Nothing
-        predicts the first epoch. Raises as the engine client does, and `AdapterError`.
+        predicts the first epoch. What makes its steps goes on with it. Raises as the engine client
+        does, and `AdapterError`.
         """
-        self._maker = maker = await self._prepare(block)
+        maker = await self._prepare(block)
         if block.chosen and block.record.current:
             block.began = block.drift = block.ahead = await self._drift(block)
         maker.room = block.room = min(1.0, max(_LEAST_ROOM, 1.0 - block.began))
-        while (heads := block.unlearned()) and await self._epoch(block, heads):
+        while (heads := block.unlearned()) and await self._epoch(block, maker, heads):
             pass
+        return maker
 
-    async def go_on(self, block: Block) -> None:
-        """Once more over all samples of a block that `may_go_on`. Raises as `learn`."""
-        await self._epoch(block, block.chosen)
+    async def go_on(self, block: Block, maker: StepMaker) -> None:
+        """Go over all samples of a block that `may_go_on` again, until the next look at it is due.
+        Raises as `learn`."""
+        due = block.way + LOOK_EVERY
+        while block.may_go_on and block.way < due:
+            await self._epoch(block, maker, block.everything())
 
-    async def _epoch(self, block: Block, heads: Sequence[SampleHead]) -> bool:
+    async def _epoch(self, block: Block, maker: StepMaker, heads: Sequence[SampleHead]) -> bool:
         """Once over `heads`; whether anything was learned."""
-        assert self._maker is not None
-        await self._train(block, self._maker, heads, block.epochs)
+        await self._train(block, maker, heads, block.epochs)
         if block.latest:
             block.moved(await self._drift(block))
             logger.info(

@@ -24,6 +24,7 @@ from tandem.core.learning import (
     VersionState,
 )
 from tandem.core.ports import EngineState
+from tandem.core.version import AdapterVersion
 from tandem.services.learning.block import Block
 from tandem.services.learning.block_trainer import BlockTrainer
 from tandem.services.learning.conclude import WORDS, Concluder
@@ -37,8 +38,10 @@ from tandem.services.learning.selection import (
     why_none,
 )
 from tandem.services.learning.settings import resolve_settings
+from tandem.services.learning.steps import StepMaker
 from tandem.services.learning.tools import LearningTools
-from tandem.store import adapters, samples
+from tandem.services.tasks import uninterrupted
+from tandem.store import adapters, references, samples
 
 _REPLAY_POOL = 256
 _MOST_DEATHS = 8
@@ -187,8 +190,9 @@ class Course:
         chosen = [head for head in chosen if head.sample_id in claimed_ids]
         block = Block(record, settings, claimed, chosen, seen)
         try:
-            await self._trainer.learn(block)
-            if block.latest and block.fair and await self._conclude(block):
+            maker = await self._trainer.learn(block)
+            if block.latest and block.fair:
+                await self._conclude(block, maker)
                 self.took_s = self._tools.now() - begun_s
             elif block.known and not block.latest:
                 await self._nothing_new(block)
@@ -252,10 +256,10 @@ class Course:
 
     # ------------------------------------------------------------------ publishing
 
-    async def _conclude(self, block: Block) -> bool:
+    async def _conclude(self, block: Block, maker: StepMaker) -> None:
         """Have the gate look at what has come of the block, and make a version of it. A candidate
         that is refused goes on from where it is while it may: the way to a taste leads through
-        broken answers. Whether a version was made: samples may turn out to be unusable."""
+        broken answers."""
         publisher = self._tools.publisher
         number = await self._store.write(adapters.allocate, self.name)
         path = await publisher.staging_path(self.name, number)
@@ -265,15 +269,13 @@ class Course:
             staged, verdict = await concluder.examine(path, block.settings, block.used, keys)
             if not (verdict.unsound and block.may_go_on):
                 break
-            await self._drop_candidate(path)
+            await uninterrupted(self._drop(staged, path))
             await self._tools.tell(self.name, "info", _goes_on(number, verdict), verdict.metrics)
-            await self._trainer.go_on(block)
-            if not block.fair:
-                return False
+            await self._trainer.go_on(block, maker)
         try:
             publisher.require_room(self.name)  # others may have come since
         except BaseException:
-            await self._drop_candidate(path)
+            await uninterrupted(self._drop(staged, path))
             raise
         verdict.metrics["loss"] = sum(block.losses) / len(block.losses)
         verdict.metrics["steps"] = block.steps
@@ -296,11 +298,12 @@ class Course:
             await self._settle(concluder, block, record, verdict)
         finally:
             self._concluding = False
-        return True
 
-    async def _drop_candidate(self, path: Path) -> None:
-        await asyncio.to_thread(remove_tree, path)
+    async def _drop(self, staged: AdapterVersion, path: Path) -> None:
+        """Leave nothing of a candidate of which no version is made."""
         await self._tools.publisher.forget(candidate_name(self.name))
+        await asyncio.to_thread(remove_tree, path)
+        await self._store.write(references.forget, staged.content_hash)
 
     async def _settle(
         self, concluder: Concluder, block: Block, record: VersionRecord, verdict: Verdict

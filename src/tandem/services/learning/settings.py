@@ -26,6 +26,8 @@ MOST_LEARNING_RATE = 1.0
 LEAST_WAY, MOST_WAY = 9.0, 24.0
 """How far a first version goes at least, and any version at most, in full steps. Between the base
 and a taste answers are broken, though most samples are likely already (docs/adr/0019)."""
+LOOK_EVERY = 4.0
+"""How many full steps an unsound candidate goes on before the gate looks at it again."""
 LABEL_SMOOTHING_LIMIT = 0.5
 """At 0.5 a pair expresses no preference; above it, the opposite one."""
 _VERSION = re.compile(r"version:([1-9]\d{0,17})")

@@ -81,6 +81,20 @@ class Versions:
         check_name(name)
         wanted = resolve_settings(self._tools.defaults, settings)
         check_new(wanted, self._client.info)
+        await self._require_shape(name, wanted)
+        reference = wanted.reference_version
+        if reference and not await self._store.read(adapters.version, name, reference):
+            raise InvalidRequest(f"'{name}' has no version {reference}", param="reference")
+        record = AdapterRecord(name, self._tools.now())
+        async with self._learner.held(name):
+            await self._require_shape(name, wanted)  # the first version may have come meanwhile
+            await self._store.write(changes.create, record, dict(settings))
+        self._models.announce(name)
+        await self._learner.discard(name)
+        return await self.find(name)
+
+    async def _require_shape(self, name: str, wanted: LearningSettings) -> None:
+        """Raises `Conflict` if the adapter has versions of another shape."""
         known = await self._store.read(adapters.find, name)
         made = await self._store.read(adapters.versions, name)
         if known is not None and made:
@@ -90,14 +104,6 @@ class Versions:
                     f"'{name}' has versions: rank, alpha and targets stay as they are",
                     param="settings",
                 )
-        reference = wanted.reference_version
-        if reference and not await self._store.read(adapters.version, name, reference):
-            raise InvalidRequest(f"'{name}' has no version {reference}", param="reference")
-        record = AdapterRecord(name, self._tools.now())
-        await self._store.write(changes.create, record, dict(settings))
-        self._models.announce(name)
-        await self._learner.discard(name)
-        return await self.find(name)
 
     async def versions(self, name: str) -> list[VersionRecord]:
         """All versions, candidates and refused ones too, newest first. Raises `NotFound`."""
