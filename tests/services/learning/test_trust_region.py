@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,33 +115,37 @@ async def test_another_try_at_half_the_rate_takes_twice_the_steps(
 
 
 @pytest.mark.parametrize(
-    ("sound_after", "growth", "steps", "looks"),
+    ("broken", "growth", "steps", "looks"),
     [
-        (9, 0.0, [9], 0),
-        (12, 0.0, [13], 1),
-        (999, 0.0, [15, 30, 60], 3 * 2),
-        (999, 0.005, [12, 12, 12], 3 * 1),
+        (lambda steps: 0, 0.0, [9], 0),
+        (lambda steps: 6 * (steps < 12), 0.0, [13], 1),
+        (lambda steps: 4, 0.0, [13, 26, 52], 3),  # they get no sounder
+        (lambda steps: 5 if steps < 12 else 3, 0.0, [15, 26, 52], 4),
+        (lambda steps: 4, 0.005, [12, 12, 12], 3),
     ],
 )
 async def test_a_candidate_with_broken_answers_goes_on_while_it_may(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    sound_after: int,
+    broken: Callable[[int], int],
     growth: float,
     steps: list[int],
     looks: int,
 ) -> None:
-    """The gate looks when most is learned, or the model has moved far; then every four full steps,
-    until the answers are sound, all epochs are made, or another one may leave the region."""
+    """Of six answers. The gate looks when most is learned, or the model has moved far; then every
+    four full steps, until they are sound or get no sounder, all epochs are made, or another one may
+    leave the region.
+    """
     monkeypatch.setattr("fake_engine.logprob_at", learned_at_once)
     patient = replace(SETTINGS, epochs=15, steps_per_version=4)
-    engine = FakeEngine()
+    engine, asked = FakeEngine(), Counter[int]()
     says = [demo_tokenizer().encode(text, add_special_tokens=False) for text in (SOUND, "ha " * 20)]
 
     def answer(request: Request, index: int) -> Script:
-        candidate = request.adapter is not None and request.adapter.startswith("~candidate")
-        unsound = candidate and len(engine.steps) < sound_after
-        return Script(tokens=says[unsound])
+        if request.adapter is None or not request.adapter.startswith("~candidate"):
+            return Script(tokens=says[0])
+        asked[len(engine.steps)] += 1
+        return Script(tokens=says[asked[len(engine.steps)] <= broken(len(engine.steps))])
 
     engine.play = answer
     async with world(tmp_path, engine=engine, settings=patient) as made:
@@ -152,7 +158,7 @@ async def test_a_candidate_with_broken_answers_goes_on_while_it_may(
         assert [each.metrics["steps"] for each in found] == steps
         told = [each.message for each in await made.store.read(events.listed, "formal", limit=99)]
         assert sum("answers are broken" in each and "goes on" in each for each in told) == looks
-        assert (found[0].state is VersionState.PUBLISHED) == (sound_after < 999)
+        assert (found[0].state is VersionState.PUBLISHED) == (len(steps) == 1)
         scored = await made.store.read(lambda c: c.scalars(sa.select(REFERENCES.c.reference)).all())
         of_adapters = {name.partition("@")[0] for name in scored if "@" in name}
         assert of_adapters <= {each.content_hash for each in found}  # nothing is left of the others

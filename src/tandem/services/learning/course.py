@@ -7,6 +7,7 @@ the end, consumed, refused, invalid, kept by a held candidate, or accepted again
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -258,17 +259,19 @@ class Course:
 
     async def _conclude(self, block: Block, maker: StepMaker) -> None:
         """Have the gate look at what has come of the block, and make a version of it. A candidate
-        that is refused goes on from where it is while it may: the way to a taste leads through
-        broken answers."""
+        that is refused goes on from where it is while it may and its answers get sounder: the way
+        to a taste leads through broken ones."""
         publisher = self._tools.publisher
         number = await self._store.write(adapters.allocate, self.name)
         path = await publisher.staging_path(self.name, number)
         concluder = Concluder(self.name, self._trainer.name, self._tools)
+        excess = math.inf
         while True:
             keys = [sample.key_id for sample in block.used]
             staged, verdict = await concluder.examine(path, block.settings, block.used, keys)
-            if not (verdict.unsound and block.may_go_on):
+            if not (0.0 < verdict.excess < excess and block.may_go_on):
                 break
+            excess = verdict.excess
             await uninterrupted(self._drop(staged, path))
             await self._tools.tell(self.name, "info", _goes_on(number, verdict), verdict.metrics)
             await self._trainer.go_on(block, maker)

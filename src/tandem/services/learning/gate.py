@@ -19,6 +19,7 @@ from tandem.core.learning import GateMode
 _Z = 1.645  # one-sided 95%
 # Nats a token that chosen answers may lose: what rounding to bfloat16 makes of a likely answer.
 ROUNDING = 0.02
+_LEAST_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +191,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision, why, and the numbers to keep with the version. `unsound`: it is refused for
-    what its answers are like, and nothing else."""
+    """The decision, why, and the numbers to keep with the version. `excess`: how many times its
+    answers are beyond their bounds where it is refused for nothing else, else 0."""
 
     outcome: Outcome
     reasons: tuple[str, ...] = ()
     metrics: dict[str, Any] = field(default_factory=dict)
-    unsound: bool = False
+    excess: float = 0.0
 
 
 def decide(measured: Measurements, mode: GateMode, bounds: Bounds) -> Verdict:
@@ -211,7 +212,8 @@ def decide(measured: Measurements, mode: GateMode, bounds: Bounds) -> Verdict:
         return Verdict(Outcome.PUBLISH, reasons, metrics)
     if reasons:
         unsound = reasons == tuple(_answer_objections(measured, bounds))
-        return Verdict(Outcome.REFUSE, reasons, metrics, unsound)
+        excess = _excess(measured, bounds) if unsound else 0.0
+        return Verdict(Outcome.REFUSE, reasons, metrics, excess)
     return Verdict(Outcome.HOLD if mode is GateMode.MANUAL else Outcome.PUBLISH, (), metrics)
 
 
@@ -310,6 +312,20 @@ def _answer_objections(measured: Measurements, bounds: Bounds) -> list[str]:
                     f"keeps {wanted:.0%} (bound: {share * min(1.0, wanted):.0%})"
                 )
     return found
+
+
+def _excess(measured: Measurements, bounds: Bounds) -> float:
+    """How many times answers are beyond the bound that they exceed the most."""
+    reading, asked = measured.reading, measured.asked
+    if reading is None:
+        return 0.0
+    kept = bounds.kept * min(1.0, asked.kept if asked else 1.0)
+    length = bounds.length * min(1.0, asked.length if asked else 1.0)
+    return max(
+        len(reading.faults) / max(bounds.faults * reading.answers, _LEAST_SHARE),
+        kept / max(reading.kept, _LEAST_SHARE),
+        length / max(reading.length, _LEAST_SHARE),
+    )
 
 
 def _gain_objections(measured: Measurements) -> list[str]:
