@@ -102,6 +102,7 @@ _NEXT_STEP = (
 _METRICS = {
     "win_rate_before": "win rate before",
     "win_rate": "win rate",
+    "win_rate_per_token": "win rate a token",
     "clpd": "CLPD",
     "answers_read": "answers read",
     "broken_answers": "broken answers",

@@ -81,14 +81,15 @@ def test_what_is_written_down_means_the_same_under_other_settings(
         label_smoothing=0.4,
         desirable_weight=3.0,
         undesirable_weight=4.0,
+        rpo_alpha=2.0,
     )
     assert kept[kind]["hyperparameters"]["n_epochs"] == "auto"  # the examples decide that
     again, found = read_method(kept, None, others)
     assert again == kept and written_down(kept, others) == kept
     assert found.optimizer == meaning.optimizer
-    used = ("kind", "beta", "label_smoothing") if kind == "dpo" else ("kind",)
+    used = ("kind", "rpo_alpha", "beta", "label_smoothing") if kind == "dpo" else ("kind",)
     if kind == "kto":
-        used = ("kind", "beta", "desirable_weight", "undesirable_weight")
+        used = ("kind", "rpo_alpha", "beta", "desirable_weight", "undesirable_weight")
     assert [getattr(found.loss, name) for name in used] == [
         getattr(meaning.loss, name) for name in used
     ]

@@ -166,6 +166,9 @@ def test_dislikes_that_a_refusal_left_without_likes_go_with_later_ones() -> None
     assert [len(each) for each in candidates([*early, *later], 8, settings, NOW_S)] == [2, 8]
     block = Block(AdapterRecord("a", 0.0), settings, [], second, [])
     assert block.refusals == 0
+    block = Block(AdapterRecord("a", 0.0), settings, [], first, [])
+    block.chosen = []  # nothing of it could be trained in the end
+    assert block.refusals == first[0].refusals > 0
     assert groups(early[1:]) == []
     deadly = [replace(each, deaths=1) for each in early[1:]]
     assert [each.deaths for group in groups([*deadly, *later]) for each in group] == [0] * 12

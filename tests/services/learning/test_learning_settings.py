@@ -12,6 +12,7 @@ from fake_engine import INFO
 from learning_world import until, world
 from tandem.config import LearningConfig
 from tandem.core.errors import InvalidRequest
+from tandem.core.learning import SampleKind
 from tandem.core.training import OptimizerSpec
 from tandem.services.answering.models import Models
 from tandem.services.jobs.method import read_method
@@ -56,6 +57,16 @@ def test_what_can_work_is_taken() -> None:
 def test_the_server_refuses_a_default_that_destroys() -> None:
     with pytest.raises(InvalidRequest, match="learning_rate is at most 1"):
         defaults(LearningConfig(learning_rate=2.0))
+
+
+@pytest.mark.parametrize("kind", [SampleKind.DPO, SampleKind.KTO, SampleKind.SFT])
+def test_the_likelihood_term_reaches_the_losses_of_feedback_and_jobs(kind: SampleKind) -> None:
+    """Without it preferences break a real model; demonstrations are likelihood alone."""
+    settings = defaults(LearningConfig())
+    weight = 0.0 if kind is SampleKind.SFT else settings.rpo_alpha
+    assert settings.rpo_alpha == 5.0 and settings.loss(kind).rpo_alpha == weight
+    name = "supervised" if kind is SampleKind.SFT else kind.value
+    assert read_method({"type": name}, None, settings)[1].loss.rpo_alpha == weight
 
 
 @pytest.mark.parametrize(

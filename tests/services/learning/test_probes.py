@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -54,6 +55,26 @@ async def test_one_odd_answer_refuses_no_version(tmp_path: Path, split: Split) -
         assert {await state_of(made, sample) for sample in taught} == {SampleState.CONSUMED}
 
 
+async def test_what_the_base_cannot_score_refuses_no_version(tmp_path: Path) -> None:
+    odd: set[tuple[int, ...]] = set()
+
+    def score_as(request: ScoreRequest, under: str | None) -> float:
+        if under is None and request.tokens in odd:
+            return math.nan
+        return score_of(request.tokens, request.prompt_tokens, under)
+
+    async with world(tmp_path, engine=FakeEngine(score_as=score_as)) as made:
+        strange = made.sample(SampleKind.SFT, chosen=ODD, split=Split.HELD_OUT)
+        encoded = made.tools.encoder(made.tools.defaults).encode(strange)
+        odd.add(encoded.prompt + encoded.chosen)
+        await made.give([strange, *(made.sample(SampleKind.SFT) for _ in range(8))])
+        made.learner.notify("formal")
+        await settled(made)
+        (version, *_) = await made.store.read(adapters.versions, "formal")
+        assert version.state is VersionState.PUBLISHED, version.reason
+        assert math.isfinite(version.metrics["chosen_gain"])
+
+
 def test_nobody_can_tell_which_samples_are_looked_at() -> None:
     """Or garbage would hide between sound samples in the places that are read."""
     taught = [Encoded(f"s{number}", SampleKind.SFT, (1,), (number,)) for number in range(64)]
@@ -84,11 +105,14 @@ async def first_version(
     later: Sequence[int] = LOOP,
     **sample: object,
 ) -> tuple[VersionState, str, dict[str, Any]]:
-    """What became of it, where its answers to these requests are `later` and do not end."""
+    """What became of it, where its answers to these requests are `later`; they end
+    if that is short."""
 
     def play(request: Request, index: int) -> Script:
         if request.adapter is not None and loops(request):
-            return Script(tuple(later[:ANSWER_TOKENS]), FinishReason.LENGTH)
+            said = tuple(later[:ANSWER_TOKENS])
+            ended = len(said) < ANSWER_TOKENS
+            return Script(said, FinishReason.STOP if ended else FinishReason.LENGTH)
         return Script(tuple(BEGINS))
 
     async with world(tmp_path, engine=FakeEngine(play=play)) as made:
@@ -104,6 +128,25 @@ async def test_a_loop_that_begins_late_is_read(tmp_path: Path) -> None:
     state, reason, metrics = await first_version(tmp_path, lambda request: True)
     assert state is VersionState.REFUSED and "by repetition" in reason
     assert metrics["kept"] == metrics["length"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("says", "asks", "why"),
+    [
+        ("Кошки спят весь день, а ночью ходят по крышам.", SOUND, "by unexpected script"),
+        ("Кошки спят весь день, а ночью ходят по крышам.", "Кошки спят, и собаки тоже.", ""),
+        ("Yes.", SOUND, "by almost no words"),
+        ("Yes.", "Yes.", ""),
+    ],
+)
+async def test_the_gate_knows_what_no_feedback_asks_for(
+    tmp_path: Path, says: str, asks: str, why: str
+) -> None:
+    """Another script, and hardly a word: both are sound where the chosen answers are so."""
+    said = TOKENIZER.encode(says, add_special_tokens=False)
+    assert len(said) < ANSWER_TOKENS
+    state, reason, _ = await first_version(tmp_path, lambda request: True, said, chosen=asks)
+    assert (why in reason) if why else ("answers are broken" not in reason), (state, reason)
 
 
 @pytest.mark.parametrize("loops", [False, True])

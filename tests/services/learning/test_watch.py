@@ -30,6 +30,7 @@ from tandem.core.sequence import FinishReason
 from tandem.core.slo import WorkClass
 from tandem.services.answering.models import Models
 from tandem.services.learning.live import Written
+from tandem.services.learning.outlook import Outlooks
 from tandem.services.learning.watch import Watch
 from tandem.services.versions import changes
 from tandem.services.versions.adapters import Adapters
@@ -164,6 +165,11 @@ async def test_a_version_whose_answers_break_is_rolled_back(tmp_path: Path) -> N
         assert await states(made, 2) == [SampleState.REFUSED] * 4
         assert await states(made, 1) == [SampleState.CONSUMED] * 4
         assert rolled_back(made) == 1.0
+        ids = await made.store.read(adapters.trained_on, "formal", 2)
+        found = await made.store.read(samples.get, ids)
+        lost = [sample for sample in found if sample.version == 2]
+        outlook = await Outlooks(made.tools, made.learner).of("formal", lost)
+        assert outlook.note == "version 2 learned from it and was rolled back by itself"
         # Learning goes on from there, without what was refused.
         await learn(made, 3)
         third = await made.store.read(adapters.version, "formal", 3)

@@ -15,7 +15,10 @@ from learning_world import World, until, world
 from tandem.core.batches import BatchRecord, BatchStatus
 from tandem.core.errors import Conflict, NotFound
 from tandem.core.learning import EventRecord, SampleState, VersionRecord, VersionState
+from tandem.core.training import ScoreRequest
+from tandem.core.version import AdapterVersion
 from tandem.services.answering.models import Models
+from tandem.services.learning.publish import NoRoom
 from tandem.services.learning.recovery import recover
 from tandem.services.versions.adapters import Adapters
 from tandem.services.versions.service import Versions
@@ -174,6 +177,23 @@ async def test_an_import_is_rolled_back_to_what_it_took_the_place_of(tmp_path: P
             "other", await versions.archive("formal", 1), 1 << 20
         )
         assert other.parent == 0 and await versions.roll_back("other", None) == 0
+
+
+async def test_an_import_that_loses_its_place_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    async with versions_over(tmp_path, max_adapters=2) as (made, versions):
+        await learned(made, 1)
+        archive, score = await versions.archive("formal", 1), made.engine.score_as
+
+        def somebody_else_comes(request: ScoreRequest, under: str | None) -> float:
+            made.engine.adapters["third"] = AdapterVersion("third", 1, "hash", "elsewhere")
+            return score(request, under)
+
+        made.engine.score_as = somebody_else_comes
+        with pytest.raises(NoRoom):
+            await versions.imports.archive("other", archive, 1 << 20)
+        assert sorted(made.engine.adapters) == ["formal", "third"]
+        assert await made.store.read(adapters.find, "other") is None
+        assert list((made.directory / "adapters" / "other").iterdir()) == []
 
 
 async def test_a_reference_and_a_candidate_are_not_deleted(tmp_path: Path) -> None:

@@ -57,6 +57,13 @@ class Block:
     gate allows; below 0 where that is more than usual and hardly used."""
     ahead: float = 0.0
     """What the drift will be after another epoch, if that moves the model as far as the last."""
+    refusals: int = field(init=False)
+    """How many candidates that learned from these samples were refused before. Dislikes may have
+    joined others that were tried less often."""
+
+    def __post_init__(self) -> None:
+        likes = (head.refusals for head in self.chosen if not is_dislike(head))
+        self.refusals = max(likes, default=0)  # also when none of them is left
 
     @property
     def used(self) -> list[Sample]:
@@ -68,12 +75,6 @@ class Block:
         """Whether no API key has more than its share of what was trained on: samples of others may
         have turned out to be unusable meanwhile."""
         return within_shares([sample.key_id for sample in self.used], self.settings.key_share)
-
-    @property
-    def refusals(self) -> int:
-        """How many candidates that learned from these samples were refused before. Dislikes may
-        have joined others that were tried less often."""
-        return max((head.refusals for head in self.chosen if not is_dislike(head)), default=0)
 
     def meet(self, losses: Mapping[str, float], misjudged: Collection[str], now_s: float) -> None:
         """The current version has scored the new samples: leave out what it knows, which then

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import sub
 from random import Random
 from statistics import median, median_low
 from typing import Any, TypeVar
@@ -223,18 +222,21 @@ class Examiner:
 
     async def _asked(
         self, model: Model, probes: Sequence[Encoded], own: Sequence[Scored], encoder: Encoder
-    ) -> Asked:
+    ) -> Asked | None:
         chosen, begun, base = list(map(_chosen, probes)), beginnings(own), self._references.base
         before = _per_token(await self._references.scores(base, chosen), chosen)
         after = _per_token(await self._references.scores(model, chosen), chosen)
         usual = _per_token(await self._references.scores(base, begun), begun)
+        known = [each for each in zip(before, after, usual, strict=True) if math.isfinite(each[0])]
+        if not known:  # the base cannot score them: that says nothing about the candidate
+            return None
         texts = [AnswerText(encoder.text(item.chosen), 0, True) for item in probes]
         read = _Read(texts, [_answer(encoder, item) for item in begun])
         return Asked(
             kept=_kept(read),
             length=_length(read),
-            divergence=_middle(map(sub, usual, before)),
-            gain=_middle(map(sub, after, before)),
+            divergence=_middle(own - was for was, _, own in known),
+            gain=_middle(now - was for was, now, _ in known),
             longer=_longer(chosen, own, encoder),
         )
 
@@ -338,9 +340,8 @@ def _reading(
     usual = scripts(" ".join([*(a.text for a in (*canary.own, *probed.own)), *chosen]))
     brief = asked is not None and asked.length < 0.5
     longer = 0 if asked is None else asked.longer
-    faults, read = [], 0
+    faults = []
     for said, own in zip([*canary.said, *probed.said], [*canary.own, *probed.own], strict=True):
-        read += 1
         found = fault(said, own, longer)
         if found is None and foreign(said.text, usual):
             found = "unexpected script"
@@ -348,7 +349,7 @@ def _reading(
             found = "almost no words"
         if found is not None:
             faults.append(Fault(found, said.text[:_EXCERPT]))
-    return Reading(read, tuple(faults), _kept(begun), _length(begun))
+    return Reading(len(canary.said) + len(probed.said), tuple(faults), _kept(begun), _length(begun))
 
 
 def _longer(chosen: Sequence[Scored], own: Sequence[Scored], encoder: Encoder) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tandem.core.learning import Sample, SampleKind, SampleState, Split
+from tandem.core.learning import Sample, SampleKind, SampleState, Split, VersionState
 from tandem.services.learning.learner import Learner
 from tandem.services.learning.publish import NoRoom
 from tandem.services.learning.selection import candidates, ready_in_s, why_none
@@ -84,8 +84,17 @@ class Outlooks:
         for sample in samples:
             if sample.state is SampleState.CONSUMED:
                 return Outlook(Prospect.LEARNED, f"version {sample.version} learned from it")
-        refused = f"version {samples[0].version} learned from it and was refused"
-        return Outlook(Prospect.NOTHING, samples[0].problem or refused)
+        why = samples[0].problem or await self._refused(adapter, samples[0].version)
+        return Outlook(Prospect.NOTHING, why)
+
+    async def _refused(self, adapter: str, number: int | None) -> str:
+        """What became of the version that learned from refused samples."""
+        version = await self._tools.store.read(adapters.version, adapter, number or 0)
+        if version is None:
+            return f"version {number} learned from it and is gone"
+        rolled_back = version.state is VersionState.PUBLISHED
+        ended = "was rolled back by itself" if rolled_back else "was refused"
+        return f"version {number} learned from it and {ended}"
 
     async def _under_way(self, adapter: str) -> NextVersion:
         """The version that is being made."""

@@ -104,12 +104,13 @@ class Imports:
                         self._client.load_adapter(candidate_name(name), str(aside))
                     )
                 version = await self._examined(name, replace(staged, path=str(aside)))
+                self._publisher.require_room(name)  # others may have come since
+                record = AdapterRecord(name, self._tools.now())
+                number = await self._store.write(adapters.begin_version, record)
             except BaseException:
                 await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
                 await self._publisher.forget(candidate_name(name))
                 raise
-            record = AdapterRecord(name, self._tools.now())
-            number = await self._store.write(adapters.begin_version, record)
             await asyncio.to_thread(aside.rename, await self._publisher.staging_path(name, number))
             version = replace(version, number=number, path=str(self._publisher.path(name, number)))
             told = f"version {number} imported"
