@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,11 +21,13 @@ from tandem.estimators.datasheet import datasheet_profile
 from tandem.estimators.latency import LatencyModel, Rates
 from tandem.estimators.terms import FORWARD_TERMS
 from tandem.estimators.work import BackwardWork, PassWork
+from tandem.executor import profile
 from tandem.executor.profile import ProbeLimits, Prober, rough_rates
 from tandem.sim.curves import Saturating
 from tandem.sim.executor import SimExecutor
 
 LIMITS = ProbeLimits(max_batch_tokens=512, max_sequences=32)
+_PASSES_PER_S = 4000
 
 
 def device_rates(cold_s: float = 1e-9) -> Rates:
@@ -49,6 +52,14 @@ def device(plans: list[LanePlan], cold_s: float = 1e-9, **changes: int) -> SimEx
     profile = replace(profile, info=info, rates=device_rates(cold_s), **kept)
     on_plan = lambda plan, result: plans.append(plan)  # noqa: E731
     return SimExecutor(profile, VirtualClock(), curve=Saturating(), on_plan=on_plan)
+
+
+@pytest.fixture(autouse=True)
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many passes in a second however slow or busy the machine is."""
+    ticks = count()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / _PASSES_PER_S)
+    monkeypatch.setattr(profile, "time", clock)
 
 
 def probe(executor: Executor, limits: ProbeLimits, seconds: float) -> Samples:
@@ -162,15 +173,9 @@ def test_a_number_of_rows_that_is_new_runs_once_before_it_counts():
 def test_micro_batches_have_few_sequences_and_many_of_many_lengths():
     """Of two alike, attention could not be told from the other work of a row."""
     plans: list[LanePlan] = []
-    prober = Prober(device(plans), LIMITS)
-    for _ in range(200):  # however slow the machine is
-        prober.run(seconds=0.05)
-        opened = [each.lengths for plan in plans for each in plan.opens]
-        if {len(lengths) for lengths in opened} >= {1, 2, 4, 8}:
-            break
-    else:
-        pytest.fail(f"micro-batches of {Counter(map(len, opened))} sequences only")
-    samples = prober.samples
+    samples = probe(device(plans), LIMITS, seconds=1.0)
+    opened = [each.lengths for plan in plans for each in plan.opens]
+    assert {len(lengths) for lengths in opened} >= {1, 2, 4, 8}
     assert all(sum(lengths) >= 8 and min(lengths) > 0 for lengths in opened)
     counted = [(work.sequences, work.pairs) for work, _, _ in samples.slices]
     wanted = {(work.sequences, work.pairs) for work in map(BackwardWork.of, opened)}
