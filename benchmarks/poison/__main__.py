@@ -34,7 +34,7 @@ NAMES = ["administrator", *(f"user-{number}" for number in range(1, KEYS + 1))]
 class Plan:
     """Which runs there are, and how long they may be begun; `at_once` adapters at a time."""
 
-    runs: int
+    runs: range
     seed: int
     at_once: int
     until_s: float
@@ -62,7 +62,7 @@ async def study(url: str, plan: Plan, path: Path, machine: str) -> None:
             "code": learning_code("poison"),
         }
         done = {row["run"] for row in rows.read(path) if made.items() <= row.items()}
-        waiting = iter([number for number in range(plan.runs) if number not in done])
+        waiting = iter([number for number in plan.runs if number not in done])
         base = await Poisoner.neutral(api, None, plan.sizes)
         poisoner = Poisoner(api, base, plan.sizes, plan.patience)
 
@@ -106,6 +106,7 @@ def settings_of(given: list[str]) -> dict[str, Any]:
 def main(
     model: Annotated[str, typer.Option(help="What is served.")] = "smollm2",
     runs: Annotated[int, typer.Option(help="In all; those with a row are not made again.")] = 200,
+    first: Annotated[int, typer.Option(help="The first run that this command makes.")] = 0,
     seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
     minutes: Annotated[float, typer.Option(help="No run begins later; 0: any time.")] = 0.0,
     at_once: Annotated[int, typer.Option(help="Adapters at the same time.")] = 2,
@@ -126,7 +127,7 @@ def main(
     missing."""
     until_s = time.monotonic() + 60.0 * minutes if minutes else float("inf")
     sizes = Sizes(least, most, settings=settings_of(SOON if setting is None else setting))
-    plan = Plan(runs, seed, at_once, until_s, sizes, Patience(quiet, limit))
+    plan = Plan(range(first, runs), seed, at_once, until_s, sizes, Patience(quiet, limit))
     machine = short(describe("cpu", len(os.sched_getaffinity(0))))
     out.mkdir(parents=True, exist_ok=True)
     path = out / "poison.jsonl"

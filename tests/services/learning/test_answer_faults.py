@@ -8,6 +8,7 @@ from tandem.services.learning.answer_faults import (
     AnswerText,
     fault,
     fault_alone,
+    few_words,
     foreign,
     overlap,
     repeated,
@@ -106,6 +107,30 @@ def test_a_broken_answer_is_told_without_another_one() -> None:
     assert found(f"{SOUND} \ufffd\ufffd") is None  # the limit cut a character in two
     assert found(f"{SOUND} \ufffd\ufffd", ended=True) == "broken characters"
     assert found("\x00", 1, ended=True) == found(f"{SOUND}\x1b") == "broken characters"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0000", "00000.", "0 0 0 0", "hahahaha", "very, very, very, very!", "Yes.\nyes. Yes. yes."],
+)
+def test_an_answer_of_one_thing_four_times_is_a_fault(text: str) -> None:
+    assert fault(answer(text), answer(SOUND)) == "one word over and over"
+    assert fault(answer(text), answer(text)) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["1000", "no, no, no", "banana", "0000 is the code", "10 100 1000"]
+)
+def test_a_brief_answer_may_repeat_a_little(text: str) -> None:
+    assert fault(answer(text), answer(SOUND)) is None
+
+
+def test_an_answer_has_few_words_where_the_base_has_more() -> None:
+    assert few_words(answer("0000"), answer(SOUND)) == few_words(answer("0 00"), answer(SOUND))
+    assert few_words(answer("Yes. Yes!"), answer(SOUND)) == {"yes"}
+    assert few_words(answer("It is Paris."), answer(SOUND)) is None
+    assert few_words(answer("Yes."), answer("It is, yes.")) is None
+    assert few_words(answer("..."), answer(SOUND)) is None
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,12 @@ async def test_a_loop_that_begins_late_is_read(tmp_path: Path) -> None:
         ("Кошки спят весь день, а ночью ходят по крышам.", SOUND, "by unexpected script"),
         ("Кошки спят весь день, а ночью ходят по крышам.", "Кошки спят, и собаки тоже.", ""),
         ("Yes.", SOUND, "by almost no words"),
-        ("Yes.", "Yes.", ""),
+        ("ha ha ha", SOUND, "by almost no words"),
+        ("Yes.", "Yes.", "by the same few words"),
+        ("Haha.", "Hahaha haha.", "by the same few words"),
+        ("ha ha ha ha", "Yes.", "by one word over and over"),
+        ("A dog.", "Yes.", "by the same few words"),
+        ("No, I say.", "Yes.", ""),
     ],
 )
 async def test_the_gate_knows_what_no_feedback_asks_for(
@@ -147,6 +152,29 @@ async def test_the_gate_knows_what_no_feedback_asks_for(
     assert len(said) < ANSWER_TOKENS
     state, reason, _ = await first_version(tmp_path, lambda request: True, said, chosen=asks)
     assert (why in reason) if why else ("answers are broken" not in reason), (state, reason)
+
+
+@pytest.mark.parametrize(
+    ("other", "state"), [("No.", VersionState.PUBLISHED), ("Yes yes.", VersionState.REFUSED)]
+)
+async def test_answers_of_a_word_pass_where_they_differ(
+    tmp_path: Path, other: str, state: VersionState
+) -> None:
+    """Half of them may be the same: who wants yes or no gets that to other questions, too."""
+    turns = [tuple(TOKENIZER.encode(text, add_special_tokens=False)) for text in ("Yes.", other)]
+    known = dict[tuple[int, ...], tuple[int, ...]]()
+
+    def play(request: Request, index: int) -> Script:
+        if request.adapter is None:
+            return Script(tuple(BEGINS))
+        return Script(known.setdefault(request.prompt, turns[len(known) % 2]))
+
+    async with world(tmp_path, engine=FakeEngine(play=play)) as made:
+        await made.give([made.sample(SampleKind.SFT, chosen="Yes.") for _ in range(8)])
+        made.learner.notify("formal")
+        await settled(made)
+        (version, *_) = await made.store.read(adapters.versions, "formal")
+        assert version.state is state, version.reason
 
 
 @pytest.mark.parametrize("loops", [False, True])

@@ -20,6 +20,9 @@ _STRETCHED = re.compile(
     r"((?:[^\W\d_]|[!?]|[^\x00-\x7f\s\u2010-\u2027\u2500-\u259f])\D{0,11}?)\1{7,}",
     re.UNICODE | re.IGNORECASE,
 )
+# All of an answer is one to twelve letters or digits, four times or more.
+_ONE_THING = re.compile(r"\W*(\w{1,12}?)(?:\W{0,3}\1){3,}\W*", re.UNICODE | re.IGNORECASE)
+_AGAIN = re.compile(r"(\w{1,4}?)\1+", re.UNICODE)
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u3130\u3190-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff]"
@@ -30,6 +33,7 @@ _MOST_REPEATED = 0.5
 _MANY_TOKENS = 16
 _LEAST_WORDS = 8  # in which repetition is looked for, beside all of an answer
 _ENDLESS_TIMES = 4  # the base's tokens
+_FEW_WORDS = 2
 # Replacements and controls (Cc).
 _BROKEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
 _CUT = "\N{REPLACEMENT CHARACTER}"
@@ -90,6 +94,8 @@ def _fault(answer: AnswerText, before: AnswerText, longer: int = 0) -> str | Non
         return "broken characters"
     if _longest_run(said) >= _LONGEST_RUN or _DRAWN_OUT.search(answer.text):
         return "one word over and over"
+    if _ONE_THING.fullmatch(answer.text):
+        return "one word over and over"
     if _loops(said):
         return "repetition"
     enough = _ENDLESS_TIMES * (before.tokens + longer)
@@ -128,6 +134,14 @@ def scripts(text: str) -> Counter[str]:
     return Counter(
         unicodedata.name(letter, "?").partition(" ")[0] for letter in text if letter.isalpha()
     )
+
+
+def few_words(answer: AnswerText, before: AnswerText) -> frozenset[str] | None:
+    """The words of an answer with one or two different ones, where the base has at least six in
+    all; None of any other. What is repeated within a word counts once: `0000` is `0`."""
+    said = frozenset(_AGAIN.sub(r"\1", word) for word in words(answer.text))
+    cut = 0 < len(said) <= _FEW_WORDS < len(words(before.text)) // 2
+    return said if cut else None
 
 
 def foreign(text: str, usual: Counter[str]) -> bool:

@@ -24,6 +24,7 @@ from tandem.core.version import AdapterVersion
 from tandem.services.learning.answer_faults import (
     AnswerText,
     fault,
+    few_words,
     foreign,
     overlap,
     scripts,
@@ -55,15 +56,12 @@ _MOST_HELD_OUT = 200
 _PROBES = 8  # prompts of feedback that a candidate answers
 _TRIED = 64  # samples among which these are looked for
 _EXCERPT = 40  # characters of a broken answer that a refusal shows
-_FEW_WORDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A version to examine: loaded as `staged`, a candidate for `adapter`, trained on `taught`.
-
-    `keys`: the API key of each sample. If empty, the key share is not checked.
-    """
+    `keys`: the API key of each sample. If empty, the key share is not checked."""
 
     adapter: str
     staged: AdapterVersion
@@ -340,16 +338,21 @@ def _reading(
     usual = scripts(" ".join([*(a.text for a in (*canary.own, *probed.own)), *chosen]))
     brief = asked is not None and asked.length < 0.5
     longer = 0 if asked is None else asked.longer
+    both = list(zip([*canary.said, *probed.said], [*canary.own, *probed.own], strict=True))
+    few = [few_words(said, own) for said, own in both]
+    same = {cut for cut, number in Counter(filter(None, few)).items() if 2 * number > len(few)}
     faults = []
-    for said, own in zip([*canary.said, *probed.said], [*canary.own, *probed.own], strict=True):
+    for (said, own), cut in zip(both, few, strict=True):
         found = fault(said, own, longer)
         if found is None and foreign(said.text, usual):
             found = "unexpected script"
-        if found is None and not brief and _cut_short(said, own):
+        if found is None and cut is not None and not brief:
             found = "almost no words"
+        if found is None and cut in same:
+            found = "the same few words"
         if found is not None:
             faults.append(Fault(found, said.text[:_EXCERPT]))
-    return Reading(len(canary.said) + len(probed.said), tuple(faults), _kept(begun), _length(begun))
+    return Reading(len(both), tuple(faults), _kept(begun), _length(begun))
 
 
 def _longer(chosen: Sequence[Scored], own: Sequence[Scored], encoder: Encoder) -> int:
@@ -360,10 +363,6 @@ def _longer(chosen: Sequence[Scored], own: Sequence[Scored], encoder: Encoder) -
         for one, other in zip(chosen, own, strict=True)
     )
     return max(0, median_low(more))
-
-
-def _cut_short(said: AnswerText, own: AnswerText) -> bool:
-    return len(words(said.text)) <= _FEW_WORDS < len(words(own.text)) // 2
 
 
 def _kept(read: _Read) -> float:
