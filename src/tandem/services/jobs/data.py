@@ -82,6 +82,7 @@ def parse_examples(raw: bytes, kind: SampleKind, adapter: str) -> list[Sample]:
         if not line.strip():
             continue
         try:
+            line.decode()  # msgspec's own error of it does not name the byte
             made = [*_READERS[kind](line)]
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
