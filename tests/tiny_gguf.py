@@ -79,9 +79,18 @@ UNWRITTEN: dict[Type, tuple[int, ...]] = {
     Type.Q4_K: (0, 2),
     Type.Q5_K: (0, 2),
     Type.Q6_K: (208,),
+    Type.IQ1_S: (0,),
+    Type.IQ1_M: (),
+    Type.IQ2_XXS: (0,),
+    Type.IQ2_XS: (0,),
+    Type.IQ2_S: (0,),
+    Type.IQ3_XXS: (0,),
+    Type.IQ3_S: (0,),
     Type.IQ4_NL: (0,),
     Type.IQ4_XS: (0,),
+    Type.NVFP4: (),
 }
+_SCALE = np.float16(0.0005)
 
 
 def make(architecture: str = "llama", **changes: Any) -> PreTrainedModel:
@@ -201,7 +210,11 @@ def _random_blocks(shape: tuple[int, ...], kind: Type) -> np.ndarray:
     values, size = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(int(np.prod(shape)))
     blocks = random.integers(0, 256, (shape[0], shape[1] // values, size), dtype=np.uint8)
-    scale = np.frombuffer(np.float16(0.0005).tobytes(), np.uint8)
     for place in UNWRITTEN[kind]:
-        blocks[..., place : place + 2] = scale
+        blocks[..., place : place + 2] = np.frombuffer(_SCALE.tobytes(), np.uint8)
+    if kind is Type.IQ1_M:  # the scale's nibbles are the upper ones of four numbers
+        nibbles = (int(_SCALE.view(np.uint16)) >> np.array([0, 4, 8, 12])) & 15
+        blocks[..., 49:56:2] = blocks[..., 49:56:2] & 15 | nibbles.astype(np.uint8) << 4
+    if kind is Type.NVFP4:  # 1 is its smallest scale
+        blocks[..., :4] = 1
     return blocks.reshape(shape[0], -1)

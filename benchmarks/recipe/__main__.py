@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.recipe.material import HELD, TASTES, TAUGHT, Taste
+from benchmarks.reporting.machine import describe, slug
 from tandem.adapters.files import inspect_adapter
 from tandem.core.sampling import SamplingParams
 from tandem.core.training import ScoreRequest, TrainerSpec
@@ -35,6 +37,7 @@ from tandem.services.learning.gate import Bounds
 from tandem.services.learning.settings import LearningSettings, resolve_settings
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipe.jsonl"
+KINDS = ("sft", "dpo", "kto")
 _PROBES = 8  # of the prompts that were taught, as the gate reads
 
 _COLUMNS = {
@@ -53,6 +56,7 @@ _COLUMNS = {
     "divergence": "divergence",
     "chosen_base": "chosen answers under the base",
     "chosen_gain": "their gain",
+    "machine": "machine",
 }
 
 
@@ -69,10 +73,19 @@ class Try:
 
     @staticmethod
     def parse(text: str) -> Try:
-        """See the module."""
-        name, kind, samples, rate, alpha, epochs = text.split()
-        taste = next(taste for taste in TASTES if taste.name == name)
-        return Try(taste, kind, int(samples), float(rate), float(alpha), int(epochs))
+        """See the module. Raises `ValueError` for what cannot be tried."""
+        parts = text.split()
+        if len(parts) != 6:
+            raise ValueError(f"not TASTE KIND SAMPLES LEARNING_RATE RPO_ALPHA EPOCHS: {text!r}")
+        name, kind, samples, rate, alpha, epochs = parts
+        tastes = {taste.name: taste for taste in TASTES}
+        if name not in tastes:
+            raise ValueError(f"{name!r} is none of the tastes {', '.join(tastes)}")
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is none of the kinds {', '.join(KINDS)}")
+        if not 1 <= int(samples) <= len(TAUGHT) or int(epochs) < 1:
+            raise ValueError(f"1 to {len(TAUGHT)} samples and 1 epoch or more: {text!r}")
+        return Try(tastes[name], kind, int(samples), float(rate), float(alpha), int(epochs))
 
 
 class Study:
@@ -243,9 +256,15 @@ def main(
         rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         print(table(rows))
         return
+    try:
+        wanted = [Try.parse(text) for text in tries]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--try") from error
     study = Study(model, threads)
-    for number, text in enumerate(tries):
-        for row in run(study, Try.parse(text), f"try{number}"):
+    machine = slug(describe("cpu", threads or len(os.sched_getaffinity(0))))
+    for number, tried in enumerate(wanted):
+        for measured in run(study, tried, f"try{number}"):
+            row = {**measured, "machine": machine}
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             print(json.dumps(row, ensure_ascii=False), flush=True)
