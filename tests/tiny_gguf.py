@@ -72,7 +72,8 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
     ),
 }
 ARCHITECTURES = tuple(_MAKERS)
-# Where a block of each type that nothing here quantises keeps its scales, in bytes.
+# Where a block of each type that nothing here quantises keeps its float16 scales, in bytes. Those
+# of IQ1_M and NVFP4 are not in one place, or no float16: see `_random_blocks`.
 UNWRITTEN: dict[Type, tuple[int, ...]] = {
     Type.Q2_K: (80, 82),
     Type.Q3_K: (108,),
@@ -215,6 +216,6 @@ def _random_blocks(shape: tuple[int, ...], kind: Type) -> np.ndarray:
     if kind is Type.IQ1_M:  # the scale's nibbles are the upper ones of four numbers
         nibbles = (int(_SCALE.view(np.uint16)) >> np.array([0, 4, 8, 12])) & 15
         blocks[..., 49:56:2] = blocks[..., 49:56:2] & 15 | nibbles.astype(np.uint8) << 4
-    if kind is Type.NVFP4:  # 1 is its smallest scale
+    if kind is Type.NVFP4:  # 1 is its smallest scale above 0
         blocks[..., :4] = 1
     return blocks.reshape(shape[0], -1)

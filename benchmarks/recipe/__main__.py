@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -85,6 +84,8 @@ class Try:
             raise ValueError(f"{kind!r} is none of the kinds {', '.join(KINDS)}")
         if not 1 <= int(samples) <= len(TAUGHT) or int(epochs) < 1:
             raise ValueError(f"1 to {len(TAUGHT)} samples and 1 epoch or more: {text!r}")
+        if not 0.0 < float(rate) < math.inf or not 0.0 <= float(alpha) < math.inf:
+            raise ValueError(f"a learning rate above 0 and an rpo_alpha of 0 or more: {text!r}")
         return Try(tastes[name], kind, int(samples), float(rate), float(alpha), int(epochs))
 
 
@@ -261,7 +262,7 @@ def main(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--try") from error
     study = Study(model, threads)
-    machine = slug(describe("cpu", threads or len(os.sched_getaffinity(0))))
+    machine = slug(describe("cpu", threads))
     for number, tried in enumerate(wanted):
         for measured in run(study, tried, f"try{number}"):
             row = {**measured, "machine": machine}

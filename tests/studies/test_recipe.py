@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer
 
-from benchmarks.recipe.__main__ import RESULTS, Study, Try, run, table
+from benchmarks.recipe.__main__ import RESULTS, Study, Try, main, run, table
 from benchmarks.recipe.material import HELD, TASTES, TAUGHT
 
 OWN = (
@@ -30,12 +31,25 @@ def test_a_try_is_read():
         ("pirate dpo 12", "pirate dpo 12"),
         ("pirate dpo twelve 1e-3 5 7", "twelve"),
         ("pirate dpo 41 1e-3 5 7", "41"),
+        ("pirate dpo 12 0 5 7", "learning rate"),
+        ("pirate dpo 12 1e-3 -1 7", "rpo_alpha"),
         ("pirate dpo 12 1e-3 5 0", "pirate dpo 12 1e-3 5 0"),
     ],
 )
 def test_a_try_that_cannot_be_made_is_refused(text, named):
     with pytest.raises(ValueError, match=named):
         Try.parse(text)
+
+
+def test_a_wrong_try_is_named_before_a_model_is_loaded():
+    with pytest.raises(typer.BadParameter, match="ppo"):
+        main(["pirate dpo 12 1e-3 5 7", "pirate ppo 12 1e-3 5 7"], model="no-such-model")
+
+
+def test_a_row_names_its_machine(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    main(["pirate sft 8 1e-3 5 1"], model="demo", threads=1, out=out)
+    assert json.loads(out.read_text(encoding="utf-8"))["machine"].startswith("cpu-")
 
 
 @pytest.mark.parametrize(

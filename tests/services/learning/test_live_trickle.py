@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ async def test_pairs_that_come_one_at_a_time_are_all_learned(
     settings = LearningSettings(version_wait_s=10 * EVERY_S)
     async with live_world(tmp_path, monkeypatch, settings) as made:
         for pair in preferences(made, "formal", Style.FORMAL, PAIRS, 0):
-            await made.give([pair])
+            await made.give([replace(pair, created_s=time.time())])
             made.learner.notify("formal")
             await asyncio.sleep(EVERY_S)
         await learned(made, ["formal"], 300)
@@ -34,7 +36,7 @@ async def test_pairs_that_come_one_at_a_time_are_all_learned(
         states = (await made.store.read(samples.counts))["formal"][Split.TRAIN]
         assert states == {SampleState.CONSUMED: PAIRS}
         known = await made.store.read(adapters.versions, "formal")
-        # Several versions, and not one of each pair.
+        # More than one version, but not one for each pair.
         assert 2 <= len(known) <= PAIRS // 4
         for version in known:
             assert version.state is VersionState.PUBLISHED, version
